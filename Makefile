@@ -1,0 +1,64 @@
+# Everything a contributor runs. Needs python3 >= 3.11 with venv or pip, and make; the rest goes into .venv.
+# `make run` starts Dragoman, `make test` checks everything.
+
+VENV   ?= .venv
+PYTHON ?= python3
+ARGS   ?=
+BIN    := $(VENV)/bin
+PY     := $(BIN)/python
+PIP    := $(PY) -m pip --quiet --disable-pip-version-check
+PYTEST := $(PY) -m pytest -n auto --dist worksteal
+PURE   := $(PY) -m coverage report --include='src/dragoman/core/*,src/dragoman/wire/*' --fail-under=100
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test test-full lint fmt bench docs clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+run: $(VENV)/run.stamp ## start Dragoman (options: make run ARGS="serve --port 9000")
+	$(BIN)/dragoman $(ARGS)
+
+test: lint ## all checks, under ten minutes on two cores
+test-full: lint ## the same at full sample sizes
+test-full: export DRAGOMAN_FULL = 1
+test-full: export PYTEST_TIMEOUT = 1800
+test test-full:
+	$(PYTEST) --cov --cov-report=term
+	@$(PURE) >/dev/null || $(PURE)
+
+lint: $(VENV)/dev.stamp ## style, types and import contracts
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(BIN)/lint-imports --no-cache --no-logo
+
+fmt: $(VENV)/dev.stamp ## put the style right
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(VENV)/dev.stamp ## measure against the goals (options: make bench ARGS=…)
+	$(PY) -m bench $(ARGS)
+
+docs: $(VENV)/dev.stamp ## write the generated parts of the documentation again
+	$(PY) -m docs.generate
+
+clean: ## remove what was built, the virtual environment too
+	rm -rf $(VENV) build dist .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One environment. The package is installed as a link to src/, so only pyproject.toml can make it stale.
+# Debian without python3-venv has no ensurepip: then the system's pip fills the environment.
+$(PY):
+	$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install --quiet pip; }
+	$(PIP) install --upgrade pip
+
+$(VENV)/run.stamp: pyproject.toml | $(PY)
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(PY)
+	$(PIP) install --editable . --group dev
+	@touch $@ $(VENV)/run.stamp

@@ -1,0 +1,61 @@
+"""What every session shares: the sample sizes, and the account of skipped tests.
+
+A skipped test is a promise not kept, so a session fails when a test skips (or is expected to
+fail) that is not listed with its reason in `tests/skips.toml`, which holds five at most. The
+account is kept where reports arrive, hence also under xdist. Fixtures live beside their tests.
+"""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.samples import FULL, load_profile
+
+MAX_SKIPS = 5
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    load_profile()
+    account = SkipAccount(read_skips(Path(__file__).with_name("skips.toml")))
+    config.pluginmanager.register(account, "dragoman-skip-account")
+
+
+def pytest_report_header() -> str:
+    return f"dragoman: {'full' if FULL else 'moderate'} sample sizes"
+
+
+def read_skips(path: Path) -> set[str]:
+    """Return the tests that may skip; raise UsageError for a sixth, or one without a reason."""
+    entries = tomllib.loads(path.read_text()).get("skip", [])
+    if len(entries) > MAX_SKIPS:
+        raise pytest.UsageError(f"{path.name} lists {len(entries)} tests, at most {MAX_SKIPS}")
+    if unexplained := [entry["test"] for entry in entries if not entry.get("reason", "").strip()]:
+        raise pytest.UsageError(f"{path.name} gives no reason for {', '.join(unexplained)}")
+    return {entry["test"] for entry in entries}
+
+
+class SkipAccount:
+    """Notes unlisted skips where all reports pass: in the session, or in xdist's controller."""
+
+    def __init__(self, listed: set[str]) -> None:
+        self.listed = listed
+        self.unlisted: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and report.nodeid.split("[")[0] not in self.listed:
+            self.unlisted.add(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.unlisted and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for nodeid in sorted(self.unlisted):
+            terminalreporter.write_line(f"not listed in tests/skips.toml: {nodeid}", red=True)
