@@ -1,0 +1,85 @@
+"""What can go wrong, and who is to blame.
+
+A `Fault` is a value: it travels in a `Failed` event and is told to people in the shape of their
+protocol. `FaultError` is the same fault as an exception. This module has no table of HTTP
+statuses; where the other side named one, the fault only remembers the number.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from .item import Extra
+
+Blame = Literal["client", "upstream", "server"]
+
+Code = Literal[
+    "invalid_request",  # the client's request cannot be understood or does not make sense
+    "unsupported",  # it makes sense, but what is asked cannot be carried here
+    "authentication",  # no key, or a wrong one
+    "permission",  # the key may not do this
+    "not_found",  # no such path or object
+    "model_not_found",
+    "previous_response_not_found",
+    "method_not_allowed",
+    "unsupported_media_type",
+    "too_large",  # the body is over the limit
+    "rate_limited",
+    "overloaded",  # too much at once; try again later
+    "upstream_error",  # the model's server failed or answered nonsense
+    "upstream_refused",  # the model's server refused the request, and said why
+    "upstream_authentication",  # our own key to the upstream was refused
+    "upstream_unreachable",
+    "upstream_timeout",
+    "upstream_cut",  # the stream ended without an end
+    "stalled",  # the client stopped reading
+    "cancelled",
+    "shutting_down",
+    "internal",
+]
+
+
+class Fault(Struct, frozen=True, omit_defaults=True):
+    """What happened, whose fault it is, and which field it is about.
+
+    `code` is one of `Code` for our own faults and stays stable; `upstream_code` and
+    `upstream_type` are the other side's own words. `status` is the HTTP status an upstream
+    answered with. `retry_after` is kept as it was said (seconds, or an HTTP date).
+    """
+
+    code: Code
+    message: str
+    blame: Blame = "server"
+    param: str | None = None
+    status: int | None = None
+    retry_after: str | None = None
+    upstream_code: str | None = None
+    upstream_type: str | None = None
+    extra: Extra | None = None
+
+
+class FaultError(Exception):
+    """A fault, raised.
+
+    >>> raise FaultError(bad_request("is not a number", "temperature"))
+    Traceback (most recent call last):
+        ...
+    dragoman.core.error.FaultError: temperature: is not a number
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+def bad_request(problem: str, param: str | None = None) -> Fault:
+    """The fault for a field the client got wrong; the message starts with the field's name."""
+    message = f"{param}: {problem}" if param else problem
+    return Fault("invalid_request", message, "client", param)
+
+
+def unsupported(problem: str, param: str) -> Fault:
+    """The fault for a field that is legal and that this route cannot carry."""
+    return Fault("unsupported", f"{param}: {problem}", "client", param)

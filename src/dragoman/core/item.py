@@ -1,0 +1,258 @@
+"""The things said, thought, called or returned in a conversation, and the parts they hold.
+
+An item is a frozen value in the vocabulary of Open Responses, with what only other wires have
+(a speaker's name, spoken audio, log-probabilities of a refusal) as fields of its own. This
+module knows no wire: what a wire said that we have no field for rides in `extra`, under that
+wire's name, and is said again on that wire only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+JSON = Any
+"""A decoded JSON value."""
+
+Extra = dict[str, dict[str, JSON]]
+"""Fields we do not know, by wire name: `{"chat": {"vendor_field": 1}}`."""
+
+Role = Literal["system", "developer", "user", "assistant"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class Token(Struct, frozen=True, omit_defaults=True):
+    """One token a model wrote or weighed: its text, natural-log probability and alternatives."""
+
+    text: str
+    logprob: float | None = None
+    bytes: bytes | None = None
+    top: tuple[Token, ...] = ()
+    id: int | None = None
+    forced: bool = False
+    extra: Extra | None = None
+
+
+class Annotation(Struct, frozen=True, omit_defaults=True):
+    """A note on a stretch of text, such as a citation; indices count code points of the text."""
+
+    kind: str
+    start: int | None = None
+    end: int | None = None
+    url: str | None = None
+    title: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+    container_id: str | None = None
+    index: int | None = None
+    extra: Extra | None = None
+
+
+class Text(Struct, frozen=True, omit_defaults=True, tag="text"):
+    """Plain text, with the notes and the token probabilities that belong to it."""
+
+    text: str
+    annotations: tuple[Annotation, ...] = ()
+    tokens: tuple[Token, ...] = ()
+    extra: Extra | None = None
+
+
+class Refusal(Struct, frozen=True, omit_defaults=True, tag="refusal"):
+    """The model's words of refusal."""
+
+    text: str
+    tokens: tuple[Token, ...] = ()
+    extra: Extra | None = None
+
+
+class Image(Struct, frozen=True, omit_defaults=True, tag="image"):
+    """A picture, by address (http, https or data URL) or by the id of an uploaded file."""
+
+    url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+    extra: Extra | None = None
+
+
+class Audio(Struct, frozen=True, omit_defaults=True, tag="audio"):
+    """Sound: base64 `data` in `format`, or the `id` of sound the server still holds.
+
+    `expires_at` is in Unix seconds.
+    """
+
+    data: str | None = None
+    format: str | None = None
+    transcript: str | None = None
+    id: str | None = None
+    expires_at: int | None = None
+    extra: Extra | None = None
+
+
+class File(Struct, frozen=True, omit_defaults=True, tag="file"):
+    """A document: base64 or data-URL `data`, an address, or the id of an uploaded file."""
+
+    file_id: str | None = None
+    data: str | None = None
+    url: str | None = None
+    filename: str | None = None
+    extra: Extra | None = None
+
+
+class Thought(Struct, frozen=True, omit_defaults=True, tag="thought"):
+    """Reasoning in the model's own words (Responses: `reasoning_text`)."""
+
+    text: str
+    extra: Extra | None = None
+
+
+class Summary(Struct, frozen=True, omit_defaults=True, tag="summary"):
+    """A summary of reasoning that is itself not shown (Responses: `summary_text`)."""
+
+    text: str
+    extra: Extra | None = None
+
+
+class UnknownPart(Struct, frozen=True, tag="unknown"):
+    """A part of a kind we have no struct for, kept word for word for the wire it came on."""
+
+    wire: str
+    value: dict[str, JSON]
+
+
+Part = Text | Refusal | Image | Audio | File | Thought | Summary | UnknownPart
+
+
+class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
+    """Something said in a role. Content is a plain string or parts; `()` means none was given."""
+
+    role: Role
+    content: str | tuple[Part, ...] = ()
+    id: str | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    phase: str | None = None
+    extra: Extra | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The content as parts, whichever way it was given."""
+        return (Text(self.content),) if isinstance(self.content, str) else self.content
+
+    @property
+    def text(self) -> str:
+        """All text parts joined.
+
+        >>> Message("user", (Text("one "), Text("two"))).text
+        'one two'
+        """
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, Text))
+
+
+class Reasoning(Struct, frozen=True, omit_defaults=True, tag="reasoning"):
+    """What the model thought before it spoke: in words, in summary, or sealed.
+
+    `encrypted` is an opaque blob that must come back to its maker byte for byte.
+    """
+
+    content: tuple[Thought | UnknownPart, ...] = ()
+    summary: tuple[Summary | UnknownPart, ...] = ()
+    encrypted: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+    extra: Extra | None = None
+
+    @property
+    def text(self) -> str:
+        """The words of the reasoning, or of its summary where the words are not given."""
+        parts = self.content or self.summary
+        return "".join(part.text for part in parts if not isinstance(part, UnknownPart))
+
+
+class FunctionCall(Struct, frozen=True, omit_defaults=True, tag="function_call"):
+    """The model asks for a function. `arguments` is JSON text exactly as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+    extra: Extra | None = None
+
+
+class FunctionCallOutput(Struct, frozen=True, omit_defaults=True, tag="function_call_output"):
+    """What a function returned, for the call with the same `call_id`."""
+
+    call_id: str
+    output: str | tuple[Part, ...]
+    id: str | None = None
+    status: ItemStatus | None = None
+    extra: Extra | None = None
+
+
+class CustomToolCall(Struct, frozen=True, omit_defaults=True, tag="custom_tool_call"):
+    """The model asks for a free-form tool; `input` is text of any shape."""
+
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+    extra: Extra | None = None
+
+
+class CustomToolCallOutput(Struct, frozen=True, omit_defaults=True, tag="custom_tool_call_output"):
+    """What a free-form tool returned, for the call with the same `call_id`."""
+
+    call_id: str
+    output: str | tuple[Part, ...]
+    id: str | None = None
+    status: ItemStatus | None = None
+    extra: Extra | None = None
+
+
+class Compaction(Struct, frozen=True, omit_defaults=True, tag="compaction"):
+    """Earlier conversation folded into one opaque blob."""
+
+    encrypted: str
+    id: str | None = None
+    extra: Extra | None = None
+
+
+class ItemReference(Struct, frozen=True, omit_defaults=True, tag="item_reference"):
+    """Stands for a stored item with this id."""
+
+    id: str
+    extra: Extra | None = None
+
+
+class Unknown(Struct, frozen=True, omit_defaults=True, tag="unknown"):
+    """An item of a kind we have no struct for (hosted tools among them), kept word for word.
+
+    `kind` is its type on that wire and `value` every other field, ids and all.
+    """
+
+    wire: str
+    kind: str
+    value: dict[str, JSON]
+    id: str | None = None
+    extra: Extra | None = None
+
+
+Call = FunctionCall | CustomToolCall
+CallOutput = FunctionCallOutput | CustomToolCallOutput
+Item = (
+    Message
+    | Reasoning
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | Compaction
+    | ItemReference
+    | Unknown
+)

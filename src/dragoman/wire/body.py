@@ -1,0 +1,239 @@
+"""The one door for JSON: bytes in, checked values out, and the way back.
+
+It knows what JSON may be (encoding, depth, duplicate halves of characters) and how to name the
+field that is wrong; it does not know what any field means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.item import JSON
+
+MAX_DEPTH = 256
+
+_T = TypeVar("_T")
+_decode = msgspec.json.Decoder().decode
+_encoder = msgspec.json.Encoder()
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def load(body: bytes | str) -> JSON:
+    """Decode JSON. Lone halves of characters are let through for the assembler to join.
+
+    Raises ValueError with a sentence that says what is wrong and where.
+    """
+    data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+        _check_depth(data)
+    try:
+        return _decode(data)
+    except msgspec.DecodeError as error:
+        return _load_slowly(data, str(error))
+
+
+def _load_slowly(data: bytes, problem: str) -> JSON:
+    """The stdlib decoder takes lone surrogates, which some servers stream; nothing else."""
+    try:
+        return json.loads(data.decode("utf-8", "strict"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError:
+        raise ValueError(f"is not valid JSON: {problem}") from None
+
+
+def _refuse_constant(name: str) -> JSON:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_depth(data: bytes) -> None:
+    depth = 0
+    for bracket in _STRING.sub(b"", data).translate(None, _BRACKETS):
+        if bracket in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
+        else:
+            depth -= 1
+
+
+def dump(value: JSON) -> bytes:
+    """Encode as compact JSON, keys in the order they have."""
+    return _encoder.encode(value)
+
+
+def text(value: JSON) -> str:
+    """The same as text."""
+    return _encoder.encode(value).decode()
+
+
+def parse(body: bytes) -> Fields:
+    """The fields of a request's body. Raises FaultError naming what is wrong with it."""
+    try:
+        value = load(body)
+    except ValueError as error:
+        raise FaultError(bad_request(f"The body {error}.")) from None
+    if not isinstance(value, dict):
+        raise FaultError(bad_request(f"The body is {kind(value)}, and must be a JSON object."))
+    return Fields(value)
+
+
+def kind(value: JSON) -> str:
+    """What a JSON value is, in words."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+class Fields:
+    """The fields of a JSON object, taken out one by one; null counts as absent.
+
+    Each taker raises FaultError naming the field's path when the value is not of its kind. What
+    nobody took is `rest()`: the fields we do not know.
+
+    >>> fields = Fields({"n": 2, "vendor": True}, "tools[0]")
+    >>> fields.integer("n", 1, 128), fields.rest()
+    (2, {'vendor': True})
+    >>> Fields({"n": "2"}, "tools[0]").integer("n")
+    Traceback (most recent call last):
+        ...
+    dragoman.core.error.FaultError: tools[0].n: is a string, and must be an integer
+    """
+
+    __slots__ = ("_left", "path")
+
+    def __init__(self, value: dict[str, JSON], path: str = "") -> None:
+        self._left = dict(value)
+        self.path = path
+
+    def at(self, name: str) -> str:
+        """The path of a field."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def wrong(self, name: str, problem: str) -> FaultError:
+        """The error to raise for a field."""
+        return FaultError(bad_request(problem, self.at(name)))
+
+    def __contains__(self, name: str) -> bool:
+        return self._left.get(name) is not None
+
+    def any(self, name: str) -> JSON:
+        """Whatever is there."""
+        return self._left.pop(name, None)
+
+    def string(self, name: str) -> str | None:
+        """A string."""
+        return self._typed(name, str, "a string")
+
+    def need(self, name: str) -> str:
+        """A string that must be there and not be empty."""
+        value = self.string(name)
+        if not value:
+            raise self.wrong(name, "is missing" if value is None else "is empty")
+        return value
+
+    def boolean(self, name: str) -> bool | None:
+        """True or false."""
+        return self._typed(name, bool, "a boolean")
+
+    def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
+        """An integer within bounds, both included."""
+        value = self._left.pop(name, None)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(name, f"is {kind(value)}, and must be an integer")
+        self._bounds(name, value, low, high)
+        return value
+
+    def number(
+        self, name: str, low: float | None = None, high: float | None = None
+    ) -> float | None:
+        """A number within bounds, both included."""
+        value = self._left.pop(name, None)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(name, f"is {kind(value)}, and must be a number")
+        self._bounds(name, value, low, high)
+        return value
+
+    def one_of(self, name: str, options: Collection[str]) -> str | None:
+        """One of these words."""
+        value = self.string(name)
+        if value is not None and value not in options:
+            raise self.wrong(name, f"is {value!r}, and must be one of {', '.join(sorted(options))}")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        """An object, as fields of its own."""
+        value = self._typed(name, dict, "an object")
+        return None if value is None else Fields(value, self.at(name))
+
+    def mapping(self, name: str) -> dict[str, JSON] | None:
+        """An object, as it is."""
+        return self._typed(name, dict, "an object")
+
+    def array(self, name: str) -> list[JSON] | None:
+        """An array, as it is."""
+        return self._typed(name, list, "an array")
+
+    def objects(self, name: str) -> Iterator[Fields]:
+        """An array of objects, each as fields of its own; none when absent."""
+        for number, value in enumerate(self.array(name) or ()):
+            path = f"{self.at(name)}[{number}]"
+            if not isinstance(value, dict):
+                raise FaultError(bad_request(f"is {kind(value)}, and must be an object", path))
+            yield Fields(value, path)
+
+    def strings(self, name: str) -> tuple[str, ...] | None:
+        """An array of strings."""
+        values = self.array(name)
+        if values is None:
+            return None
+        for number, value in enumerate(values):
+            if not isinstance(value, str):
+                raise self.wrong(f"{name}[{number}]", f"is {kind(value)}, and must be a string")
+        return tuple(values)
+
+    def rest(self) -> dict[str, JSON]:
+        """The fields nobody took, nulls left out."""
+        return {name: value for name, value in self._left.items() if value is not None}
+
+    def _typed(self, name: str, wanted: type[_T], word: str) -> _T | None:
+        value = self._left.pop(name, None)
+        if value is not None and not isinstance(value, wanted):
+            raise self.wrong(name, f"is {kind(value)}, and must be {word}")
+        return value
+
+    def _bounds(self, name: str, value: float, low: float | None, high: float | None) -> None:
+        if (low is not None and value < low) or (high is not None and value > high):
+            bounds = (
+                f"at least {low}"
+                if high is None
+                else f"at most {high}"
+                if low is None
+                else f"between {low} and {high}"
+            )
+            raise self.wrong(name, f"is {value}, and must be {bounds}")

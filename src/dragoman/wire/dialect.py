@@ -1,0 +1,39 @@
+"""The ways a wire is spoken: every difference between two speakers of one protocol is a value.
+
+The defaults are what the protocols' own documents say, or the superset all known readers take.
+Profiles choose other values; nothing here or below asks who the speaker is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How to say and hear a wire with one particular other side."""
+
+    # Chat, asking: the names and fields this upstream wants.
+    max_tokens: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    reasoning_field: Literal["reasoning_content", "reasoning"] | None = "reasoning_content"
+    """The field past reasoning goes back in on assistant messages; None: it is not sent."""
+    repetition_penalty: str = "repetition_penalty"
+    content_parts: bool = True
+    """Whether content may be a list of parts where it is all text."""
+    ask_usage: bool = True
+    """Whether a stream is asked to report usage, whatever the client asked."""
+    drop: frozenset[str] = frozenset()
+    """Request fields (by this wire's names) this upstream chokes on: dropped and told."""
+
+    # Chat, answering.
+    reasoning_out: tuple[str, ...] = ("reasoning", "reasoning_content")
+    """The fields reasoning is shown in."""
+
+    # Responses, answering and hearing.
+    reasoning_events: Literal["reasoning_text", "reasoning"] = "reasoning_text"
+    """OpenAI's event names, or Open Responses' shorter ones."""
+    error_event: Literal["flat", "nested"] = "flat"
+
+
+STANDARD = Dialect()
