@@ -254,9 +254,11 @@ class OpenItem:
         if final is not None and type(final) is type(part.base):
             events += self._catch_up(part, final)
         kind: DeltaKind = _kind(part.base)
-        for pieces, name in ((part.data, kind), (part.transcript, "transcript")):
+        both: tuple[tuple[_Pieces, DeltaKind], ...]
+        both = ((part.data, kind), (part.transcript, "transcript"))
+        for pieces, name in both:
             if rest := pieces.rest():
-                events.append(Delta(self.index, part.index, name, rest))  # type: ignore[arg-type]
+                events.append(Delta(self.index, part.index, name, rest))
         part.shut = True
         events.append(PartDone(self.index, part.index, part.done()))
         return events
@@ -340,10 +342,11 @@ class OpenItem:
                 part.annotations.append(note)
                 events.append(Delta(self.index, part.index, "annotation", note))
         if isinstance(final, Audio):
-            for pieces, name, text in (
+            both: tuple[tuple[_Pieces, DeltaKind, str | None], ...] = (
                 (part.data, "audio", final.data),
                 (part.transcript, "transcript", final.transcript),
-            ):
+            )
+            for pieces, name, text in both:
                 if missing := _missing(str(pieces), text or ""):
                     said = pieces.add(missing)
                     events.append(Delta(self.index, part.index, name, said))
