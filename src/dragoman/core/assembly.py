@@ -253,7 +253,7 @@ class OpenItem:
         events: list[Event] = []
         if final is not None and type(final) is type(part.base):
             events += self._catch_up(part, final)
-        kind: DeltaKind = _kind(part.base)
+        kind: DeltaKind = part_kind(part.base)
         both: tuple[tuple[_Pieces, DeltaKind], ...]
         both = ((part.data, kind), (part.transcript, "transcript"))
         for pieces, name in both:
@@ -319,7 +319,7 @@ class OpenItem:
                 if number < len(have):
                     events += self.shut_part(have[number], part)
                 else:
-                    more, fresh = self.at(_kind(part), base=_blank_part(part))
+                    more, fresh = self.at(part_kind(part), base=blank_part(part))
                     events += more + self.shut_part(fresh, part)
         return events
 
@@ -336,7 +336,7 @@ class OpenItem:
             if missing or fresh:
                 part.tokens += fresh
                 piece = part.data.add(missing)
-                events.append(Delta(self.index, part.index, _kind(final), piece, fresh))
+                events.append(Delta(self.index, part.index, part_kind(final), piece, fresh))
         if isinstance(final, Text):
             for note in final.annotations[len(part.annotations) :]:
                 part.annotations.append(note)
@@ -350,7 +350,7 @@ class OpenItem:
                 if missing := _missing(str(pieces), text or ""):
                     said = pieces.add(missing)
                     events.append(Delta(self.index, part.index, name, said))
-        part.base = _blank_part(final)
+        part.base = blank_part(final)
         return events
 
 
@@ -369,7 +369,8 @@ def blank(item: Item) -> Item:
             return item
 
 
-def _blank_part(part: Part) -> Part:
+def blank_part(part: Part) -> Part:
+    """The part as it is when it opens."""
     match part:
         case Text():
             return replace(part, text="", annotations=(), tokens=())
@@ -383,7 +384,8 @@ def _blank_part(part: Part) -> Part:
             return part
 
 
-def _kind(part: Part) -> DeltaKind:
+def part_kind(part: Part) -> DeltaKind:
+    """The kind of delta a part is made of."""
     match part:
         case Refusal():
             return "refusal"

@@ -1,0 +1,286 @@
+"""Events add up to a response, and a response falls apart into events.
+
+`fold` and `unfold` are inverses, so that an answer given whole and the same answer streamed
+cannot differ: there is one reducer for both. Neither knows a wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from .assembly import blank, blank_part, part_kind
+from .event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Started,
+)
+from .item import (
+    Annotation,
+    Audio,
+    CustomToolCall,
+    Extra,
+    FunctionCall,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+)
+from .response import Response, Status
+
+
+class Fold:
+    """Adds events up. `response` may be read at any time and holds all that came so far.
+
+    >>> from dragoman.core.event import Finished, Started
+    >>> fold = Fold()
+    >>> fold.feed(Started("1", 0, "m")); fold.feed(Finished("completed"))
+    >>> fold.response.status
+    'completed'
+    """
+
+    __slots__ = ("_choices", "_end", "_items", "_open", "_start")
+
+    def __init__(self) -> None:
+        self._start: Started | None = None
+        self._end: Finished | Failed | None = None
+        self._items: list[Item] = []
+        self._choices: list[int] = []
+        self._open: dict[int, _Tally] = {}
+
+    def feed(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case Delta():
+                self._open[event.index].delta(event)
+            case ItemDone():
+                self._items[event.index] = event.item
+                self._open.pop(event.index, None)
+            case ItemAdded():
+                self._items.append(event.item)
+                self._choices.append(event.choice)
+                self._open[event.index] = _Tally(event.item)
+            case PartAdded() | PartDone():
+                self._open[event.index].part(event.part_index, event.part)
+            case Started():
+                self._start = event
+            case Finished() | Failed():
+                self._end = event
+
+    @property
+    def response(self) -> Response:
+        """What has come so far, open items as far as they are."""
+        start = self._start or Started("", 0, "")
+        items = list(self._items)
+        for index, tally in self._open.items():
+            items[index] = tally.item()
+        response = Response(
+            id=start.id,
+            created_at=start.created_at,
+            model=start.model,
+            status="in_progress",
+            output=tuple(items),
+            choices=tuple(self._choices) if any(self._choices) else (),
+            losses=start.losses,
+            extra=start.extra,
+        )
+        match self._end:
+            case Finished() as end:
+                return replace(
+                    response,
+                    status=end.status,
+                    reasons=end.reasons,
+                    usage=end.usage,
+                    completed_at=end.completed_at,
+                    losses=start.losses + end.losses,
+                    extra=_joined(start.extra, end.extra),
+                )
+            case Failed() as end:
+                return replace(
+                    response,
+                    status="failed",
+                    error=end.fault,
+                    usage=end.usage,
+                    completed_at=end.completed_at,
+                    extra=_joined(start.extra, end.extra),
+                )
+            case None:
+                return response
+
+
+class _Tally:
+    """An item that is still open, as deltas tell of it."""
+
+    __slots__ = ("blank", "content", "said", "summary")
+
+    def __init__(self, item: Item) -> None:
+        self.blank = item
+        self.said: list[str] = []
+        self.content: dict[int, _PartTally] = {}
+        self.summary: dict[int, _PartTally] = {}
+
+    def part(self, index: int, part: Part) -> None:
+        parts = self.summary if isinstance(part, Summary) else self.content
+        parts[index] = _PartTally(part)
+
+    def delta(self, event: Delta) -> None:
+        match event.kind:
+            case "text" | "refusal" | "reasoning" | "audio" | "transcript" | "annotation":
+                self.content[event.part_index].deltas.append(event)
+            case "summary":
+                self.summary[event.part_index].deltas.append(event)
+            case _:
+                self.said.append(event.data)
+
+    def item(self) -> Item:
+        said = "".join(self.said)
+        content = tuple(self.content[n].part() for n in sorted(self.content))
+        match self.blank:
+            case Message() as item:
+                return replace(item, content=content)
+            case Reasoning() as item:
+                summary = tuple(self.summary[n].part() for n in sorted(self.summary))
+                return replace(item, content=content, summary=summary)
+            case FunctionCall() as item:
+                return replace(item, arguments=said)
+            case CustomToolCall() as item:
+                return replace(item, input=said)
+            case item:
+                return item
+
+
+class _PartTally:
+    """A part as added or done, and the deltas since."""
+
+    __slots__ = ("base", "deltas")
+
+    def __init__(self, base: Part) -> None:
+        self.base = base
+        self.deltas: list[Delta] = []
+
+    def part(self) -> Part:
+        base = self.base
+        words = "".join(d.data for d in self.deltas if d.kind not in ("annotation", "transcript"))
+        tokens = tuple(token for d in self.deltas for token in d.tokens)
+        match base:
+            case Text():
+                notes = tuple(d.data for d in self.deltas if d.kind == "annotation")
+                return replace(
+                    base,
+                    text=base.text + words,
+                    annotations=base.annotations + notes,
+                    tokens=base.tokens + tokens,
+                )
+            case Refusal():
+                return replace(base, text=base.text + words, tokens=base.tokens + tokens)
+            case Thought() | Summary():
+                return replace(base, text=base.text + words)
+            case Audio():
+                heard = "".join(d.data for d in self.deltas if d.kind == "transcript")
+                return replace(
+                    base,
+                    data=((base.data or "") + words) or None,
+                    transcript=((base.transcript or "") + heard) or None,
+                )
+            case _:
+                return base
+
+
+def fold(events: Iterable[Event]) -> Response:
+    """The response that these events add up to."""
+    total = Fold()
+    for event in events:
+        total.feed(event)
+    return total.response
+
+
+def unfold(response: Response) -> Iterator[Event]:
+    """The events of an answer that came whole.
+
+    >>> response = Response(id="1", created_at=0, model="m", status="completed", reasons=("stop",))
+    >>> fold(unfold(response)) == response
+    True
+    """
+    yield Started(
+        response.id, response.created_at, response.model, response.losses, extra=response.extra
+    )
+    choices = response.choices or (0,) * len(response.output)
+    closed = response.status not in ("failed", "in_progress")
+    for index, (item, choice) in enumerate(zip(response.output, choices, strict=True)):
+        yield from unfold_item(index, item, choice, closed=closed or item_closed(item))
+    if response.status == "failed" and response.error is not None:
+        yield Failed(response.error, response.usage, response.completed_at)
+    elif response.status != "in_progress":
+        status: Status = response.status
+        yield Finished(status, response.reasons, response.usage, response.completed_at)
+
+
+def item_closed(item: Item) -> bool:
+    """Whether an item says of itself that it is done."""
+    return getattr(item, "status", None) in ("completed", "incomplete")
+
+
+def unfold_item(index: int, item: Item, choice: int = 0, *, closed: bool = True) -> Iterator[Event]:
+    """The events of one item that came whole."""
+    opened = blank(item)
+    yield ItemAdded(index, opened, choice)
+    match item:
+        case Message():
+            parts: tuple[Part, ...] = item.parts
+        case Reasoning():
+            parts = (*item.summary, *item.content)
+        case FunctionCall(arguments=said):
+            parts = ()
+            if said:
+                yield Delta(index, 0, "arguments", said)
+        case CustomToolCall(input=said):
+            parts = ()
+            if said:
+                yield Delta(index, 0, "input", said)
+        case _:
+            parts = ()
+    counts = [0, 0]
+    for part in parts:
+        summary = isinstance(part, Summary)
+        yield from _unfold_part(index, counts[summary], part, closed=closed)
+        counts[summary] += 1
+    if closed:
+        yield ItemDone(index, item)
+
+
+def _unfold_part(index: int, number: int, part: Part, *, closed: bool) -> Iterator[Event]:
+    yield PartAdded(index, number, blank_part(part))
+    match part:
+        case Text() | Refusal() | Thought() | Summary():
+            tokens = part.tokens if isinstance(part, Text | Refusal) else ()
+            if part.text or tokens:
+                yield Delta(index, number, part_kind(part), part.text, tokens)
+            notes: tuple[Annotation, ...] = part.annotations if isinstance(part, Text) else ()
+            for note in notes:
+                yield Delta(index, number, "annotation", note)
+        case Audio():
+            if part.data:
+                yield Delta(index, number, "audio", part.data)
+            if part.transcript:
+                yield Delta(index, number, "transcript", part.transcript)
+        case _:
+            pass
+    if closed:
+        yield PartDone(index, number, part)
+
+
+def _joined(first: Extra | None, last: Extra | None) -> Extra | None:
+    if not first or not last:
+        return first or last
+    return {wire: {**first.get(wire, {}), **last.get(wire, {})} for wire in {**first, **last}}

@@ -1,0 +1,216 @@
+"""The legal order of events, as a table, and a checker that walks it.
+
+The table is all there is to know: an answer starts, brackets open and close, one terminal event
+ends it. The checker holds for every engine, every wire and every wrapper alike.
+
+    new ──started──▶ open ──finished──▶ over        new ──failed──▶ over
+                     open ──failed────▶ over
+    item:  absent ──item_added──▶ open ──item_done──▶ done     (open items may be left by failed)
+    part:  absent ──part_added──▶ open ──part_done──▶ done     (inside an open item)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from .event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
+from .item import (
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Part,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+)
+
+Answer = Literal["new", "open", "over"]
+
+TRANSITIONS: dict[Answer, dict[type, Answer]] = {
+    "new": {Started: "open", Failed: "over"},
+    "open": {
+        ItemAdded: "open",
+        PartAdded: "open",
+        Delta: "open",
+        PartDone: "open",
+        ItemDone: "open",
+        Progress: "open",
+        Finished: "over",
+        Failed: "over",
+    },
+    "over": {},
+}
+"""What may follow what, for the answer as a whole."""
+
+PART_DELTAS: dict[str, type] = {
+    "text": Text,
+    "annotation": Text,
+    "refusal": Refusal,
+    "reasoning": Thought,
+    "summary": Summary,
+    "audio": Audio,
+    "transcript": Audio,
+}
+"""Deltas that live inside a part, and the part they live in. All others belong to the item."""
+
+
+class LifecycleError(ValueError):
+    """An event came where it may not come; the message names both the event and the place."""
+
+
+class _Item:
+    """What the checker remembers of an open item."""
+
+    __slots__ = ("counts", "id", "open", "said")
+
+    def __init__(self, item: Item) -> None:
+        self.id = item.id
+        self.counts = [0, 0]  # parts opened so far: content, summary
+        self.open: dict[tuple[bool, int], tuple[type, list[str]]] = {}
+        self.said: list[str] = []  # deltas that belong to the item itself
+
+
+class Lifecycle:
+    """Walks the table one event at a time; `feed` raises LifecycleError at the first misstep.
+
+    >>> from dragoman.core.event import Finished
+    >>> Lifecycle().feed(Finished("completed"))
+    Traceback (most recent call last):
+        ...
+    dragoman.core.lifecycle.LifecycleError: Finished may not come while the answer is new
+    """
+
+    def __init__(self) -> None:
+        self.state: Answer = "new"
+        self._items: list[_Item | None] = []
+        self._ids: set[str] = set()
+
+    def feed(self, event: Event) -> None:
+        """Take one event."""
+        following = TRANSITIONS[self.state].get(type(event))
+        if following is None:
+            name = type(event).__name__
+            raise LifecycleError(f"{name} may not come while the answer is {self.state}")
+        self.state = following
+        match event:
+            case ItemAdded():
+                self._add_item(event)
+            case PartAdded():
+                self._add_part(event)
+            case Delta():
+                self._delta(event)
+            case PartDone():
+                self._part_done(event)
+            case ItemDone():
+                self._item_done(event)
+            case Progress(index=int(index)):
+                self._known(index)
+            case Finished(reasons=reasons):
+                self._finish(reasons)
+
+    def close(self) -> None:
+        """No more events will come. Raises LifecycleError unless the answer is over."""
+        if self.state != "over":
+            raise LifecycleError(f"the events ended while the answer was {self.state}")
+
+    def _add_item(self, event: ItemAdded) -> None:
+        if event.index != len(self._items):
+            raise LifecycleError(f"item {event.index} was added where {len(self._items)} was next")
+        if event.item.id is not None:
+            if event.item.id in self._ids:
+                raise LifecycleError(f"the id {event.item.id} was used before")
+            self._ids.add(event.item.id)
+        self._items.append(_Item(event.item))
+
+    def _known(self, index: int) -> None:
+        if not 0 <= index < len(self._items):
+            raise LifecycleError(f"item {index} is not known")
+
+    def _open(self, index: int) -> _Item:
+        self._known(index)
+        item = self._items[index]
+        if item is None:
+            raise LifecycleError(f"item {index} is done")
+        return item
+
+    def _add_part(self, event: PartAdded) -> None:
+        item = self._open(event.index)
+        summary = isinstance(event.part, Summary)
+        if event.part_index != item.counts[summary]:
+            expected = item.counts[summary]
+            raise LifecycleError(f"part {event.part_index} was added where {expected} was next")
+        item.counts[summary] += 1
+        item.open[summary, event.part_index] = (type(event.part), [])
+
+    def _delta(self, event: Delta) -> None:
+        item = self._open(event.index)
+        wanted = PART_DELTAS.get(event.kind)
+        if wanted is None:
+            item.said.append(event.data)
+            return
+        found = item.open.get((wanted is Summary, event.part_index))
+        if found is None or found[0] is not wanted:
+            place = f"part {event.part_index} of item {event.index}"
+            raise LifecycleError(f"a {event.kind} delta came for {place}, which is not open")
+        if event.kind in ("text", "refusal", "reasoning", "summary"):
+            found[1].append(event.data)
+
+    def _part_done(self, event: PartDone) -> None:
+        item = self._open(event.index)
+        found = item.open.pop((isinstance(event.part, Summary), event.part_index), None)
+        if found is None or found[0] is not type(event.part):
+            raise LifecycleError(f"part {event.part_index} of item {event.index} is not open")
+        _same("".join(found[1]), _worded(event.part), f"part {event.part_index}")
+
+    def _item_done(self, event: ItemDone) -> None:
+        item = self._open(event.index)
+        if item.open:
+            raise LifecycleError(f"item {event.index} was done while parts of it were open")
+        if event.item.id != item.id:
+            raise LifecycleError(f"item {event.index} changed its id")
+        match event.item:
+            case FunctionCall(arguments=said) | CustomToolCall(input=said):
+                _same("".join(item.said), said, f"item {event.index}")
+            case Reasoning(content=content, summary=summary):
+                if item.counts != [len(content), len(summary)]:
+                    raise LifecycleError(f"item {event.index} has other parts than were added")
+        self._items[event.index] = None
+
+    def _finish(self, reasons: tuple[str, ...]) -> None:
+        left = [number for number, item in enumerate(self._items) if item is not None]
+        if left:
+            raise LifecycleError(f"the answer finished while items {left} were open")
+        if not reasons:
+            raise LifecycleError("the answer finished without a reason")
+
+
+def check(events: Iterable[Event]) -> None:
+    """Raises LifecycleError unless these are all the events of one answer, in a legal order."""
+    lifecycle = Lifecycle()
+    for event in events:
+        lifecycle.feed(event)
+    lifecycle.close()
+
+
+def _worded(part: Part) -> str | None:
+    return part.text if isinstance(part, Text | Refusal | Thought | Summary) else None
+
+
+def _same(deltas: str, done: str | None, place: str) -> None:
+    if done is not None and deltas != done:
+        raise LifecycleError(f"the deltas of {place} do not add up to what was done")
