@@ -67,9 +67,17 @@ def number_of(test: str) -> str | None:
 def functions(folder: Path) -> Iterator[tuple[str, str]]:
     """File and name of every test function or method that pytest collects under `folder`."""
     for path in sorted(folder.rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path.relative_to(folder).as_posix(), node.name
+        for name in collected(ast.parse(path.read_text()).body):
+            yield path.relative_to(folder).as_posix(), name
+
+
+def collected(body: list[ast.stmt]) -> Iterator[str]:
+    """Names of the functions in a module's body and in those of its classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from collected(node.body)
 
 
 def by_number(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
