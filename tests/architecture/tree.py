@@ -43,7 +43,7 @@ def sources(folder: Path = PACKAGE) -> tuple[Source, ...]:
 
 def rooms(*names: str) -> list[Source]:
     """The modules of the named sub-packages, as far as they exist."""
-    return [source for name in names for source in sources(PACKAGE / name)]
+    return [file for file in sources() if file.path.relative_to(PACKAGE).parts[0] in names]
 
 
 def published_files() -> Iterator[Path]:
