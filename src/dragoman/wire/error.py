@@ -1,0 +1,204 @@
+"""The one table of faults, HTTP statuses and error objects, and the way back from an answer.
+
+It knows how each fault is told in the error shape all these protocols share, and how to find the
+words of a refusal in whatever shape a server put them. Whose key was refused it cannot know:
+that is decided by the engine that sent the key.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import Blame, Code, Fault
+from dragoman.core.item import JSON
+
+from . import body
+
+SHOWN = 1000
+"""How many characters of an unstructured answer are quoted."""
+
+_HTML = re.compile(r"<(?:!doctype|html|head|body)\b", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+class _Row(Struct, frozen=True):
+    status: int
+    type: str
+    code: str | None
+
+
+_INVALID, _SERVER = "invalid_request_error", "server_error"
+
+TABLE: dict[Code, _Row] = {
+    "invalid_request": _Row(400, _INVALID, None),
+    "unsupported": _Row(400, _INVALID, "unsupported_parameter"),
+    "authentication": _Row(401, "authentication_error", "invalid_api_key"),
+    "permission": _Row(403, "permission_error", None),
+    "not_found": _Row(404, _INVALID, "not_found"),
+    "model_not_found": _Row(404, _INVALID, "model_not_found"),
+    "previous_response_not_found": _Row(400, _INVALID, "previous_response_not_found"),
+    "method_not_allowed": _Row(405, _INVALID, "method_not_allowed"),
+    "unsupported_media_type": _Row(415, _INVALID, "unsupported_media_type"),
+    "too_large": _Row(413, _INVALID, "request_too_large"),
+    "rate_limited": _Row(429, "rate_limit_error", "rate_limit_exceeded"),
+    "overloaded": _Row(503, _SERVER, "overloaded"),
+    "upstream_error": _Row(502, _SERVER, "upstream_error"),
+    "upstream_refused": _Row(502, _SERVER, "upstream_refused"),
+    "upstream_authentication": _Row(502, _SERVER, "upstream_authentication"),
+    "upstream_unreachable": _Row(502, _SERVER, "upstream_unreachable"),
+    "upstream_timeout": _Row(504, _SERVER, "upstream_timeout"),
+    "upstream_cut": _Row(502, _SERVER, "upstream_cut"),
+    "stalled": _Row(408, _INVALID, "stalled"),
+    "cancelled": _Row(499, _INVALID, "cancelled"),
+    "shutting_down": _Row(503, _SERVER, "shutting_down"),
+    "internal": _Row(500, _SERVER, "internal_error"),
+}
+"""What each fault is over HTTP."""
+
+_BY_STATUS: dict[int, Code] = {
+    401: "authentication",
+    403: "permission",
+    404: "not_found",
+    413: "too_large",
+    429: "rate_limited",
+    503: "overloaded",
+}
+"""What a bare status of an upstream means, where the upstream did not say it in words."""
+
+
+# ---- telling -----------------------------------------------------------------------------
+
+
+def status(fault: Fault) -> int:
+    """The HTTP status of an answer that is this fault. An upstream's own status stands."""
+    return _named(fault) or TABLE[fault.code].status
+
+
+def error_object(fault: Fault) -> dict[str, JSON]:
+    """The error object: message, type, param and code, and what else the upstream put there.
+
+    >>> error_object(Fault("model_not_found", "There is no model m.", "client", "model"))["code"]
+    'model_not_found'
+    """
+    row = _row(fault)
+    return {
+        "message": fault.message,
+        "type": fault.upstream_type or row.type,
+        "param": fault.param,
+        "code": fault.upstream_code or row.code,
+        **(fault.extra or {}).get("error", {}),
+    }
+
+
+def encode(fault: Fault) -> bytes:
+    """The body of an answer that is this fault."""
+    return body.dump({"error": error_object(fault)})
+
+
+def _named(fault: Fault) -> int | None:
+    """The status an upstream gave, where it is the one to show."""
+    shown = fault.code in ("upstream_refused", "upstream_error")
+    return fault.status if shown and fault.status and 400 <= fault.status <= 599 else None
+
+
+def _row(fault: Fault) -> _Row:
+    named = _named(fault)
+    if named is None:
+        return TABLE[fault.code]
+    if code := _BY_STATUS.get(named):
+        return TABLE[code]
+    return _Row(named, _INVALID if named < 500 else _SERVER, None)
+
+
+# ---- hearing -----------------------------------------------------------------------------
+
+
+def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
+    """The fault an upstream's answer stands for, whatever the shape of its body.
+
+    `retry_after` is that header's value as it was said. The fault is `upstream_refused`, with
+    the status; or `upstream_error`, where the status is none of an error.
+
+    >>> decode(404, b'{"error": "model m not found"}').message
+    'model m not found'
+    """
+    try:
+        value = body.load(data)
+    except ValueError:
+        value = None
+    fault = describe(value, status)
+    if fault is None:
+        said = value if isinstance(value, str) else data.decode("utf-8", "replace")
+        fault = _fault(f"The model's server answered {status}{_quoted(said)}", status)
+    return replace(fault, retry_after=retry_after)
+
+
+def describe(value: JSON, status: int | None = None) -> Fault | None:
+    """The fault that a decoded body or event tells of; None if it tells of none.
+
+    `status` is that of the answer. Where the answer itself began well, leave it out, and a
+    status that the object names is taken.
+    """
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if not isinstance(value, dict):
+        return None
+    error = value.get("error")
+    told: dict[str, JSON] = error if isinstance(error, dict) else value
+    message, param = _words(told)
+    if message is None and not error:
+        return None
+    code, kind, given = told.get("code"), told.get("type"), told.get("param")
+    if isinstance(code, int):  # a status, as a rule, and then no code
+        status = code if status is None and 400 <= code <= 599 else status
+        code = None if 100 <= code <= 599 else str(code)
+    known = ("message", "type", "param", "code", "error", "detail", "object")
+    rest = {name: v for name, v in told.items() if name not in known and v is not None}
+    return replace(
+        _fault(message or "The model's server reported an error and did not explain it.", status),
+        param=given if isinstance(given, str) else param,
+        upstream_code=code if isinstance(code, str) else None,
+        upstream_type=kind if isinstance(kind, str) else None,
+        extra={"error": rest} if rest and told is error else None,
+    )
+
+
+def _fault(message: str, status: int | None) -> Fault:
+    if status is None or not 400 <= status <= 599:
+        return Fault("upstream_error", message, "upstream")
+    asked_wrongly = status < 500 and status not in (401, 403, 407, 408, 429)
+    blame: Blame = "client" if asked_wrongly else "upstream"
+    return Fault("upstream_refused", message, blame, status=status)
+
+
+def _words(told: JSON) -> tuple[str | None, str | None]:
+    """The explanation in an error object, and the path of the field it is about."""
+    match told:
+        case str() if told.strip():
+            return (
+                "The model's server answered with a web page." if _HTML.search(told) else told
+            ), None
+        case {"msg": str(problem), "loc": [_, *path]}:
+            param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+            return f"{param}: {problem}" if param else problem, param or None
+        case dict():
+            for name in ("message", "detail", "error"):
+                if (found := _words(told.get(name)))[0] is not None:
+                    return found
+        case list():
+            all_found = [_words(each) for each in told]
+            said = [words for words, _ in all_found if words is not None]
+            return ("; ".join(said), all_found[0][1]) if said else (None, None)
+    return None, None
+
+
+def _quoted(said: str) -> str:
+    said = _CONTROL.sub(" ", said).strip()
+    if not said:
+        return " with no explanation."
+    if said.startswith("<") or _HTML.search(said):
+        return " with a web page instead of an answer of its API."
+    return f": {said[:SHOWN]}"
