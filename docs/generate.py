@@ -21,7 +21,7 @@ MARKED = re.compile(
 def rooms() -> str:
     """The rooms in the order of the layers, each with the first sentence it says of itself."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (layers,) = (c["layers"] for c in contracts["contracts"] if c["type"] == "layers")
+    (layers,) = (c["layers"] for c in contracts["contracts"] if c["id"] == "layers")
     rows = ["| room | what it is |", "|---|---|"]
     for name in re.findall(r"\w+", " ".join(layers)):
         for path in (PACKAGE / name / "__init__.py", PACKAGE / f"{name}.py"):
