@@ -297,6 +297,12 @@ class Turn:
         """Whether anything of the answer itself has come."""
         return bool(self._choices or self._items)
 
+    @property
+    def finishing(self) -> bool:
+        """Whether every choice that spoke has given its reason to stop."""
+        states = self._choices.values()
+        return bool(states) and all(state.reason is not None for state in states)
+
     # ---- inside --------------------------------------------------------------------------
 
     def _choice(self, number: int) -> _Choice:
