@@ -1,4 +1,4 @@
-"""Runs the measurements and writes the table: `python -m bench [--seconds S] [--rounds N] [--write]`.
+"""Runs the measurements and writes the table: `python -m bench [--seconds S] [--rounds N]`.
 
 Server under test on one core, load and mock upstream on the other; every gateway does the same
 work in every round, and what is reported is CPU per unit and the ratio inside one run.
