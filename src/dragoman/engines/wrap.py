@@ -1,0 +1,105 @@
+"""An engine around an engine, and the seal that makes any source of events keep the contract.
+
+`Wrapper` forwards everything, so that a wrapper only has to write what it changes. `sealed` knows
+nothing of what the events say, only that there must be one beginning and one end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from typing import Any
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
+from dragoman.core.request import Request
+from dragoman.core.turn import CUT
+
+from .mint import new_id, now
+
+
+class Wrapper:
+    """An engine that does what the one inside does.
+
+    Subclasses override what they change. Abilities this class does not name (counting tokens,
+    relaying bytes) are those of the engine inside, by the same name.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """Answer as the engine inside answers, and stop it when this is closed or cancelled."""
+        async with aclosing(self.engine.stream(request, caller)) as events:
+            async for event in events:
+                yield event
+
+    def models(self) -> Awaitable[tuple[Model, ...]]:
+        """The models of the engine inside."""
+        return self.engine.models()
+
+    def capabilities(self, model: str) -> Awaitable[Capabilities]:
+        """What the engine inside knows of a model."""
+        return self.engine.capabilities(model)
+
+    def close(self) -> Awaitable[None]:
+        """Close the engine inside."""
+        return self.engine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "engine":  # not there yet while a copy is being made
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.engine, name)
+
+
+async def sealed(events: AsyncGenerator[Event, None], model: str) -> AsyncGenerator[Event, None]:
+    """The same events, with the contract of an engine kept whatever their source does.
+
+    `Started` comes first (made here, for `model`, where the source left it out), one terminal
+    event comes last on every path, and nothing after it. A source that raises fails the answer;
+    its error is named by type only, since its words may hold a key. A source that just stops is
+    a cut.
+    """
+    state = _Seal(model)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                for legal in state.admit(event):
+                    yield legal
+                if state.over:
+                    return
+        yield Failed(CUT)
+    except Exception as error:
+        if not state.over:  # a source that fails while it is put away has said all it had to say
+            yield Failed(told(error))
+
+
+def told(error: Exception) -> Fault:
+    """The fault an exception stands for, in words that are safe to show."""
+    if isinstance(error, FaultError):
+        return error.fault
+    return Fault("internal", f"The engine failed with {type(error).__name__}.")
+
+
+class _Seal:
+    """Knows whether an answer has begun and whether it is over."""
+
+    __slots__ = ("begun", "model", "over")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.begun = False
+        self.over = False
+
+    def admit(self, event: Event) -> list[Event]:
+        """The events to give on for this one."""
+        self.over = isinstance(event, Finished | Failed)
+        begun, self.begun = self.begun, True
+        if isinstance(event, Started):
+            return [] if begun else [event]
+        if begun or isinstance(event, Failed):
+            return [event]
+        return [Started(new_id(), now(), self.model), event]
