@@ -1,0 +1,99 @@
+"""Applies the policy table to what was found: nothing, an entry in the account, or a refusal.
+
+It knows the fates and how a client counts its fields; which fields a value has is found elsewhere.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.error import FaultError, unsupported
+from dragoman.core.item import CustomToolCall, Extra, FunctionCall, Item, Message, Reasoning
+from dragoman.core.ledger import Ledger, path
+from dragoman.core.loss import Loss
+
+from .policy import UNKNOWN, Row, Table, WireName
+
+
+class Account:
+    """The losses of one crossing, as they are found."""
+
+    __slots__ = ("_items", "_ledger", "_table", "target")
+
+    def __init__(self, table: Table, target: WireName, items: tuple[Item, ...] = ()) -> None:
+        self.target = target
+        self._table = table
+        self._items = items
+        self._ledger = Ledger()
+
+    def note(self, key: str, *place: int) -> None:
+        """The case of this row has come up at this place. Raises FaultError if it is refused."""
+        row = self._table[key]
+        self._apply(row, row.field, place)
+
+    def note_in(self, field: str, key: str, *place: int) -> None:
+        """The same for a field that stands elsewhere than the row says, such as deeper."""
+        self._apply(self._table[key], field, place)
+
+    def unknown(self, extra: Extra | None, where: str, *place: int) -> None:
+        """Fields that only another wire has a word for."""
+        for wire, fields in (extra or {}).items():
+            if wire != self.target and wire in _WIRES:
+                for name in fields:
+                    field = f"{where}.{name}" if where else name
+                    row = self._table.get(field) or self._table[UNKNOWN]
+                    self._apply(row, field, place)
+
+    def losses(self) -> tuple[Loss, ...]:
+        """What was found, a kind of field named once."""
+        return self._ledger.losses()
+
+    def _apply(self, row: Row, field: str, place: tuple[int, ...]) -> None:
+        if row.fate == "refused":
+            where = path(field, self._counted(field, place))
+            raise FaultError(unsupported(f"cannot be carried: {row.why}", where))
+        if row.fate == "carried":
+            return
+        if not self._ledger.knows(field, row.why):
+            place = self._counted(field, place)
+        self._ledger.note(field, row.fate, row.why, place)
+
+    def _counted(self, field: str, place: tuple[int, ...]) -> tuple[int, ...]:
+        """The place as the client counts, where it counts messages and not items."""
+        if place and field.startswith("messages["):
+            return (message_number(self._items, place[0]), *place[1:])
+        return place
+
+
+_WIRES = frozenset(("chat", "responses"))
+
+
+def message_number(items: tuple[Item, ...], index: int) -> int:
+    """The number of the Chat message that an item came in.
+
+    A turn of the assistant is one message of several items: reasoning, then text, then calls.
+
+    >>> turn = (Message("user", "?"), Reasoning(), Message("assistant", "!"), Message("user"))
+    >>> [message_number(turn, index) for index in range(4)]
+    [0, 1, 1, 2]
+    """
+    number, last = -1, _ALONE
+    for item in items[: index + 1]:
+        rank = _rank(item)
+        if rank == _ALONE or rank < last or (rank == last and rank != _CALL):
+            number += 1
+        last = rank if rank != _ALONE else _CALL + 1
+    return number
+
+
+_ALONE, _THOUGHT, _SPEECH, _CALL = range(4)
+
+
+def _rank(item: Item) -> int:
+    match item:
+        case Reasoning():
+            return _THOUGHT
+        case Message(role="assistant"):
+            return _SPEECH
+        case FunctionCall() | CustomToolCall():
+            return _CALL
+        case _:
+            return _ALONE
