@@ -1,0 +1,347 @@
+"""One HTTP/1.1 connection: the bytes of a request out, the head and the body of its answer in.
+
+It knows framing, deadlines and back-pressure. It refuses to know URLs, pools, proxies or
+what a body means. All body bytes that arrive in one wake of the loop are handed on as one.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final, cast
+
+import httptools
+
+from dragoman.net.error import (
+    DisconnectedError,
+    NetError,
+    NetTimeoutError,
+    RemoteProtocolError,
+    TooLargeError,
+)
+from dragoman.net.limits import Limits
+
+# Plain numbers, for they are compared on every read.
+_IDLE: Final = 0  # no request in flight: any byte is out of place
+_HEAD: Final = 1  # request written, response headers incomplete
+_BODY: Final = 2  # headers complete, body incomplete
+_DONE: Final = 3  # answer complete or failed, not yet released
+
+_HIGH_WATER = 256 * 1024
+_JOINED_WRITE = 64 * 1024
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one transport; it carries one exchange at a time.
+
+    `send`, then `read_head`, then `read` until it gives `b""`, then `release`; `abort` at any
+    time. The two that wait raise the NetError that ended the exchange.
+    """
+
+    def __init__(self, peer: str, limits: Limits) -> None:
+        self.peer = peer  # how error messages call the other side
+        self.reused = False
+        self.closed = False
+        self.on_close: Callable[[Connection], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._state: int = _IDLE
+        self._error: NetError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._parts: list[bytes] = []
+        # The parser appends body bytes by itself: no Python frame per HTTP chunk.
+        self.on_body = self._parts.append
+        self._buffered = 0
+        self._paused = False
+        self._parser = httptools.HttpResponseParser(self)
+        # One timer per connection, moved only when a deadline comes nearer; a deadline that
+        # recedes costs an assignment, and the timer finds out when it fires.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._deadline = math.inf
+
+    def send(
+        self,
+        head: bytes,
+        body: bytes = b"",
+        *,
+        bodiless: bool = False,
+        first_byte: float | None = None,
+        idle: float | None = None,
+    ) -> None:
+        """Write a request. `bodiless`: its answer has no body whatever the headers say (HEAD,
+        CONNECT). `first_byte` and `idle`: time-outs in seconds, as in Timeouts."""
+        self.status = 0
+        self.reason = b""
+        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.trailers: list[tuple[bytes, bytes]] = []
+        self._fields = self.headers
+        self._bodiless = bodiless
+        self._answered = False
+        self._keep_alive = False
+        self._until_eof = False
+        self._overhead = 0  # bytes since the last that were body
+        self._unsent = 0
+        self._first_byte = math.inf if first_byte is None else first_byte
+        self._idle = math.inf if idle is None else idle
+        self._state = _HEAD
+        if len(body) <= _JOINED_WRITE:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
+        self._allow(self._first_byte)
+
+    async def read_head(self) -> None:
+        """Wait until `status`, `reason` and `headers` are those of the final answer."""
+        while self._state == _HEAD:
+            await self._wakeup()
+        if self._error is not None:
+            raise self._error
+
+    async def read(self) -> bytes:
+        """The body bytes that have come, at least one, or `b""` at the end of the body."""
+        parts = self._parts
+        while not parts:
+            if self._state == _DONE:
+                if self._error is not None:
+                    raise self._error
+                return b""
+            await self._wakeup()
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._discard()
+        return data
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request can be sent now."""
+        return self._state == _IDLE and not self.closed
+
+    def release(self, keep_alive: float) -> bool:
+        """End the exchange; true if the connection stands ready for the next one.
+
+        It then closes itself after `keep_alive` seconds, or when the peer does. If its answer
+        was not complete or it must not be used again, it is closed at once.
+        """
+        reusable = self._state == _DONE and self._keep_alive and self._error is None
+        if not reusable or self.closed or self.transport.get_write_buffer_size():
+            self.abort()
+            return False
+        self._discard()
+        self._state = _IDLE
+        self.reused = True
+        self._allow(keep_alive)
+        return True
+
+    def upgraded(self, transport: asyncio.Transport) -> None:
+        """Begin anew on `transport`: TLS was put on the connection, or a tunnel was opened."""
+        self.transport = transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._state = _IDLE
+
+    def abort(self) -> None:
+        """Close the socket at once, in any state; what is unsent is dropped."""
+        if not self.closed:
+            self.transport.abort()
+            self._close()
+
+    # The transport calls these.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        state = self._state
+        if state == _IDLE:
+            self.abort()
+            return
+        if state == _DONE:
+            self._keep_alive = False
+            return
+        self._answered = True
+        self._overhead += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._refuse(error)
+        if self._parts:
+            self._overhead = 0
+            self._buffered += len(data)
+            if self._buffered >= _HIGH_WATER and self._state == _BODY and not self._paused:
+                self._paused = True
+                self.transport.pause_reading()
+        elif self._state != state:
+            self._overhead = 0
+        elif self._overhead > self._limits.header_bytes:
+            self._fail(self._too_large())
+        if self._state == _BODY:
+            if state == _BODY:
+                self._deadline = self._loop.time() + self._idle
+            else:
+                self._allow(self._idle)
+        if self._waiter is not None and (self._parts or self._state != state):
+            self._wake()
+
+    def eof_received(self) -> None:
+        self._end(None)
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+        self._close()
+
+    # The parser calls these, and `on_body`.
+
+    def on_status(self, reason: bytes) -> None:
+        if self._state == _DONE:
+            raise _StopParsing
+        self.reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._state == _DONE:
+            raise _StopParsing
+        status = self._parser.get_status_code()
+        if status < 200:
+            self.reason = b""
+            self.headers.clear()
+            return
+        headers = self.headers
+        limits = self._limits
+        if len(headers) > limits.header_count or (
+            self._overhead > limits.header_bytes
+            and sum(len(name) + len(value) for name, value in headers) > limits.header_bytes
+        ):
+            raise self._too_large()
+        self.status = status
+        self._fields = self.trailers
+        self._keep_alive = self._parser.should_keep_alive()
+        self._until_eof = not self._keep_alive and _ends_with_connection(headers)
+        self._state = _BODY
+        if self._bodiless:
+            self._keep_alive = False
+            self.on_message_complete()
+            raise _StopParsing
+
+    def on_message_complete(self) -> None:
+        if self._state == _BODY:  # and not after a 1xx
+            self._state = _DONE
+            self._deadline = math.inf
+
+    # How an exchange ends.
+
+    def _refuse(self, error: Exception) -> None:
+        if self._state == _DONE:
+            self._keep_alive = False  # the answer is whole; what follows it is not ours
+        elif isinstance(error.__context__, NetError):
+            self._fail(error.__context__)
+        elif isinstance(error, httptools.HttpParserUpgrade):
+            self._fail(RemoteProtocolError(f"{self.peer} switched protocols unasked"))
+        else:
+            self._fail(RemoteProtocolError(f"{self.peer} did not answer in HTTP/1.1: {error}"))
+
+    def _end(self, error: Exception | None) -> None:
+        if self._state == _BODY and self._until_eof and error is None:
+            self.on_message_complete()
+            self._wake()
+        elif self._state == _HEAD or self._state == _BODY:
+            self._fail(self._disconnected(error))
+
+    def _disconnected(self, error: Exception | None) -> DisconnectedError:
+        if not self._answered:
+            moment = "before answering"
+        else:
+            moment = "inside the headers" if self._state == _HEAD else "in the middle of its answer"
+        detail = getattr(error, "strerror", None)
+        return DisconnectedError(
+            f"{self.peer} closed the connection {moment}" + (f" ({detail})" if detail else ""),
+            before_first_byte=not self._answered,
+            reused=self.reused,
+        )
+
+    def _too_large(self) -> TooLargeError:
+        limits = self._limits
+        return TooLargeError(
+            f"{self.peer} sent more than {limits.header_bytes} bytes"
+            f" or {limits.header_count} fields of headers"
+        )
+
+    def _fail(self, error: NetError) -> None:
+        self._error = error
+        self._state = _DONE
+        self._wake()
+        self.abort()
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        del self._parser  # it holds our bound methods: a cycle
+        if self.on_close is not None:
+            self.on_close(self)
+
+    # Waiting, back-pressure and deadlines.
+
+    def _wakeup(self) -> asyncio.Future[None]:
+        waiter = self._waiter = self._loop.create_future()
+        return waiter
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _discard(self) -> None:
+        self._parts.clear()
+        self._buffered = 0
+        if self._paused:
+            self._paused = False
+            if not self.closed:
+                self.transport.resume_reading()
+                self._deadline = self._loop.time() + self._idle
+
+    def _allow(self, seconds: float) -> None:
+        when = self._deadline = self._loop.time() + seconds
+        if when < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(when, self._expire)
+            self._timer_at = when
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        left = self._deadline - self._loop.time()
+        if left > 0:
+            self._allow(left)
+        elif self._state == _IDLE:
+            self.abort()
+        elif self._state == _HEAD:
+            unsent = self.transport.get_write_buffer_size()
+            if unsent and unsent != self._unsent:
+                self._unsent = unsent  # still uploading, and getting on
+                self._allow(self._first_byte)
+            else:
+                message = f"{self.peer} sent no response headers in {self._first_byte:g} s"
+                self._fail(NetTimeoutError(message, "first_byte"))
+        elif self._parts:
+            self._allow(self._idle)  # we are slow, not the peer
+        else:
+            message = f"{self.peer} fell silent for {self._idle:g} s in the middle of its answer"
+            self._fail(NetTimeoutError(message, "idle"))
+
+
+class _StopParsing(Exception):  # noqa: N818  # a signal through the parser, not an error
+    """What follows is not part of the answer."""
+
+
+def _ends_with_connection(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether nothing but the close of the connection delimits the body."""
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings:
+        return not codings[-1].lower().rstrip().endswith(b"chunked")
+    return all(name != b"content-length" for name, _ in headers)

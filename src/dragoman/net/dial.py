@@ -1,0 +1,153 @@
+"""Opens one connection to an origin: TCP, the proxy on the way, TLS.
+
+Each step that fails raises the error of its own phase, and a caller cancelled in any of them
+leaves no socket behind. Reuse is the pool's, retries are the client's.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from dragoman.net.connection import Connection
+from dragoman.net.error import (
+    ConnectError,
+    NetError,
+    NetTimeoutError,
+    Phase,
+    ProxyError,
+    TLSError,
+)
+from dragoman.net.limits import Limits
+from dragoman.net.url import Url, endpoint
+
+_ASK_AFTER = 60  # seconds of silence until the kernel asks whether the peer still lives
+_ASK_EVERY = 20
+
+
+def tls_context(ca_file: Path | None = None, *, verify: bool = True) -> ssl.SSLContext:
+    """A client's TLS settings: the system's authorities, those of `ca_file` instead, or, with
+    `verify=False`, no check at all of who answers."""
+    context = ssl.create_default_context(cafile=ca_file)
+    context.set_alpn_protocols(["http/1.1"])
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Dialer:
+    """The way to one origin.
+
+    `address` pins the IP address to connect to, whatever the host name resolves to; TLS and
+    the Host header keep the name. `tls` makes the context when one is first needed.
+    """
+
+    def __init__(
+        self,
+        url: Url,
+        *,
+        address: str | None,
+        proxy: Url | None,
+        tls: Callable[[], ssl.SSLContext],
+        limits: Limits,
+    ) -> None:
+        self._url = url
+        self._host = address or url.host
+        self._proxy = proxy
+        # A proxy must not resolve a pinned host again, so that one always gets a tunnel.
+        self._tunnel = proxy is not None and (url.scheme == "https" or address is not None)
+        # What wants the whole URL in the request line.
+        self.forward_proxy = None if self._tunnel else proxy
+        self._tls = tls
+        self._limits = limits
+
+    async def dial(self, within: float | None) -> Connection:
+        """Open a connection within `within` seconds.
+
+        Raises ConnectError, ProxyError, TLSError, or NetTimeoutError with the phase.
+        """
+        deadline = None if within is None else asyncio.get_running_loop().time() + within
+        connection = await self._open(deadline)
+        try:
+            if self._proxy is not None and self._proxy.scheme == "https":
+                async with _step("proxy", f"TLS with {connection.peer}", ProxyError, deadline):
+                    await self._start_tls(connection, self._proxy)
+            if self._tunnel:
+                async with _step("proxy", f"a tunnel by {connection.peer}", ProxyError, deadline):
+                    await self._open_tunnel(connection)
+                connection.peer = self._url.endpoint
+            if self._url.scheme == "https":
+                async with _step("tls", f"TLS with {connection.peer}", TLSError, deadline):
+                    await self._start_tls(connection, self._url)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    async def _open(self, deadline: float | None) -> Connection:
+        if self._proxy is None:
+            peer, host, port = self._url.endpoint, self._host, self._url.port
+        else:
+            peer = f"the proxy {self._proxy.endpoint}"
+            host, port = self._proxy.host, self._proxy.port
+        async with _step("connect", f"a connection to {peer}", ConnectError, deadline):
+            transport, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(peer, self._limits), host, port
+            )
+        _watch_for_death(transport.get_extra_info("socket"))
+        return connection
+
+    async def _open_tunnel(self, connection: Connection) -> None:
+        target = endpoint(self._host, self._url.port)
+        lines = [f"CONNECT {target} HTTP/1.1", f"host: {target}"]
+        if self._proxy is not None and self._proxy.authorization is not None:
+            lines.append(f"proxy-authorization: {self._proxy.authorization}")
+        connection.send("\r\n".join([*lines, "", ""]).encode(), bodiless=True)
+        try:
+            await connection.read_head()
+        except NetError as error:
+            raise ProxyError(str(error)) from error
+        if not 200 <= connection.status < 300:
+            message = f"{connection.peer} refused the tunnel with status {connection.status}"
+            raise ProxyError(message, connection.status)
+        connection.upgraded(connection.transport)
+
+    async def _start_tls(self, connection: Connection, url: Url) -> None:
+        transport = await asyncio.get_running_loop().start_tls(
+            connection.transport, connection, self._tls(), server_hostname=url.host.rstrip(".")
+        )
+        if transport is None:  # closed at the very moment the handshake ended
+            raise ConnectionResetError
+        connection.upgraded(transport)
+
+
+@contextlib.asynccontextmanager
+async def _step(
+    phase: Phase, what: str, failure: type[NetError], deadline: float | None
+) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise NetTimeoutError(f"{what} took too long", phase) from None
+    except OSError as error:
+        raise failure(f"{what} failed: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "the peer does not speak TLS"
+    return error.strerror or str(error) or "the peer closed the connection"
+
+
+def _watch_for_death(sock: socket.socket) -> None:
+    """Let the kernel notice a peer that vanished without a word during a long silence."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # not everywhere
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_AFTER)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_EVERY)

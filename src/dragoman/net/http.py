@@ -1,0 +1,232 @@
+"""The HTTP/1.1 client: one request at a time goes out over a pooled connection.
+
+It follows no redirect, retries no status and reads no environment; a request is sent again
+only when it certainly or very likely never reached the peer. Bound to one event loop.
+"""
+
+import asyncio
+import functools
+import ssl
+from types import TracebackType
+
+from dragoman.net.connection import Connection
+from dragoman.net.dial import Dialer, tls_context
+from dragoman.net.error import ConnectError, DisconnectedError
+from dragoman.net.limits import Limits, Timeouts
+from dragoman.net.pool import Pool
+from dragoman.net.proxy import Proxies
+from dragoman.net.response import Response
+from dragoman.net.url import Url, parse_url
+
+_RETRY_DELAY = 0.1  # seconds between two attempts to connect
+_MANY_ORIGINS = 64  # beyond this many, pools that stand empty are dropped
+
+_TOKEN = b"!#$%&'*+.^_`|~-0123456789abcdefghijklmnopqrstuvwxyz"
+_TEXT = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OURS = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade"}
+)
+
+HeaderFields = tuple[tuple[str, str], ...]
+
+
+class Client:
+    """Keep-alive pools to any number of origins.
+
+    `tls` is the context for https, the system's authorities by default (see `tls_context`).
+    A failed attempt to connect is repeated `connect_retries` times.
+
+        async with Client() as client:
+            async with client.stream("POST", url, headers, body) as response:
+                async for chunk in response.chunks():
+                    ...
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: ssl.SSLContext | None = None,
+        proxies: Proxies | None = None,
+        timeouts: Timeouts | None = None,
+        limits: Limits | None = None,
+        connect_retries: int = 1,
+    ) -> None:
+        self.timeouts = timeouts or Timeouts()
+        self.limits = limits or Limits()
+        self.connect_retries = connect_retries
+        self._tls = tls
+        self._proxies = proxies or Proxies()
+        self._pools: dict[tuple[str, str, int, str | None], Pool] = {}
+
+    def stream(
+        self,
+        method: str,
+        url: str | Url,
+        headers: HeaderFields = (),
+        body: bytes | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        address: str | None = None,
+    ) -> "Exchange":
+        """Send a request when entered; the answer is had inside `async with`.
+
+        Leaving it before the body is read closes the connection at once. `address` pins the
+        IP address to connect to. Credentials in the URL become a Basic authorization unless
+        `headers` has one.
+
+        Raises InvalidUrlError or ValueError for what cannot be sent, and on entering any
+        NetError.
+        """
+        parsed = parse_url(url) if isinstance(url, str) else url
+        pool = self._pool(parsed, address)
+        head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
+        if body is None:
+            head += b"\r\n"
+        else:
+            head += b"content-length: %d\r\n\r\n" % len(body)
+        return Exchange(self, pool, head, body or b"", method == "HEAD", timeouts or self.timeouts)
+
+    async def aclose(self) -> None:
+        """Close every connection, in use or not."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        await asyncio.sleep(0)  # the transports close their sockets in the next turn of the loop
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _pool(self, url: Url, address: str | None) -> Pool:
+        key = (url.scheme, url.host, url.port, address)
+        pool = self._pools.get(key)
+        if pool is None:
+            if len(self._pools) >= _MANY_ORIGINS:
+                self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
+            proxy = self._proxies.choose(url)
+            dialer = Dialer(
+                url, address=address, proxy=proxy, tls=self._context, limits=self.limits
+            )
+            pool = self._pools[key] = Pool(dialer, self.limits)
+        return pool
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = tls_context()  # reads the system's authorities: 20 ms, once
+        return self._tls
+
+
+class Exchange:
+    """One request on its way, an async context manager that gives its Response."""
+
+    __slots__ = (
+        "_bodiless",
+        "_body",
+        "_client",
+        "_connection",
+        "_head",
+        "_pool",
+        "_response",
+        "_timeouts",
+    )
+
+    def __init__(
+        self,
+        client: Client,
+        pool: Pool,
+        head: bytes,
+        body: bytes,
+        bodiless: bool,
+        timeouts: Timeouts,
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._bodiless = bodiless
+        self._timeouts = timeouts
+
+    async def __aenter__(self) -> Response:
+        connection = self._pool.take() or await self._connect(fresh=False)
+        try:
+            await self._send(connection)
+        except DisconnectedError as error:
+            if not (error.reused and error.before_first_byte):
+                raise
+            # The peer had closed the idle connection: it never saw the request.
+            connection = await self._connect(fresh=True)
+            await self._send(connection)
+        self._connection = connection
+        self._response = Response(connection, self._client.limits.body_bytes)
+        return self._response
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._response.close()
+        self._pool.give_back(self._connection)
+
+    async def _connect(self, *, fresh: bool) -> Connection:
+        for _ in range(self._client.connect_retries):
+            try:
+                return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
+            except ConnectError:
+                await asyncio.sleep(_RETRY_DELAY)
+        return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
+
+    async def _send(self, connection: Connection) -> None:
+        timeouts = self._timeouts
+        try:
+            connection.send(
+                self._head,
+                self._body,
+                bodiless=self._bodiless,
+                first_byte=timeouts.first_byte,
+                idle=timeouts.idle,
+            )
+            await connection.read_head()
+        except BaseException:
+            connection.abort()
+            raise
+
+
+@functools.lru_cache(maxsize=128)
+def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: HeaderFields) -> bytes:
+    """The head without its last lines; the same for most requests, so made once."""
+    if method not in _METHODS:
+        raise ValueError("not a method this client sends")
+    names = {name.lower() for name, _ in headers}
+    block = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    _check_fields(names, block, len(headers))
+    if "accept-encoding" not in names:
+        # Answers are small or streamed: a coding would save little and hold events back.
+        block += "accept-encoding: identity\r\n"
+    if "user-agent" not in names:
+        block += "user-agent: dragoman\r\n"
+    if url.credentials is not None and "authorization" not in names:
+        block += f"authorization: {url.authorization}\r\n"
+    target = url.target
+    if forward_proxy is not None:
+        target = f"http://{url.authority}{target}"
+        if forward_proxy.credentials is not None:
+            block += f"proxy-authorization: {forward_proxy.authorization}\r\n"
+    return f"{method} {target} HTTP/1.1\r\nhost: {url.authority}\r\n{block}".encode("latin-1")
+
+
+def _check_fields(names: set[str], block: str, count: int) -> None:
+    """Raise ValueError, quoting no value, unless the block is `count` fields and no more."""
+    if not names.isdisjoint(_OURS):
+        raise ValueError(f"the client itself writes the headers {sorted(names & _OURS)}")
+    # Deleting what is allowed leaves the line ends: passes in C instead of a loop here.
+    if (
+        "" in names
+        or "".join(names).encode().translate(None, _TOKEN)
+        or block.encode("latin-1", "replace").translate(None, _TEXT) != b"\r\n" * count
+    ):
+        raise ValueError("a header name or value holds characters that cannot be sent")

@@ -1,0 +1,113 @@
+"""An http or https URL, taken apart once into what a request needs.
+
+One parser serves requests, proxies and the guard, so that no two of them can read the same
+text differently. It resolves no names and opens nothing.
+"""
+
+import base64
+import functools
+import ipaddress
+import re
+import urllib.parse
+
+import msgspec
+
+from dragoman.net.error import InvalidUrlError
+
+_MAX_LENGTH = 8192
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_SAFE = "/%:@!$&'()*+,;=~[]?"
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
+_HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
+
+
+class Url(msgspec.Struct, frozen=True, cache_hash=True):
+    """A parsed URL. Printing it shows neither its credentials nor its query."""
+
+    scheme: str
+    host: str  # lower case, IDNA-encoded, IPv6 without brackets
+    port: int
+    authority: str  # host and port as in a Host header: no port that the scheme implies
+    target: str  # path and query as in a request line
+    credentials: str | None = None  # user:password, decoded
+
+    @property
+    def endpoint(self) -> str:
+        """Host and port, always both, as in a CONNECT line or an error message."""
+        return endpoint(self.host, self.port)
+
+    @property
+    def authorization(self) -> str | None:
+        """The credentials as the value of an Authorization header, or None."""
+        if self.credentials is None:
+            return None
+        return "Basic " + base64.b64encode(self.credentials.encode()).decode()
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target.partition('?')[0]}"
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
+
+
+@functools.lru_cache(maxsize=256)
+def parse_url(text: str) -> Url:
+    """Parse an absolute http(s) URL; a fragment is dropped.
+
+    Raises InvalidUrlError, whose message never quotes the text.
+
+    >>> parse_url("http://[::1]:8080/v1?q=1")
+    Url('http://[::1]:8080/v1')
+    """
+    if len(text) > _MAX_LENGTH:
+        raise InvalidUrlError(f"the URL is longer than {_MAX_LENGTH} characters")
+    if _FORBIDDEN.search(text):
+        raise InvalidUrlError("the URL contains a space or another character no URL may hold")
+    try:
+        split = urllib.parse.urlsplit(text)
+        port = split.port
+    except ValueError:
+        raise InvalidUrlError("the URL has a malformed host or port") from None
+    if split.scheme not in _DEFAULT_PORTS:
+        raise InvalidUrlError("the URL must begin with http:// or https://")
+    target = f"{split.path or '/'}?{split.query}" if split.query else split.path or "/"
+    host = _host(split.hostname or "")
+    default_port = _DEFAULT_PORTS[split.scheme]
+    port = default_port if port is None else port
+    return Url(
+        scheme=split.scheme,
+        host=host,
+        port=port,
+        authority=endpoint(host, port).removesuffix(f":{default_port}"),
+        target=urllib.parse.quote(target, safe=_SAFE),
+        credentials=_credentials(split),
+    )
+
+
+def endpoint(host: str, port: int) -> str:
+    """`host:port`, with the brackets an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _host(name: str) -> str:
+    if ":" in name:
+        try:
+            address = ipaddress.IPv6Address(name)
+        except ValueError:
+            raise InvalidUrlError("the URL has a malformed IPv6 address") from None
+        if address.scope_id is not None:
+            raise InvalidUrlError("the URL has an IPv6 address with a zone")
+        return address.compressed
+    try:
+        ascii_name = name if name.isascii() else name.encode("idna").decode()
+    except UnicodeError:
+        ascii_name = ""
+    if not _HOST_NAME.fullmatch(ascii_name):
+        raise InvalidUrlError("the URL has no valid host name")
+    return ascii_name
+
+
+def _credentials(split: urllib.parse.SplitResult) -> str | None:
+    if split.username is None:
+        return None
+    return urllib.parse.unquote(f"{split.username}:{split.password or ''}")

@@ -1,0 +1,449 @@
+"""Framing, deadlines and back-pressure of one connection, over a transport that records."""
+
+import asyncio
+
+import pytest
+
+from dragoman.net.connection import Connection
+from dragoman.net.error import (
+    DisconnectedError,
+    NetTimeoutError,
+    RemoteProtocolError,
+    TooLargeError,
+)
+from dragoman.net.limits import Limits
+from tests.net.peer import chunked, plain
+
+
+class Wire(asyncio.Transport):
+    """A transport with nothing behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.unsent = 0
+        self.aborted = False
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+def connected(limits: Limits | None = None) -> tuple[Connection, Wire]:
+    connection, wire = Connection("peer:80", limits or Limits()), Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
+async def whole(connection: Connection) -> bytes:
+    await connection.read_head()
+    body = b""
+    while data := await connection.read():
+        body += data
+    return body
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ANSWERS = {
+    "length": (plain(b"hello", "X: y"), b"hello"),
+    "empty": (plain(b""), b""),
+    "chunked": (chunked(b"hel", b"lo"), b"hello"),
+    "extensions and trailers": (
+        CHUNKED + b'5;a=b;c="d"\r\nhello\r\n0;last\r\nT: 1\r\nU: 2\r\n\r\n',
+        b"hello",
+    ),
+    "informational": (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+        + plain(b"hello"),
+        b"hello",
+    ),
+    "no content": (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+    "not modified": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
+    "empty header": (b"HTTP/1.1 200 OK\r\nA:\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
+    "no reason": (b"HTTP/1.1 200\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
+    "1.0 with keep-alive": (
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello",
+        b"hello",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_is_the_same_in_any_two_pieces(name: str) -> None:
+    answer, body = ANSWERS[name]
+    for cut in range(len(answer) + 1):
+        connection, wire = connected()
+        connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        for piece in (answer[:cut], answer[cut:]):
+            if piece:
+                connection.data_received(piece)
+        assert await whole(connection) == body, cut
+        assert connection.release(15)
+        assert connection.usable
+        assert not wire.aborted
+        connection.abort()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_is_the_same_byte_by_byte(name: str) -> None:
+    answer, body = ANSWERS[name]
+    connection, _ = connected()
+    for _ in range(2):  # the second time on the used connection
+        connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        for byte in answer:
+            connection.data_received(bytes([byte]))
+        assert await whole(connection) == body
+        assert connection.release(15)
+    connection.abort()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_cut_anywhere_is_an_error_that_says_where(name: str) -> None:
+    answer, body = ANSWERS[name]
+    for cut in range(len(answer)):
+        connection, _ = connected()
+        connection.send(b"GET / HTTP/1.1\r\n\r\n")
+        if cut:
+            connection.data_received(answer[:cut])
+        connection.connection_lost(None)
+        with pytest.raises(DisconnectedError) as caught:
+            await whole(connection)
+        assert caught.value.before_first_byte is (cut == 0)
+        assert caught.value.reused is False
+        assert "peer:80 closed the connection" in str(caught.value)
+    assert body is not None
+
+
+async def test_what_came_before_a_cut_is_handed_out_first() -> None:
+    connection, _ = connected()
+    connection.send(b"")
+    connection.data_received(plain(b"hello")[:-2])
+    connection.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+    assert await connection.read() == b"hel"
+    with pytest.raises(DisconnectedError, match=r"in the middle .*Connection reset by peer"):
+        await connection.read()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: other\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("end", ["eof", "lost"])
+async def test_a_body_without_framing_ends_with_the_connection(head: bytes, end: str) -> None:
+    connection, _ = connected()
+    connection.send(b"")
+    connection.data_received(head + b"hel")
+    reading = asyncio.ensure_future(whole(connection))
+    await asyncio.sleep(0)
+    connection.data_received(b"lo")
+    connection.eof_received() if end == "eof" else connection.connection_lost(None)
+    assert await reading == b"hello"
+    assert not connection.release(15)
+    assert connection.closed
+
+
+async def test_a_body_without_framing_is_cut_by_a_reset() -> None:
+    connection, _ = connected()
+    connection.send(b"")
+    connection.data_received(b"HTTP/1.1 200 OK\r\n\r\nhello")
+    connection.connection_lost(ConnectionResetError())
+    with pytest.raises(DisconnectedError):
+        await whole(connection)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        plain(b"hello", "Connection: close"),
+        b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        plain(b"hello") + b"more",
+        plain(b"hello") + plain(b"a second answer"),
+        plain(b"hello") + b"HTTP/1.1 200\r\nContent-Length: 1\r\n\r\nz",
+        plain(b"hello", "Connection: close") + b"more",
+    ],
+)
+async def test_a_connection_that_must_not_be_used_again_is_closed(answer: bytes) -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(answer)
+    assert await whole(connection) == b"hello"
+    assert connection.reason in (b"OK", b"")
+    assert not connection.release(15)
+    assert wire.aborted
+
+
+async def test_bytes_after_an_answer_spoil_the_connection_before_its_release() -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(plain(b"hello"))
+    connection.data_received(b"more")
+    assert not connection.release(15)
+    assert wire.aborted
+
+
+async def test_bytes_while_idle_close_the_connection() -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(plain(b"hello"))
+    assert connection.release(15)
+    connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    assert wire.aborted
+    assert not connection.usable
+
+
+async def test_an_answer_before_the_request_is_written_spoils_the_connection() -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    wire.unsent = 100
+    connection.data_received(plain(b"too much", status="413 Content Too Large"))
+    assert await whole(connection) == b"too much"
+    assert not connection.release(15)
+
+
+async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection() -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(plain(b"hello")[:-1])
+    assert not connection.release(15)
+    assert wire.aborted
+
+
+async def test_a_bodiless_answer_ends_with_its_headers() -> None:
+    connection, _ = connected()
+    connection.send(b"", bodiless=True)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nA: b\r\n\r\n")
+    assert await whole(connection) == b""
+    assert (b"content-length", b"5") in connection.headers
+
+
+async def test_trailers_are_kept_apart() -> None:
+    connection, _ = connected()
+    connection.send(b"")
+    connection.data_received(chunked(b"hello", trailer="T: 1\r\n"))
+    assert await whole(connection) == b"hello"
+    assert connection.trailers == [(b"t", b"1")]
+    assert connection.headers == [(b"transfer-encoding", b"chunked")]
+    connection.abort()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"<html>hello</html>",
+        b"\x15\x03\x01\x00\x02\x02\x46",
+        b"HTTP/2 200 OK\r\n\r\n",
+        b"HTTP/1.1 2xx OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nBad Header: 1\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nzz",
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\nzz",
+    ],
+)
+async def test_what_is_no_answer_is_a_protocol_error(answer: bytes) -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(answer)
+    with pytest.raises(RemoteProtocolError, match="peer:80"):
+        await whole(connection)
+    assert wire.aborted
+    assert connection.closed
+
+
+@pytest.mark.parametrize("bad", [b"zz\r\nhello\r\n", b"3\r\nhello\r\n", b"-1\r\n"])
+async def test_a_bad_chunk_is_a_protocol_error_after_what_came_before(bad: bytes) -> None:
+    connection, _ = connected()
+    connection.send(b"")
+    connection.data_received(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n" + bad
+    )
+    assert (await connection.read()).startswith(b"ab")
+    with pytest.raises(RemoteProtocolError):
+        await connection.read()
+
+
+LONG = b"x" * 300
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"HTTP/1.1 200 OK\r\nA: " + LONG + b"\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nA: " + LONG],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nA: " + LONG + b"\r\n\r\nhi"],
+        [b"HTTP/1.1 200 " + LONG],
+        [b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20 + b"\r\n"],
+        [b"HTTP/1.1 100 Continue\r\n\r\n"] * 20,
+        [CHUNKED, b"2;" + LONG],
+        [CHUNKED + b"0\r\n", *[b"A: b\r\n"] * 60],
+    ],
+)
+async def test_all_that_is_not_body_is_bounded(pieces: list[bytes]) -> None:
+    connection, wire = connected(Limits(header_bytes=256, header_count=10))
+    connection.send(b"")
+    for piece in pieces:
+        connection.data_received(piece)
+    with pytest.raises(TooLargeError, match="256 bytes or 10 fields"):
+        await whole(connection)
+    assert wire.aborted
+
+
+async def test_a_large_body_of_small_chunks_is_not_taken_for_headers() -> None:
+    connection, _ = connected(Limits(header_bytes=256))
+    connection.send(b"")
+    for byte in chunked(*[b"x"] * 200):
+        connection.data_received(bytes([byte]))
+    assert await whole(connection) == b"x" * 200
+    connection.abort()
+
+
+async def test_all_that_arrived_is_one_piece() -> None:
+    connection, _ = connected()
+    connection.send(b"")
+    connection.data_received(chunked(b"a", b"b")[:-5] + b"1\r\nc\r\n")
+    connection.data_received(b"1\r\nd\r\n")
+    assert await connection.read() == b"abcd"
+    reading = asyncio.ensure_future(connection.read())
+    await asyncio.sleep(0)
+    connection.data_received(b"1\r\ne\r\n1\r\nf\r\n")
+    assert await reading == b"ef"
+    connection.abort()
+
+
+async def test_a_slow_reader_stops_the_peer() -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n")
+    sent = 0
+    while wire.reading:
+        connection.data_received(b"x" * 65536)
+        sent += 65536
+    assert sent <= 512 * 1024
+    assert len(await connection.read()) == sent
+    assert wire.reading
+    connection.abort()
+
+
+async def test_a_paused_connection_reads_again_when_it_is_released() -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 300001\r\n\r\n" + b"x" * 300000)
+    assert not wire.reading
+    connection.data_received(b"x")  # was on its way already
+    assert connection.release(15)
+    assert wire.reading
+    connection.abort()
+
+
+async def test_a_large_request_body_is_not_copied_into_the_head() -> None:
+    connection, wire = connected()
+    body = b"x" * 100_000
+    connection.send(b"head", body)
+    assert wire.written == b"head" + body
+    connection.abort()
+
+
+async def test_no_headers_in_time() -> None:
+    connection, wire = connected()
+    connection.send(b"", first_byte=0.02)
+    connection.data_received(b"HTTP/1.1 200 OK\r\n")  # a start is not enough
+    with pytest.raises(NetTimeoutError, match=r"no response headers in 0\.02 s") as caught:
+        await connection.read_head()
+    assert caught.value.phase == "first_byte"
+    assert wire.aborted
+
+
+async def test_an_upload_that_gets_on_is_no_silence() -> None:
+    connection, wire = connected()
+    wire.unsent = 100
+    connection.send(b"", first_byte=0.02)
+    for left in (80, 60, 40):
+        await asyncio.sleep(0.021)
+        wire.unsent = left
+        assert not wire.aborted
+    with pytest.raises(NetTimeoutError):
+        await connection.read_head()
+
+
+async def test_silence_in_the_body() -> None:
+    connection, wire = connected()
+    connection.send(b"", first_byte=10, idle=0.03)
+    connection.data_received(plain(b"hello")[:-3])
+    assert await connection.read() == b"he"
+    with pytest.raises(NetTimeoutError, match=r"fell silent for 0\.03 s") as caught:
+        await connection.read()
+    assert caught.value.phase == "idle"
+    assert wire.aborted
+
+
+async def test_a_trickle_is_no_silence() -> None:
+    connection, _ = connected()
+    connection.send(b"", idle=0.2)
+    connection.data_received(plain(b"x" * 8)[:-8])
+    for _ in range(8):
+        await asyncio.sleep(0.05)
+        connection.data_received(b"x")
+    assert await whole(connection) == b"x" * 8
+    connection.abort()
+
+
+async def test_our_own_slowness_is_no_silence_of_the_peer() -> None:
+    connection, wire = connected()
+    connection.send(b"", idle=0.02)
+    connection.data_received(plain(b"hello")[:-3])
+    await asyncio.sleep(0.1)
+    assert not wire.aborted
+    assert await connection.read() == b"he"
+    with pytest.raises(NetTimeoutError):
+        await connection.read()
+
+
+async def test_an_idle_connection_expires() -> None:
+    connection, wire = connected()
+    connection.send(b"", first_byte=100, idle=100)
+    connection.data_received(plain(b"hello"))
+    assert connection.release(0.02)
+    closed = asyncio.get_running_loop().create_future()
+    connection.on_close = closed.set_result
+    assert await closed is connection
+    assert wire.aborted
+
+
+async def test_no_limit_arms_no_timer() -> None:
+    connection, _ = connected()
+    connection.send(b"")
+    connection.data_received(plain(b"hello")[:-1])
+    assert connection._timer is None
+    connection.abort()
+
+
+async def test_closing_is_told_once() -> None:
+    connection, wire = connected()
+    told: list[Connection] = []
+    connection.on_close = told.append
+    connection.abort()
+    connection.abort()
+    connection.connection_lost(None)
+    assert told == [connection]
+    assert wire.aborted

@@ -1,0 +1,77 @@
+"""URLs: what is read out of them, what is refused, what is never shown."""
+
+import pytest
+
+from dragoman.net.error import InvalidUrlError
+from dragoman.net.url import parse_url
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "host", "port", "authority", "target"),
+    [
+        ("http://a.example", "http", "a.example", 80, "a.example", "/"),
+        ("https://a.example/", "https", "a.example", 443, "a.example", "/"),
+        ("http://A.Example:80/v1", "http", "a.example", 80, "a.example", "/v1"),
+        ("http://a.example:443/v1?x=1#frag", "http", "a.example", 443, "a.example:443", "/v1?x=1"),
+        ("http://a.example:8080", "http", "a.example", 8080, "a.example:8080", "/"),
+        ("http://a.example?x=1", "http", "a.example", 80, "a.example", "/?x=1"),
+        ("http://[::1]:80/", "http", "::1", 80, "[::1]", "/"),
+        ("https://[2001:DB8:0::1]:1/", "https", "2001:db8::1", 1, "[2001:db8::1]:1", "/"),
+        ("http://127.0.0.1:11434/v1", "http", "127.0.0.1", 11434, "127.0.0.1:11434", "/v1"),
+        ("http://my_service:1/x", "http", "my_service", 1, "my_service:1", "/x"),
+        ("http://bücher.example/ü?ü", "http", "xn--bcher-kva.example", 80, None, "/%C3%BC?%C3%BC"),
+        ("http://a.example/%7Ea|b{}", "http", "a.example", 80, "a.example", "/%7Ea%7Cb%7B%7D"),
+        ("HTTP://a.example./", "http", "a.example.", 80, "a.example.", "/"),
+    ],
+)
+def test_a_url_is_taken_apart(text, scheme, host, port, authority, target) -> None:
+    url = parse_url(text)
+    assert (url.scheme, url.host, url.port, url.target) == (scheme, host, port, target)
+    assert url.authority == authority or authority is None
+    assert url.endpoint == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a.example/v1",
+        "//a.example/v1",
+        "file:///etc/passwd",
+        "ftp://a.example/",
+        "data:text/plain,hi",
+        "http://",
+        "http:///v1",
+        "http://a b/",
+        "http://a.example/a b",
+        "http://a.example/\r\nX: y",
+        "http://a.example\\@b.example/",
+        "http://a.example\t/",
+        "\x00http://a.example/",
+        "http://a.example:port/",
+        "http://a.example:99999/",
+        "http://[::1/",
+        "http://[::g]/",
+        "http://[fe80::1%25eth0]/",
+        "http://a..example/",
+        "http://.example/",
+        "http://a%2eexample/",
+        f"http://{'a' * 64}.example/",
+        f"http://{'ü' * 64}.example/",
+        "http://a.example/" + "x" * 8192,
+    ],
+)
+def test_what_is_no_url_is_refused_without_being_quoted(text: str) -> None:
+    with pytest.raises(InvalidUrlError) as caught:
+        parse_url(text)
+    assert not text or text not in str(caught.value)
+
+
+def test_credentials_and_query_are_never_shown() -> None:
+    url = parse_url("http://user:s%40cret@a.example/v1?key=hidden")
+    assert url.credentials == "user:s@cret"
+    assert url.authorization == "Basic dXNlcjpzQGNyZXQ="
+    assert str(url) == "http://a.example/v1"
+    assert repr(url) == "Url('http://a.example/v1')"
+    assert parse_url("http://user@a.example/").credentials == "user:"
+    assert parse_url("http://a.example/").authorization is None
