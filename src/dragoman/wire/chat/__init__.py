@@ -1,0 +1,1 @@
+"""Chat Completions: `POST /chat/completions`, whole and streamed, heard and told."""
