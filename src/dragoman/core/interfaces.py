@@ -14,25 +14,22 @@ from msgspec import Struct
 from .event import Event
 from .item import Extra
 from .request import Request
+from .secret import Secret
 
 
 class Caller(Struct, frozen=True, omit_defaults=True):
     """Who asks: whose data it is, with which key, until when (monotonic seconds), traced how.
 
-    `key` is the client's own key. It never prints, and it goes upstream only where the
-    configuration says so. `wire` is the protocol the caller speaks: an engine that could ask
+    `key` is the client's own key; it goes upstream only where the configuration says so. `wire` is the protocol the caller speaks: an engine that could ask
     over several prefers that one. `hops` counts the Dragomans this request has passed.
     """
 
     tenant: str = ""
-    key: str | None = None
+    key: Secret | None = None
     deadline: float | None = None
     trace: str | None = None
     hops: int = 0
     wire: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Caller(tenant={self.tenant!r}, trace={self.trace!r})"
 
 
 ANYONE = Caller()

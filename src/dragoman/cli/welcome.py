@@ -1,0 +1,84 @@
+"""What a person reads when the server is up: the models, the addresses, and lines to paste.
+
+Pure text from plain values: it asks no server and prints nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+
+class Row(Struct, frozen=True):
+    """One line of the table: a model, where it is answered, and what is known of that place."""
+
+    model: str
+    source: str
+    note: str = ""
+
+
+MOST = 20
+"""Models shown; the rest is counted."""
+
+
+def welcome(base_url: str, rows: Sequence[Row], *, key_env: str | None = None) -> str:
+    """The whole text. `key_env` names the variable whose value clients must present."""
+    model = rows[0].model if rows else "script"
+    key = f'os.environ["{key_env}"]' if key_env else '"none"'
+    shell_key = f"${key_env}" if key_env else "none"
+    return "\n".join(
+        (
+            f"Dragoman is ready at {base_url}",
+            "",
+            table(rows),
+            "",
+            "curl",
+            f"  curl -N {base_url}/chat/completions \\",
+            f'    -H "Authorization: Bearer {shell_key}" -H "Content-Type: application/json" \\',
+            f'    -d \'{{"model": "{model}", "stream": true, '
+            '"messages": [{"role": "user", "content": "Hello!"}]}\'',
+            "",
+            "openai SDK",
+            *(["  import os"] if key_env else []),
+            "  from openai import OpenAI",
+            f'  client = OpenAI(base_url="{base_url}", api_key={key})',
+            "  for event in client.responses.create("
+            f'model="{model}", input="Hello!", stream=True):',
+            '      if event.type == "response.output_text.delta":',
+            '          print(event.delta, end="", flush=True)',
+            "  for chunk in client.chat.completions.create("
+            f'model="{model}", stream=True, messages=[{{"role": "user", "content": "Hello!"}}]):',
+            '      print(chunk.choices[0].delta.content or "", end="", flush=True)',
+            "",
+            "Codex (~/.codex/config.toml)",
+            f'  model = "{model}"',
+            '  model_provider = "dragoman"',
+            "  [model_providers.dragoman]",
+            '  name = "Dragoman"',
+            f'  base_url = "{base_url}"',
+            '  wire_api = "responses"',
+            *([f'  env_key = "{key_env}"'] if key_env else []),
+            "",
+            "Ctrl-C stops.",
+        )
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The models, in columns.
+
+    >>> print(table([Row("m", "http://127.0.0.1:11434/v1", "ollama")]))
+      MODEL  ANSWERED BY
+      m      http://127.0.0.1:11434/v1  (ollama)
+    """
+    if not rows:
+        return "  No models are listed; any name is passed through."
+    width = max(5, *(len(row.model) for row in rows[:MOST]))
+    lines = [f"  {'MODEL':<{width}}  ANSWERED BY"]
+    for row in rows[:MOST]:
+        note = f"  ({row.note})" if row.note else ""
+        lines.append(f"  {row.model:<{width}}  {row.source}{note}")
+    if len(rows) > MOST:
+        lines.append(f"  … and {len(rows) - MOST} more: dragoman models")
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""Looks for model servers on this machine and in the environment, so that nobody must configure.
+
+An open port proves nothing: only an answer that is a model listing counts, and one that carries
+our own mark is never taken, so that two Dragomans do not feed on one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from dragoman.net.http import Client
+from dragoman.net.limits import Timeouts
+
+from . import probe
+from .profiles import Profile, by_url
+
+PORTS = (11434, 1234, 8000, 30000, 8080, 1337, 8321)
+"""Where local model servers usually listen: Ollama, LM Studio, vLLM, SGLang, llama.cpp and
+LocalAI, Jan, Open GenAI Stack."""
+PATIENCE = 0.5
+"""Seconds a local server has to answer."""
+
+KEYS = (
+    ("OPENAI_API_KEY", "OPENAI_BASE_URL", "https://api.openai.com/v1"),
+    ("OPENROUTER_API_KEY", "OPENROUTER_BASE_URL", "https://openrouter.ai/api/v1"),
+    ("DEEPSEEK_API_KEY", "DEEPSEEK_BASE_URL", "https://api.deepseek.com/v1"),
+)
+"""A key's variable, its address's variable, and the address where there is none."""
+
+
+class Discovered(Struct, frozen=True):
+    """A server that is there to be used. `key_env` names the variable that holds its key."""
+
+    base_url: str
+    models: tuple[str, ...] = ()
+    profile: Profile | None = None
+    key_env: str | None = None
+
+
+async def discover(
+    environ: Mapping[str, str], *, skip: frozenset[int] = frozenset(), client: Client | None = None
+) -> tuple[Discovered, ...]:
+    """What the environment names, then what answers on the usual local ports except `skip`."""
+    own = client or Client(connect_retries=0, timeouts=Timeouts(connect=PATIENCE))
+    try:
+        ports = [port for port in PORTS if port not in skip]
+        found = await asyncio.gather(*(look(own, f"http://127.0.0.1:{port}/v1") for port in ports))
+    finally:
+        if client is None:
+            await own.aclose()
+    return (*named(environ), *(server for server in found if server is not None))
+
+
+def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
+    """The servers the environment names; a key alone is enough, so is an address alone.
+
+    >>> [server.base_url for server in named({"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"})]
+    ['http://127.0.0.1:9/v1']
+    """
+    servers = []
+    for key, address, usual in KEYS:
+        if environ.get(key) or environ.get(address):
+            url = environ.get(address) or usual
+            servers.append(
+                Discovered(url, profile=by_url(url), key_env=key if environ.get(key) else None)
+            )
+    return tuple(servers)
+
+
+async def look(client: Client, base_url: str) -> Discovered | None:
+    """The server at an address, if what answers there is a model server and not one of us."""
+    answer = await probe.question(client, "GET", f"{base_url}/models", (), patience=PATIENCE)
+    if answer.status != 200 or answer.ours:
+        return None
+    models = tuple(e["id"] for e in probe.entries(answer.value) if isinstance(e.get("id"), str))
+    if not models and not isinstance(answer.value, dict | list):
+        return None
+    return Discovered(base_url, models, probe.recognise(answer))

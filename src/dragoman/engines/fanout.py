@@ -1,0 +1,114 @@
+"""Several alternatives from a server that gives one: ask several times, answer as one.
+
+Works on events alone. Items are renumbered as they come, each stream becomes one choice, and
+when the answer is given up all that still run are given up with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from msgspec.structs import asdict, replace
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, Progress, Started
+from dragoman.core.loss import Loss
+from dragoman.core.request import Request
+from dragoman.core.response import Usage
+
+Ask = Callable[[Request], AsyncGenerator[Event, None]]
+
+_TOLD = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
+
+
+async def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
+    """Ask `request.sampling.n` times at once and answer with that many choices.
+
+    The first failure fails the whole; usage is the sum of what was reported.
+    """
+    count = request.sampling.n or 1
+    one = replace(request, sampling=replace(request.sampling, n=None))
+    queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
+
+    async def run(choice: int) -> None:
+        seed = one.sampling.seed
+        sampling = replace(one.sampling, seed=None if seed is None else seed + choice)
+        try:
+            async with aclosing(ask(replace(one, sampling=sampling))) as events:
+                async for event in events:
+                    await queue.put((choice, event))
+        except Exception as error:  # told to the reader of the queue, who would wait for ever
+            fault = Fault("internal", f"{type(error).__name__} while asking for choice {choice}")
+            await queue.put((choice, Failed(fault)))
+
+    tasks = [asyncio.ensure_future(run(choice)) for choice in range(count)]
+    try:
+        merge = _Merge(count)
+        while not merge.over:
+            choice, event = await queue.get()
+            for merged in merge.feed(choice, event):
+                yield merged
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Merge:
+    """Renumbers the events of several answers into one."""
+
+    def __init__(self, count: int) -> None:
+        self.over = False
+        self._started = False
+        self._next = 0
+        self._indices: dict[tuple[int, int], int] = {}
+        self._ends: dict[int, Finished] = {}
+        self._count = count
+
+    def feed(self, choice: int, event: Event) -> list[Event]:
+        match event:
+            case Started():
+                if self._started:
+                    return []
+                self._started = True
+                return [replace(event, losses=(*event.losses, _TOLD))]
+            case Failed():
+                self.over = True
+                return [event]
+            case Finished():
+                self._ends[choice] = event
+                return self._finish() if len(self._ends) == self._count else []
+            case Progress(index=None):
+                return [event]
+            case ItemAdded():
+                self._indices[choice, event.index] = self._next
+                self._next += 1
+                return [replace(event, index=self._next - 1, choice=choice)]
+            case _:
+                return [replace(event, index=self._indices[choice, event.index or 0])]
+
+    def _finish(self) -> list[Event]:
+        self.over = True
+        ends = [self._ends[choice] for choice in range(self._count)]
+        status = next((end.status for end in ends if end.status != "completed"), "completed")
+        reasons = tuple(end.reasons[0] for end in ends)
+        usage = add_usage([end.usage for end in ends if end.usage is not None])
+        return [replace(ends[0], status=status, reasons=reasons, usage=usage)]
+
+
+def add_usage(usages: list[Usage]) -> Usage | None:
+    """The sum of several reports; what nobody reported stays unreported.
+
+    >>> add_usage([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=5)])
+    Usage(input_tokens=3, output_tokens=5)
+    """
+    if not usages:
+        return None
+    totals: dict[str, int] = {}
+    for usage in usages:
+        for name, value in asdict(usage).items():
+            if isinstance(value, int):
+                totals[name] = totals.get(name, 0) + value
+    return Usage(**totals, extra=usages[0].extra)

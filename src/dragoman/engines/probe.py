@@ -1,0 +1,95 @@
+"""Finds out what kind of server an address is, by free questions only.
+
+The model listing tells its kind; an empty request to `/responses` tells whether it speaks that
+protocol (a server that does refuses it as a bad request). Neither costs a token. Silence for a
+second counts as "no".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec import Struct
+
+from dragoman.core.identity import MARK
+from dragoman.net.error import NetError
+from dragoman.net.http import Client, HeaderFields
+from dragoman.wire import body
+
+from .profiles import GENERIC, Profile, by_answers
+
+PATIENCE = 1.0
+"""Seconds a server has for each question."""
+
+
+class Answer(Struct, frozen=True):
+    """What came back: the status (0: nothing did), the `Server` header, the JSON if it was that.
+
+    `ours` is set when the answer carries the mark of a Dragoman.
+    """
+
+    status: int = 0
+    server: str | None = None
+    value: Any = None
+    ours: bool = False
+
+
+class Found(Struct, frozen=True):
+    """What an address turned out to be, and the wires it speaks, best first."""
+
+    profile: Profile
+    wires: tuple[str, ...]
+
+
+async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
+    """Find out what is at this address and which wires it speaks. Never raises for silence."""
+    listing = await question(client, "GET", f"{base_url}/models", headers)
+    profile = recognise(listing)
+    if profile is not None and profile.wires:
+        return Found(profile, profile.wires)
+    reply = await question(client, "POST", f"{base_url}/responses", headers, b"{}")
+    profile = profile or by_answers(reply.server)
+    if profile is not None and profile.wires:
+        return Found(profile, profile.wires)
+    speaks = reply.status in (400, 422)
+    return Found(profile or GENERIC, ("responses", "chat") if speaks else ("chat",))
+
+
+def recognise(listing: Answer) -> Profile | None:
+    """The profile a model listing gives away."""
+    return by_answers(listing.server, entries(listing.value))
+
+
+def entries(value: Any) -> list[dict[str, Any]]:
+    """The models of a listing, whatever shape it has; none where it is no listing."""
+    data = value.get("data") if isinstance(value, dict) else value
+    return [e for e in data if isinstance(e, dict)] if isinstance(data, list) else []
+
+
+async def question(
+    client: Client,
+    method: str,
+    url: str,
+    headers: HeaderFields,
+    content: bytes | None = None,
+    patience: float = PATIENCE,
+) -> Answer:
+    """Ask, and take silence, a broken answer or a refusal for what it is."""
+    if content is not None:
+        headers = (*headers, ("content-type", "application/json"))
+    try:
+        async with asyncio.timeout(patience), client.stream(method, url, headers, content) as reply:
+            raw = await reply.read()
+            fields = reply.headers
+            ours = fields.get(MARK) is not None
+            return Answer(reply.status, fields.get("server"), _json(raw), ours)
+    except (NetError, TimeoutError):
+        return Answer()
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return body.load(raw)
+    except ValueError:
+        return None

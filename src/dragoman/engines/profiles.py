@@ -1,0 +1,178 @@
+"""What is known of the servers a remote engine may meet, as data.
+
+A profile says which wires a server speaks well, how it spells them, what it cannot take and by
+which of its answers it is recognised. Every difference between servers is a value here; no code
+anywhere asks for a server's name. A port proves nothing and is never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from dragoman.core.lower import NATIVE, Limits
+from dragoman.core.turn import Think
+from dragoman.wire.dialect import Dialect
+
+
+class Marks(Struct, frozen=True, kw_only=True):
+    """The answers by which a server is known; any one of them is enough."""
+
+    hosts: tuple[str, ...] = ()
+    """Ends of host names in the base URL."""
+    server: tuple[str, ...] = ()
+    """Beginnings of the `Server` header, in lower case."""
+    owned_by: tuple[str, ...] = ()
+    """Values of `owned_by` in the model listing."""
+    fields: tuple[str, ...] = ()
+    """Fields that only this server's model listing has."""
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """One kind of server.
+
+    `wires` are the protocols it speaks well, best first; empty means "find out". `think` is what
+    to do with think tags in its text, `choices` whether it can give several alternatives, and
+    `silent_context` the context size at which it cuts prompts without a word.
+    """
+
+    name: str
+    marks: Marks = Marks()
+    wires: tuple[str, ...] = ()
+    dialect: Dialect = Dialect()
+    limits: Limits = NATIVE
+    think: Think = "inline"
+    choices: bool = True
+    silent_context: int | None = None
+    key_header: str = "authorization"
+
+
+_LOCAL = Limits(
+    custom_tools=False,
+    namespaces=False,
+    allowed_tools=False,
+    developer_role="system",
+    system_messages="front",
+)
+_MAX_TOKENS = Dialect(max_tokens="max_tokens")
+
+GENERIC = Profile(name="generic", dialect=_MAX_TOKENS, limits=_LOCAL)
+"""Nothing is known: the careful choice everywhere."""
+
+PROFILES: tuple[Profile, ...] = (
+    Profile(
+        name="openai",
+        marks=Marks(hosts=("api.openai.com",)),
+        wires=("chat", "responses"),
+    ),
+    Profile(
+        name="azure",
+        marks=Marks(hosts=(".openai.azure.com", ".services.ai.azure.com")),
+        wires=("chat", "responses"),
+        key_header="api-key",
+    ),
+    Profile(
+        name="openrouter",
+        marks=Marks(hosts=("openrouter.ai",)),
+        wires=("chat",),
+        dialect=Dialect(max_tokens="max_tokens", reasoning_field="reasoning"),
+        limits=_LOCAL,
+        think="reasoning",
+    ),
+    Profile(
+        name="deepseek",
+        marks=Marks(hosts=("api.deepseek.com",), owned_by=("deepseek",)),
+        wires=("chat",),
+        dialect=_MAX_TOKENS,
+        limits=_LOCAL,
+        think="reasoning",
+        choices=False,
+    ),
+    Profile(
+        name="ollama",
+        marks=Marks(owned_by=("library",)),
+        wires=("chat",),
+        dialect=Dialect(max_tokens="max_tokens", reasoning_field="reasoning"),
+        limits=_LOCAL,
+        think="reasoning",
+        choices=False,
+        silent_context=4096,
+    ),
+    Profile(
+        name="lmstudio",
+        marks=Marks(owned_by=("organization_owner",)),
+        dialect=_MAX_TOKENS,
+        limits=_LOCAL,
+        think="reasoning",
+        choices=False,
+    ),
+    Profile(
+        name="vllm",
+        marks=Marks(owned_by=("vllm",)),
+        wires=("chat",),
+        dialect=Dialect(reasoning_field="reasoning"),
+        limits=_LOCAL,
+        think="reasoning",
+    ),
+    Profile(
+        name="sglang",
+        marks=Marks(owned_by=("sglang",)),
+        wires=("chat",),
+        dialect=_MAX_TOKENS,
+        limits=_LOCAL,
+        think="reasoning",
+    ),
+    Profile(
+        # Its Responses stream leaves content_index out; its Chat is sound.
+        name="llama.cpp",
+        marks=Marks(server=("llama.cpp",), owned_by=("llamacpp",)),
+        wires=("chat",),
+        dialect=Dialect(max_tokens="max_tokens", repetition_penalty="repeat_penalty"),
+        limits=_LOCAL,
+        think="reasoning",
+    ),
+    Profile(
+        # Another of us: it takes everything as it is, in either protocol.
+        name="dragoman",
+        marks=Marks(server=("dragoman",), owned_by=("dragoman",)),
+        wires=("chat", "responses"),
+    ),
+)
+
+BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}
+
+
+def by_url(base_url: str) -> Profile | None:
+    """The profile of a well-known address.
+
+    >>> by_url("https://api.openai.com/v1").name
+    'openai'
+    """
+    host = f".{urlsplit(base_url).hostname or ''}"
+    for profile in PROFILES:
+        if any(host.endswith(end if end[0] == "." else f".{end}") for end in profile.marks.hosts):
+            return profile
+    return None
+
+
+def by_answers(server: str | None, listing: Iterable[dict[str, Any]] = ()) -> Profile | None:
+    """The profile that a `Server` header or a model listing gives away.
+
+    >>> by_answers("llama.cpp").name
+    'llama.cpp'
+    """
+    entries = list(listing)
+    owners = {entry.get("owned_by") for entry in entries}
+    spoken = (server or "").lower()
+    for profile in PROFILES:
+        marks = profile.marks
+        if any(spoken.startswith(word) for word in marks.server):
+            return profile
+        if owners.intersection(marks.owned_by):
+            return profile
+        if any(name in entry for name in marks.fields for entry in entries):
+            return profile
+    return None

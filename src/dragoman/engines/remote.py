@@ -1,0 +1,386 @@
+"""Any OpenAI-compatible server, spoken to over whichever wire it speaks best.
+
+This engine joins a wire to a connection: it encodes the request, sends it, feeds what comes back
+to the wire's decoder and hands on the events. What a kind of server needs is a profile's value,
+what HTTP needs is the net layer's business, what a byte means is the wire's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event, Failed, Finished
+from dragoman.core.identity import HOPS
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Decoder, Model
+from dragoman.core.loss import Loss
+from dragoman.core.lower import Lowered, lower
+from dragoman.core.request import Request
+from dragoman.core.secret import Secret
+from dragoman.core.turn import CUT, Turn
+from dragoman.net.error import (
+    DisconnectedError,
+    NetError,
+    NetTimeoutError,
+    RemoteProtocolError,
+    TooLargeError,
+)
+from dragoman.net.http import Client
+from dragoman.net.limits import Timeouts
+from dragoman.net.proxy import Proxies
+from dragoman.net.response import Response
+from dragoman.net.url import parse_url
+from dragoman.wire import error as wire_error
+from dragoman.wire.chat import CHAT
+from dragoman.wire.codec import Wire
+from dragoman.wire.responses import RESPONSES
+
+from . import probe
+from .fanout import fan_out
+from .mint import new_id, now
+from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
+
+WIRES = {wire.name: wire for wire in (CHAT, RESPONSES)}
+LATE_NEWS = 0.25
+"""Seconds to read on after the end, for usage that comes late and to free the connection."""
+LONGEST_WAIT = 60.0
+"""Seconds a configured retry waits at the most, whatever Retry-After says."""
+
+_log = logging.getLogger("dragoman")
+
+
+class _Plan(Struct):
+    """A request made ready for one wire."""
+
+    wire: Wire
+    body: bytes
+    lowered: Lowered
+    turn: Turn
+    decoder: Decoder
+    stream: bool
+
+
+class Remote:
+    """An engine behind an address.
+
+    - `base_url` is what clients of that server are given, with `/v1` where it has one.
+    - `key` is our key to it; with `pass_client_key` the caller's own key travels instead.
+    - `wire` is `auto` (find out once, for free), `chat` or `responses`.
+    - `profile` names a kind of server; by default it is recognised by its answers.
+    - `retries` is how often a 429 or 503 before the first byte is tried again; 0 passes it on.
+    - `header_hold` is how many seconds a stream may be silent before it is begun all the same.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        key: Secret | str | None = None,
+        pass_client_key: bool = False,
+        wire: str = "auto",
+        profile: str | None = None,
+        retries: int = 0,
+        header_hold: float = 5.0,
+        timeouts: Timeouts | None = None,
+        client: Client | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        parse_url(self.base_url)  # says at once what is wrong with an address
+        self._key = Secret(key) if isinstance(key, str) else key
+        self._pass_client_key = pass_client_key
+        self._retries = retries
+        self._header_hold = header_hold
+        self._timeouts = timeouts
+        self._own_client = client is None
+        self._client = client or Client(proxies=Proxies.from_environ(os.environ))
+        known = BY_NAME[profile] if profile else by_url(self.base_url)
+        self.profile: Profile = known or GENERIC
+        self._recognised = known is not None
+        self._wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
+        self._looking: asyncio.Task[probe.Found] | None = None
+
+    # ---- the engine ----------------------------------------------------------------------
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """Answer one request by asking the server once."""
+        if not self._wires:
+            await self._find_out(caller)
+        if (request.sampling.n or 1) > 1 and not ("chat" in self._wires and self.profile.choices):
+            events = fan_out(lambda one: self._ask(one, caller), request)
+        else:
+            events = self._ask(request, caller)
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def models(self) -> tuple[Model, ...]:
+        """The server's own listing. Raises FaultError when it has none to give."""
+        answer = await probe.question(
+            self._client, "GET", f"{self.base_url}/models", self._headers(ANYONE), patience=5.0
+        )
+        if not answer.status:
+            raise FaultError(_unreachable(f"{self.base_url} did not answer"))
+        if answer.status != 200:
+            raise FaultError(_unreachable(f"{self.base_url} has no model listing"))
+        self._recognise(probe.recognise(answer))
+        return tuple(
+            Model(
+                entry["id"],
+                _text(entry.get("owned_by")),
+                _whole(entry.get("created")),
+                {"models": entry},
+            )
+            for entry in probe.entries(answer.value)
+            if isinstance(entry.get("id"), str)
+        )
+
+    async def capabilities(self, model: str) -> Capabilities:
+        """What the profile says."""
+        limits = self.profile.limits
+        return Capabilities(
+            images=limits.images,
+            custom_tools=limits.custom_tools,
+            namespaces=limits.namespaces,
+            choices=self.profile.choices,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._own_client:
+            await self._client.aclose()
+
+    # ---- one exchange --------------------------------------------------------------------
+
+    async def _ask(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        try:
+            plan = self._plan(request, caller)
+        except FaultError as error:
+            yield Failed(error.fault)
+            return
+        undo = plan.lowered.events
+        async with aclosing(self._batches(plan, caller)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if isinstance(event, Finished | Failed):
+                        event = self._stamped(event)
+                    if undo is None:
+                        yield event
+                    else:
+                        for raised in undo(event):
+                            yield raised
+
+    async def _batches(self, plan: _Plan, caller: Caller) -> AsyncGenerator[list[Event], None]:
+        """The events as they come, begun after `header_hold` whatever the server does."""
+        heard = self._hear(plan, caller)
+        if not plan.stream:
+            async with aclosing(heard):
+                async for events in heard:
+                    yield events
+            return
+        first = asyncio.ensure_future(anext(heard))
+        try:
+            if not (await asyncio.wait((first,), timeout=self._header_hold))[0]:
+                plan.turn.begin()
+                yield plan.turn.take()
+            yield await first
+            async for events in heard:
+                yield events
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.wait((first,))
+            await heard.aclose()
+
+    async def _hear(self, plan: _Plan, caller: Caller) -> AsyncGenerator[list[Event], None]:
+        """Send the request and give the events of each read. Gives at least one list."""
+        url = self.base_url + plan.wire.path
+        headers = (("content-type", "application/json"), *self._headers(caller))
+        try:
+            for left in range(self._retries, -1, -1):
+                async with self._client.stream(
+                    "POST", url, headers, plan.body, timeouts=self._timeouts
+                ) as response:
+                    if response.status in (429, 503) and left:
+                        wait = _wait(response.headers.get("retry-after"), self._retries - left)
+                    elif response.status != 200:
+                        plan.turn.fail(await self._refusal(response, caller))
+                        yield plan.turn.take()
+                        return
+                    else:
+                        async for events in self._read(plan, response):
+                            yield events
+                        return
+                await asyncio.sleep(wait)
+        except NetError as error:
+            yield self._broken(plan, error)
+
+    async def _read(self, plan: _Plan, response: Response) -> AsyncGenerator[list[Event], None]:
+        self._recognise(by_answers(response.headers.get("server")))
+        decoder = plan.decoder
+        chunks = response.chunks()
+        async for data in chunks:
+            if events := decoder.feed(data):
+                try:
+                    yield events
+                except GeneratorExit:
+                    if decoder.ended:
+                        await self._late(decoder, chunks)
+                    raise
+            if decoder.ended:
+                yield await self._late(decoder, chunks) + decoder.close()
+                return
+        yield decoder.close()
+
+    async def _late(self, decoder: Decoder, chunks: AsyncIterator[bytes]) -> list[Event]:
+        """What comes after the end. Usage may, and a body read to its end frees the connection
+        for the next request; neither is waited for long."""
+        late: list[Event] = []
+        with suppress(TimeoutError, NetError):
+            async with asyncio.timeout(LATE_NEWS):
+                async for data in chunks:
+                    late += decoder.feed(data)
+        return late
+
+    def _plan(self, request: Request, caller: Caller) -> _Plan:
+        """Encode for the wire the caller speaks, or else for the first that can say it all."""
+        names = sorted(self._wires, key=lambda name: name != caller.wire)
+        if caller.wire is None or len(self.profile.wires) < 2:
+            names = list(self._wires)
+        lowered = lower(request, self.profile.limits)
+        refused: FaultError | None = None
+        for name in names:
+            wire = WIRES[name]
+            try:
+                body, losses = wire.encode_request(lowered.request, self.profile.dialect)
+            except FaultError as error:
+                refused = refused or error
+                continue
+            turn = Turn(
+                new_id(),
+                now(),
+                request.model,
+                losses=(*lowered.losses, *losses),
+                think=self.profile.think,
+            )
+            return _Plan(wire, body, lowered, turn, wire.decoder(turn), request.stream)
+        raise refused or FaultError(_unreachable(f"{self.base_url} speaks no wire we know"))
+
+    def _broken(self, plan: _Plan, error: NetError) -> list[Event]:
+        """The connection broke: the end if the answer had ended, else a fault that says how."""
+        turn = plan.turn
+        if not turn.finishing and (not turn.spoken or not isinstance(error, DisconnectedError)):
+            turn.fail(_fault(error))
+        return [*plan.decoder.close(), *turn.take()]
+
+    async def _refusal(self, response: Response, caller: Caller) -> Fault:
+        data = await response.read(1 << 20)
+        fault = wire_error.decode(response.status, data, response.headers.get("retry-after"))
+        if response.status in (401, 403) and not self._passes(caller):
+            return Fault(
+                "upstream_authentication",
+                f"{self.base_url} refused the key this server has for it ({response.status}). "
+                "Give it a working one (--upstream-key-env).",
+                "server",
+                status=response.status,
+            )
+        if response.status in (401, 403):
+            return replace(fault, code="authentication", blame="client")
+        return fault
+
+    def _stamped(self, event: Finished | Failed) -> Finished | Failed:
+        """The end, with the time, and with a word of warning where the profile has one."""
+        if event.completed_at is None:
+            event = replace(event, completed_at=now())
+        limit, usage = self.profile.silent_context, event.usage
+        if limit is None or usage is None or not isinstance(event, Finished):
+            return event
+        if (usage.input_tokens or 0) + (usage.output_tokens or 0) != limit:
+            return event
+        why = (
+            f"prompt and answer together are exactly {limit} tokens: this server cuts longer "
+            "prompts without saying so; raise its context size"
+        )
+        _log.warning("%s: %s", self.base_url, why)
+        return replace(event, losses=(*event.losses, Loss("input", "told", why)))
+
+    # ---- the server ----------------------------------------------------------------------
+
+    async def _find_out(self, caller: Caller) -> None:
+        """Look once, however many ask at the same time."""
+        if self._looking is None or (self._looking.done() and self._looking.cancelled()):
+            headers = self._headers(caller)
+            self._looking = asyncio.ensure_future(probe.look(self._client, self.base_url, headers))
+        found = await asyncio.shield(self._looking)
+        self._recognise(found.profile if found.profile is not GENERIC else None)
+        self._wires = found.wires
+
+    def _recognise(self, profile: Profile | None) -> None:
+        if profile is not None and not self._recognised:
+            self.profile, self._recognised = profile, True
+
+    def _passes(self, caller: Caller) -> bool:
+        return self._pass_client_key and caller.key is not None
+
+    def _headers(self, caller: Caller) -> tuple[tuple[str, str], ...]:
+        headers: list[tuple[str, str]] = [(HOPS, str(caller.hops + 1))]
+        key = caller.key if self._passes(caller) else self._key
+        if key:
+            name = self.profile.key_header
+            value = key.reveal()
+            headers.append((name, f"Bearer {value}" if name == "authorization" else value))
+        if caller.trace:
+            headers.append(("x-request-id", caller.trace))
+        return tuple(headers)
+
+
+def _fault(error: NetError) -> Fault:
+    """What a failure of the net means to whoever asked."""
+    match error:
+        case NetTimeoutError():
+            return Fault(
+                "upstream_timeout", f"The model's server is too slow: {error}.", "upstream"
+            )
+        case DisconnectedError(before_first_byte=False):
+            return CUT
+        case RemoteProtocolError() | TooLargeError():
+            return Fault(
+                "upstream_error", f"The model's server does not speak HTTP: {error}.", "upstream"
+            )
+        case _:
+            return _unreachable(str(error))
+
+
+def _unreachable(what: str) -> Fault:
+    return Fault(
+        "upstream_unreachable",
+        f"The model's server cannot be reached: {what}. Is it running, and at this address?",
+        "upstream",
+    )
+
+
+def _wait(retry_after: str | None, attempt: int) -> float:
+    """Seconds before a configured retry."""
+    try:
+        asked = float(retry_after or "")
+    except ValueError:
+        asked = 0.5 * 2**attempt
+    return min(max(asked, 0.0), LONGEST_WAIT)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else "unknown"
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
