@@ -1,0 +1,118 @@
+"""The ASGI application: an engine, spoken to over Chat Completions and Responses.
+
+It joins the parts: who may come in, which path is answered by what, and what a failure looks like.
+Any ASGI host can run it; it opens no socket and handles no signal.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.identity import HOPS
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.secret import Secret
+from dragoman.wire import body
+from dragoman.wire.chat import CHAT
+from dragoman.wire.responses import RESPONSES
+
+from .answer import Answers
+from .asgi import Receive, Scope, Send
+from .browser import Browsers
+from .exchange import Exchange
+from .keys import Keys
+from .mishap import mishaps
+from .models import PATH as MODELS
+from .models import Models
+from .router import MethodNotAllowedError, Route, Router
+from .settings import Settings
+from .watch import GONE, SHUTTING_DOWN, Roster
+
+WIRES = (CHAT, RESPONSES)
+MAX_HOPS = 8
+"""Dragomans in a row before we think that it is a ring."""
+
+
+class App:
+    """An ASGI 3 application. `drain` ends its work, `close` lets go of its engine."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._roster = Roster()
+        self._keys = Keys(settings.keys)
+        self._browsers = Browsers(settings)
+        answers = Answers(engine, settings, self._roster)
+        models = Models(engine, self._roster)
+        self._router = Router(
+            (
+                *(Route("POST", f"/v1{wire.path}", answers.over(wire)) for wire in WIRES),
+                Route("GET", MODELS, models.list),
+                Route("GET", f"{MODELS}/", models.one),
+                Route("GET", "/healthz", self._health, public=True),
+                Route("GET", "/readyz", self._readiness, public=True),
+            )
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send))
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def drain(self, patience: float) -> None:
+        """Refuse new requests, and stop running ones that do not end within `patience` seconds."""
+        await self._roster.drain(patience)
+
+    def hurry(self) -> None:
+        """Stop running requests now."""
+        self._roster.hurry()
+
+    async def close(self) -> None:
+        """Let go of the engine."""
+        await self._engine.close()
+
+    async def _http(self, exchange: Exchange) -> None:
+        caller = ANYONE
+        try:
+            if not self._router.is_public(exchange.path):
+                self._browsers.check(exchange)
+                if await self._browsers.preflight(exchange):
+                    return
+                caller = self._caller(exchange, self._keys.check(exchange))
+            with mishaps(exchange.id, caller):
+                await self._router.find(exchange.method, exchange.path)(exchange, caller)
+        except MethodNotAllowedError as error:
+            await exchange.refuse(error.fault, (b"allow", error.allow.encode()))
+        except FaultError as error:
+            if exchange.opened:
+                exchange.abort()
+            elif error.fault is not GONE:
+                await exchange.refuse(error.fault)
+
+    def _caller(self, exchange: Exchange, key: Secret | None) -> Caller:
+        """Who asks. Raises FaultError for a request that goes round in a ring."""
+        passed = exchange.header(HOPS)
+        hops = int(passed[:9]) if passed.isdecimal() else 0
+        if hops > MAX_HOPS:
+            problem = f"has passed {hops} servers like this one; an upstream leads back to it"
+            raise FaultError(bad_request(problem, HOPS))
+        return Caller(key=key, trace=exchange.id, hops=hops)
+
+    async def _health(self, exchange: Exchange, caller: Caller) -> None:
+        await exchange.reply(200, body.dump({"status": "ok"}))
+
+    async def _readiness(self, exchange: Exchange, caller: Caller) -> None:
+        if self._roster.closing:
+            raise FaultError(SHUTTING_DOWN)
+        await exchange.reply(200, body.dump({"status": "ready"}))
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return

@@ -1,0 +1,103 @@
+"""Web pages are clients too, and not always invited ones.
+
+Without a key, any page a user visits could reach a server on that user's machine: by a name that
+its owner points at 127.0.0.1, or by a plain request from another site. Both are turned away here.
+Pages of listed origins get the CORS headers they need. Nothing here looks at keys.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from dragoman.core.error import Fault, FaultError
+
+from .asgi import Headers
+from .exchange import Exchange, safe
+from .settings import Settings
+
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^:\[\]]*)(?::\d*)?", re.ASCII)
+
+PREFLIGHT: Headers = [
+    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-max-age", b"600"),
+]
+EXPOSED = (
+    b"access-control-expose-headers",
+    b"x-request-id, x-dragoman, x-dragoman-loss, retry-after",
+)
+
+
+class Browsers:
+    """Lets in the pages that are listed, and while there is no key, no others."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._guarded = not settings.keys
+        self._hosts = frozenset(name.lower() for name in (settings.host, *settings.allowed_hosts))
+        self._origins = frozenset(settings.cors_origins)
+
+    def check(self, exchange: Exchange) -> None:
+        """Add CORS headers for a listed origin. Raises FaultError for an uninvited page."""
+        origin = exchange.header("origin")
+        listed = bool(origin) and ("*" in self._origins or origin in self._origins)
+        if listed:
+            exchange.marks += [(b"access-control-allow-origin", safe(origin)), EXPOSED]
+        if self._origins:
+            exchange.marks.append((b"vary", b"origin"))
+        if not self._guarded:
+            return
+        if not self._knows(host_name(exchange.header("host"))):
+            problem = "is not a name of this server; list it in allowed_hosts if it should be"
+            raise FaultError(_stranger(f"The host {exchange.header('host')!r} {problem}."))
+        if origin and not listed and not self._at_home(origin, exchange):
+            problem = "may not use this server; list it in cors_origins if it should"
+            raise FaultError(_stranger(f"The origin {origin!r} {problem}."))
+
+    async def preflight(self, exchange: Exchange) -> bool:
+        """Answer a browser that asks whether it may ask; False if that is not the question."""
+        asks = exchange.header("access-control-request-method")
+        if exchange.method != "OPTIONS" or not asks or not self._origins:
+            return False
+        wanted = exchange.header("access-control-request-headers")
+        allowed = (b"access-control-allow-headers", safe(wanted or "*"))
+        await exchange.reply(204, b"", *PREFLIGHT, allowed)
+        return True
+
+    def _knows(self, name: str) -> bool:
+        # Without a Host header there is no name that could have been pointed at us.
+        return not name or is_loopback(name) or name in self._hosts or "*" in self._hosts
+
+    def _at_home(self, origin: str, exchange: Exchange) -> bool:
+        """A page of this machine or of this very server, or an application that is no page."""
+        scheme, _, rest = origin.partition("://")
+        if scheme not in ("http", "https"):
+            return bool(rest)  # "null" is what a sandboxed page of any site calls itself
+        return is_loopback(host_name(rest)) or rest == exchange.header("host")
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets; as it is if it makes no sense.
+
+    >>> host_name("LocalHost:8000"), host_name("[::1]:8000"), host_name("evil.example")
+    ('localhost', '::1', 'evil.example')
+    """
+    found = _HOST.fullmatch(host.strip().lower())
+    return found["name"].strip("[]").removesuffix(".") if found else host
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name or address always means this machine.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("localhost.evil.example")
+    (True, True, False)
+    """
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _stranger(problem: str) -> Fault:
+    return Fault("permission", problem, "client")

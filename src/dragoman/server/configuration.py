@@ -1,0 +1,211 @@
+"""Reads `dragoman.toml`: what the server is set to, and which upstreams it has.
+
+    [server]
+    port = 8000
+    api_key_env = ["DRAGOMAN_KEY"]
+
+    [[upstreams]]
+    name = "local"
+    url = "http://127.0.0.1:11434/v1"
+
+Whatever is wrong is said with the line and the field. Nothing is set up here; keys stand in the
+environment, never in the file.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.core.error import FaultError
+from dragoman.core.secret import Secret
+from dragoman.wire.body import Fields
+
+from .settings import Settings
+
+FILE = "dragoman.toml"
+
+_T = TypeVar("_T", bound=Struct)
+
+
+class Upstream(Struct, frozen=True, kw_only=True):
+    """A server that models are behind."""
+
+    name: Annotated[str, Meta(description="What this upstream is called in messages.")]
+    url: Annotated[str, Meta(description="Its base URL, as its own clients are given it.")]
+    key_env: Annotated[
+        str | None, Meta(description="The environment variable that holds our key to it.")
+    ] = None
+    wire: Annotated[
+        Literal["auto", "chat", "responses"],
+        Meta(description="The protocol it is spoken to in; auto finds out."),
+    ] = "auto"
+    profile: Annotated[
+        str | None, Meta(description="The kind of server it is; by default it is recognised.")
+    ] = None
+    models: Annotated[
+        tuple[str, ...],
+        Meta(description="The models asked of it; none listed means every name goes there."),
+    ] = ()
+    aliases: Annotated[
+        dict[str, str], Meta(description="Names clients may use, and the model each stands for.")
+    ] = {}
+    pass_client_key: Annotated[
+        bool, Meta(description="Whether a client's own key travels to it in place of ours.")
+    ] = False
+
+
+class Configuration(Struct, frozen=True, kw_only=True):
+    """All that the file says."""
+
+    server: Settings = Settings()
+    upstreams: tuple[Upstream, ...] = ()
+
+
+class ConfigurationError(ValueError):
+    """The configuration cannot be used; the message says where it is wrong, and why."""
+
+
+def load(path: Path) -> Configuration:
+    """Read a file. Raises ConfigurationError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is not UTF-8 text.") from None
+    return read(text, str(path))
+
+
+def read(text: str, name: str = FILE) -> Configuration:
+    """Read the text of a file called `name`.
+
+    >>> read("[server]\\nport = 9000").server.port
+    9000
+    >>> read("[server]\\nport = 'x'")
+    Traceback (most recent call last):
+        ...
+    dragoman.server.configuration.ConfigurationError: dragoman.toml:2: server.port: is a string, \\
+and must be an integer
+    """
+    try:
+        fields = Fields(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        problem = str(error)
+        found = re.search(r"\(at line (\d+)", problem)
+        where = f"{name}:{found[1]}" if found else name
+        raise ConfigurationError(f"{where}: {problem}") from None
+    try:
+        server = fields.object("server")
+        settings = _filled(Settings, server, skip="keys") if server else Settings()
+        upstreams = tuple(_filled(Upstream, each) for each in fields.objects("upstreams"))
+        _nothing_left(fields, ("server", "upstreams"))
+    except FaultError as error:
+        line = _line_of(error.fault.param or "", text)
+        raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None
+    return Configuration(server=settings, upstreams=upstreams)
+
+
+def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """The settings with the keys that the named variables hold. Raises ConfigurationError."""
+    keys = []
+    for name in settings.api_key_env:
+        value = environ.get(name, "").strip()
+        if not value:
+            problem = (
+                f"The environment variable {name} should hold a key for clients, and is empty."
+            )
+            raise ConfigurationError(problem)
+        keys.append(Secret(value))
+    return msgspec.structs.replace(settings, keys=(*settings.keys, *keys))
+
+
+# ---- values ------------------------------------------------------------------------------
+
+
+def _filled(kind: type[_T], fields: Fields, *, skip: str = "") -> _T:
+    """A struct of this kind out of the fields of its name. Raises FaultError for any other."""
+    hints = get_type_hints(kind, include_extras=True)
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name == skip:
+            continue
+        value = _taken(fields, field.name, hints[field.name])
+        if value is not None:
+            values[field.name] = value
+        elif field.required:
+            raise fields.wrong(field.name, "is missing")
+    _nothing_left(fields, hints.keys() - {skip})
+    return kind(**values)
+
+
+def _taken(fields: Fields, name: str, hint: Any) -> Any:
+    """The value of one field, as its type hint and its bounds would have it; None if absent."""
+    hint, meta = get_args(hint)
+    kinds = [each for each in get_args(hint) if each is not NoneType]
+    if isinstance(hint, UnionType):
+        (hint,) = kinds
+    match get_origin(hint) or hint:
+        case builtins.bool:
+            return fields.boolean(name)
+        case builtins.int:
+            return fields.integer(name, meta.ge, meta.le)
+        case builtins.float:
+            return fields.number(name, meta.ge, meta.le)
+        case builtins.str:
+            return fields.string(name)
+        case builtins.tuple:
+            return fields.strings(name)
+        case builtins.dict:
+            inner = fields.object(name)
+            return inner and {key: inner.need(key) for key in inner.rest()}
+        case _:
+            return fields.one_of(name, kinds)
+
+
+def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
+    for unknown in fields.rest():
+        near = get_close_matches(unknown, names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise fields.wrong(unknown, f"is not a setting{hint}")
+
+
+# ---- lines -------------------------------------------------------------------------------
+
+_TABLE = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*["']?([\w.-]+)["']?\s*=""")
+
+
+def _line_of(path: str, text: str) -> int:
+    """The line a field stands on, or else that of the nearest thing around it."""
+    places: dict[str, int] = {}
+    for place, line in _places(text):
+        places.setdefault(place, line)
+    while path and path not in places:
+        path = re.sub(r"(^|\.)[^.\[\]]*$|\[\d+\]$", "", path)
+    return places.get(path, 1)
+
+
+def _places(text: str) -> Iterator[tuple[str, int]]:
+    """The path of every table and key, and its line; TOML that is well-formed is assumed."""
+    table = ""
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TABLE.match(line):
+            name = header[2]
+            if header[1] == "[[":
+                counts[name] = counts.get(name, -1) + 1
+            first, dot, rest = name.partition(".")
+            table = f"{first}[{counts[first]}]{dot}{rest}" if first in counts else name
+            yield table, number
+        elif key := _KEY.match(line):
+            yield f"{table}.{key[1]}" if table else key[1], number

@@ -1,0 +1,106 @@
+"""One HTTP request and the way back to its client.
+
+Reads what stands in the head of the request and writes answers, plain or in pieces, each with the
+marks that every answer of ours carries. It knows no route and no protocol but the shape of errors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from dragoman.core.error import Fault
+from dragoman.core.identity import MARK, VERSION
+from dragoman.core.loss import Loss
+from dragoman.wire import error as wire_error
+from dragoman.wire import loss
+
+from .asgi import Headers, Receive, Scope, Send
+
+ABORT = "dragoman.abort"
+"""The ASGI extension by which our host lets a connection be dropped: a plain function."""
+
+JSON_TYPE = (b"content-type", b"application/json")
+_MARKS = [
+    (b"server", f"dragoman/{VERSION}".encode()),
+    (MARK.encode(), VERSION.encode()),
+]
+_SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+_UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
+
+
+class Exchange:
+    """A request's head, and `reply`, `refuse`, or `open` and `write`, to answer it.
+
+    `id` is the client's own request id where that is sane, or else a new one. `opened` says
+    whether the status is out. Whoever adds to `marks` adds a header to the answer.
+    """
+
+    __slots__ = ("_send", "headers", "id", "marks", "method", "opened", "path", "receive", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = self.header("x-request-id")
+        self.id = given if _SANE_ID.fullmatch(given) else f"req_{os.urandom(12).hex()}"
+        self.marks: Headers = [*_MARKS, (b"x-request-id", self.id.encode())]
+        self.opened = False
+
+    def header(self, name: str) -> str:
+        """A header of the request; the empty string where there is none."""
+        return self.headers.get(name.encode(), b"").decode("latin-1")
+
+    async def open(self, status: int, headers: Headers) -> None:
+        """Send the status and the headers; the body follows by `write`."""
+        self.opened = True
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*self.marks, *headers],
+        }
+        await self._send(start)
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a piece of the body, the last one with `more=False`. Waits for a slow client."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def abort(self) -> None:
+        """Drop the connection at once, where the host can; what was sent may not arrive."""
+        abort = self.scope.get("extensions", {}).get(ABORT)
+        if abort is not None:
+            abort()
+
+    async def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.open(status, [*([JSON_TYPE] if body else []), length, *headers])
+        await self.write(b"" if self.method == "HEAD" else body, more=False)
+
+    async def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
+        """Answer with a fault, as its status and error object."""
+        extra = list(headers)
+        if fault.retry_after is not None:
+            extra.append((b"retry-after", safe(fault.retry_after)))
+        if fault.code == "authentication":
+            extra.append((b"www-authenticate", b"Bearer"))
+        await self.reply(wire_error.status(fault), wire_error.encode(fault), *extra)
+
+
+def loss_header(losses: Iterable[Loss]) -> Headers:
+    """The header that tells what was not carried as it was asked; none when all was."""
+    line = loss.header(losses)
+    return [(b"x-dragoman-loss", line.encode())] if line else []
+
+
+def safe(text: str) -> bytes:
+    """Text as a header's value: nothing in it can end the line.
+
+    >>> safe("a\\r\\nb")
+    b'a b'
+    """
+    return _UNSAFE.sub(b" ", text.encode())

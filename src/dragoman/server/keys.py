@@ -1,0 +1,63 @@
+"""Who may come in: the keys clients present.
+
+A key comes as a Bearer token or as `x-api-key`. It is compared without telling by the time it
+takes how much of it was right. No key is asked for where none is configured; whether that may be
+is decided where the address to listen on is.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from hashlib import sha256
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.secret import Secret
+
+from .exchange import Exchange
+
+_MISSING = Fault(
+    "authentication",
+    "This server asks for a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`.",
+    "client",
+)
+_WRONG = Fault("authentication", "This key is not one of this server's.", "client")
+
+
+class Keys:
+    """The keys that open the door; with none configured it stands open."""
+
+    def __init__(self, keys: Iterable[Secret]) -> None:
+        self._digests = tuple(_digest(key.reveal()) for key in keys)
+
+    def check(self, exchange: Exchange) -> Secret | None:
+        """The key that was presented. Raises FaultError if it is wrong, or missing and needed."""
+        presented = tuple(_presented(exchange))
+        if not self._digests:
+            return Secret(presented[0]) if presented else None
+        if not presented:
+            raise FaultError(_MISSING)
+        for key in presented:
+            given = _digest(key)
+            # Every key is compared, so that the time does not tell which one was right.
+            if sum(hmac.compare_digest(given, digest) for digest in self._digests):
+                return Secret(key)
+        raise FaultError(_WRONG)
+
+
+def generate_key() -> Secret:
+    """A new key that nobody can guess."""
+    return Secret(f"dragoman-{secrets.token_urlsafe(24)}")
+
+
+def _presented(exchange: Exchange) -> Iterable[str]:
+    scheme, _, token = exchange.header("authorization").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        yield token.strip()
+    if key := exchange.header("x-api-key").strip():
+        yield key
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode()).digest()

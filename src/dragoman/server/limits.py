@@ -1,0 +1,122 @@
+"""What a client may ask at once and how large: bounds that turn away in good time.
+
+A gate lets so many in, lets so many wait, and refuses the rest; a body is read up to its limit
+and no further. It knows no protocol, only faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from dragoman.core.error import Code, Fault, FaultError
+
+from .exchange import Exchange
+from .watch import GONE
+
+RETRY_AFTER = "1"
+"""Seconds after which it is worth asking again when everything is taken."""
+
+
+class Gate:
+    """Admits `running` at once and lets `waiting` more queue, first come, first served.
+
+    Entering raises FaultError: `rate_limited` when the queue is full, `overloaded` after
+    `patience` seconds in it.
+    """
+
+    def __init__(self, running: int, waiting: int, patience: float) -> None:
+        self._free = running
+        self._waiting = waiting
+        self._patience = patience
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._free > 0:
+            self._free -= 1
+            return
+        if len(self._queue) >= self._waiting:
+            raise FaultError(_busy("rate_limited", "too many requests are waiting already"))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            async with asyncio.timeout(self._patience):
+                await turn
+        except TimeoutError:
+            self._give_up(turn)
+            problem = f"no turn came in {self._patience:g} s"
+            raise FaultError(_busy("overloaded", problem)) from None
+        except asyncio.CancelledError:
+            self._give_up(turn)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    def _give_up(self, turn: asyncio.Future[None]) -> None:
+        if not turn.cancelled():
+            self._pass_on()  # it came at the very moment of giving up
+        elif turn in self._queue:
+            self._queue.remove(turn)
+
+
+def _busy(code: Code, problem: str) -> Fault:
+    return Fault(code, f"The server is busy: {problem}.", "server", retry_after=RETRY_AFTER)
+
+
+async def read_body(exchange: Exchange, limit: int, patience: float) -> bytes:
+    """The body of a JSON request.
+
+    Raises FaultError when it is not JSON by its own account, is larger than `limit` bytes, stops
+    coming for `patience` seconds, or when the client hangs up in the middle.
+    """
+    _check_head(exchange, limit)
+    pieces: list[bytes] = []
+    size = 0
+    more = True
+    try:
+        async with asyncio.timeout(patience) as clock:
+            while more:
+                message = await exchange.receive()
+                if message["type"] == "http.disconnect":
+                    raise FaultError(GONE)
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > limit:
+                    raise FaultError(_too_large(limit))
+                more = message.get("more_body", False)
+                clock.reschedule(asyncio.get_running_loop().time() + patience)
+    except TimeoutError:
+        problem = f"The rest of the body did not come within {patience:g} s."
+        raise FaultError(Fault("stalled", problem, "client")) from None
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _check_head(exchange: Exchange, limit: int) -> None:
+    """What the headers say of the body is enough to refuse it."""
+    media_type = exchange.header("content-type").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        # A page on any site may make a browser send text/plain to this machine; JSON it may not.
+        told = f"is {media_type!r}" if media_type else "is missing"
+        problem = f"The content-type {told}, and must be application/json."
+        raise FaultError(Fault("unsupported_media_type", problem, "client"))
+    coding = exchange.header("content-encoding").strip().lower()
+    if coding not in ("", "identity"):
+        problem = f"The body is encoded with {coding!r}; send it as it is."
+        raise FaultError(Fault("unsupported_media_type", problem, "client"))
+    length = exchange.header("content-length")
+    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+        raise FaultError(_too_large(limit))
+
+
+def _too_large(limit: int) -> Fault:
+    problem = f"The body is larger than {limit} bytes, which is this server's limit (body_limit)."
+    return Fault("too_large", problem, "client")

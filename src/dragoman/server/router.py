@@ -1,0 +1,72 @@
+"""Which path is answered by what: a table, looked up by path and then by method.
+
+Whoever is not in the table is not found; the table also says which few routes ask for no key. It
+knows no handler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from msgspec import Struct
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.interfaces import Caller
+
+from .exchange import Exchange
+
+Handler = Callable[[Exchange, Caller], Awaitable[None]]
+
+
+class Route(Struct, frozen=True):
+    """A path and what is done there. A path that ends in `/` stands for all below it.
+
+    `public` routes are open to those without a key.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    public: bool = False
+
+
+class MethodNotAllowedError(FaultError):
+    """The path is there and does not take this method; `allow` names those it takes."""
+
+    def __init__(self, method: str, path: str, allow: str) -> None:
+        problem = f"{path} does not take {method}; it takes {allow}."
+        super().__init__(Fault("method_not_allowed", problem, "client"))
+        self.allow = allow
+
+
+class Router:
+    """The table of routes."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._paths: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            methods = self._paths.setdefault(route.path, {})
+            methods[route.method] = route
+            if route.method == "GET":
+                methods["HEAD"] = route
+        self._trees = tuple(path for path in self._paths if path.endswith("/"))
+
+    def is_public(self, path: str) -> bool:
+        """Whether a path asks for no key."""
+        return any(route.public for route in self._paths.get(path, {}).values())
+
+    def find(self, method: str, path: str) -> Handler:
+        """The handler of a request. Raises FaultError where there is none."""
+        methods = self._paths.get(path) or self._below(path)
+        if methods is None:
+            raise FaultError(Fault("not_found", f"There is nothing at {path[:200]}.", "client"))
+        route = methods.get(method)
+        if route is None:
+            raise MethodNotAllowedError(method, path, ", ".join(sorted(methods)))
+        return route.handler
+
+    def _below(self, path: str) -> dict[str, Route] | None:
+        for tree in self._trees:
+            if path.startswith(tree) and len(path) > len(tree):
+                return self._paths[tree]
+        return None

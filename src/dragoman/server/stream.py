@@ -1,0 +1,171 @@
+"""A streamed answer: engine events out as server-sent events, at the pace of both sides.
+
+Headers wait for the first event, so that a failure before it has a status of its own; silence is
+filled with heartbeats; a client that does not read is let go; and whatever happens, one terminal
+event ends the stream. What an event looks like is the encoder's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event, Failed, Started
+from dragoman.core.interfaces import Encoder
+from dragoman.core.loss import Loss
+from dragoman.wire import sse
+
+from .asgi import Headers
+from .exchange import Exchange, loss_header
+from .pump import TERMINAL, pump
+from .settings import Settings
+from .watch import GONE, Watch
+
+BURST = 64 * 1024
+"""Bytes that are sent at once although more is ready."""
+LAST_WORDS = 5.0
+"""Seconds a client has to take the end of a stream that was stopped."""
+
+SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+"""What keeps proxies from holding back, changing or compressing a stream."""
+
+UNFINISHED = Fault("upstream_cut", "The answer broke off before its end.", "upstream")
+
+
+class Stream:
+    """One streamed answer: `run` it, and where that raises a FaultError, `fail` with its fault."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        encoder: Encoder,
+        settings: Settings,
+        losses: tuple[Loss, ...] = (),
+    ) -> None:
+        self._exchange = exchange
+        self._encoder = encoder
+        self._settings = settings
+        self._losses = losses
+        agent = exchange.header("user-agent").lower()
+        self._data = any(word in agent for word in settings.heartbeat_data)
+        self._parts: list[bytes] = []  # encoded and not yet sent
+        self._size = 0
+        self._over = False  # the terminal event is encoded
+        self._done = False  # and sent
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()  # when the last send began or ended
+        self._sending = False
+        self._beat: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch: Watch | None = None
+
+    async def run(self, events: AsyncGenerator[Event, None], watch: Watch) -> None:
+        """Say all events. Raises FaultError, to be told by `fail`, when they do not end well."""
+        with self._clock(watch):
+            first = await anext(events, None)
+            if first is None:
+                raise FaultError(UNFINISHED)
+            if isinstance(first, Failed) and not self._exchange.opened:
+                raise FaultError(first.fault)
+            if isinstance(first, Started):
+                self._losses += first.losses
+            self._take(first)
+            if not self._over and not await pump(events, self._take, self._flush):
+                raise FaultError(UNFINISHED)
+            await self._flush(more=False)
+
+    async def fail(self, fault: Fault) -> None:
+        """Tell a failure: as a plain answer while that is possible, else as the stream's end."""
+        if self._done or fault is GONE:
+            return
+        if fault.code == "stalled":  # there is nobody who would read why
+            self._exchange.abort()
+            return
+        if not self._exchange.opened and not self._parts:
+            await self._exchange.refuse(fault)
+            return
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS):
+                if not self._over:
+                    self._take(Failed(fault))
+                await self._flush(more=False)
+
+    # ---- sending -------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> bool:
+        data = self._encoder.feed(event)
+        self._parts.append(data)
+        self._size += len(data)
+        if isinstance(event, TERMINAL):
+            self._over = True
+        return self._size >= BURST
+
+    async def _flush(self, *, more: bool = True) -> None:
+        if self._beat is not None:  # what was begun earlier goes first
+            await self._beat
+            self._beat = None
+        if self._size or not more:
+            await self._send(b"".join(self._parts), more=more)
+            self._parts.clear()  # and not before: an interrupted send is made again
+            self._size = 0
+            self._done = not more
+
+    async def _send(self, data: bytes, *, more: bool = True) -> None:
+        self._sending = True
+        self._since = self._loop.time()
+        try:
+            if not self._exchange.opened:
+                await self._exchange.open(200, [*SSE_HEADERS, *loss_header(self._losses)])
+            await self._exchange.write(data, more=more)
+        except OSError:  # how some hosts tell that the client is gone
+            if self._watch is not None:
+                self._watch.stop(GONE)
+        finally:
+            self._sending = False
+            self._since = self._loop.time()
+
+    # ---- time ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _clock(self, watch: Watch) -> Iterator[None]:
+        """While this is on, silence is filled and a client that does not read is let go."""
+        self._watch = watch
+        self._timer = self._loop.call_at(self._due(), self._tick)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+            self._watch = None
+            if self._beat is not None:
+                self._beat.cancel()
+                self._beat = None
+
+    def _due(self) -> float:
+        if self._sending:
+            return self._since + self._settings.stall
+        if not self._exchange.opened:
+            return self._since + self._settings.header_hold
+        return self._since + self._settings.heartbeat
+
+    def _tick(self) -> None:
+        if self._due() <= self._loop.time():
+            if self._sending:
+                self._stall()
+            else:
+                self._since = self._loop.time()
+                self._beat = self._loop.create_task(self._send(self._sign_of_life()))
+        self._timer = self._loop.call_at(self._due(), self._tick)
+
+    def _stall(self) -> None:
+        if self._watch is not None:
+            problem = f"The client read nothing for {self._settings.stall:g} s."
+            self._watch.stop(Fault("stalled", problem, "client"))
+
+    def _sign_of_life(self) -> bytes:
+        return self._encoder.heartbeat(data=self._data) or sse.comment("waiting")

@@ -1,0 +1,120 @@
+"""Cancels the work for a client that is no longer served, and remembers why.
+
+While a watch is on, the task that entered it is cancelled when the client hangs up, when its time
+is over, or when somebody calls `stop` with another reason. A roster knows all watches that are on.
+Nothing here sends a byte or knows a protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from dragoman.core.error import Fault, FaultError
+
+from .asgi import Receive
+
+GONE = Fault("cancelled", "The client closed the connection.", "client")
+SHUTTING_DOWN = Fault(
+    "shutting_down", "The server is shutting down; try again.", "server", retry_after="1"
+)
+
+
+class Roster:
+    """The work that is going on. Once `closing`, no new work should be taken."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self._watches: set[Watch] = set()
+        self._changed = asyncio.Event()
+
+    def add(self, watch: Watch) -> None:
+        """A piece of work begins."""
+        self._watches.add(watch)
+
+    def discard(self, watch: Watch) -> None:
+        """It has ended."""
+        self._watches.discard(watch)
+        self._changed.set()
+
+    def hurry(self) -> None:
+        """End the waiting of `drain`."""
+        for watch in tuple(self._watches):
+            watch.stop(SHUTTING_DOWN)
+
+    async def drain(self, patience: float) -> None:
+        """Take no more work, let what goes on end within `patience` seconds, then stop it."""
+        self.closing = True
+        timer = asyncio.get_running_loop().call_later(patience, self.hurry)
+        try:
+            while self._watches:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            timer.cancel()
+
+
+class Watch:
+    """A context in which the current task is cancelled when there is nobody left to work for.
+
+    Leaving it after that raises FaultError with the reason in place of CancelledError; a
+    cancellation that came from elsewhere passes untouched.
+    """
+
+    __slots__ = (
+        "_cancellations",
+        "_listener",
+        "_on",
+        "_receive",
+        "_roster",
+        "_task",
+        "_timer",
+        "fault",
+    )
+    _listener: asyncio.Task[None]
+
+    def __init__(self, receive: Receive, roster: Roster) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("only a task can be watched over")
+        self._task = task
+        self._cancellations = task.cancelling()
+        self._receive = receive
+        self._roster = roster
+        self._timer: asyncio.TimerHandle | None = None
+        self._on = False
+        self.fault: Fault | None = None
+
+    def stop(self, fault: Fault) -> None:
+        """Cancel the task for this reason. The first reason given is the one that counts."""
+        if self._on and self.fault is None:
+            self.fault = fault
+            self._task.cancel()
+
+    def limit(self, seconds: float, fault: Fault) -> None:
+        """Stop for this reason when so much time has passed."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, fault)
+
+    def __enter__(self) -> Watch:
+        self._listener = asyncio.get_running_loop().create_task(self._listen())
+        self._roster.add(self)
+        self._on = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._on = False
+        self._roster.discard(self)
+        self._listener.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.fault is None:
+            return
+        if self._task.uncancel() <= self._cancellations and kind is asyncio.CancelledError:
+            raise FaultError(self.fault) from None
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.stop(GONE)
