@@ -6,7 +6,16 @@ It knows the fates and how a client counts its fields; which fields a value has 
 from __future__ import annotations
 
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import CustomToolCall, Extra, FunctionCall, Item, Message, Reasoning
+from dragoman.core.item import (
+    JSON,
+    CustomToolCall,
+    Extra,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Unknown,
+)
 from dragoman.core.ledger import Ledger, path
 from dragoman.core.loss import Loss
 
@@ -37,10 +46,16 @@ class Account:
         """Fields that only another wire has a word for."""
         for wire, fields in (extra or {}).items():
             if wire != self.target and wire in _WIRES:
-                for name in fields:
-                    field = f"{where}.{name}" if where else name
-                    row = self._table.get(field) or self._table[UNKNOWN]
-                    self._apply(row, field, place)
+                self._unknown(fields, where, place)
+
+    def _unknown(self, fields: dict[str, JSON], where: str, place: tuple[int, ...]) -> None:
+        for name, value in fields.items():
+            field = f"{where}.{name}" if where else name
+            row = self._table.get(field, self._table[UNKNOWN])
+            if row.fate == "carried" and isinstance(value, dict):
+                self._unknown(value, field, place)  # what is left over inside a known object
+            elif value is not None:
+                self._apply(self._table[UNKNOWN] if row.fate == "carried" else row, field, place)
 
     def losses(self) -> tuple[Loss, ...]:
         """What was found, a kind of field named once."""
@@ -69,31 +84,25 @@ _WIRES = frozenset(("chat", "responses"))
 def message_number(items: tuple[Item, ...], index: int) -> int:
     """The number of the Chat message that an item came in.
 
-    A turn of the assistant is one message of several items: reasoning, then text, then calls.
+    A turn of the assistant is one message of several items: reasoning, text, calls. A mark in
+    `extra["turn"]` tells where a turn begins right after another one.
 
     >>> turn = (Message("user", "?"), Reasoning(), Message("assistant", "!"), Message("user"))
     >>> [message_number(turn, index) for index in range(4)]
     [0, 1, 1, 2]
     """
-    number, last = -1, _ALONE
+    number, inside = -1, False
     for item in items[: index + 1]:
-        rank = _rank(item)
-        if rank == _ALONE or rank < last or (rank == last and rank != _CALL):
+        turn = _of_a_turn(item)
+        if not (inside and turn) or (item.extra is not None and "turn" in item.extra):
             number += 1
-        last = rank if rank != _ALONE else _CALL + 1
+        inside = turn
     return number
 
 
-_ALONE, _THOUGHT, _SPEECH, _CALL = range(4)
-
-
-def _rank(item: Item) -> int:
+def _of_a_turn(item: Item) -> bool:
     match item:
-        case Reasoning():
-            return _THOUGHT
-        case Message(role="assistant"):
-            return _SPEECH
-        case FunctionCall() | CustomToolCall():
-            return _CALL
+        case Message(role=role):
+            return role == "assistant"
         case _:
-            return _ALONE
+            return isinstance(item, Reasoning | FunctionCall | CustomToolCall | Unknown)

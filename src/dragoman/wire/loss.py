@@ -126,7 +126,7 @@ def _item_to_responses(item: Item, account: Account, index: int) -> None:
         case FunctionCall() | CustomToolCall():
             where = "messages[*].tool_calls[*]"
         case Unknown(wire=wire) if wire != "responses":
-            account.note("messages[*]: of another kind", index)
+            account.note("messages[*].tool_calls[*]: of another kind", index)
     if item.extra is not None:
         account.unknown(item.extra, where, index)
 

@@ -66,7 +66,7 @@ _CHAT_REQUEST = (
     Row("messages[*].tool_calls[*].custom", "carried", "as a `custom_tool_call`"),
     Row("messages[*].tool_call_id", "carried", "as the `call_id` of the call's output"),
     Row("messages[*].function_call", "carried", "as a `function_call` item"),
-    Row("messages[*]", "told", "Responses has no such message", "of another kind"),
+    Row("messages[*].tool_calls[*]", "told", "Responses has no such call", "of another kind"),
     Row("tools", "carried", "the same tools, without nesting; `strict` is always written out"),
     Row("tools[*].custom", "carried", "its grammar too, without nesting"),
     Row("tools[*]", "told", "Responses has no such tool", "of another kind"),

@@ -1,0 +1,191 @@
+"""Rewrites a request for an upstream that cannot take it as it is, and says how to undo that.
+
+What an upstream can take is a value (`Limits`), never a name. Every rewriting is deterministic:
+the same conversation gives the same request, so that what an upstream has cached stays valid.
+No wire is known here; fields are named in the words of the core.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .allowed import Allowed
+from .item import (
+    Audio,
+    CustomToolCall,
+    CustomToolCallOutput,
+    File,
+    FunctionCall,
+    Image,
+    Item,
+    Message,
+)
+from .ledger import Ledger
+from .loss import Loss
+from .request import (
+    AllowedTools,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    Request,
+    ToolChoice,
+)
+from .senses import Sense, without
+from .system import lower_system
+from .toolbox import Toolbox
+from .undo import Renamer, Suppressor, Undo, in_turn
+
+
+class Limits(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What an upstream can take. The defaults are: everything, as it is."""
+
+    custom_tools: bool = True
+    namespaces: bool = True
+    allowed_tools: bool = True
+    format_beside_forced_tool: bool = True
+    """Whether an output format may be asked for where a tool must be called."""
+    json_schema: bool = True
+    """Whether the output format may be a schema; else any JSON object is asked for."""
+    developer_role: Literal["developer", "system"] = "developer"
+    system_messages: Literal["anywhere", "front"] = "anywhere"
+    """`front`: one system message, before all others."""
+    images: bool | None = None
+    audio: bool | None = None
+    files: bool | None = None
+    """Of these three, None is "not known": it is sent, and the upstream says."""
+
+
+NATIVE = Limits()
+
+
+class Lowered(Struct, frozen=True):
+    """A request as the upstream takes it, what that cost, and how to undo it on the answer.
+
+    `events` has a memory of one answer: use it for one. None: there is nothing to undo.
+    """
+
+    request: Request
+    losses: tuple[Loss, ...] = ()
+    events: Undo | None = None
+
+
+def lower(request: Request, limits: Limits) -> Lowered:
+    """Rewrite a request. What the limits allow stays the very same value.
+
+    >>> request = Request(model="m", items=(Message("developer", "Be brief."),))
+    >>> lower(request, NATIVE).request is request
+    True
+    >>> lower(request, Limits(developer_role="system")).request.items[0].role
+    'system'
+    """
+    if limits == NATIVE and not isinstance(request.tool_choice, AllowedTools):
+        return Lowered(request)
+    ledger = Ledger()
+    lowered, undo = _lower_tools(request, limits, ledger)
+    lowered = _lower_format(lowered, limits, ledger)
+    senses: tuple[tuple[Sense, bool | None], ...] = (
+        (Image, limits.images),
+        (Audio, limits.audio),
+        (File, limits.files),
+    )
+    if missing := tuple(sense for sense, has in senses if has is False):
+        lowered = replace(lowered, items=without(lowered.items, missing, ledger))
+    front = limits.system_messages == "front"
+    lowered = lower_system(lowered, ledger, role=limits.developer_role, front=front)
+    return Lowered(request if lowered == request else lowered, ledger.losses(), undo)
+
+
+# ---- tools -----------------------------------------------------------------------------------
+
+
+def _lower_tools(request: Request, limits: Limits, ledger: Ledger) -> tuple[Request, Undo | None]:
+    """Tools, the choice among them and past calls; and what to do with calls to come."""
+    tools, choice = list(enumerate(request.tools)), request.tool_choice
+    undo: Undo | None = None
+    if isinstance(choice, AllowedTools):
+        allowed = Allowed(choice, request.tools)
+        undo = Suppressor(allowed.names).feed
+        if limits.allowed_tools:
+            choice = AllowedTools(choice.mode, allowed.expanded)
+        else:
+            tools, choice = allowed.tools, choice.mode if allowed.tools else None
+            ledger.note("tool_choice", "emulated", "only the allowed tools are offered")
+    if limits.custom_tools and limits.namespaces:
+        if limits.allowed_tools:
+            return request, undo
+        offered = tuple(tool for _, tool in tools)
+        return replace(request, tools=offered, tool_choice=choice), undo
+    box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, ledger=ledger)
+    items, choice = _lower_calls(request.items, box, ledger), _lower_choice(choice, box)
+    if box.renames:
+        rename = Renamer(box).feed
+        undo = rename if undo is None else in_turn(rename, undo)
+    return replace(request, tools=box.tools, items=items, tool_choice=choice), undo
+
+
+def _lower_choice(choice: ToolChoice | None, box: Toolbox) -> ToolChoice | None:
+    match choice:
+        case NamedTool():
+            return box.choose(choice)
+        case AllowedTools():
+            named = (box.choose(t) if isinstance(t, NamedTool) else t for t in choice.tools)
+            return AllowedTools(choice.mode, tuple(named))
+        case _:
+            return choice
+
+
+def _lower_calls(items: tuple[Item, ...], box: Toolbox, ledger: Ledger) -> tuple[Item, ...]:
+    lowered = list(items)
+    for index, item in enumerate(items):
+        match item:
+            case FunctionCall(namespace=str()) | CustomToolCall():
+                lowered[index] = call = box.lower(item)
+                if call != item:
+                    why = "a past call has the name and kind its tool has"
+                    ledger.note("items[*]", "emulated", why, (index,))
+            case CustomToolCallOutput():
+                lowered[index] = box.lower_output(item)
+    return tuple(lowered)
+
+
+# ---- format ----------------------------------------------------------------------------------
+
+
+def _lower_format(request: Request, limits: Limits, ledger: Ledger) -> Request:
+    format = request.format
+    if not isinstance(format, JSONObject | JSONSchema):
+        return request
+    if _forced(request.tool_choice) and not limits.format_beside_forced_tool:
+        ledger.note("format", "told", "a tool must be called, so there is no text to format")
+        return replace(request, format=None)
+    if isinstance(format, JSONObject) or limits.json_schema:
+        return request
+    ledger.note("format", "emulated", "the schema is described to the model, and not enforced")
+    wanted = _wanted(format)
+    match request.instructions:
+        case tuple(items):
+            return replace(
+                request, format=JSONObject(), instructions=(*items, Message("system", wanted))
+            )
+        case text:
+            instructions = f"{text}\n\n{wanted}" if text else wanted
+            return replace(request, format=JSONObject(), instructions=instructions)
+
+
+def _forced(choice: ToolChoice | None) -> bool:
+    """Whether the model must call a tool."""
+    match choice:
+        case None | "auto" | "none" | AllowedTools(mode="auto"):
+            return False
+        case _:
+            return True
+
+
+def _wanted(format: JSONSchema) -> str:
+    about = f" ({format.description})" if format.description else ""
+    schema = msgspec.json.encode(format.schema or {}).decode()
+    return f"Answer with one JSON object, {format.name}{about}, that fits this schema:\n{schema}"
