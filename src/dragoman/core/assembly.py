@@ -1,15 +1,11 @@
 """One item while it is being written: its parts, the pieces they are made of, and their closing.
 
 `Turn` decides which item a piece belongs to; this module only adds the piece and says what
-happened. It upholds that deltas joined are the text that is done, also where an upstream sends
-half a character, leaves deltas out, or ends on a text that is not what it streamed.
+happened. It upholds that deltas joined are the text that is done, also where an upstream leaves
+deltas out or ends on a text that is not what it streamed.
 """
 
 from __future__ import annotations
-
-import re
-from binascii import a2b_base64, b2a_base64
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -30,8 +26,8 @@ from .item import (
     Text,
     Thought,
     Token,
-    Unknown,
 )
+from .pieces import Base64Pieces, Pieces
 
 _BLANKS: dict[str, Part] = {
     "text": Text(""),
@@ -42,73 +38,6 @@ _BLANKS: dict[str, Part] = {
     "audio": Audio(),
     "transcript": Audio(),
 }
-_SURROGATE = re.compile("[\ud800-\udfff]")
-WORDED = Text | Refusal | Thought | Summary
-
-
-class _Pieces:
-    """Pieces of text; half a character waits for its other half."""
-
-    __slots__ = ("carry", "pieces")
-
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
-        self.carry = ""
-
-    def add(self, data: str) -> str:
-        """The text that is whole now."""
-        if self.carry or not data.isascii():
-            data = self._whole(self.carry + data)
-        self.pieces.append(data)
-        return data
-
-    def rest(self) -> str:
-        """What is left at the end: a half that never met its other half."""
-        if not self.carry:
-            return ""
-        self.carry = ""
-        self.pieces.append("\ufffd")
-        return "\ufffd"
-
-    def _whole(self, data: str) -> str:
-        self.carry = ""
-        if _SURROGATE.search(data) is None:
-            return data
-        if "\ud800" <= data[-1] <= "\udbff":
-            data, self.carry = data[:-1], data[-1]
-        return data.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-    def __str__(self) -> str:
-        return "".join(self.pieces)
-
-
-class _Base64Pieces(_Pieces):
-    """Pieces of base64, cut anywhere; given on in pieces that decode by themselves."""
-
-    __slots__ = ("_raw",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._raw = b""
-
-    def add(self, data: str) -> str:
-        data = self.carry + data
-        whole = len(data) - len(data) % 4
-        self.carry = data[whole:]
-        raw = self._raw + a2b_base64(data[:whole])
-        cut = len(raw) - len(raw) % 3
-        self._raw = raw[cut:]
-        return self._give(raw[:cut])
-
-    def rest(self) -> str:
-        raw, self._raw, self.carry = self._raw, b"", ""
-        return self._give(raw)
-
-    def _give(self, raw: bytes) -> str:
-        text = b2a_base64(raw, newline=False).decode("ascii")
-        if text:
-            self.pieces.append(text)
-        return text
 
 
 class OpenPart:
@@ -119,8 +48,8 @@ class OpenPart:
     def __init__(self, index: int, base: Part) -> None:
         self.index = index
         self.base = base
-        self.data = _Base64Pieces() if isinstance(base, Audio) else _Pieces()
-        self.transcript = _Pieces()
+        self.data = Base64Pieces() if isinstance(base, Audio) else Pieces()
+        self.transcript = Pieces()
         self.annotations: list[Annotation] = []
         self.tokens: list[Token] = []
         self.shut = False
@@ -131,21 +60,23 @@ class OpenPart:
             case Text():
                 notes, tokens = tuple(self.annotations), tuple(self.tokens)
                 return replace(self.base, text=str(self.data), annotations=notes, tokens=tokens)
-            case Refusal():
+            case Refusal() | Thought():
                 return replace(self.base, text=str(self.data), tokens=tuple(self.tokens))
-            case Thought() | Summary():
+            case Summary():
                 return replace(self.base, text=str(self.data))
             case Audio():
-                heard = str(self.transcript) or self.base.transcript
-                return replace(self.base, data=str(self.data) or None, transcript=heard)
+                data, transcript = str(self.data) or None, str(self.transcript) or None
+                return replace(self.base, data=data, transcript=transcript)
             case _:
                 return self.base
 
 
 class OpenItem:
-    """An item while it is being written. `kind` is what the open part takes."""
+    """An item while it is being written. `kind` is what was written last."""
 
     __slots__ = (
+        "_number",
+        "_numbered",
         "_part",
         "blank",
         "choice",
@@ -162,11 +93,13 @@ class OpenItem:
         self.choice = choice
         self.blank = item
         self.status: ItemStatus = "completed"
-        self.kind: str | None = None
+        self.kind: DeltaKind | None = None
         self.parts: list[OpenPart] = []
         self.summaries: list[OpenPart] = []
-        self.data = _Pieces()  # of a call: its arguments or input
+        self.data = Pieces()  # of a call: its arguments or input
         self._part: OpenPart | None = None
+        self._number: int | None = None
+        self._numbered: dict[tuple[type, int], OpenPart] = {}
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -174,17 +107,24 @@ class OpenItem:
         self,
         kind: DeltaKind,
         data: str,
-        part_index: int | None = None,
+        number: int | None = None,
         tokens: tuple[Token, ...] = (),
     ) -> list[Event]:
-        """Add a piece and say what happened; `part_index` None means wherever we are."""
+        """Add a piece and say what happened.
+
+        `number` is the upstream's own number of the part; None means wherever we are. More of a
+        part that is done is noise.
+        """
+        events: list[Event] = []
         if kind not in _BLANKS:
+            self.kind = kind
             text = self.data.add(data)
             return [Delta(self.index, 0, kind, text)] if text else []
         part = self._part
-        events: list[Event] = []
-        if kind != self.kind or part is None or part_index not in (None, part.index):
-            events, part = self.at(kind, part_index)
+        if kind != self.kind or part is None or part.shut or number != self._number:
+            events, part = self.at(kind, number)
+            if part.shut:
+                return []
         text = (part.transcript if kind == "transcript" else part.data).add(data)
         if tokens:
             part.tokens += tokens
@@ -192,27 +132,28 @@ class OpenItem:
             events.append(Delta(self.index, part.index, kind, text, tokens))
         return events
 
-    def annotate(self, annotation: Annotation, part_index: int | None = None) -> list[Event]:
+    def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
         """Add a note to a text part."""
-        events, part = self.at("text", part_index)
+        events, part = self.at("text", number)
+        if part.shut:
+            return []
         part.annotations.append(annotation)
         events.append(Delta(self.index, part.index, "annotation", annotation))
         return events
 
     def hear(self, *, id: str | None, format: str | None, expires_at: int | None) -> list[Event]:
         """Facts about spoken audio."""
-        last = self.parts[-1] if self.parts else None
-        if last is None or not isinstance(last.base, Audio):
-            opened = Audio(id=id, format=format, expires_at=expires_at)
-            return self.at("audio", base=opened)[0]
-        base = last.base
-        last.base = replace(
-            base,
-            id=id or base.id,
-            format=format or base.format,
-            expires_at=base.expires_at if expires_at is None else expires_at,
-        )
-        return []
+        opened = Audio(id=id, format=format, expires_at=expires_at)
+        events, part = self.at("audio", base=opened)
+        base = part.base
+        if not events and isinstance(base, Audio):
+            part.base = replace(
+                base,
+                id=id or base.id,
+                format=format or base.format,
+                expires_at=base.expires_at if expires_at is None else expires_at,
+            )
+        return events
 
     def seal(self, extra: Extra, encrypted: str | None) -> None:
         """What must go back to the model with this reasoning."""
@@ -224,24 +165,29 @@ class OpenItem:
             self.blank = replace(self.blank, extra=merged or None, encrypted=sealed)
 
     def at(
-        self, kind: str, part_index: int | None = None, base: Part | None = None
+        self, kind: DeltaKind, number: int | None = None, base: Part | None = None
     ) -> tuple[list[Event], OpenPart]:
-        """Go to a part, opening it (and closing the one before) where needed."""
+        """Go to a part, opening it where needed.
+
+        Without a number the part before is closed; parts with numbers may be open side by side.
+        """
         base = base or _BLANKS[kind]
         parts = self.summaries if isinstance(base, Summary) else self.parts
-        last = parts[-1] if parts else None
-        if part_index is None:
-            if last is not None and not last.shut and type(last.base) is type(base):
-                self._part, self.kind = last, kind
-                return [], last
-        elif part_index < len(parts):
-            self._part, self.kind = parts[part_index], kind
-            return [], parts[part_index]
-        events = self._shut_parts()
-        part = OpenPart(len(parts), base)
-        parts.append(part)
-        self._part, self.kind = part, kind
-        events.append(PartAdded(self.index, part.index, base))
+        if number is not None:
+            part = self._numbered.get((type(base), number))
+        else:
+            part = parts[-1] if parts else None
+            if part is not None and (part.shut or type(part.base) is not type(base)):
+                part = None
+        events: list[Event] = []
+        if part is None:
+            events = self._shut_parts() if number is None else []
+            part = OpenPart(len(parts), base)
+            parts.append(part)
+            events.append(PartAdded(self.index, part.index, base))
+            if number is not None:
+                self._numbered[type(base), number] = part
+        self._part, self._number, self.kind = part, number, kind
         return events, part
 
     # ---- closing -------------------------------------------------------------------------
@@ -253,31 +199,37 @@ class OpenItem:
         events: list[Event] = []
         if final is not None and type(final) is type(part.base):
             events += self._catch_up(part, final)
-        kind: DeltaKind = part_kind(part.base)
-        both: tuple[tuple[_Pieces, DeltaKind], ...]
-        both = ((part.data, kind), (part.transcript, "transcript"))
-        for pieces, name in both:
+        both: tuple[tuple[Pieces, DeltaKind], ...]
+        both = ((part.data, part_kind(part.base)), (part.transcript, "transcript"))
+        for pieces, kind in both:
             if rest := pieces.rest():
-                events.append(Delta(self.index, part.index, name, rest))
+                events.append(Delta(self.index, part.index, kind, rest))
         part.shut = True
         events.append(PartDone(self.index, part.index, part.done()))
         return events
 
     def shut(self, final: Item | None = None) -> tuple[list[Event], Item]:
-        """Close what is open and give the events and the item as it is now known."""
+        """Close what is open and give the events and the item as it is now known.
+
+        A finished function call without arguments has the empty object for them.
+        """
         events: list[Event] = []
         if final is not None and type(final) is type(self.blank):
             events += self._catch_up_item(final)
             self.blank = _merge(self.blank, final)
-            self.status = getattr(final, "status", None) or self.status
+            said = getattr(final, "status", None)
+            self.status = self.status if said in (None, "in_progress") else said
         events += self._shut_parts()
-        if rest := self.data.rest():
+        rest = self.data.rest()
+        if isinstance(self.blank, FunctionCall) and self.status == "completed":
+            rest += "" if str(self.data).strip() else self.data.add("{}")
+        if rest:
             events.append(Delta(self.index, 0, self._call_kind, rest))
         return events, self._done()
 
     @property
     def _call_kind(self) -> DeltaKind:
-        return "input" if isinstance(self.blank, CustomToolCall) else "arguments"
+        return "input" if isinstance(self.blank, CustomToolCall) else self.kind or "arguments"
 
     def _shut_parts(self) -> list[Event]:
         events: list[Event] = []
@@ -302,54 +254,49 @@ class OpenItem:
                 return self.blank
 
     def _catch_up_item(self, final: Item) -> list[Event]:
+        """Say what the final item has and the deltas did not bring."""
+        lists: list[tuple[list[OpenPart], tuple[Part, ...]]] = []
         match final:
             case Message():
-                lists: list[tuple[Any, Any]] = [(self.parts, final.parts)]
+                lists = [(self.parts, final.parts)]
             case Reasoning():
                 lists = [(self.summaries, final.summary), (self.parts, final.content)]
-            case FunctionCall():
-                return self._catch_up_call(final.arguments or "{}")
-            case CustomToolCall():
-                return self._catch_up_call(final.input)
-            case _:
-                return []
+            case FunctionCall(arguments=said) | CustomToolCall(input=said):
+                missing = self.data.catch_up(said)
+                return [Delta(self.index, 0, self._call_kind, missing)] if missing else []
         events: list[Event] = []
         for have, want in lists:
+            known: dict[int, OpenPart] = dict(enumerate(have))
             for number, part in enumerate(want):
-                if number < len(have):
-                    events += self.shut_part(have[number], part)
+                if self._numbered:
+                    open_part = self._numbered.get((type(part), number))
+                else:
+                    open_part = known.get(number)
+                if open_part is not None:
+                    events += self.shut_part(open_part, part)
                 else:
                     more, fresh = self.at(part_kind(part), base=blank_part(part))
                     events += more + self.shut_part(fresh, part)
         return events
 
-    def _catch_up_call(self, text: str) -> list[Event]:
-        missing = _missing(str(self.data), text)
-        return [Delta(self.index, 0, self._call_kind, self.data.add(missing))] if missing else []
-
     def _catch_up(self, part: OpenPart, final: Part) -> list[Event]:
         """Say what the final part has and the deltas did not bring."""
         events: list[Event] = []
-        if isinstance(final, WORDED):
-            missing = _missing(str(part.data), final.text)
+        if isinstance(final, Text | Refusal | Thought | Summary):
             fresh = () if part.tokens else getattr(final, "tokens", ())
-            if missing or fresh:
-                part.tokens += fresh
-                piece = part.data.add(missing)
+            part.tokens += fresh
+            piece = part.data.catch_up(final.text)
+            if piece or fresh:
                 events.append(Delta(self.index, part.index, part_kind(final), piece, fresh))
         if isinstance(final, Text):
             for note in final.annotations[len(part.annotations) :]:
                 part.annotations.append(note)
                 events.append(Delta(self.index, part.index, "annotation", note))
         if isinstance(final, Audio):
-            both: tuple[tuple[_Pieces, DeltaKind, str | None], ...] = (
-                (part.data, "audio", final.data),
-                (part.transcript, "transcript", final.transcript),
-            )
-            for pieces, name, text in both:
-                if missing := _missing(str(pieces), text or ""):
-                    said = pieces.add(missing)
-                    events.append(Delta(self.index, part.index, name, said))
+            if piece := part.data.catch_up(final.data or ""):
+                events.append(Delta(self.index, part.index, "audio", piece))
+            if piece := part.transcript.catch_up(final.transcript or ""):
+                events.append(Delta(self.index, part.index, "transcript", piece))
         part.base = blank_part(final)
         return events
 
@@ -374,9 +321,9 @@ def blank_part(part: Part) -> Part:
     match part:
         case Text():
             return replace(part, text="", annotations=(), tokens=())
-        case Refusal():
+        case Refusal() | Thought():
             return replace(part, text="", tokens=())
-        case Thought() | Summary():
+        case Summary():
             return replace(part, text="")
         case Audio():
             return replace(part, data=None, transcript=None)
@@ -399,16 +346,9 @@ def part_kind(part: Part) -> DeltaKind:
             return "text"
 
 
-def _missing(have: str, want: str) -> str:
-    """What must follow `have` to make `want`; nothing where they disagree: said is said."""
-    return want[len(have) :] if want.startswith(have) else ""
-
-
 def _merge(old: Item, final: Item) -> Item:
     """The upstream's last word on an item, under the identity it was announced with."""
     match final:
-        case Unknown():
-            return final
         case FunctionCall() | CustomToolCall() if isinstance(old, FunctionCall | CustomToolCall):
             return replace(blank(final), id=old.id, call_id=old.call_id, name=old.name)
         case Reasoning():

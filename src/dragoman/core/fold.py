@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from .assembly import blank, blank_part, part_kind
+from .error import Fault
 from .event import (
     Delta,
     Event,
@@ -37,7 +38,11 @@ from .item import (
     Text,
     Thought,
 )
-from .response import Response, Status
+from .response import Response
+
+_UNEXPLAINED = Fault("upstream_error", "The answer failed, and nobody said why.", "upstream")
+_REASONS = {"incomplete": "length"}
+"""What ended an answer that does not say."""
 
 
 class Fold:
@@ -182,9 +187,9 @@ class _PartTally:
                     annotations=base.annotations + notes,
                     tokens=base.tokens + tokens,
                 )
-            case Refusal():
+            case Refusal() | Thought():
                 return replace(base, text=base.text + words, tokens=base.tokens + tokens)
-            case Thought() | Summary():
+            case Summary():
                 return replace(base, text=base.text + words)
             case Audio():
                 heard = "".join(d.data for d in self.deltas if d.kind == "transcript")
@@ -206,7 +211,7 @@ def fold(events: Iterable[Event]) -> Response:
 
 
 def unfold(response: Response) -> Iterator[Event]:
-    """The events of an answer that came whole.
+    """The events of an answer that came whole; of one still in progress, those so far.
 
     >>> response = Response(id="1", created_at=0, model="m", status="completed", reasons=("stop",))
     >>> fold(unfold(response)) == response
@@ -219,11 +224,14 @@ def unfold(response: Response) -> Iterator[Event]:
     closed = response.status not in ("failed", "in_progress")
     for index, (item, choice) in enumerate(zip(response.output, choices, strict=True)):
         yield from unfold_item(index, item, choice, closed=closed or item_closed(item))
-    if response.status == "failed" and response.error is not None:
-        yield Failed(response.error, response.usage, response.completed_at)
-    elif response.status != "in_progress":
-        status: Status = response.status
-        yield Finished(status, response.reasons, response.usage, response.completed_at)
+    match response.status:
+        case "in_progress":
+            pass
+        case "failed":
+            yield Failed(response.error or _UNEXPLAINED, response.usage, response.completed_at)
+        case status:
+            reasons = response.reasons or (_REASONS.get(status, "stop"),)
+            yield Finished(status, reasons, response.usage, response.completed_at)
 
 
 def item_closed(item: Item) -> bool:
@@ -263,7 +271,7 @@ def _unfold_part(index: int, number: int, part: Part, *, closed: bool) -> Iterat
     yield PartAdded(index, number, blank_part(part))
     match part:
         case Text() | Refusal() | Thought() | Summary():
-            tokens = part.tokens if isinstance(part, Text | Refusal) else ()
+            tokens = () if isinstance(part, Summary) else part.tokens
             if part.text or tokens:
                 yield Delta(index, number, part_kind(part), part.text, tokens)
             notes: tuple[Annotation, ...] = part.annotations if isinstance(part, Text) else ()

@@ -103,6 +103,7 @@ class Thought(Struct, frozen=True, omit_defaults=True, tag="thought"):
     """Reasoning in the model's own words (Responses: `reasoning_text`)."""
 
     text: str
+    tokens: tuple[Token, ...] = ()
     extra: Extra | None = None
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from .assembly import blank_part
 from .event import (
     Delta,
     Event,
@@ -27,10 +28,12 @@ from .event import (
     Started,
 )
 from .item import (
+    JSON,
     Audio,
     CustomToolCall,
     FunctionCall,
     Item,
+    Message,
     Part,
     Reasoning,
     Refusal,
@@ -73,15 +76,52 @@ class LifecycleError(ValueError):
     """An event came where it may not come; the message names both the event and the place."""
 
 
+class _Part:
+    """What the checker remembers of a part: its kind, and what deltas brought, by kind."""
+
+    __slots__ = ("said", "type")
+
+    def __init__(self, part: Part) -> None:
+        self.type = type(part)
+        self.said: dict[str, list[JSON]] = {}
+
+    def take(self, delta: Delta) -> None:
+        self.said.setdefault(delta.kind, []).append(delta.data)
+        self.said.setdefault("tokens", []).extend(delta.tokens)
+
+    def total(self, kind: str) -> str:
+        return "".join(self.said.get(kind, ()))
+
+    def adds_up_to(self, part: Part) -> bool:
+        """Whether the deltas are the part that is done."""
+        tokens, notes = self.said.get("tokens", []), self.said.get("annotation", [])
+        match part:
+            case Text():
+                whole = (part.text, list(part.tokens), list(part.annotations))
+                return (self.total("text"), tokens, notes) == whole
+            case Refusal():
+                return (self.total("refusal"), tokens) == (part.text, list(part.tokens))
+            case Thought():
+                return (self.total("reasoning"), tokens) == (part.text, list(part.tokens))
+            case Summary():
+                return self.total("summary") == part.text
+            case Audio():
+                heard = (part.data or "", part.transcript or "")
+                return (self.total("audio"), self.total("transcript")) == heard
+            case _:
+                return True
+
+
 class _Item:
     """What the checker remembers of an open item."""
 
-    __slots__ = ("counts", "id", "open", "said")
+    __slots__ = ("done", "id", "open", "said")
 
     def __init__(self, item: Item) -> None:
         self.id = item.id
-        self.counts = [0, 0]  # parts opened so far: content, summary
-        self.open: dict[tuple[bool, int], tuple[type, list[str]]] = {}
+        self.open: dict[tuple[bool, int], _Part] = {}
+        # The parts of each list (content, summary), None while they are open.
+        self.done: tuple[list[Part | None], list[Part | None]] = ([], [])
         self.said: list[str] = []  # deltas that belong to the item itself
 
 
@@ -135,6 +175,8 @@ class Lifecycle:
             if event.item.id in self._ids:
                 raise LifecycleError(f"the id {event.item.id} was used before")
             self._ids.add(event.item.id)
+        if _holds_something(event.item):
+            raise LifecycleError(f"item {event.index} was not empty when it was added")
         self._items.append(_Item(event.item))
 
     def _known(self, index: int) -> None:
@@ -151,11 +193,13 @@ class Lifecycle:
     def _add_part(self, event: PartAdded) -> None:
         item = self._open(event.index)
         summary = isinstance(event.part, Summary)
-        if event.part_index != item.counts[summary]:
-            expected = item.counts[summary]
-            raise LifecycleError(f"part {event.part_index} was added where {expected} was next")
-        item.counts[summary] += 1
-        item.open[summary, event.part_index] = (type(event.part), [])
+        parts = item.done[summary]
+        if event.part_index != len(parts):
+            raise LifecycleError(f"part {event.part_index} was added where {len(parts)} was next")
+        if event.part != blank_part(event.part):
+            raise LifecycleError(f"part {event.part_index} was not empty when it was added")
+        parts.append(None)
+        item.open[summary, event.part_index] = _Part(event.part)
 
     def _delta(self, event: Delta) -> None:
         item = self._open(event.index)
@@ -164,18 +208,21 @@ class Lifecycle:
             item.said.append(event.data)
             return
         found = item.open.get((wanted is Summary, event.part_index))
-        if found is None or found[0] is not wanted:
+        if found is None or found.type is not wanted:
             place = f"part {event.part_index} of item {event.index}"
             raise LifecycleError(f"a {event.kind} delta came for {place}, which is not open")
-        if event.kind in ("text", "refusal", "reasoning", "summary"):
-            found[1].append(event.data)
+        found.take(event)
 
     def _part_done(self, event: PartDone) -> None:
         item = self._open(event.index)
-        found = item.open.pop((isinstance(event.part, Summary), event.part_index), None)
-        if found is None or found[0] is not type(event.part):
-            raise LifecycleError(f"part {event.part_index} of item {event.index} is not open")
-        _same("".join(found[1]), _worded(event.part), f"part {event.part_index}")
+        summary = isinstance(event.part, Summary)
+        found = item.open.pop((summary, event.part_index), None)
+        place = f"part {event.part_index} of item {event.index}"
+        if found is None or found.type is not type(event.part):
+            raise LifecycleError(f"{place} is not open")
+        if not found.adds_up_to(event.part):
+            raise LifecycleError(f"the deltas of {place} do not add up to what was done")
+        item.done[summary][event.part_index] = event.part
 
     def _item_done(self, event: ItemDone) -> None:
         item = self._open(event.index)
@@ -183,12 +230,18 @@ class Lifecycle:
             raise LifecycleError(f"item {event.index} was done while parts of it were open")
         if event.item.id != item.id:
             raise LifecycleError(f"item {event.index} changed its id")
+        content, summary = item.done
         match event.item:
             case FunctionCall(arguments=said) | CustomToolCall(input=said):
-                _same("".join(item.said), said, f"item {event.index}")
-            case Reasoning(content=content, summary=summary):
-                if item.counts != [len(content), len(summary)]:
-                    raise LifecycleError(f"item {event.index} has other parts than were added")
+                same = "".join(item.said) == said
+            case Message(parts=parts):
+                same = content == list(parts)
+            case Reasoning():
+                same = [*summary, *content] == [*event.item.summary, *event.item.content]
+            case _:
+                same = True
+        if not same:
+            raise LifecycleError(f"item {event.index} is done and is not what its events said")
         self._items[event.index] = None
 
     def _finish(self, reasons: tuple[str, ...]) -> None:
@@ -199,18 +252,19 @@ class Lifecycle:
             raise LifecycleError("the answer finished without a reason")
 
 
+def _holds_something(item: Item) -> bool:
+    match item:
+        case Message(content=said) | FunctionCall(arguments=said) | CustomToolCall(input=said):
+            return bool(said)
+        case Reasoning(content=content, summary=summary):
+            return bool(content or summary)
+        case _:
+            return False
+
+
 def check(events: Iterable[Event]) -> None:
     """Raises LifecycleError unless these are all the events of one answer, in a legal order."""
     lifecycle = Lifecycle()
     for event in events:
         lifecycle.feed(event)
     lifecycle.close()
-
-
-def _worded(part: Part) -> str | None:
-    return part.text if isinstance(part, Text | Refusal | Thought | Summary) else None
-
-
-def _same(deltas: str, done: str | None, place: str) -> None:
-    if done is not None and deltas != done:
-        raise LifecycleError(f"the deltas of {place} do not add up to what was done")

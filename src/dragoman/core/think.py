@@ -6,21 +6,26 @@ a setting of whoever owns the turn. Tags anywhere but at the start are left alon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
-Piece = tuple[Literal["reasoning", "text", "open", "close"], str]
+Kind = Literal["reasoning", "text", "open", "close"]
+Piece = tuple[Kind, str]
+Step = Callable[[bool], list[Piece]]
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_BLANKS = 64
+"""How many blanks around a tag belong to it; what is beyond is text, and nothing is held longer."""
 
 
 class ThinkSplitter:
-    """Feeds on text and gives pieces of reasoning and text.
+    """Feeds on text and gives pieces of reasoning and text, the same for every split of the text.
 
     The pieces `open` and `close` carry the tags with the blanks around them, word for word, so
     that all pieces joined are the text that came in.
 
     >>> splitter = ThinkSplitter()
-    >>> splitter.feed("<think>hm") + splitter.feed("m</think>  Yes") + splitter.flush()
+    >>> splitter.feed("<think>hm") + splitter.feed("m</think>") + splitter.feed("  Yes")
     [('open', '<think>'), ('reasoning', 'hm'), ('reasoning', 'm'), ('close', '</think>  '), ('text', 'Yes')]
     """  # noqa: E501 - the example's output is one line
 
@@ -28,67 +33,77 @@ class ThinkSplitter:
 
     def __init__(self) -> None:
         self._held = ""
-        self._step = self._before
+        self._step: Step = self._before
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain now; the rest is held back."""
         self._held += text
-        return self._step()
+        return self._step(False)
 
     def flush(self) -> list[Piece]:
         """What was held back, as what it turned out to be."""
-        held, self._held = self._held, ""
-        if not held:
-            return []
-        if self._step == self._inside:
-            return [("reasoning", held)]
-        return [("close", held)] if self._step == self._between else [("text", held)]
+        return self._step(True)
 
     @property
     def settled(self) -> bool:
         """True once all further text is plain text."""
         return self._step == self._after
 
-    def _before(self) -> list[Piece]:
+    def _before(self, last: bool) -> list[Piece]:
+        """Nothing but blanks and, perhaps, a part of the opening tag."""
         bare = self._held.lstrip()
-        if bare.startswith(_OPEN):
-            rest = bare[len(_OPEN) :]
-            inner = rest.lstrip("\r\n")
-            tag = self._held[: len(self._held) - len(inner)]
-            self._held, self._step = inner, self._inside
-            return [("open", tag), *self._inside()]
-        if _OPEN.startswith(bare):
+        blanks = len(self._held) - len(bare)
+        if blanks > _BLANKS or not (bare.startswith(_OPEN) or _OPEN.startswith(bare)):
+            return self._enter(self._after, last)
+        start = blanks + len(_OPEN)
+        if len(self._held) < start:
+            return self._enter(self._after, last) if last else []
+        end = start + _leading(self._held[start:], "\r\n")
+        if end == len(self._held) < start + _BLANKS and not last:
+            return []  # more newlines may follow
+        return self._give("open", end) + self._enter(self._inside, last)
+
+    def _inside(self, last: bool) -> list[Piece]:
+        """In the reasoning, up to the closing tag and the newlines before it."""
+        at = self._held.find(_CLOSE)
+        if at >= 0:
+            pieces = self._give("reasoning", at - _newlines_before(self._held[:at]))
+            return pieces + self._enter(self._between, last)
+        if last:
+            return self._give("reasoning", len(self._held))
+        sure = len(self._held) - _overlap(self._held, _CLOSE)
+        return self._give("reasoning", sure - _newlines_before(self._held[:sure]))
+
+    def _between(self, last: bool) -> list[Piece]:
+        """The closing tag is there; blanks after it belong to it."""
+        start = self._held.find(_CLOSE) + len(_CLOSE)
+        end = start + _leading(self._held[start:], None)
+        if end == len(self._held) < start + _BLANKS and not last:
             return []
-        return self._plain()
+        return self._give("close", end) + self._enter(self._after, last)
 
-    def _inside(self) -> list[Piece]:
-        thought, tag, rest = self._held.partition(_CLOSE)
-        if tag:
-            words = thought.rstrip("\r\n")
-            self._held, self._step = thought[len(words) :] + tag + rest, self._between
-            pieces: list[Piece] = [("reasoning", words)] if words else []
-            return pieces + self._between()
-        # Hold back newlines and whatever may be the beginning of the closing tag.
-        keep = _overlap(self._held, _CLOSE)
-        sure = self._held[: len(self._held) - keep].rstrip("\r\n")
-        self._held = self._held[len(sure) :]
-        return [("reasoning", sure)] if sure else []
+    def _after(self, last: bool) -> list[Piece]:
+        return self._give("text", len(self._held))
 
-    def _between(self) -> list[Piece]:
-        text = self._held.partition(_CLOSE)[2].lstrip()
-        if not text:
-            return []
-        tag = self._held[: len(self._held) - len(text)]
-        self._held = text
-        return [("close", tag), *self._plain()]
+    def _enter(self, step: Step, last: bool) -> list[Piece]:
+        self._step = step
+        return step(last)
 
-    def _after(self) -> list[Piece]:
-        held, self._held = self._held, ""
-        return [("text", held)] if held else []
+    def _give(self, kind: Kind, size: int) -> list[Piece]:
+        piece, self._held = self._held[:size], self._held[size:]
+        return [(kind, piece)] if piece else []
 
-    def _plain(self) -> list[Piece]:
-        self._step = self._after
-        return self._after()
+
+def _leading(text: str, blanks: str | None) -> int:
+    """How many of these characters `text` begins with, up to the limit (None: any blank)."""
+    head = text[:_BLANKS]
+    return len(head) - len(head.lstrip(blanks))
+
+
+def _newlines_before(text: str) -> int:
+    """How many newlines `text` ends with, up to the limit."""
+    tail = text[-_BLANKS:]
+    return len(tail) - len(tail.rstrip("\r\n"))
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -14,7 +14,17 @@ from msgspec.structs import replace
 from .assembly import OpenItem, blank
 from .calls import CallFragment, CallSorter, LooseCall
 from .error import Fault
-from .event import DeltaKind, Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
+from .event import (
+    DeltaKind,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    Progress,
+    Started,
+    State,
+)
 from .item import (
     JSON,
     Annotation,
@@ -22,6 +32,7 @@ from .item import (
     Extra,
     FunctionCall,
     Item,
+    ItemStatus,
     Message,
     Reasoning,
     Token,
@@ -29,12 +40,20 @@ from .item import (
 )
 from .loss import Loss
 from .response import Status, Usage
-from .think import ThinkSplitter
+from .think import Piece, ThinkSplitter
 
 Think = Literal["inline", "reasoning"] | None
 """What to do with think tags at the start of the text: `inline` makes reasoning of them and
 remembers the tags, so that a wire that had them in the text can put them back; `reasoning`
 forgets them; None leaves the text alone."""
+
+Speech = Literal["text", "refusal", "reasoning", "summary", "audio"]
+
+MAX_CHOICES = 1_000
+"""A choice with a number beyond this is a mistake, and counts as the first."""
+
+_SHORT = ("length", "content_filter")
+"""Finish reasons that leave what was being written incomplete."""
 
 _PREFIXES: dict[type, str] = {
     Message: "msg",
@@ -47,14 +66,16 @@ _PREFIXES: dict[type, str] = {
 class _Choice:
     """What is open in one alternative of the answer."""
 
-    __slots__ = ("calls", "open", "reason", "spoken", "think")
+    __slots__ = ("calls", "number", "open", "reason", "spoken", "think", "tokens")
 
-    def __init__(self, think: bool) -> None:
+    def __init__(self, number: int, think: bool) -> None:
+        self.number = number
         self.open: OpenItem | None = None  # the message or reasoning being written
         self.calls = CallSorter()
         self.reason: str | None = None
         self.spoken = False
         self.think = ThinkSplitter() if think else None
+        self.tokens: list[Token] = []  # of text that is held back
 
 
 class Turn:
@@ -121,35 +142,39 @@ class Turn:
 
     # ---- by choice -----------------------------------------------------------------------
 
+    def expect(self, choice: int) -> None:
+        """A choice exists, though it has said nothing yet."""
+        self._choice(choice)
+
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of what the model says."""
         state = self._choices.get(choice) or self._choice(choice)
         if state.think is None:
-            self._say(state, choice, "text", data, tokens)
+            self._say(state, "text", data, tokens)
             return
-        for kind, piece in state.think.feed(data):
-            self._think_piece(state, choice, kind, piece, tokens)
-            tokens = ()
-        if state.think.settled:
+        state.tokens += tokens
+        self._split(state, state.think.feed(data))
+        if state.think.settled and not state.tokens:
             state.think = None
 
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of a refusal."""
-        self._say(self._choice(choice), choice, "refusal", data, tokens)
+        if data or tokens:
+            self._say(self._settled(choice), "refusal", data, tokens)
 
     def thought(self, data: str, choice: int = 0) -> None:
         """More of the model's reasoning, in its own words."""
-        self._say(self._choice(choice), choice, "reasoning", data)
+        if data:
+            self._say(self._settled(choice), "reasoning", data)
 
     def summary(self, data: str, choice: int = 0) -> None:
         """More of a summary of the reasoning."""
-        self._say(self._choice(choice), choice, "summary", data)
+        if data:
+            self._say(self._settled(choice), "summary", data)
 
     def seal(self, extra: Extra, choice: int = 0, encrypted: str | None = None) -> None:
         """What must come back with the reasoning: opaque details, a signature, a blob."""
-        state = self._choice(choice)
-        item = self._speaker(state, choice, "reasoning")
-        item.seal(extra, encrypted)
+        self._speaker(self._settled(choice), "reasoning").seal(extra, encrypted)
 
     def audio(
         self,
@@ -162,70 +187,59 @@ class Turn:
         expires_at: int | None = None,
     ) -> None:
         """More of what the model says aloud: base64 `data`, `transcript`, or facts about both."""
-        state = self._choice(choice)
-        item = self._speaker(state, choice, "text")
-        self._events += item.hear(id=id, format=format, expires_at=expires_at)
+        item = self._speaker(self._settled(choice), "audio")
+        self.emit(item.hear(id=id, format=format, expires_at=expires_at))
         if data:
-            self._events += item.write("audio", data)
+            self.emit(item.write("audio", data))
         if transcript:
-            self._events += item.write("transcript", transcript)
+            self.emit(item.write("transcript", transcript))
 
     def annotate(self, annotation: Annotation, choice: int = 0) -> None:
         """A note on the text so far."""
-        state = self._choice(choice)
-        item = self._speaker(state, choice, "text")
-        self._events += item.annotate(annotation)
+        self.emit(self._speaker(self._settled(choice), "text").annotate(annotation))
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         """A piece of a tool call, complete or not, indexed or not."""
         state = self._choice(choice)
-        self._settle_think(state, choice)
-        self._hush(state)
         call = state.calls.sort(fragment)
+        if call is None:
+            return
+        self._hush(self._settled(choice))
         if call.item is None and call.name:
-            self._announce(call, choice)
+            self._announce(call, state)
             for other in state.calls.calls:
-                if other is not call and other.item is not None and other.complete:
+                if other is not call and other.complete:
                     self._shut_call(other)
-        if fragment.arguments:
-            call.pieces.append(fragment.arguments)
-            if call.shut:
-                return  # a fragment for a call that was whole already can only be noise
-            if call.item is not None:
-                self.write(call.item, "input" if call.custom else "arguments", fragment.arguments)
+        piece = call.add(fragment.arguments)
+        if piece and call.item is not None:
+            self.write(call.item, "input" if call.custom else "arguments", piece)
 
     def finish(self, reason: str, choice: int = 0) -> None:
         """The choice is at its end, for this reason."""
-        state = self._choice(choice)
+        state = self._settled(choice)
         state.reason = reason
-        self._settle_think(state, choice)
-        short = reason in ("length", "content_filter")
-        self._hush(state, "incomplete" if short else "completed")
+        self._hush(state, "incomplete" if reason in _SHORT else "completed")
         for call in state.calls.calls:
-            if call.item is not None and not call.shut:
-                self._shut_call(call, "incomplete" if short and not call.complete else "completed")
+            broken = reason in _SHORT and not call.whole
+            self._shut_call(call, "incomplete" if broken else "completed")
 
     def end(self, said: bool) -> None:
         """The stream is over; `said` tells whether the upstream said so or merely stopped."""
         if self.over:
             return
-        pending = {n: state for n, state in self._choices.items() if state.reason is None}
-        if (pending or not self._choices) and not said:
+        if not said and not self.finishing:
             self.fail(CUT)
-            return
-        for number, state in pending.items():
-            self.finish("tool_calls" if state.calls.calls else "stop", number)
-        if not self._choices:
+        elif not self.spoken:
             self.fail(EMPTY)
-        elif any(call.item is None for s in self._choices.values() for call in s.calls.calls):
-            self.fail(NAMELESS)
         else:
+            for number, state in self._choices.items():
+                self.finish(state.reason or ("tool_calls" if state.calls.calls else "stop"), number)
+            if any(map(_nameless, self._choices.values())):
+                self.fail(NAMELESS)
+                return
             self._finish_empty()
-            reasons = tuple(
-                self._choices[n].reason or "stop" if n in self._choices else "stop"
-                for n in range(max(self._choices) + 1)
-            )
-            short = any(reason in ("length", "content_filter") for reason in reasons)
+            reasons = self._reasons()
+            short = any(reason in _SHORT for reason in reasons)
             self.complete("incomplete" if short else "completed", reasons)
 
     # ---- by index ------------------------------------------------------------------------
@@ -245,15 +259,16 @@ class Turn:
         """More of an open item; its part opens by itself. Writing to a closed item is noise."""
         item = self._items[index]
         if item is not None:
-            self._events += item.write(kind, data, part, tokens)
+            self.emit(item.write(kind, data, part, tokens))
 
     def item(self, index: int) -> OpenItem | None:
         """The open item at this index, for exact work on its parts."""
         return self._items[index]
 
     def emit(self, events: list[Event]) -> None:
-        """Add events that an open item gave."""
-        self._events += events
+        """Add events that an open item gave; after the end nothing more is said."""
+        if not self.over:
+            self._events += events
 
     def shut(self, index: int, final: Item | None = None) -> None:
         """Close an item; `final` is the upstream's own idea of the whole, where it gave one."""
@@ -262,13 +277,13 @@ class Turn:
             return
         self._items[index] = None
         events, done = item.shut(final)
-        self._events += events
-        self._events.append(ItemDone(index, done))
+        self.emit([*events, ItemDone(index, done)])
 
-    def progress(self, index: int | None, state: str, data: JSON = None) -> None:
-        """Something happened beside the answer."""
+    def progress(self, index: int | None, state: State, data: JSON = None) -> None:
+        """Something happened beside the answer, or (with an index) beside one of its items."""
         self.begin()
-        self._events.append(Progress(index, state, data))  # type: ignore[arg-type]
+        known = index is not None and 0 <= index < len(self._items)
+        self.emit([Progress(index if known else None, state, data)])
 
     def complete(
         self, status: Status, reasons: tuple[str, ...], completed_at: int | None = None
@@ -289,6 +304,8 @@ class Turn:
     def fail(self, fault: Fault) -> None:
         """The bad end. What came before stands, and open items stay open."""
         if not self.over:
+            for number in self._choices:
+                self._settled(number)
             self.over = True
             self._events.append(Failed(fault, self.usage, extra=self._extra or None))
 
@@ -306,32 +323,62 @@ class Turn:
     # ---- inside --------------------------------------------------------------------------
 
     def _choice(self, number: int) -> _Choice:
+        number = number if 0 <= number < MAX_CHOICES else 0
         state = self._choices.get(number)
         if state is None:
             self.begin()
-            state = self._choices[number] = _Choice(self._think is not None)
+            state = self._choices[number] = _Choice(number, self._think is not None)
         return state
 
-    def expect(self, choice: int) -> None:
-        """A choice exists, though it has said nothing yet."""
-        self._choice(choice)
+    def _settled(self, number: int) -> _Choice:
+        """The choice, once what its think tags held back is said."""
+        state = self._choice(number)
+        splitter, state.think = state.think, None
+        if splitter is not None:
+            self._split(state, splitter.flush())
+            self._say(state, "text", "", tuple(state.tokens))
+            state.tokens = []
+        return state
 
-    def _say(
-        self,
-        state: _Choice,
-        choice: int,
-        kind: Literal["text", "refusal", "reasoning", "summary"],
-        data: str,
-        tokens: tuple[Token, ...] = (),
-    ) -> None:
+    def _split(self, state: _Choice, pieces: list[Piece]) -> None:
+        for kind, piece in pieces:
+            match kind:
+                case "text" | "reasoning":
+                    tokens, state.tokens = tuple(state.tokens), []
+                    self._say(state, kind, piece, tokens)
+                case "open" if self._think == "inline":
+                    self._hush(state)
+                    opened = Reasoning(extra={"inline": {"open": piece}})
+                    state.open = self._open(opened, state.number)
+                case "close" if self._think == "inline":
+                    self._speaker(state, "reasoning").seal({"inline": {"close": piece}}, None)
+
+    def _say(self, state: _Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()) -> None:
         if not data and not tokens:
             return
-        if kind != "text":
-            self._settle_think(state, choice)
         item = state.open
         if item is None or item.kind != kind:
-            item = self._speaker(state, choice, kind)
-        self._events += item.write(kind, data, None, tokens)
+            item = self._speaker(state, kind)
+        self.emit(item.write(kind, data, None, tokens))
+
+    def _speaker(self, state: _Choice, kind: Speech) -> OpenItem:
+        """The open item in which this kind is said, opened where needed."""
+        wanted = Reasoning if kind in ("reasoning", "summary") else Message
+        if state.open is None or not isinstance(state.open.blank, wanted):
+            self._hush(state)
+            for call in state.calls.calls:
+                if call.complete:
+                    self._shut_call(call)
+            fresh: Item = Reasoning() if wanted is Reasoning else Message("assistant")
+            state.open = self._open(fresh, state.number)
+        return state.open
+
+    def _hush(self, state: _Choice, status: ItemStatus = "completed") -> None:
+        """Close the message or reasoning that is being written."""
+        if state.open is not None:
+            state.open.status = status
+            self.shut(state.open.index)
+            state.open = None
 
     def _open(self, item: Item, choice: int) -> OpenItem:
         self.begin()
@@ -340,76 +387,35 @@ class Turn:
             self._choices[choice].spoken = True
         opened = OpenItem(index, choice, blank(self._identified(item, index)))
         self._items.append(opened)
-        self._events.append(ItemAdded(index, opened.blank, choice))
+        self.emit([ItemAdded(index, opened.blank, choice)])
         return opened
 
-    def _speaker(self, state: _Choice, choice: int, kind: str) -> OpenItem:
-        """The open item in which this kind is said, opened where needed."""
-        wanted = Reasoning if kind in ("reasoning", "summary") else Message
-        if state.open is None or not isinstance(state.open.blank, wanted):
-            self._hush(state)
-            for call in state.calls.calls:
-                if call.item is not None and call.complete:
-                    self._shut_call(call)
-            fresh: Item = Reasoning() if wanted is Reasoning else Message("assistant")
-            state.open = self._open(fresh, choice)
-        return state.open
+    def _identified(self, item: Item, index: int) -> Item:
+        """The item with an id that no other has; a call with such a call id too."""
+        if item.id or not isinstance(item, Unknown):
+            prefix = _PREFIXES.get(type(item), "item")
+            item = replace(item, id=_unique(item.id, f"{prefix}_{self.id}_{index}", self._ids))
+        if isinstance(item, FunctionCall | CustomToolCall):
+            derived = f"call_{self.id}_{len(self._call_ids)}"
+            item = replace(item, call_id=_unique(item.call_id, derived, self._call_ids))
+        return item
 
-    def _hush(
-        self, state: _Choice, status: Literal["completed", "incomplete"] = "completed"
-    ) -> None:
-        """Close the message or reasoning that is being written."""
-        if state.open is not None:
-            state.open.status = status
-            self.shut(state.open.index)
-            state.open = None
-
-    def _think_piece(
-        self, state: _Choice, choice: int, kind: str, piece: str, tokens: tuple[Token, ...]
-    ) -> None:
-        if kind == "text":
-            self._say(state, choice, "text", piece, tokens)
-        elif kind == "reasoning":
-            self._say(state, choice, "reasoning", piece)
-        elif self._think == "inline":
-            if kind == "open":
-                self._hush(state)
-                state.open = self._open(Reasoning(extra={"inline": {"open": piece}}), choice)
-            else:
-                self.seal({"inline": {"close": piece}}, choice)
-
-    def _settle_think(self, state: _Choice, choice: int) -> None:
-        splitter, state.think = state.think, None
-        if splitter is not None:
-            for kind, piece in splitter.flush():
-                self._think_piece(state, choice, kind, piece, ())
-
-    def _announce(self, call: LooseCall, choice: int) -> None:
-        name, namespace = call.name or "", call.namespace
-        call_id = call.id if call.id and call.id not in self._call_ids else None
-        if call_id is None:
-            call_id = f"call_{self.id}_{len(self._call_ids)}"
-        self._call_ids.add(call_id)
-        item: Item
+    def _announce(self, call: LooseCall, state: _Choice) -> None:
+        id, name, namespace = call.id or "", call.name or "", call.namespace
+        said = "".join(call.pieces)  # arguments that came before the name
         if call.custom:
-            item = CustomToolCall(call_id, name, "", namespace)
+            call.item = self._open(CustomToolCall(id, name, "", namespace), state.number).index
+            self.write(call.item, "input", said)
         else:
-            item = FunctionCall(call_id, name, "", namespace)
-        call.item = self.open(item, choice)
-        for piece in call.pieces:  # arguments that came before the name
-            self.write(call.item, "input" if call.custom else "arguments", piece)
+            call.item = self._open(FunctionCall(id, name, "", namespace), state.number).index
+            self.write(call.item, "arguments", said)
 
-    def _shut_call(
-        self, call: LooseCall, status: Literal["completed", "incomplete"] = "completed"
-    ) -> None:
-        if call.item is None or call.shut:
+    def _shut_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
+        if call.item is None:
             return
-        call.shut = True
         item = self._items[call.item]
         if item is not None:
             item.status = status
-            if status == "completed" and not call.custom and not "".join(call.pieces).strip():
-                self.write(call.item, "arguments", "{}")
             self.shut(call.item)
 
     def _finish_empty(self) -> None:
@@ -417,18 +423,28 @@ class Turn:
         for number, state in self._choices.items():
             if not state.spoken and state.reason != "content_filter":
                 item = self._open(Message("assistant"), number)
-                self._events += item.write("text", "")
+                self.emit(item.write("text", ""))
                 self.shut(item.index)
 
-    def _identified(self, item: Item, index: int) -> Item:
-        prefix = _PREFIXES.get(type(item), "item")
-        given = item.id
-        if isinstance(item, Unknown) or (given and given not in self._ids):
-            self._ids.add(given or "")
-            return item
-        derived = f"{prefix}_{self.id}_{index}"
-        self._ids.add(derived)
-        return replace(item, id=derived)
+    def _reasons(self) -> tuple[str, ...]:
+        """The finish reason of every choice up to the last that spoke."""
+        last = max(self._choices, default=0)
+        states = (self._choices.get(number) for number in range(last + 1))
+        return tuple((state and state.reason) or "stop" for state in states)
+
+
+def _unique(given: str | None, derived: str, taken: set[str]) -> str:
+    """The id that was given, or where it is missing or taken the derived one."""
+    id = given if given and given not in taken else derived
+    while id in taken:
+        id += "_"
+    taken.add(id)
+    return id
+
+
+def _nameless(state: _Choice) -> bool:
+    """Whether a choice that was not cut short has a call that never got its name."""
+    return state.reason not in _SHORT and any(call.item is None for call in state.calls.calls)
 
 
 CUT = Fault(
