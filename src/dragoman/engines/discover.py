@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -76,6 +77,11 @@ async def look(client: Client, base_url: str) -> Discovered | None:
     if answer.status != 200 or answer.ours:
         return None
     models = tuple(e["id"] for e in probe.entries(answer.value) if isinstance(e.get("id"), str))
-    if not models and not isinstance(answer.value, dict | list):
+    if not models and not _is_empty_listing(answer.value):
         return None
     return Discovered(base_url, models, probe.recognise(answer))
+
+
+def _is_empty_listing(value: Any) -> bool:
+    """Whether this is how a model server with no model says so; some say null for no models."""
+    return isinstance(value, dict) and value.get("object") == "list"

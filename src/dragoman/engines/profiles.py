@@ -165,7 +165,7 @@ def by_answers(server: str | None, listing: Iterable[dict[str, Any]] = ()) -> Pr
     'llama.cpp'
     """
     entries = list(listing)
-    owners = {entry.get("owned_by") for entry in entries}
+    owners = {owner for entry in entries if isinstance(owner := entry.get("owned_by"), str)}
     spoken = (server or "").lower()
     for profile in PROFILES:
         marks = profile.marks

@@ -1,0 +1,136 @@
+"""What is found without configuration: by answer, never by port, and never ourselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dragoman.engines import discover as room
+from dragoman.engines.discover import PORTS, Discovered, discover, look, named
+from dragoman.net.http import Client
+from tests.mock import Reply, mock, plain
+
+LISTING = {"object": "list", "data": [{"id": "a", "owned_by": "me"}, {"id": "b"}, {"no": "id"}]}
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with Client(connect_retries=0) as client:
+        yield client
+
+
+async def answer(client: Client, reply: Reply) -> Discovered | None:
+    async with mock(plain(500, b""), probed=reply) as up:
+        found = await look(client, up.base_url)
+        assert found is None or found.base_url == up.base_url
+        assert [(each.method, each.path) for each in up.probes] == [("GET", "/v1/models")]
+        return found
+
+
+async def test_a_model_listing_is_a_server(client: Client) -> None:
+    found = await answer(client, plain(200, LISTING))
+    assert found is not None
+    assert found.models == ("a", "b")
+    assert found.profile is None
+    assert found.key_env is None
+
+
+async def test_its_kind_is_known_by_its_answer(client: Client) -> None:
+    found = await answer(client, plain(200, {"data": [{"id": "q", "owned_by": "library"}]}))
+    assert found is not None
+    assert found.profile is not None
+    assert found.profile.name == "ollama"
+
+
+@pytest.mark.parametrize("models", [[], None])
+async def test_a_server_with_no_model_loaded_is_a_server(client: Client, models: Any) -> None:
+    found = await answer(client, plain(200, {"object": "list", "data": models}))
+    assert found is not None
+    assert found.models == ()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        plain(404, b"no"),
+        plain(401, {"error": {"message": "no key"}}),
+        plain(500, b""),
+        plain(200, b"<html>hello</html>", type="text/html"),
+        plain(200, b"hello", type="text/plain"),
+        plain(200, b"[]"),
+        plain(200, b"{}"),
+        plain(200, {"status": "ok"}),
+        plain(200, b'"models"'),
+        Reply([b"SSH-2.0-OpenSSH_9.7\r\n"]),
+        Reply([]),
+    ],
+    ids=lambda reply: b"".join(reply.pieces).split(b"\r\n\r\n")[-1].decode()[:20] or "nothing",
+)
+async def test_an_open_port_proves_nothing(client: Client, reply: Reply) -> None:
+    assert await answer(client, reply) is None
+
+
+async def test_another_dragoman_is_never_taken(client: Client) -> None:
+    assert await answer(client, plain(200, LISTING, "x-dragoman: 0.1.0")) is None
+
+
+async def test_silence_is_not_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "PATIENCE", 0.05)
+    assert await answer(client, Reply([], hang=True)) is None
+
+
+async def test_only_what_answers_is_found_and_what_is_skipped_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        mock(plain(500, b""), probed=plain(200, LISTING)) as good,
+        mock(plain(500, b""), probed=plain(404, b"")) as bad,
+        mock(plain(500, b""), probed=plain(200, LISTING)) as skipped,
+    ):
+        monkeypatch.setattr(room, "PORTS", (bad.port, good.port, skipped.port))
+        found = await discover({}, skip=frozenset({skipped.port}))
+        assert [server.base_url for server in found] == [good.base_url]
+        assert skipped.connections == 0
+
+
+async def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with mock(plain(500, b""), probed=plain(200, LISTING)) as up:
+        monkeypatch.setattr(room, "PORTS", (up.port,))
+        async with Client() as client:
+            found = await discover({"OPENAI_API_KEY": "sk-canary"}, client=client)
+    assert [server.base_url for server in found] == ["https://api.openai.com/v1", up.base_url]
+    assert "canary" not in repr(found)
+
+
+def test_the_usual_ports() -> None:
+    assert PORTS == (11434, 1234, 8000, 30000, 8080, 1337, 8321)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, []),
+        ({"OPENAI_API_KEY": ""}, []),
+        ({"OPENAI_API_KEY": "k"}, [("https://api.openai.com/v1", "OPENAI_API_KEY", "openai")]),
+        ({"OPENAI_BASE_URL": "http://h:9/v1"}, [("http://h:9/v1", None, None)]),
+        (
+            {"OPENAI_BASE_URL": "http://h:9/v1", "OPENAI_API_KEY": "k"},
+            [("http://h:9/v1", "OPENAI_API_KEY", None)],
+        ),
+        (
+            {"DEEPSEEK_API_KEY": "k", "OPENROUTER_API_KEY": "k"},
+            [
+                ("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", "openrouter"),
+                ("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY", "deepseek"),
+            ],
+        ),
+    ],
+)
+def test_what_the_environment_names(environ: dict[str, str], expected: list[Any]) -> None:
+    found = [
+        (server.base_url, server.key_env, server.profile.name if server.profile else None)
+        for server in named(environ)
+    ]
+    assert found == expected

@@ -1,0 +1,198 @@
+"""Several alternatives from a server that gives one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
+from dragoman.core.fold import fold
+from dragoman.core.item import Message, Text
+from dragoman.core.lifecycle import check
+from dragoman.core.request import Request, Sampling
+from dragoman.core.response import Usage
+from dragoman.engines.fanout import add_usage, fan_out
+
+
+def asking(n: int, seed: int | None = None) -> Request:
+    return Request(model="m", sampling=Sampling(n=n, seed=seed, temperature=1))
+
+
+def answer(text: str, usage: Usage | None = None, reason: str = "stop") -> list[Event]:
+    message = Message("assistant", (Text(text),), id=f"msg_{text}", status="completed")
+    status = "incomplete" if reason == "length" else "completed"
+    return [
+        Started(text, 0, "m"),
+        ItemAdded(0, replace(message, content=())),
+        PartAdded(0, 0, Text("")),
+        Delta(0, 0, "text", text),
+        PartDone(0, 0, Text(text)),
+        ItemDone(0, message),
+        Finished(status, (reason,), usage),
+    ]
+
+
+class Upstream:
+    """Gives the next answer to whoever asks; counts who was left early."""
+
+    def __init__(self, *answers: list[Event] | Exception, pause: float = 0.0) -> None:
+        self.answers = list(answers)
+        self.pause = pause
+        self.asked: list[Request] = []
+        self.closed = 0
+
+    async def ask(self, request: Request) -> AsyncGenerator[Event, None]:
+        events = self.answers[len(self.asked)]
+        self.asked.append(request)
+        try:
+            if isinstance(events, Exception):
+                raise events
+            for event in events:
+                await asyncio.sleep(self.pause)
+                yield event
+        finally:
+            self.closed += 1
+
+
+async def collect(upstream: Upstream, request: Request) -> list[Event]:
+    return [event async for event in fan_out(upstream.ask, request)]
+
+
+async def test_each_answer_is_a_choice_and_usage_adds_up() -> None:
+    upstream = Upstream(
+        answer("a", Usage(input_tokens=3, output_tokens=1)),
+        answer("b", Usage(input_tokens=3, output_tokens=2), "length"),
+        answer("c"),
+    )
+    events = await collect(upstream, asking(3))
+    check(events)
+    response = fold(events)
+    assert [item.text for n in range(3) for item in response.choice(n)] == ["a", "b", "c"]
+    assert response.reasons == ("stop", "length", "stop")
+    assert response.status == "incomplete"
+    assert response.usage == Usage(input_tokens=6, output_tokens=3)
+    assert [(loss.field, loss.action) for loss in response.losses] == [("n", "emulated")]
+
+
+async def test_each_is_asked_for_one_and_with_a_seed_of_its_own() -> None:
+    upstream = Upstream(answer("a"), answer("b"))
+    await collect(upstream, asking(2, seed=7))
+    assert [request.sampling.n for request in upstream.asked] == [None, None]
+    assert sorted(request.sampling.seed or 0 for request in upstream.asked) == [7, 8]
+    assert {request.sampling.temperature for request in upstream.asked} == {1}
+
+
+async def test_without_a_seed_none_is_made_up() -> None:
+    upstream = Upstream(answer("a"), answer("b"))
+    await collect(upstream, asking(2))
+    assert [request.sampling.seed for request in upstream.asked] == [None, None]
+
+
+async def test_they_are_asked_at_the_same_time() -> None:
+    both = asyncio.Barrier(2)
+
+    async def ask(request: Request) -> AsyncGenerator[Event, None]:
+        async with asyncio.timeout(5):
+            await both.wait()
+        for event in answer("x"):
+            yield event
+
+    assert fold([event async for event in fan_out(ask, asking(2))]).status == "completed"
+
+
+async def test_the_first_failure_fails_the_whole_and_stops_the_others() -> None:
+    fault = Fault("upstream_cut", "cut", "upstream")
+    upstream = Upstream([*answer("a")[:3], Failed(fault)], answer("b"), pause=0.001)
+    upstream.answers[1] = [*answer("b")[:3], *(Delta(0, 0, "text", "x") for _ in range(10_000))]
+    async with asyncio.timeout(5):
+        events = await collect(upstream, asking(2))
+    check(events)
+    assert events[-1] == Failed(fault)
+    assert upstream.closed == 2
+
+
+async def test_a_failure_before_the_beginning_is_the_only_event() -> None:
+    refused = Failed(Fault("upstream_refused", "no", "upstream", status=429, retry_after="3"))
+    assert await collect(Upstream([refused], [refused]), asking(2)) == [refused]
+
+
+async def test_an_engine_that_raises_is_a_fault_that_shows_no_words_of_it() -> None:
+    events = await collect(Upstream(RuntimeError("sk-canary"), answer("b")), asking(2))
+    assert isinstance(events[-1], Failed)
+    assert events[-1].fault.code == "internal"
+    assert "canary" not in repr(events)
+
+
+@pytest.mark.parametrize("how", ["close", "cancel"])
+async def test_giving_up_stops_all(how: str) -> None:
+    endless = [*answer("a")[:3], *(Delta(0, 0, "text", "x") for _ in range(100_000))]
+    upstream = Upstream(endless, list(endless), pause=0.001)
+    stream = fan_out(upstream.ask, asking(2))
+    await anext(stream)
+    if how == "close":
+        await stream.aclose()
+    else:
+        waiting = asyncio.ensure_future(_drain(stream))
+        while len(upstream.asked) < 2:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await stream.aclose()
+    assert upstream.closed == len(upstream.asked)
+
+
+async def _drain(stream: AsyncGenerator[Event, None]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_a_reader_that_is_slow_holds_the_upstreams_back() -> None:
+    sent = 0
+
+    async def ask(request: Request) -> AsyncGenerator[Event, None]:
+        nonlocal sent
+        yield answer("a")[0]
+        yield answer("a")[1]
+        yield answer("a")[2]
+        while True:
+            sent += 1
+            yield Delta(0, 0, "text", "x")
+
+    stream = fan_out(ask, asking(2))
+    await anext(stream)
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert sent < 200
+    await stream.aclose()
+
+
+async def test_progress_finds_its_item_again() -> None:
+    whole = Progress(None, "raw", {"chat": {"x": 1}})
+    one = [answer("a")[0], whole, *answer("a")[1:5], Progress(0, "searching"), *answer("a")[5:]]
+    events = await collect(Upstream(one, answer("b")), asking(2))
+    check(events)
+    item = next(e.index for e in events if isinstance(e, ItemAdded) and e.item.id == "msg_a")
+    assert [e.index for e in events if isinstance(e, Progress)] == [None, item]
+
+
+def test_usage_that_nobody_reported_stays_unreported() -> None:
+    assert add_usage([]) is None
+    assert add_usage([Usage()]) == Usage()
+    assert add_usage([Usage(cached_tokens=0), Usage()]) == Usage(cached_tokens=0)
+    extra = {"chat": {"cost": 1}}
+    assert add_usage([Usage(input_tokens=1, extra=extra)]) == Usage(input_tokens=1, extra=extra)

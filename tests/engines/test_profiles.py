@@ -1,0 +1,98 @@
+"""What is known of servers: values only, found by address or by answer and by nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dragoman.engines.profiles import BY_NAME, GENERIC, PROFILES, by_answers, by_url
+
+
+@pytest.mark.parametrize(
+    ("base_url", "name"),
+    [
+        ("https://api.openai.com/v1", "openai"),
+        ("https://eu.api.openai.com/v1", "openai"),
+        ("https://mine.openai.azure.com/openai/v1", "azure"),
+        ("https://mine.services.ai.azure.com/openai/v1", "azure"),
+        ("https://openrouter.ai/api/v1", "openrouter"),
+        ("https://api.deepseek.com", "deepseek"),
+        ("https://api.deepseek.com/beta", "deepseek"),
+        ("https://API.OpenAI.com/v1", "openai"),
+    ],
+)
+def test_a_known_address(base_url: str, name: str) -> None:
+    profile = by_url(base_url)
+    assert profile is not None
+    assert profile.name == name
+    assert profile.wires, "a known address needs no question"
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "http://127.0.0.1:11434/v1",
+        "http://127.0.0.1:1234/v1",
+        "http://127.0.0.1:8080/v1",
+        "http://localhost:8000/v1",
+        "https://notapi.openai.com.example/v1",
+        "https://fakeopenrouter.ai/api/v1",
+        "https://example.com/api.openai.com/v1",
+    ],
+)
+def test_an_unknown_address_whatever_its_port(base_url: str) -> None:
+    assert by_url(base_url) is None
+
+
+@pytest.mark.parametrize(
+    ("server", "listing", "name"),
+    [
+        ("llama.cpp", [], "llama.cpp"),
+        ("Llama.cpp/b1234", [], "llama.cpp"),
+        ("dragoman/0.1.0", [], "dragoman"),
+        (None, [{"id": "m", "owned_by": "library"}], "ollama"),
+        (None, [{"id": "m", "owned_by": "organization_owner"}], "lmstudio"),
+        ("uvicorn", [{"id": "m", "owned_by": "vllm"}], "vllm"),
+        ("uvicorn", [{"id": "m", "owned_by": "sglang"}], "sglang"),
+        (None, [{"id": "m", "owned_by": "llamacpp"}], "llama.cpp"),
+        (None, [{"id": "m", "owned_by": "deepseek"}], "deepseek"),
+        (None, [{"id": "a", "owned_by": "me"}, {"id": "b", "owned_by": "vllm"}], "vllm"),
+    ],
+)
+def test_a_known_answer(server: str | None, listing: list[dict[str, Any]], name: str) -> None:
+    profile = by_answers(server, listing)
+    assert profile is not None
+    assert profile.name == name
+
+
+@pytest.mark.parametrize(
+    ("server", "listing"),
+    [
+        (None, []),
+        ("", [{}]),
+        ("nginx", [{"id": "m", "owned_by": "me"}]),
+        ("uvicorn", [{"id": "vllm", "owned_by": None}]),
+        (None, [{"id": "m", "owned_by": ["unhashable"]}]),
+    ],
+)
+def test_an_unknown_answer(server: str | None, listing: list[dict[str, Any]]) -> None:
+    assert by_answers(server, listing) is None
+
+
+def test_every_server_that_was_promised_has_its_entry() -> None:
+    promised = {"ollama", "lmstudio", "vllm", "sglang", "llama.cpp", "openai", "azure"}
+    assert promised | {"openrouter", "deepseek", "generic"} <= BY_NAME.keys()
+    assert len(BY_NAME) == len(PROFILES) + 1
+    assert BY_NAME["generic"] is GENERIC
+
+
+def test_every_profile_but_the_generic_one_can_be_recognised() -> None:
+    for profile in PROFILES:
+        marks = profile.marks
+        assert marks.hosts or marks.server or marks.owned_by or marks.fields, profile.name
+        assert set(profile.wires) <= {"chat", "responses"}
+
+
+def test_a_server_whose_responses_are_worse_than_its_chat_is_asked_in_chat() -> None:
+    assert BY_NAME["llama.cpp"].wires == ("chat",)
