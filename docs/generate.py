@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from dragoman.wire.policy import ANSWER, REQUEST, Table
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "dragoman"
 MARKED = re.compile(
@@ -36,7 +38,22 @@ def purpose(module: Path) -> str:
     return " ".join(docstring.split("\n\n")[0].split())
 
 
-GENERATORS: dict[str, Callable[[], str]] = {"rooms": rooms}
+def fates(table: Table) -> str:
+    """One table of the loss policy."""
+    rows = ["| field | when | fate | why |", "|---|---|---|---|"]
+    for row in table.values():
+        field = row.field if row.field.startswith("(") else f"`{row.field}`"
+        rows.append(f"| {field} | {row.when} | **{row.fate}** | {row.why} |")
+    return "\n".join(rows).replace("**carried**", "carried") + "\n"
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "rooms": rooms,
+    "chat-request": lambda: fates(REQUEST["responses"]),
+    "responses-request": lambda: fates(REQUEST["chat"]),
+    "chat-answer": lambda: fates(ANSWER["responses"]),
+    "responses-answer": lambda: fates(ANSWER["chat"]),
+}
 
 
 def pages() -> list[Path]:

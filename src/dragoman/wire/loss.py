@@ -146,9 +146,6 @@ def _parts_to_responses(content: str | tuple[Part, ...], account: Account, index
                 account.note("messages[*].audio: by id only", index)
             case Audio():
                 account.note("messages[*].content[*].input_audio", index, number)
-            case Text():
-                for note in part.annotations:
-                    account.unknown(note.extra, "messages[*].annotations[*]", index)
         if part.extra is not None:
             account.unknown(part.extra, "messages[*].content[*]", index, number)
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dragoman.core.item import Audio, Compaction, Item, Message, Reasoning, Refusal, Text, Unknown
+from dragoman.core.item import (
+    Audio,
+    Compaction,
+    Item,
+    Message,
+    Reasoning,
+    Refusal,
+    Text,
+    Thought,
+    Unknown,
+)
 from dragoman.core.loss import Loss
 from dragoman.core.response import Response
 
@@ -58,8 +68,11 @@ def _to_responses(response: Response, account: Account) -> None:
 
 
 def _item_to_responses(item: Item, account: Account) -> None:
-    for part in item.parts if isinstance(item, Message) else ():
+    parts = item.parts if isinstance(item, Message) else ()
+    for part in item.content if isinstance(item, Reasoning) else parts:
         match part:
+            case Thought(tokens=tokens) if tokens:
+                account.note("choices[*].logprobs.content: of reasoning", 0)
             case Refusal(tokens=tokens) if tokens:
                 account.note("choices[*].logprobs.refusal", 0)
             case Audio(transcript=transcript):

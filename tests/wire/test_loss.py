@@ -1,0 +1,371 @@
+"""Requests are judged by the table of fates: each field by its row, with its place."""
+
+import re
+import timeit
+from typing import Any
+
+import pytest
+from msgspec.structs import fields as struct_fields
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError
+from dragoman.core.item import (
+    Annotation,
+    Audio,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    File,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Item,
+    ItemReference,
+    Message,
+    Part,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+    Token,
+    Unknown,
+    UnknownPart,
+)
+from dragoman.core.loss import Loss
+from dragoman.core.request import (
+    AllowedTools,
+    AudioOutput,
+    CustomTool,
+    FunctionTool,
+    JSONSchema,
+    NamedTool,
+    Namespace,
+    ReasoningOptions,
+    Request,
+    Sampling,
+    StreamOptions,
+    TextFormat,
+    UnknownTool,
+)
+from dragoman.wire.loss import header, judge, worded
+from dragoman.wire.policy import REQUEST, WireName
+from tests.samples import samples
+
+USER = Message("user", "hi")
+
+
+def said(*items: Item) -> Request:
+    return Request(model="m", items=(USER, *items))
+
+
+def asked(**fields: Any) -> Request:
+    return Request(model="m", items=(USER,), **fields)
+
+
+def sampled(**fields: Any) -> Request:
+    return asked(sampling=Sampling(**fields))
+
+
+def part(part: Part, role: str = "user") -> Request:
+    return said(Message(role, (Text("look"), part)))  # type: ignore[arg-type]
+
+
+def result(part: Part) -> Request:
+    return said(FunctionCall("c", "f", "{}"), FunctionCallOutput("c", (Text("see"), part)))
+
+
+CHAT = {"chat": {"vendor": 1}}
+RESPONSES = {"responses": {"vendor": 1}}
+OF_CHAT = UnknownTool("chat", "search", {})
+HOSTED = UnknownTool("responses", "web_search", {})
+
+TO_RESPONSES: list[tuple[Request, str, str]] = [
+    (sampled(stop=("x",)), "stop", "refused"),
+    (sampled(logit_bias={"1": -100}), "logit_bias", "refused"),
+    (sampled(n=2), "n", "refused"),
+    (sampled(seed=0), "seed", "told"),
+    (sampled(top_k=40), "top_k", "told"),
+    (sampled(min_p=0.1), "min_p", "told"),
+    (sampled(repetition_penalty=1.1), "repetition_penalty", "told"),
+    (sampled(logprobs=True), "logprobs", "emulated"),
+    (sampled(logprobs=True, top_logprobs=2), "top_logprobs", "emulated"),
+    (asked(modalities=("text", "audio")), "modalities", "refused"),
+    (asked(audio=AudioOutput("alloy")), "audio", "told"),
+    (asked(prediction={"type": "content"}), "prediction", "told"),
+    (asked(web_search={}), "web_search_options", "told"),
+    (said(Message("user", "I am", name="Ada")), "messages[1].name", "told"),
+    (part(Audio("AAAA", "wav")), "messages[1].content[1].input_audio", "refused"),
+    (part(Audio(id="a1"), "assistant"), "messages[1].audio", "refused"),
+    (part(Audio(id="a1", transcript="hm"), "assistant"), "messages[1].audio", "emulated"),
+    (part(UnknownPart("chat", {"type": "video_url"})), "messages[1].content[1]", "refused"),
+    (result(Audio("AAAA", "wav")), "messages[2].content[1].input_audio", "refused"),
+    (
+        said(Reasoning((Thought("hm"),), extra={"chat": {"reasoning_details": []}})),
+        "messages[1].reasoning_details",
+        "told",
+    ),
+    (said(Unknown("chat", "odd", {})), "messages[1].tool_calls[*]", "told"),
+    (said(FunctionCall("c", "f", "", extra=CHAT)), "messages[1].tool_calls[*].vendor", "told"),
+    (asked(tools=(OF_CHAT,)), "tools[0]", "told"),
+    (asked(tools=(OF_CHAT,), tool_choice=OF_CHAT), "tool_choice", "refused"),
+    (asked(tool_choice=AllowedTools("auto", (OF_CHAT,))), "tool_choice", "refused"),
+    (
+        asked(tool_choice=AllowedTools("auto", (NamedTool("f"), OF_CHAT))),
+        "tool_choice.allowed_tools.tools[1]",
+        "told",
+    ),
+    (asked(extra=CHAT), "vendor", "told"),
+    (asked(extra={"chat": {"response_format": {"odd": 1}}}), "response_format.odd", "told"),
+    (asked(extra={"chat": {"response_format": 7}}), "response_format", "told"),
+    (asked(stream_options=StreamOptions(extra=CHAT)), "stream_options.vendor", "told"),
+    (asked(tools=(FunctionTool("f", extra=CHAT),)), "tools[0].vendor", "told"),
+    (asked(format=JSONSchema("a", extra=CHAT)), "response_format.json_schema.vendor", "told"),
+    (said(Message("user", "hi", extra=CHAT)), "messages[1].vendor", "told"),
+    (part(Text("hi", extra=CHAT)), "messages[1].content[1].vendor", "told"),
+]
+
+TO_CHAT: list[tuple[Request, str, str]] = [
+    (asked(max_tool_calls=2), "max_tool_calls", "told"),
+    (asked(previous_response_id="r"), "previous_response_id", "refused"),
+    (asked(conversation="c"), "conversation", "refused"),
+    (asked(prompt={"id": "p"}), "prompt", "refused"),
+    (asked(context_management=[]), "context_management", "told"),
+    (asked(background=True), "background", "refused"),
+    (asked(truncation="auto"), "truncation", "told"),
+    (asked(reasoning=ReasoningOptions(summary="auto")), "reasoning.summary", "told"),
+    *(
+        (
+            asked(reasoning=ReasoningOptions(extra={"responses": {name: "x"}})),
+            f"reasoning.{name}",
+            "told",
+        )
+        for name in ("context", "mode", "generate_summary", "vendor")
+    ),
+    *(
+        (asked(include=(row.field[8:-1],)), row.field, row.fate)
+        for row in REQUEST["chat"].values()
+        if row.field.startswith("include[") and row.field != "include[*]"
+    ),
+    (asked(include=("new.thing",)), "include[new.thing]", "told"),
+    (said(Message("assistant", "hm", phase="commentary")), "input[1].phase", "told"),
+    (said(Message("assistant", "hm", id="msg_1")), "input[1].id", "told"),
+    (said(FunctionCall("c", "f", "", status="completed")), "input[1].status", "told"),
+    (said(FunctionCallOutput("c", "", id="fco_1")), "input[1].id", "told"),
+    (said(CustomToolCallOutput("c", "", id="ctco_1")), "input[1].id", "told"),
+    (asked(instructions=(Message("system", "", id="m"),)), "input[*].id", "told"),
+    (part(Image(file_id="f")), "input[1].content[1].file_id", "refused"),
+    (part(File(url="https://example.com/a")), "input[1].content[1].file_url", "refused"),
+    (part(UnknownPart("responses", {})), "input[1].content[1]", "refused"),
+    (part(Text("a", (Annotation("x"),))), "input[1].content[1].annotations", "told"),
+    (part(Text("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "told"),
+    (part(Refusal("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "told"),
+    (part(Text("a", extra=RESPONSES)), "input[1].content[1].vendor", "told"),
+    (result(Image("https://example.com/a.png")), "input[2].output[1]", "emulated"),
+    (result(Audio("AAAA", "wav")), "input[2].output[1]", "emulated"),
+    (result(File("f")), "input[2].output[1]", "emulated"),
+    (result(Image(file_id="f")), "input[2].output[1].file_id", "refused"),
+    (result(File(url="https://example.com/a")), "input[2].output[1].file_url", "refused"),
+    (result(UnknownPart("responses", {})), "input[2].output[1]", "refused"),
+    (said(Reasoning(summary=(Summary("s"),))), "input[1].summary", "emulated"),
+    (said(Reasoning((Thought("t"),), (Summary("s"),))), "input[1].summary", "told"),
+    (said(Reasoning(encrypted="x")), "input[1].encrypted_content", "told"),
+    (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "told"),
+    (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "told"),
+    (said(Unknown("responses", "web_search_call", {})), "input[1]", "emulated"),
+    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "refused"),
+    (said(Compaction("x")), "input[1]", "refused"),
+    (said(ItemReference("msg_1")), "input[1]", "refused"),
+    (asked(tools=(FunctionTool("f"), HOSTED)), "tools[1]", "told"),
+    (asked(tools=(Namespace("n", (CustomTool("c"), HOSTED)),)), "tools[0].tools[1]", "told"),
+    (
+        asked(tools=(Namespace("n", (CustomTool("c", extra=RESPONSES),)),)),
+        "tools[0].tools[0].vendor",
+        "told",
+    ),
+    (asked(tool_choice=HOSTED), "tool_choice", "refused"),
+    (
+        asked(tool_choice=AllowedTools("auto", (NamedTool("f"), HOSTED))),
+        "tool_choice.tools[1]",
+        "told",
+    ),
+    (asked(extra={"responses": {"access_programs": []}}), "access_programs", "told"),
+    (asked(extra={"responses": {"image": {}}}), "image", "told"),
+    (asked(extra=RESPONSES), "vendor", "told"),
+    (asked(format=JSONSchema("a", extra=RESPONSES)), "text.format.vendor", "told"),
+]
+
+CASES: list[tuple[WireName, Request, str, str]] = [
+    *(("responses", *case) for case in TO_RESPONSES),
+    *(("chat", *case) for case in TO_CHAT),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "request_", "field", "fate"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES]
+)
+def test_p37_each_field_meets_its_fate(
+    target: WireName, request_: Request, field: str, fate: str
+) -> None:
+    if fate == "refused":
+        with pytest.raises(FaultError) as raised:
+            judge(request_, target)
+        fault = raised.value.fault
+        assert (fault.code, fault.blame, fault.param) == ("unsupported", "client", field)
+        assert field in fault.message
+    else:
+        assert (field, fate) in [(loss.field, loss.action) for loss in judge(request_, target)]
+
+
+def test_every_row_that_is_not_carried_has_a_case() -> None:
+    for target, table in REQUEST.items():
+        met = {(re.sub(r"\[\d+\]", "[*]", c[2]), c[3]) for c in CASES if c[0] == target}
+        rows = {(row.field, row.fate) for row in table.values() if row.fate != "carried"}
+        rows -= {("(any other field)", "told"), ("include[*]", "told")}
+        assert not rows - met
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        asked(),
+        sampled(temperature=0, top_p=1, presence_penalty=1, frequency_penalty=1, n=1, stop=()),
+        sampled(logit_bias={}, logprobs=False),
+        asked(modalities=("text",), store=True, metadata={"a": "b"}, user="u", service_tier="flex"),
+        asked(background=False, truncation="disabled", verbosity="low", format=TextFormat()),
+        asked(reasoning=ReasoningOptions("high"), max_output_tokens=16, parallel_tool_calls=False),
+        asked(tools=(FunctionTool("f"), CustomTool("c", grammar="x")), tool_choice=NamedTool("f")),
+        asked(tools=(Namespace("n", (FunctionTool("f"),)),), tool_choice="required"),
+        asked(tool_choice=AllowedTools("auto", (NamedTool("f"),))),
+        asked(format=JSONSchema("a", {}, strict=True)),
+        asked(instructions="Be brief.", stream=True, stream_options=StreamOptions(True)),
+        said(Message("assistant", (Text("no"), Refusal("no")))),
+        said(Reasoning((Thought("t"),)), FunctionCall("c", "f", "{}"), FunctionCallOutput("c", "")),
+        said(CustomToolCall("c", "f", "x"), CustomToolCallOutput("c", (Text("ok"),))),
+        part(Image("https://example.com/a.png", detail="low")),
+        part(File("f", filename="a.pdf")),
+        asked(extra={"upstream": {"id": "1"}}),
+        asked(tools=(FunctionTool("f", extra={"responses": {"strict": None}}),)),
+    ],
+    ids=range(18),
+)
+@pytest.mark.parametrize("target", ["chat", "responses"])
+def test_what_both_can_say_loses_nothing(request_: Request, target: WireName) -> None:
+    assert judge(request_, target) == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "own"), [("chat", TO_RESPONSES), ("responses", TO_CHAT)], ids=["chat", "responses"]
+)
+def test_on_its_own_wire_a_request_loses_nothing(
+    target: WireName, own: list[tuple[Request, str, str]]
+) -> None:
+    for request, field, _ in own:
+        if not isinstance(request.items[-1], FunctionCallOutput):  # what is hoisted is told always
+            assert judge(request, target) == (), field
+
+
+def test_every_field_of_the_core_was_thought_of() -> None:
+    """A new field of Request or Sampling must be carried by both wires or have a case here."""
+    carried = {
+        *("model", "items", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
+        *("sampling", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
+        *("max_output_tokens", "format", "verbosity", "reasoning", "stream", "stream_options"),
+        *("store", "metadata", "user", "safety_identifier", "service_tier", "moderation"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    }
+    varied = {
+        field.name
+        for _, request, _, _ in CASES
+        for value in (request, request.sampling)
+        for field in struct_fields(type(value))
+        if getattr(value, field.name) != field.default
+    }
+    names = {field.name for type_ in (Request, Sampling) for field in struct_fields(type_)}
+    assert names - varied - carried == set()
+
+
+def test_log_probabilities_asked_for_in_responses_own_way_are_not_emulated_again() -> None:
+    request = replace(sampled(logprobs=True), include=("message.output_text.logprobs",))
+    assert judge(request, "responses") == ()
+
+
+def test_an_often_repeated_loss_is_named_once() -> None:
+    turns = (Message("assistant", "a", id=f"msg_{n}", phase="commentary") for n in range(50))
+    losses = judge(said(*turns), "chat")
+    assert [loss.field for loss in losses] == ["input[*].phase", "input[*].id"]
+
+
+def test_a_place_is_counted_in_messages() -> None:
+    turn = (
+        Reasoning((Thought("hm"),)),
+        Message("assistant", "I look."),
+        FunctionCall("c1", "f", "{}"),
+        FunctionCall("c2", "f", "{}"),
+    )
+    results = (FunctionCallOutput("c1", "1"), FunctionCallOutput("c2", "2"))
+    again = Message("assistant", "So.", extra={"turn": {"new": True}})
+    named = Message("user", "me", name="Ada")
+    losses = judge(said(*turn, *results, Message("assistant", "So."), again, named), "responses")
+    assert [loss.field for loss in losses] == ["messages[6].name"]
+
+
+def test_a_plain_request_is_judged_in_no_time() -> None:
+    turns = (USER, Message("assistant", "Hello."), Message("user", "What is new?"))
+    request = Request(model="m", items=(Message("system", "Be brief."), *turns), stream=True)
+    for target in REQUEST:
+        rounds = samples(500, 2_000)
+        best = min(timeit.repeat(lambda: judge(request, target), number=rounds, repeat=3))  # noqa: B023
+        assert best / rounds < 100e-6, "ten times the goal of ten microseconds"
+
+
+# ---- the header ------------------------------------------------------------------------------
+
+
+def told(*fields: str) -> list[Loss]:
+    return [Loss(field, "told", "because") for field in fields]
+
+
+def test_p37_the_header_names_all_losses() -> None:
+    losses = (Loss("tools[0].format", "emulated", ""), *told("store", "input[*].phase"))
+    assert header(losses) == "told: store, input[*].phase; emulated: tools[0].format"
+    assert header(losses[:1]) == "emulated: tools[0].format"
+    assert header(()) == ""
+
+
+def test_the_header_names_a_field_once() -> None:
+    twice = (Loss("tools[0]", "emulated", "one"), Loss("tools[0]", "emulated", "other"))
+    assert header(twice) == "emulated: tools[0]"
+
+
+def test_the_header_is_plain_and_short_whatever_a_client_calls_its_fields() -> None:
+    evil = header(told("a\r\nset-cookie: x", "né", "b; told: c", "x" * 5_000))
+    assert re.fullmatch(r"[ -~]{1,300}", evil)
+    assert evil.count("told:") == 2
+    assert "told: a??set-cookie:?x, n?, b??told:?c, xxx" in evil
+
+
+def test_the_header_counts_what_does_not_fit() -> None:
+    line = header((*told(*(f"input[{n}].vendor_field" for n in range(100))), Loss("n", "told", "")))
+    assert len(line) <= 1_020
+    named = line.count("vendor_field")
+    assert line.endswith(f"; and {101 - named} more")
+
+
+# ---- the words of the core -------------------------------------------------------------------
+
+
+def test_the_names_of_the_core_are_put_in_the_clients_words() -> None:
+    request = said(Reasoning(), Message("assistant", "a"), Message("developer", "b"))
+    losses = told("items[3].role", "items", "format", "items[*].role", "tools[0]", "formatted")
+    on_chat = [loss.field for loss in worded(losses, request, "chat")]
+    assert on_chat == [
+        "messages[2].role",
+        "messages",
+        "response_format",
+        "messages[*].role",
+        "tools[0]",
+        "formatted",
+    ]
+    on_responses = [loss.field for loss in worded(losses, request, "responses")]
+    assert on_responses[:4] == ["input[3].role", "input", "text.format", "input[*].role"]
