@@ -23,7 +23,8 @@ _MANY_ORIGINS = 64  # beyond this many, pools that stand empty are dropped
 
 _TOKEN = b"!#$%&'*+.^_`|~-0123456789abcdefghijklmnopqrstuvwxyz"
 _TEXT = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})  # unless a body is given
+_METHODS = _BODILESS | {"POST", "PUT", "PATCH"}
 _OURS = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade"}
 )
@@ -81,11 +82,13 @@ class Client:
         parsed = parse_url(url) if isinstance(url, str) else url
         pool = self._pool(parsed, address)
         head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
-        if body is None:
+        if body is None and method in _BODILESS:
+            body = b""
             head += b"\r\n"
         else:
+            body = body or b""
             head += b"content-length: %d\r\n\r\n" % len(body)
-        return Exchange(self, pool, head, body or b"", method == "HEAD", timeouts or self.timeouts)
+        return Exchange(self, pool, head, body, method == "HEAD", timeouts or self.timeouts)
 
     async def aclose(self) -> None:
         """Close every connection, in use or not."""

@@ -1,0 +1,398 @@
+"""The client against raw servers: what it writes, what it makes of answers, what it refuses."""
+
+import asyncio
+import gzip
+import traceback
+import zlib
+
+import pytest
+
+from dragoman.net.error import (
+    DisconnectedError,
+    InvalidUrlError,
+    NetTimeoutError,
+    RemoteProtocolError,
+    TooLargeError,
+)
+from dragoman.net.http import Client
+from dragoman.net.limits import Limits, Timeouts
+from tests.net.conftest import nothing_left
+from tests.net.peer import Line, Peer, answering, chunked, plain
+
+pytestmark = pytest.mark.usefixtures("clean")
+CANARY = "sk-canary-3f9a"
+
+
+async def fetch(client: Client, url: str, method: str = "GET", body: bytes | None = None) -> bytes:
+    async with client.stream(method, url, body=body) as response:
+        assert response.status == 200
+        return await response.read()
+
+
+async def test_a_request_is_written_as_it_must() -> None:
+    async with Peer(answering(plain(b"hello"))) as peer, Client() as client:
+        headers = (("Content-Type", "application/json"), ("X-Text", "caf\xe9"))
+        async with client.stream("POST", peer.url + "v1?a=b", headers, b"{}") as response:
+            assert await response.read() == b"hello"
+    head, _, body = peer.requests[0].partition(b"\r\n\r\n")
+    assert body == b"{}"
+    assert head.decode("latin-1").split("\r\n") == [
+        "POST /v1?a=b HTTP/1.1",
+        f"host: 127.0.0.1:{peer.port}",
+        "Content-Type: application/json",
+        "X-Text: caf\xe9",
+        "accept-encoding: identity",
+        "user-agent: dragoman",
+        "content-length: 2",
+    ]
+
+
+async def test_a_request_without_a_body_has_no_length_and_keeps_the_callers_headers() -> None:
+    async with Peer(answering(plain(b""), plain(b""))) as peer, Client() as client:
+        own = (("Accept-Encoding", "gzip"), ("User-Agent", "own/1"))
+        async with client.stream("GET", peer.url, own):
+            pass
+        async with client.stream("POST", peer.url, own):
+            pass
+    get, post = peer.requests
+    assert get.split(b"\r\n")[2:] == [b"Accept-Encoding: gzip", b"User-Agent: own/1", b"", b""]
+    assert post.endswith(b"\r\ncontent-length: 0\r\n\r\n")
+
+
+async def test_credentials_of_a_url_become_an_authorization_unless_there_is_one() -> None:
+    async with Peer(answering(plain(b""), plain(b""))) as peer, Client() as client:
+        url = peer.url.replace("//", "//user:pass@")
+        async with client.stream("GET", url):
+            pass
+        async with client.stream("GET", url, (("Authorization", "Bearer x"),)):
+            pass
+    assert b"authorization: Basic dXNlcjpwYXNz\r\n" in peer.requests[0]
+    assert b"Basic" not in peer.requests[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("GET", (("X", f"{CANARY}\r\nY: z"),)),
+        ("GET", (("X", f"{CANARY}\nY: z"),)),
+        ("GET", (("X", f"{CANARY}\0"),)),
+        ("GET", (("X", f"{CANARY}\u2026"),)),
+        ("GET", (("X\r\nY", CANARY),)),
+        ("GET", (("X:", CANARY),)),
+        ("GET", ((" X", CANARY),)),
+        ("GET", (("\xdc", CANARY),)),
+        ("GET", (("", CANARY),)),
+        ("GET", (("Host", CANARY),)),
+        ("GET", (("Content-Length", CANARY),)),
+        ("GET", (("transfer-encoding", CANARY),)),
+        ("CONNECT", (("X", CANARY),)),
+        ("GET / HTTP/1.1\r\n", (("X", CANARY),)),
+    ],
+)
+async def test_what_could_break_a_head_is_refused_unquoted(method: str, headers: tuple) -> None:
+    async with Client() as client:
+        with pytest.raises(ValueError) as caught:
+            client.stream(method, "http://127.0.0.1:1/", headers)
+    assert CANARY not in "".join(traceback.format_exception(caught.value, chain=True))
+
+
+async def test_a_bad_url_is_refused() -> None:
+    async with Client() as client:
+        with pytest.raises(InvalidUrlError):
+            client.stream("GET", "file:///etc/passwd")
+
+
+async def test_headers_reason_and_trailers() -> None:
+    answer = chunked(b"hello", trailer="X-Sum: 1\r\n").replace(
+        b"200 OK\r\n", b"404 Not There\r\nSet-Cookie: a\r\nset-cookie: b\r\nX: \xe9\r\n"
+    )
+    async with (
+        Peer(answering(answer)) as peer,
+        Client() as client,
+        client.stream("GET", peer.url) as response,
+    ):
+        assert (response.status, response.reason) == (404, "Not There")
+        assert response.headers.get("SET-COOKIE") == "a"
+        assert response.headers.get_all("Set-Cookie") == ["a", "b"]
+        assert response.headers.get("missing") is None
+        assert list(response.headers)[:3] == [
+            ("set-cookie", "a"),
+            ("set-cookie", "b"),
+            ("x", "é"),
+        ]
+        assert await response.read() == b"hello"
+        assert list(response.trailers) == [("x-sum", "1")]
+
+
+async def test_a_response_is_of_no_use_outside_its_block() -> None:
+    async with Peer(answering(plain(b"hello"))) as peer, Client() as client:
+        async with client.stream("GET", peer.url) as response:
+            pass
+        with pytest.raises(RuntimeError, match="outside its `async with`"):
+            await response.read()
+
+
+async def test_head_has_no_body() -> None:
+    async with (
+        Peer(answering(plain(b"hello")[:-5], close=False)) as peer,
+        Client() as client,
+        client.stream("HEAD", peer.url) as response,
+    ):
+        assert await response.read() == b""
+        assert response.headers.get("content-length") == "5"
+
+
+@pytest.mark.parametrize(
+    "status", ["301 Moved", "307 Temporary Redirect", "429 Slow Down", "503 No"]
+)
+async def test_no_status_is_acted_upon(status: str) -> None:
+    answer = plain(b"why", "Location: /other", "Retry-After: 1", status=status)
+    async with (
+        Peer(answering(answer)) as peer,
+        Client() as client,
+        client.stream("POST", peer.url, body=b"x") as response,
+    ):
+        assert response.status == int(status[:3])
+        assert await response.read() == b"why"
+    assert len(peer.requests) == 1
+
+
+async def test_a_stream_is_handed_on_as_it_arrives() -> None:
+    step = asyncio.Event()
+
+    async def serve(line: Line) -> None:
+        await line.request()
+        await line.write(chunked(b"")[:-10])
+        for n in range(3):
+            await line.write(b"6\r\ndata %d\r\n" % n)
+            await step.wait()
+            step.clear()
+        await line.write(b"0\r\n\r\n")
+
+    async with Peer(serve) as peer, Client() as client, client.stream("GET", peer.url) as response:
+        seen = []
+        async for chunk in response.chunks():
+            seen.append(chunk)
+            step.set()
+    assert seen == [b"data 0", b"data 1", b"data 2"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        plain(b"hello " * 20),
+        chunked(*[b"hello "] * 20),
+        plain(gzip.compress(b"hello " * 20), "Content-Encoding: gzip"),
+    ],
+    ids=["length", "chunked", "gzip"],
+)
+async def test_one_byte_at_a_time(answer: bytes) -> None:
+    async def serve(line: Line) -> None:
+        await line.request()
+        await line.write(*(bytes([byte]) for byte in answer))
+
+    async with Peer(serve) as peer, Client() as client:
+        assert await fetch(client, peer.url) == b"hello " * 20
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (["Content-Encoding: gzip"], gzip.compress(b"hello")),
+        (["Content-Encoding: GZIP"], gzip.compress(b"hello")),
+        (["Content-Encoding: deflate"], zlib.compress(b"hello")),
+        (["Content-Encoding: deflate, gzip"], gzip.compress(zlib.compress(b"hello"))),
+        (
+            ["Content-Encoding: deflate", "Content-Encoding: gzip"],
+            gzip.compress(zlib.compress(b"hello")),
+        ),
+        (["Content-Encoding: identity"], b"hello"),
+        (["Content-Encoding:"], b"hello"),
+    ],
+)
+async def test_codings_nobody_asked_for_are_undone(headers: list[str], body: bytes) -> None:
+    async with Peer(answering(plain(body, *headers), plain(b"x"))) as peer, Client() as client:
+        assert await fetch(client, peer.url) == b"hello"
+        assert await fetch(client, peer.url) == b"x"
+    assert peer.accepted == 1
+
+
+async def test_a_transfer_coding_is_undone() -> None:
+    coded = gzip.compress(b"hello")
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    async with Peer(answering(answer % (len(coded), coded))) as peer, Client() as client:
+        assert await fetch(client, peer.url) == b"hello"
+
+
+async def test_a_coded_stream_comes_event_by_event() -> None:
+    deflater = zlib.compressobj(wbits=31)
+    step = asyncio.Event()
+
+    async def serve(line: Line) -> None:
+        await line.request()
+        await line.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n")
+        for n in range(3):
+            coded = deflater.compress(b"data %d" % n) + deflater.flush(zlib.Z_SYNC_FLUSH)
+            await line.write(coded)
+            await step.wait()
+            step.clear()
+        await line.write(deflater.flush())
+
+    async with Peer(serve) as peer, Client() as client, client.stream("GET", peer.url) as response:
+        seen = []
+        async for chunk in response.chunks():
+            seen.append(chunk)
+            step.set()
+    assert seen == [b"data 0", b"data 1", b"data 2"]
+
+
+async def test_a_coding_that_is_cut_or_unknown_is_a_protocol_error() -> None:
+    cut = plain(gzip.compress(b"hello")[:-1], "Content-Encoding: gzip")
+    unknown = plain(b"hello", "Content-Encoding: br")
+    async with Peer(answering(cut, unknown)) as peer, Client() as client:
+        with pytest.raises(RemoteProtocolError, match="gzip body ends too early"):
+            await fetch(client, peer.url)
+        with pytest.raises(RemoteProtocolError, match="unknown content coding 'br'"):
+            await fetch(client, peer.url)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        plain(b"x" * 1001),
+        chunked(*[b"x" * 100] * 11),
+        plain(gzip.compress(b"\0" * 50_000_000), "Content-Encoding: gzip"),
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001,
+    ],
+    ids=["length", "chunked", "bomb", "until the end"],
+)
+async def test_a_body_over_the_limit_is_refused(answer: bytes) -> None:
+    async with Peer(answering(answer)) as peer, Client(limits=Limits(body_bytes=1000)) as client:
+        with pytest.raises(TooLargeError, match="a body of more than 1000 bytes"):
+            await fetch(client, peer.url)
+
+
+async def test_a_body_over_the_limit_is_not_read_on() -> None:
+    async def serve(line: Line) -> None:
+        await line.request()
+        await line.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            await line.write(b"x" * 1000)
+
+    async with Peer(serve) as peer, Client(limits=Limits(body_bytes=1000)) as client:
+        with pytest.raises(TooLargeError):
+            await fetch(client, peer.url)
+        async with asyncio.timeout(5):
+            await peer.gone.wait()
+
+
+async def test_the_limit_can_be_set_for_one_body() -> None:
+    async with Peer(answering(plain(b"hello"), plain(b"hello"))) as peer, Client() as client:
+        async with client.stream("GET", peer.url) as response:
+            assert await response.read(5) == b"hello"
+        async with client.stream("GET", peer.url) as response:
+            with pytest.raises(TooLargeError):
+                await response.read(4)
+
+
+async def test_a_large_answer_and_a_large_request() -> None:
+    body = bytes(range(256)) * 40_000
+
+    async def serve(line: Line) -> None:
+        request = await line.request()
+        await line.write(plain(request.partition(b"\r\n\r\n")[2]))
+
+    async with Peer(serve) as peer, Client() as client:
+        assert await fetch(client, peer.url, "POST", body) == body
+
+
+async def test_a_slow_reader_slows_the_peer_and_memory_stays_bounded() -> None:
+    total, written = 64 * 1024 * 1024, 0
+
+    async def serve(line: Line) -> None:
+        nonlocal written
+        await line.request()
+        await line.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+        while written < total:
+            await line.write(b"x" * 65536)
+            written += 65536
+
+    async with Peer(serve) as peer, Client() as client, client.stream("GET", peer.url) as response:
+        before = -1
+        while written != before:  # until the peer is stuck
+            before = written
+            await asyncio.sleep(0.1)
+        assert written < total / 2
+        got = 0
+        async for chunk in response.chunks():
+            assert len(chunk) <= 1024 * 1024
+            got += len(chunk)
+        assert got == total
+
+
+async def test_time_outs_say_which_phase() -> None:
+    async def silent(line: Line) -> None:
+        await line.request()
+        await line.wait_closed_by_client()
+
+    async def stuck(line: Line) -> None:
+        await line.request()
+        await line.write(plain(b"hello")[:-1])
+        await line.wait_closed_by_client()
+
+    timeouts = Timeouts(first_byte=0.05, idle=0.05)
+    for serve, phase in ((silent, "first_byte"), (stuck, "idle")):
+        async with Peer(serve) as peer, Client(timeouts=timeouts) as client:
+            with pytest.raises(NetTimeoutError) as caught:
+                await fetch(client, peer.url)
+            assert caught.value.phase == phase
+
+
+async def test_time_outs_of_one_request_win() -> None:
+    async def silent(line: Line) -> None:
+        await line.request()
+        await line.wait_closed_by_client()
+
+    async with Peer(silent) as peer, Client() as client:
+        with pytest.raises(NetTimeoutError):
+            async with client.stream("GET", peer.url, timeouts=Timeouts(first_byte=0.02)):
+                pass
+
+
+async def test_ipv6() -> None:
+    async with Peer(answering(plain(b"hello")), host="::1") as peer, Client() as client:
+        assert await fetch(client, peer.url) == b"hello"
+    assert f"host: [::1]:{peer.port}".encode() in peer.requests[0]
+
+
+async def test_no_message_holds_what_is_secret() -> None:
+    serves = [
+        answering(plain(b"hello")[:-1]),
+        answering(b"SSH-2.0\r\n"),
+        answering(b""),
+        answering(b"HTTP/1.1 200 OK\r\nA: " + CANARY.encode() + b"\r\nB b: c\r\n\r\n"),
+        answering(plain(b"x" * 99)),
+    ]
+    for serve in serves:
+        async with Peer(serve) as peer, Client(limits=Limits(body_bytes=9)) as client:
+            url = peer.url.replace("//", f"//u:{CANARY}@") + f"?key={CANARY}"
+            with pytest.raises((DisconnectedError, RemoteProtocolError, TooLargeError)) as caught:
+                async with client.stream("GET", url, (("X-Key", CANARY),)) as response:
+                    await response.read()
+            printed = "".join(traceback.format_exception(caught.value))
+            assert CANARY not in printed + repr(caught.value)
+
+
+async def test_many_failures_leave_nothing() -> None:
+    answers = [plain(b"hello")[:cut] for cut in range(0, 40, 5)] + [b"SSH-2.0\r\n", plain(b"hello")]
+
+    async def serve(line: Line) -> None:
+        await line.request()
+        await line.write(answers[line.number % len(answers)])
+
+    async with Peer(serve) as peer, Client() as client, nothing_left():
+        for _ in range(100):
+            try:
+                await fetch(client, peer.url)
+            except (DisconnectedError, RemoteProtocolError):
+                continue
