@@ -155,14 +155,18 @@ class OpenItem:
             )
         return events
 
+    def keep(self, extra: Extra) -> None:
+        """Fields of some wire that belong to this item."""
+        merged = dict(self.blank.extra or {})
+        for wire, fields in extra.items():
+            merged[wire] = {**merged.get(wire, {}), **fields}
+        self.blank = replace(self.blank, extra=merged or None)
+
     def seal(self, extra: Extra, encrypted: str | None) -> None:
         """What must go back to the model with this reasoning."""
         if isinstance(self.blank, Reasoning):
-            merged = dict(self.blank.extra or {})
-            for wire, fields in extra.items():
-                merged[wire] = {**merged.get(wire, {}), **fields}
-            sealed = encrypted or self.blank.encrypted
-            self.blank = replace(self.blank, extra=merged or None, encrypted=sealed)
+            self.keep(extra)
+            self.blank = replace(self.blank, encrypted=encrypted or self.blank.encrypted)
 
     def at(
         self, kind: DeltaKind, number: int | None = None, base: Part | None = None

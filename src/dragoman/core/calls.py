@@ -12,6 +12,8 @@ import re
 
 from msgspec import Struct
 
+from .item import Extra
+
 _MARK = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
 
 
@@ -24,6 +26,7 @@ class CallFragment(Struct, frozen=True, omit_defaults=True):
     arguments: str = ""
     custom: bool = False
     namespace: str | None = None
+    extra: Extra | None = None
 
     @property
     def opens(self) -> bool:
@@ -38,6 +41,7 @@ class LooseCall:
         "_braces",
         "_scanned",
         "custom",
+        "extra",
         "id",
         "index",
         "item",
@@ -54,6 +58,7 @@ class LooseCall:
         self.name = fragment.name or None
         self.custom = fragment.custom
         self.namespace = fragment.namespace
+        self.extra = fragment.extra
         self.pieces: list[str] = []
         self.placeholder = False
         self.item: int | None = None
@@ -63,6 +68,7 @@ class LooseCall:
 
     def learn(self, fragment: CallFragment) -> None:
         """What was not known before: a late id, a late name and what comes with it."""
+        self.extra = fragment.extra or self.extra
         self.id = self.id or fragment.id or None
         if self.name is None:
             self.name = fragment.name or None

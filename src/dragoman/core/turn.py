@@ -194,6 +194,11 @@ class Turn:
         if transcript:
             self.emit(item.write("transcript", transcript))
 
+    def attach(self, extra: Extra, choice: int = 0) -> None:
+        """Fields of some wire that stand beside what was said last."""
+        state = self._settled(choice)
+        (state.open or self._speaker(state, "text")).keep(extra)
+
     def annotate(self, annotation: Annotation, choice: int = 0) -> None:
         """A note on the text so far."""
         self.emit(self._speaker(self._settled(choice), "text").annotate(annotation))
@@ -210,6 +215,8 @@ class Turn:
             for other in state.calls.calls:
                 if other is not call and other.complete:
                     self._shut_call(other)
+        elif fragment.extra and call.item is not None and (item := self._items[call.item]):
+            item.keep(fragment.extra)
         piece = call.add(fragment.arguments)
         if piece and call.item is not None:
             self.write(call.item, "input" if call.custom else "arguments", piece)
@@ -403,12 +410,13 @@ class Turn:
     def _announce(self, call: LooseCall, state: _Choice) -> None:
         id, name, namespace = call.id or "", call.name or "", call.namespace
         said = "".join(call.pieces)  # arguments that came before the name
+        item: FunctionCall | CustomToolCall
         if call.custom:
-            call.item = self._open(CustomToolCall(id, name, "", namespace), state.number).index
-            self.write(call.item, "input", said)
+            item = CustomToolCall(id, name, "", namespace, extra=call.extra)
         else:
-            call.item = self._open(FunctionCall(id, name, "", namespace), state.number).index
-            self.write(call.item, "arguments", said)
+            item = FunctionCall(id, name, "", namespace, extra=call.extra)
+        call.item = self._open(item, state.number).index
+        self.write(call.item, "input" if call.custom else "arguments", said)
 
     def _shut_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
         if call.item is None:

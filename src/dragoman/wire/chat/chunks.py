@@ -1,0 +1,261 @@
+"""Reads decoded chunks and whole answers into a turn: one reader for both.
+
+Every field is looked at by itself, since servers put any of them together, and every level may be
+missing, null or of the wrong type. What a field means for the answer is the turn's affair.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.calls import CallFragment
+from dragoman.core.error import Fault
+from dragoman.core.item import JSON, Token, Unknown
+from dragoman.core.turn import Turn
+from dragoman.wire import body
+from dragoman.wire.error import describe
+
+from . import finish, logprobs, notes, usage
+from .details import Details
+from .encoder import CHOICES
+from .extras import NAME, keep
+
+_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
+_CHOICE = frozenset({"index", "delta", "message", "text", "logprobs", "finish_reason", "error"})
+_MESSAGE = frozenset(
+    {
+        "annotations",
+        "audio",
+        "content",
+        "function_call",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "refusal",
+        "role",
+        "tool_calls",
+    }
+)
+MOST_CHOICES = 128
+"""How many alternatives there may be; an index beyond is a mistake."""
+
+
+_ENTRY = frozenset({"index", "id", "type", "function", "custom"})
+_CALL = frozenset({"name", "namespace", "arguments", "input"})
+_AUDIO = ("id", "data", "transcript")
+_NOTHING: tuple[JSON, ...] = (None, [], {})
+
+BROKEN = Fault(
+    "upstream_error", "The model's server broke the answer off and did not say why.", "upstream"
+)
+
+
+class Reader:
+    """Reads into one turn. `heard` tells whether anything was read so far."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.heard = False
+        self._turn = turn
+        self._begun = False
+        self._beside: dict[str, JSON] = {}  # unknown fields of chunks, as last given
+        self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
+        self._details: dict[int, Details] = {}
+
+    def read(self, value: dict[str, JSON]) -> None:
+        """One chunk, or one whole answer."""
+        self.heard = True
+        choices = value.get("choices")
+        error = describe(value) if value.get("error") or value.get("object") == "error" else None
+        if error is None or choices:
+            self._header(value)
+        if (counted := usage.decode(value.get("usage"))) is not None:
+            self._turn.usage = counted
+        if isinstance(choices, list):
+            for position, choice in enumerate(choices):
+                if isinstance(choice, dict):
+                    self._choice(choice, position)
+        if error is not None:
+            self._turn.fail(error)
+
+    def close(self) -> None:
+        """Nothing more will be read: what waited for the end is said now."""
+        if self._ends:
+            ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
+            self._turn.header(extra={NAME: {CHOICES: ends}})
+
+    def text(self, data: str, choice: int) -> None:
+        """A chunk that says nothing but this."""
+        self._seal(choice)
+        self._turn.text(data, choice)
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _header(self, value: dict[str, JSON]) -> None:
+        rest = _rest(value, _CHUNK)
+        if self._begun:
+            if rest != self._beside:
+                known, self._beside = self._beside, rest
+                fresh = {name: v for name, v in rest.items() if known.get(name) != v}
+                self._turn.header(extra={NAME: fresh})
+            return
+        self._begun, self._beside = True, rest
+        model = value.get("model")
+        itself = {name: value[name] for name in ("id", "created") if value.get(name) is not None}
+        extra = {name: fields for name, fields in (("upstream", itself), (NAME, rest)) if fields}
+        self._turn.header(model if isinstance(model, str) else None, extra)
+
+    def _choice(self, choice: dict[str, JSON], position: int) -> None:
+        index = choice.get("index")
+        number = index if isinstance(index, int) and 0 <= index < MOST_CHOICES else position
+        self._turn.expect(number)
+        said, whole = choice.get("delta"), False
+        if not isinstance(said, dict):
+            said, whole = choice.get("message"), True
+        if not isinstance(said, dict):
+            said = {"content": choice.get("text")}
+        more = _rest(said, _MESSAGE)
+        self._message(number, said, choice.get("logprobs"), more if whole else None)
+        reason = finish.decode(choice.get("finish_reason"))
+        beside = _rest(choice, _CHOICE)
+        if beside and (whole or reason is not None):
+            self._ends.setdefault(number, {}).update(beside)
+            beside = {}
+        if beside or (more and not whole):
+            raw = {"index": number, **beside, **({"delta": more} if more else {})}
+            self._turn.progress(None, "raw", {NAME: {CHOICES: [raw]}})
+        self._end(number, choice, reason)
+
+    def _end(self, number: int, choice: dict[str, JSON], reason: str | None) -> None:
+        error = describe({"error": choice.get("error")})
+        if error is None and choice.get("finish_reason") in finish.BROKEN:
+            error = BROKEN
+        if error is not None:
+            self._turn.fail(error)
+        elif reason is not None:
+            self._seal(number)
+            self._turn.finish(reason, number)
+
+    def _message(
+        self, number: int, said: dict[str, JSON], weighed: JSON, beside: dict[str, JSON] | None
+    ) -> None:
+        """What a message says, in the order in which its fields belong.
+
+        `beside` are the unknown fields of a whole message, None for a piece of one.
+        """
+        self._reasoning(number, said)
+        self._content(number, said.get("content"), logprobs.decode(weighed, "content"))
+        self._refusal(number, said.get("refusal"), logprobs.decode(weighed, "refusal"))
+        self._audio(number, said.get("audio"))
+        listed = said.get("annotations")
+        for note in filter(None, map(notes.decode, listed if isinstance(listed, list) else ())):
+            self._turn.annotate(note, number)
+        if beside:
+            self._seal(number)
+            self._turn.attach({NAME: beside}, number)
+        self._calls(number, said, whole=beside is not None)
+
+    def _reasoning(self, number: int, said: dict[str, JSON]) -> None:
+        """The thought, which servers that mean well give under two names at once."""
+        for name in ("reasoning_content", "reasoning"):
+            if isinstance(thought := said.get(name), str) and thought:
+                self._turn.thought(thought, number)
+                break
+        if isinstance(pieces := said.get("reasoning_details"), list) and pieces:
+            self._details.setdefault(number, Details()).add(pieces)
+
+    def _content(self, number: int, content: JSON, tokens: tuple[Token, ...]) -> None:
+        for kind, piece in _pieces(content):
+            if kind == "thought":
+                self._turn.thought(piece, number)
+            elif kind == "refusal":
+                self._refusal(number, piece, ())
+            else:
+                self._seal(number)
+                self._turn.text(piece, number, tokens)
+                tokens = ()
+        if tokens:
+            self._turn.text("", number, tokens)
+
+    def _refusal(self, number: int, refusal: JSON, tokens: tuple[Token, ...]) -> None:
+        words = refusal if isinstance(refusal, str) else ""
+        if words or tokens:
+            self._seal(number)
+            self._turn.refusal(words, number, tokens)
+
+    def _audio(self, number: int, audio: JSON) -> None:
+        if not isinstance(audio, dict):
+            return
+        words = {n: v for n in _AUDIO if isinstance(v := audio.get(n), str) and v}
+        expires = audio.get("expires_at")
+        at = int(expires) if isinstance(expires, int | float) else None
+        if words or at is not None:
+            self._turn.audio(number, **words, expires_at=at)
+
+    def _calls(self, number: int, said: dict[str, JSON], *, whole: bool) -> None:
+        listed, legacy = said.get("tool_calls"), said.get("function_call")
+        if not isinstance(listed, list):
+            listed = [{"function": legacy}] if isinstance(legacy, dict) else []
+        for position, entry in enumerate(listed):
+            if isinstance(entry, dict):
+                self._seal(number)
+                self._call(number, entry, position if whole else None)
+
+    def _call(self, number: int, entry: dict[str, JSON], position: int | None) -> None:
+        kind = entry.get("type")
+        inner = entry.get("custom") if kind == "custom" else entry.get("function")
+        if isinstance(inner, dict):
+            self._turn.call(_fragment(entry, inner, position), number)
+        elif isinstance(kind, str) and kind not in ("custom", "function"):
+            rest = {name: v for name, v in entry.items() if name not in ("type", "index")}
+            self._turn.shut(self._turn.open(Unknown(NAME, kind, rest), number))
+        else:
+            self._turn.call(_fragment(entry, {}, position), number)
+
+    def _seal(self, number: int) -> None:
+        """What must go back with the reasoning is known once something else is said."""
+        details = self._details.pop(number, None)
+        if details is not None:
+            self._turn.seal({NAME: {"reasoning_details": details.take()}}, number)
+
+
+def _rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
+    """The fields we do not know, without those that say nothing."""
+    return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
+
+
+def _pieces(content: JSON) -> list[tuple[str, str]]:
+    """Content of any shape as text, thought and refusal; a null is no text at all."""
+    match content:
+        case None | "":
+            return []
+        case str():
+            return [("text", content)]
+        case list():
+            return [piece for part in content for piece in _pieces(part)]
+        case {"type": "thinking", "thinking": inner}:
+            return [("thought", words) for _, words in _pieces(inner)]
+        case {"type": "refusal", "refusal": str(words)}:
+            return [("refusal", words)] if words else []
+        case {"text": str(words)}:
+            return [("text", words)] if words else []
+        case _:
+            return [("text", body.text(content))]
+
+
+def _fragment(entry: dict[str, JSON], inner: dict[str, JSON], place: int | None) -> CallFragment:
+    """A piece of a call; in a whole answer its place in the list is what tells calls apart."""
+    index, custom = entry.get("index"), entry.get("type") == "custom"
+    if place is not None or not isinstance(index, int) or isinstance(index, bool):
+        index = place
+    said = inner.get("input" if custom else "arguments")
+    return CallFragment(
+        index,
+        _word(entry.get("id")),
+        _word(inner.get("name")),
+        said if isinstance(said, str) else "" if said is None else body.text(said),
+        custom,
+        _word(inner.get("namespace")),
+        keep(_rest(entry, _ENTRY), **{"custom" if custom else "function": _rest(inner, _CALL)}),
+    )
+
+
+def _word(value: JSON) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,339 @@
+"""Says events as a stream of chunks.
+
+The first chunk of a choice carries the role, the last one its finish reason and nothing else;
+in between, every event that this wire has a word for is one chunk. A failure is an error object:
+neither a finish reason nor `[DONE]` is made up for an answer that was cut.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
+from dragoman.core.item import (
+    JSON,
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Summary,
+    Text,
+    Thought,
+    Token,
+    Unknown,
+)
+from dragoman.core.request import Request
+from dragoman.wire import body, error, sse
+from dragoman.wire.dialect import Dialect
+
+from . import finish, logprobs, notes, usage
+from .extras import NAME, join, kept, restore
+from .request import LEGACY
+from .turns import encode_call
+
+OBJECT = "chat.completion.chunk"
+ID_PREFIX = "chatcmpl-"
+CHOICES = "choices"
+"""The key, in the extra of an answer, of the unknown fields of each choice."""
+
+_OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
+
+
+class _Choice:
+    """What has been said of one alternative."""
+
+    __slots__ = ("calls", "length", "open", "text_head", "worded")
+
+    def __init__(self, text_head: bytes) -> None:
+        self.text_head = text_head  # a chunk with text, up to the text
+        self.open = False  # the role has been said
+        self.worded = False  # content has been said, if only an empty one
+        self.length = 0  # of all content so far
+        self.calls = 0
+
+
+class _Item:
+    """An item that is being said."""
+
+    __slots__ = ("call", "choice", "given", "item", "number", "parts", "start")
+
+    def __init__(self, item: Item, number: int, choice: _Choice) -> None:
+        self.item = item
+        self.number = number  # of the choice
+        self.choice = choice
+        self.call = 0  # its index among the calls
+        self.parts = 0
+        self.start = 0  # where its text part begins in the content
+        self.given: frozenset[str] = frozenset()  # facts about its audio that were said
+
+
+class Encoder:
+    """Says the events of one answer. `request` tells what was asked to be said."""
+
+    def __init__(self, request: Request, dialect: Dialect) -> None:
+        options = request.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._wants_logprobs = bool(request.sampling.logprobs)
+        self._legacy = bool(request.extra and LEGACY in request.extra)
+        self._reasoning = dialect.reasoning_out
+        self._head = self._tail = self._text_tail = b""
+        self._ends: dict[int, dict[str, JSON]] = {}
+        self._choices: dict[int, _Choice] = {}
+        self._items: list[_Item] = []
+        self._envelope: dict[str, JSON] = {}
+        self._over = False
+
+    # ---- events --------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> bytes:
+        """The bytes for one event; empty when this wire has no word for it."""
+        match event:
+            case Delta():
+                return self._delta(event)
+            case ItemAdded():
+                return self._item_added(event)
+            case PartAdded():
+                return self._part_added(event)
+            case PartDone():
+                return self._part_done(event)
+            case ItemDone():
+                return self._item_done(event)
+            case Started():
+                self._start(event)
+                return b""
+            case Progress():
+                return self._progress(event)
+            case Finished():
+                return self._finish(event)
+            case Failed():
+                self._over = True
+                return sse.frame(error.encode(event.fault))
+
+    def heartbeat(self, *, data: bool = False) -> bytes:
+        """A comment, or a chunk that adds nothing; empty outside of an answer."""
+        if not self._head or self._over:
+            return b""
+        return self._chunk(0, {}) if data else sse.comment("alive")
+
+    def _start(self, event: Started) -> None:
+        extra = dict(kept(event.extra))
+        self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
+        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": OBJECT}
+        known |= {"created": event.created_at, "model": event.model}
+        self._envelope = join(known, extra)
+        self._head = _head(self._envelope)
+        self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
+        self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+
+    def _delta(self, event: Delta) -> bytes:
+        item, data = self._items[event.index], event.data
+        choice = item.choice
+        match event.kind:
+            case "text":
+                choice.worded = True
+                choice.length += len(data)
+                if not event.tokens:
+                    return choice.text_head + body.dump(data) + self._text_tail
+                return self._chunk(item.number, {"content": data}, content=event.tokens)
+            case "refusal":
+                return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
+            case "reasoning" | "summary":
+                return self._think(item, data)
+            case "arguments" | "input":
+                return self._chunk(item.number, self._call_piece(item, data))
+            case "audio":
+                return self._chunk(item.number, {"audio": {"data": data}})
+            case "transcript":
+                return self._chunk(item.number, {"audio": {"transcript": data}})
+            case "annotation":
+                note = notes.encode(data, item.start)
+                return b"" if note is None else self._chunk(item.number, {"annotations": [note]})
+            case _:
+                return b""
+
+    def _progress(self, event: Progress) -> bytes:
+        said = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
+        return b"".join(self._chunk(c["index"], {}, more=c) for c in said.get(CHOICES, ()))
+
+    # ---- items and parts -----------------------------------------------------------------
+
+    def _item_added(self, event: ItemAdded) -> bytes:
+        choice = self._choices.get(event.choice) or self._choice(event.choice)
+        item = _Item(event.item, event.choice, choice)
+        self._items.append(item)
+        match event.item:
+            case FunctionCall() | CustomToolCall() as call:
+                item.call, choice.calls = choice.calls, choice.calls + 1
+                opened = encode_call(call)
+                if self._is_legacy(item):
+                    delta = {"function_call": opened["function"]}
+                else:
+                    delta = {"tool_calls": [{"index": item.call} | opened]}
+                return self._open(item) + self._chunk(item.number, delta)
+            case Unknown(wire=wire) as call if wire == NAME:
+                item.call, choice.calls = choice.calls, choice.calls + 1
+                entry = {"index": item.call, "type": call.kind} | call.value
+                return self._open(item) + self._chunk(item.number, {"tool_calls": [entry]})
+            case Reasoning() as thought:
+                opening = self._open(item)
+                tag = (thought.extra or {}).get("inline", {}).get("open", "")
+                return opening + (self._content(item, tag) if tag else b"")
+            case _:
+                return b""  # a message opens with its first part: only text has content
+
+    def _part_added(self, event: PartAdded) -> bytes:
+        item = self._items[event.index]
+        match event.part:
+            case Text():
+                item.start = item.choice.length
+                return self._open(item, "")
+            case Thought() | Summary():
+                item.parts += 1
+                return self._think(item, "\n\n") if item.parts > 1 else b""
+            case Audio():
+                return self._open(item) + self._hear(item, event.part)
+            case _:
+                return self._open(item)
+
+    def _part_done(self, event: PartDone) -> bytes:
+        item = self._items[event.index]
+        match event.part:
+            case Text() if not item.choice.worded:
+                return self._content(item, "")
+            case Audio():
+                return self._hear(item, event.part)
+            case _:
+                return b""
+
+    def _item_done(self, event: ItemDone) -> bytes:
+        item, done = self._items[event.index], event.item
+        match done:
+            case Reasoning():
+                tag = (done.extra or {}).get("inline", {}).get("close", "")
+                closing = self._content(item, tag) if tag else b""
+                return closing + self._beside(item, kept(done.extra))
+            case Message():
+                return self._open(item) + self._beside(item, kept(done.extra))
+            case FunctionCall() | CustomToolCall():
+                late = kept(done.extra)
+                if late == kept(item.item.extra) or self._is_legacy(item):
+                    return b""
+                return self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
+            case _:
+                return b""
+
+    def _open(self, item: _Item, content: str | None = None) -> bytes:
+        return b"" if item.choice.open else self._role(item.number, item.choice, content)
+
+    def _beside(self, item: _Item, fields: dict[str, JSON]) -> bytes:
+        return self._chunk(item.number, dict(fields)) if fields else b""
+
+    def _content(self, item: _Item, text: str) -> bytes:
+        item.choice.worded = True
+        item.choice.length += len(text)
+        return self._chunk(item.number, {"content": text})
+
+    def _think(self, item: _Item, text: str) -> bytes:
+        if "inline" in (item.item.extra or {}):
+            return self._content(item, text)
+        if not self._reasoning:
+            return b""
+        return self._chunk(item.number, dict.fromkeys(self._reasoning, text))
+
+    def _hear(self, item: _Item, audio: Audio) -> bytes:
+        facts = {"id": audio.id, "expires_at": audio.expires_at}
+        fresh = {k: v for k, v in facts.items() if v is not None and k not in item.given}
+        item.given |= fresh.keys()
+        fresh = restore(fresh, audio.extra) if fresh else fresh
+        return self._chunk(item.number, {"audio": fresh}) if fresh else b""
+
+    def _call_piece(self, item: _Item, data: str) -> dict[str, JSON]:
+        if isinstance(item.item, CustomToolCall):
+            return {"tool_calls": [{"index": item.call, "custom": {"input": data}}]}
+        piece = {"arguments": data}
+        if self._is_legacy(item):
+            return {"function_call": piece}
+        return {"tool_calls": [{"index": item.call, "function": piece}]}
+
+    def _is_legacy(self, item: _Item) -> bool:
+        """Whether a call is said in the deprecated form, which has room for one."""
+        return self._legacy and item.call == 0 and isinstance(item.item, FunctionCall)
+
+    # ---- beginning and end ---------------------------------------------------------------
+
+    def _choice(self, number: int) -> _Choice:
+        opening = b'{"index":' + str(number).encode() + b',"delta":{"content":'
+        choice = self._choices[number] = _Choice(self._head + opening)
+        return choice
+
+    def _role(self, number: int, choice: _Choice, content: str | None) -> bytes:
+        choice.open = True
+        choice.worded = content is not None
+        tokens: tuple[Token, ...] | None = () if self._wants_logprobs else None
+        delta = {"role": "assistant", "content": content, "refusal": None}
+        return self._chunk(number, delta, content=tokens)
+
+    def _finish(self, event: Finished) -> bytes:
+        self._over = True
+        extra = dict(kept(event.extra))
+        ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
+        counted = event.usage if self._wants_usage else None
+        said = b""
+        for number, reason in enumerate(event.reasons):
+            choice = self._choices.get(number) or self._choice(number)
+            if not choice.open:
+                said += self._role(number, choice, None)
+            if counted is None and number == len(event.reasons) - 1:
+                self._head = _head(self._envelope | extra)
+            word = finish.encode(reason, legacy=self._legacy)
+            said += self._chunk(number, {}, reason=word, more=ends.get(number))
+        if counted is not None:
+            last = {"choices": [], "usage": usage.encode(counted)}
+            said += sse.frame(body.dump(self._envelope | extra | last))
+        return said + sse.DONE
+
+    def _chunk(
+        self,
+        number: int,
+        delta: dict[str, JSON],
+        *,
+        content: tuple[Token, ...] | None = None,
+        refusal: tuple[Token, ...] | None = None,
+        reason: str | None = None,
+        more: dict[str, JSON] | None = None,
+    ) -> bytes:
+        """One chunk. Empty tokens of a piece are none; of a first chunk they are an empty list."""
+        choice: dict[str, JSON] = {
+            "index": number,
+            "delta": delta,
+            "logprobs": _logprobs(content, refusal),
+            "finish_reason": reason,
+        }
+        if more:
+            choice = join(choice, more)
+        return self._head + body.dump(choice) + self._tail
+
+
+def _head(envelope: dict[str, JSON]) -> bytes:
+    """A chunk up to its first choice."""
+    return _OPENING + body.dump(envelope)[:-1] + b',"choices":['
+
+
+def _logprobs(content: tuple[Token, ...] | None, refusal: tuple[Token, ...] | None) -> JSON:
+    if content is None and not refusal:
+        return None
+    return {
+        "content": None if content is None else logprobs.encode(content),
+        "refusal": logprobs.encode(refusal) if refusal else None,
+    }

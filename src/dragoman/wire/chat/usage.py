@@ -1,0 +1,114 @@
+"""Token counts, in both directions, under every name servers give them.
+
+A number that was reported is kept, zero included; what was not reported stays absent. Nothing is
+estimated: the only sum made here is the total of two counts that were both reported.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.item import JSON
+from dragoman.core.response import Usage
+
+from .extras import keep, restore
+
+_INPUT, _OUTPUT = "prompt_tokens_details", "completion_tokens_details"
+_DETAILS = (_INPUT, _OUTPUT, "input_tokens_details", "output_tokens_details")
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "input_tokens": ("prompt_tokens", "input_tokens", "prompt_eval_count"),
+    "output_tokens": ("completion_tokens", "output_tokens", "eval_count"),
+    "total_tokens": ("total_tokens",),
+    "cached_tokens": (
+        f"{_INPUT}.cached_tokens",
+        "input_tokens_details.cached_tokens",
+        "cache_read_input_tokens",
+        "prompt_cache_hit_tokens",
+    ),
+    "cache_write_tokens": (
+        f"{_INPUT}.cache_write_tokens",
+        "input_tokens_details.cache_write_tokens",
+        "cache_creation_input_tokens",
+    ),
+    "input_audio_tokens": (f"{_INPUT}.audio_tokens",),
+    "input_text_tokens": (f"{_INPUT}.text_tokens",),
+    "input_image_tokens": (f"{_INPUT}.image_tokens",),
+    "reasoning_tokens": (
+        f"{_OUTPUT}.reasoning_tokens",
+        "output_tokens_details.reasoning_tokens",
+        "reasoning_tokens",
+    ),
+    "output_audio_tokens": (f"{_OUTPUT}.audio_tokens",),
+    "output_text_tokens": (f"{_OUTPUT}.text_tokens",),
+    "accepted_prediction_tokens": (f"{_OUTPUT}.accepted_prediction_tokens",),
+    "rejected_prediction_tokens": (f"{_OUTPUT}.rejected_prediction_tokens",),
+}
+"""Our counts and the names they go by; the first is the protocol's own."""
+
+
+def decode(value: JSON) -> Usage | None:
+    """The counts that were reported; None where nothing was.
+
+    >>> usage = decode({"prompt_eval_count": "7", "eval_count": 2.0})
+    >>> usage.input_tokens, usage.output_tokens, usage.total_tokens
+    (7, 2, None)
+    """
+    if not isinstance(value, dict):
+        return None
+    left = _flat(value)
+    counts: dict[str, int] = {}
+    for field, names in NAMES.items():
+        found = {name: _number(left[name]) for name in names if name in left}
+        said = [number for number in found.values() if number is not None]
+        if said:
+            counts[field] = next(filter(None, said), 0)
+        for name, number in found.items():
+            if number is None or number == counts[field]:
+                del left[name]
+    usage = Usage(**counts, extra=keep(_nested(left)))
+    return None if usage == Usage() else usage
+
+
+def encode(usage: Usage) -> dict[str, JSON]:
+    """The counts under the protocol's names; those never reported are not there."""
+    flat = {names[0]: getattr(usage, field) for field, names in NAMES.items()}
+    if usage.total_tokens is None and None not in (usage.input_tokens, usage.output_tokens):
+        flat["total_tokens"] = (usage.input_tokens or 0) + (usage.output_tokens or 0)
+    counted = {name: number for name, number in flat.items() if number is not None}
+    return restore(_nested(counted), usage.extra)
+
+
+def _flat(value: dict[str, JSON]) -> dict[str, JSON]:
+    """The details by `outer.inner` names; nulls left out."""
+    flat: dict[str, JSON] = {}
+    for name, inner in value.items():
+        if name in _DETAILS and isinstance(inner, dict):
+            flat |= {f"{name}.{key}": each for key, each in inner.items() if each is not None}
+        elif inner is not None:
+            flat[name] = inner
+    return flat
+
+
+def _nested(flat: dict[str, JSON]) -> dict[str, JSON]:
+    nested: dict[str, JSON] = {}
+    for name, value in flat.items():
+        outer, dot, inner = name.partition(".")
+        if dot and outer in _DETAILS:
+            nested.setdefault(outer, {})[inner] = value
+        else:
+            nested[name] = value
+    return nested
+
+
+def _number(value: JSON) -> int | None:
+    """A count, however it was written; None for what is no number."""
+    match value:
+        case bool():
+            return None
+        case int():
+            return value
+        case float() if abs(value) < 1e15:
+            return int(value)
+        case str() if value.strip().isdecimal():
+            return int(value[:18])
+        case _:
+            return None
