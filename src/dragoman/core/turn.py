@@ -283,6 +283,9 @@ class Turn:
         if item is None:
             return
         self._items[index] = None
+        state = self._choices.get(item.choice)
+        if state is not None and state.open is item:
+            state.open = None
         events, done = item.shut(final)
         self.emit([*events, ItemDone(index, done)])
 
@@ -385,7 +388,6 @@ class Turn:
         if state.open is not None:
             state.open.status = status
             self.shut(state.open.index)
-            state.open = None
 
     def _open(self, item: Item, choice: int) -> OpenItem:
         self.begin()
