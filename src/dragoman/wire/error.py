@@ -152,8 +152,10 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
     if message is None and not error:
         return None
     code, kind, given = told.get("code"), told.get("type"), told.get("param")
-    if isinstance(code, int):  # a status, as a rule, and then no code
-        status = code if status is None and 400 <= code <= 599 else status
+    if status is None:
+        named = (code, told.get("status"), told.get("status_code"))
+        status = next((n for n in named if type(n) is int and 400 <= n <= 599), None)
+    if type(code) is int:  # a status too, as a rule, and then no code
         code = None if 100 <= code <= 599 else str(code)
     known = ("message", "type", "param", "code", "error", "detail", "object")
     rest = {name: v for name, v in told.items() if name not in known and v is not None}

@@ -1,0 +1,203 @@
+"""One table says what each fault is over HTTP; the words of a refusal are found in any shape."""
+
+import json
+from typing import get_args
+
+import pytest
+
+from dragoman.core.error import Code, Fault
+from dragoman.wire import error
+
+CODES = get_args(Code)
+
+
+def fault(code: str, **fields: object) -> Fault:
+    return Fault(code, "What happened.", **fields)  # type: ignore[arg-type]
+
+
+def test_every_fault_has_a_row_and_an_error_status() -> None:
+    assert set(error.TABLE) == set(CODES)
+    assert all(400 <= error.status(fault(code)) <= 599 for code in CODES)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "type", "said"),
+    [
+        ("invalid_request", 400, "invalid_request_error", None),
+        ("authentication", 401, "authentication_error", "invalid_api_key"),
+        ("permission", 403, "permission_error", None),
+        ("model_not_found", 404, "invalid_request_error", "model_not_found"),
+        (
+            "previous_response_not_found",
+            400,
+            "invalid_request_error",
+            "previous_response_not_found",
+        ),
+        ("method_not_allowed", 405, "invalid_request_error", "method_not_allowed"),
+        ("too_large", 413, "invalid_request_error", "request_too_large"),
+        ("unsupported_media_type", 415, "invalid_request_error", "unsupported_media_type"),
+        ("rate_limited", 429, "rate_limit_error", "rate_limit_exceeded"),
+        ("internal", 500, "server_error", "internal_error"),
+        ("upstream_cut", 502, "server_error", "upstream_cut"),
+        ("upstream_error", 502, "server_error", "upstream_error"),
+        ("upstream_unreachable", 502, "server_error", "upstream_unreachable"),
+        ("overloaded", 503, "server_error", "overloaded"),
+        ("upstream_timeout", 504, "server_error", "upstream_timeout"),
+    ],
+)
+def test_the_statuses_and_words_of_our_own_faults(
+    code: str, status: int, type: str, said: str | None
+) -> None:
+    own = fault(code, param="model")
+    assert error.status(own) == status
+    assert json.loads(error.encode(own)) == {
+        "error": {"message": "What happened.", "type": type, "param": "model", "code": said}
+    }
+
+
+def test_a_refusal_of_our_own_key_is_our_failure_and_not_the_clients() -> None:
+    refused = error.decode(401, b'{"error":{"message":"no"}}')
+    ours = fault("upstream_authentication", status=refused.status)
+    assert error.status(ours) == 502
+    assert error.error_object(ours)["code"] == "upstream_authentication"
+
+
+SHAPES = [
+    (b'{"error":{"message":"no f","type":"t","param":"p","code":"c"}}', "no f", "p", "c", "t"),
+    (b'{"error":{"message":"no f","code":404,"type":"NotFound"}}', "no f", None, None, "NotFound"),
+    (b'{"error":{"message":"no f","code":7}}', "no f", None, "7", None),
+    (b'{"error":{"message":"no f","code":true}}', "no f", None, None, None),
+    (b'{"error":"no f"}', "no f", None, None, None),
+    (b'{"message":"no f","request_id":"1"}', "no f", None, None, None),
+    (b'{"detail":"no f"}', "no f", None, None, None),
+    (b'{"detail":{"error":"no f"}}', "no f", None, None, None),
+    (b'{"object":"error","message":"no f","type":"B","code":400}', "no f", None, None, "B"),
+    (b'[{"error":{"message":"no f","status":"INVALID_ARGUMENT"}}]', "no f", None, None, None),
+    (b'{"type":"error","error":{"type":"t","message":"no f"}}', "no f", None, None, "t"),
+    (b'{"message":["no f","no g"]}', "no f; no g", None, None, None),
+    (b"no such model", "The model's server answered 404: no such model", None, None, None),
+    (b'"no such model"', "The model's server answered 404: no such model", None, None, None),
+    (b"no\x00 such\r\nmodel", "The model's server answered 404: no  such model", None, None, None),
+    (b"", "The model's server answered 404 with no explanation.", None, None, None),
+    (b"\xff\xfe", "The model's server answered 404: \ufffd\ufffd", None, None, None),
+    (b"[]", "The model's server answered 404: []", None, None, None),
+    (b'{"a":1}', 'The model\'s server answered 404: {"a":1}', None, None, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "message", "param", "code", "type"), SHAPES)
+def test_r1_w12_a_refusal_keeps_status_message_type_param_and_code(
+    data: bytes, message: str, param: str | None, code: str | None, type: str | None
+) -> None:
+    refused = error.decode(404, data)
+    assert refused.message == message
+    assert (refused.param, refused.upstream_code, refused.upstream_type) == (param, code, type)
+    assert (refused.code, refused.status) == ("upstream_refused", 404)
+    assert error.status(refused) == 404
+    said = error.error_object(refused)
+    assert said["message"] == message
+    assert said["type"] == (type or "invalid_request_error")
+    assert said["code"] == (code or "not_found")
+
+
+def test_a_validation_list_names_the_field() -> None:
+    wrong = {"loc": ["body", "messages", 0, "role"], "msg": "field required", "type": "missing"}
+    refused = error.decode(
+        422, json.dumps({"detail": [wrong, {"msg": "x", "loc": ["body"]}]}).encode()
+    )
+    assert refused.message == "messages[0].role: field required; x"
+    assert refused.param == "messages[0].role"
+    assert error.status(refused) == 422
+    assert error.error_object(refused)["code"] is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"<html><body>Bad gateway</body></html>",
+        b"  <!DOCTYPE html><p>x",
+        b"<?xml version='1.0'?><Error/>",
+        b'{"error":{"message":"<html>no</html>"}}',
+        b'{"error":"text before <body>x</body>"}',
+    ],
+)
+def test_error_texts_are_never_html(data: bytes) -> None:
+    refused = error.decode(502, data)
+    assert "<" not in refused.message
+    assert "web page" in refused.message
+    assert error.status(refused) == 502
+
+
+def test_r1_w12_retry_after_travels_as_it_was_said() -> None:
+    refused = error.decode(429, b'{"error":{"message":"slow"}}', "Fri, 31 Dec 2027 23:59:59 GMT")
+    assert refused.retry_after == "Fri, 31 Dec 2027 23:59:59 GMT"
+    assert (error.status(refused), refused.blame) == (429, "upstream")
+    assert error.error_object(refused)["type"] == "rate_limit_error"
+
+
+def test_blame_falls_on_who_asked_wrongly() -> None:
+    blames = {status: error.decode(status, b"").blame for status in (400, 404, 401, 429, 500)}
+    assert blames == {
+        400: "client",
+        404: "client",
+        401: "upstream",
+        429: "upstream",
+        500: "upstream",
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "type", "code"),
+    [
+        (401, "authentication_error", "invalid_api_key"),
+        (403, "permission_error", None),
+        (413, "invalid_request_error", "request_too_large"),
+        (418, "invalid_request_error", None),
+        (500, "server_error", None),
+        (503, "server_error", "overloaded"),
+    ],
+)
+def test_a_bare_status_has_its_usual_words(status: int, type: str, code: str | None) -> None:
+    said = error.error_object(error.decode(status, b""))
+    assert (said["type"], said["code"]) == (type, code)
+
+
+def test_a_status_that_is_no_error_is_an_upstream_error() -> None:
+    odd = error.decode(302, b"")
+    assert (odd.code, odd.status, error.status(odd)) == ("upstream_error", None, 502)
+
+
+def test_what_else_the_upstream_said_of_its_error_is_said_again() -> None:
+    body = {"error": {"message": "no", "code": 400, "metadata": {"provider": "x"}, "n": None}}
+    refused = error.decode(400, json.dumps(body).encode())
+    assert error.error_object(refused)["metadata"] == {"provider": "x"}
+    assert "n" not in error.error_object(refused)
+
+
+def test_an_error_in_an_answer_that_began_well() -> None:
+    named = error.describe({"error": {"message": "busy", "code": 503}})
+    assert named is not None
+    assert (named.code, named.status, error.status(named)) == ("upstream_refused", 503, 503)
+    numbered = error.describe({"error": {"message": "busy", "code": "busy", "status": 429}})
+    assert numbered is not None
+    assert (error.status(numbered), numbered.upstream_code) == (429, "busy")
+    plain = error.describe({"error": {"message": "broken", "code": "server_error"}})
+    assert plain is not None
+    assert (plain.code, error.status(plain), plain.upstream_code) == (
+        "upstream_error",
+        502,
+        "server_error",
+    )
+    bare = error.describe({"error": {"code": 42}})
+    assert bare is not None
+    assert bare.message == "The model's server reported an error and did not explain it."
+    true = error.describe({"error": True})
+    assert true is not None
+    assert "did not explain" in true.message
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "x", [], {}, {"error": None}, {"choices": []}, {"error": {}}]
+)
+def test_what_tells_of_no_error_is_none(value: object) -> None:
+    assert error.describe(value) is None
