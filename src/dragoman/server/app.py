@@ -80,6 +80,8 @@ class App:
                 if await self._browsers.preflight(exchange):
                     return
                 caller = self._caller(exchange, self._keys.check(exchange))
+                if self._roster.closing:
+                    raise FaultError(SHUTTING_DOWN)
             with mishaps(exchange.id, caller):
                 await self._router.find(exchange.method, exchange.path)(exchange, caller)
         except MethodNotAllowedError as error:

@@ -19,13 +19,14 @@ from dragoman.wire import loss
 from .asgi import Headers, Receive, Scope, Send
 
 ABORT = "dragoman.abort"
-"""The ASGI extension by which our host lets a connection be dropped: a plain function."""
+"""The ASGI extension of our host that drops a connection; its `call` is a plain function."""
 
 JSON_TYPE = (b"content-type", b"application/json")
-_MARKS = [
+MARKS: Headers = [
     (b"server", f"dragoman/{VERSION}".encode()),
     (MARK.encode(), VERSION.encode()),
 ]
+"""The headers of every answer."""
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
@@ -47,8 +48,8 @@ class Exchange:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.header("x-request-id")
-        self.id = given if _SANE_ID.fullmatch(given) else f"req_{os.urandom(12).hex()}"
-        self.marks: Headers = [*_MARKS, (b"x-request-id", self.id.encode())]
+        self.id = given if _SANE_ID.fullmatch(given) else new_request_id()
+        self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
         self.opened = False
 
     def header(self, name: str) -> str:
@@ -71,9 +72,9 @@ class Exchange:
 
     def abort(self) -> None:
         """Drop the connection at once, where the host can; what was sent may not arrive."""
-        abort = self.scope.get("extensions", {}).get(ABORT)
-        if abort is not None:
-            abort()
+        extension = self.scope.get("extensions", {}).get(ABORT)
+        if extension is not None:
+            extension["call"]()
 
     async def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
@@ -89,6 +90,11 @@ class Exchange:
         if fault.code == "authentication":
             extra.append((b"www-authenticate", b"Bearer"))
         await self.reply(wire_error.status(fault), wire_error.encode(fault), *extra)
+
+
+def new_request_id() -> str:
+    """An id for a request whose client gave it none."""
+    return f"req_{os.urandom(12).hex()}"
 
 
 def loss_header(losses: Iterable[Loss]) -> Headers:

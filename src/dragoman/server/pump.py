@@ -49,14 +49,31 @@ def pump(
                 return finished
             interruption = None
             try:
-                yield from flush()
-                if waiting is not None:  # None is a bare yield, for one turn of the loop
-                    waiting._asyncio_future_blocking = True  # "a task awaits me", said anew
-                yield waiting
+                yield from _outlast(waiting, flush)
             except BaseException as error:
                 interruption = error
     finally:
         interruption = None  # it knows this frame through its traceback: a cycle
+
+
+@types.coroutine
+def _outlast(
+    waiting: asyncio.Future[Any] | None, flush: Callable[[], Coroutine[Any, Any, None]]
+) -> Generator[Any, Any, None]:
+    """Flush, then wait for what the engine waits for; None is one turn of the loop."""
+    if waiting is None:
+        yield from flush()
+        yield None
+        return
+    waiting._asyncio_future_blocking = False  # not ours yet: another may wait for it meanwhile
+    try:
+        yield from flush()
+    except asyncio.CancelledError:
+        # A task that is cancelled cancels what it waits for, and then waits for that.
+        if not waiting.cancel():
+            raise
+    waiting._asyncio_future_blocking = True
+    yield waiting
 
 
 async def _take_all(events: AsyncGenerator[Event, None], take: Callable[[Event], bool]) -> bool:

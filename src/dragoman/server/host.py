@@ -1,0 +1,168 @@
+"""Runs the application under uvicorn: a socket to listen on, signals, and a graceful end.
+
+It decides whether an address may be listened on at all. Where the application's engine comes from
+and what is printed for people it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from .app import App
+from .browser import is_loopback
+from .protocol import HTTPProtocol
+from .settings import Settings
+from .workers import run_workers
+
+PORTS_TRIED = 20
+"""How many ports are tried, from the one that was wanted."""
+FAREWELL = 5
+"""Seconds connections have to close once all answers have ended."""
+
+
+class HostError(Exception):
+    """The server cannot listen; the message says why, and what to do."""
+
+
+def check(settings: Settings) -> None:
+    """Raise HostError where anybody could reach the server and nobody would be asked for a key."""
+    if not settings.keys and not is_loopback(_name(settings)):
+        raise HostError(
+            f"Without a key Dragoman listens on this machine only, and not on {settings.host}: "
+            "whoever can reach it could use your models. Put a key into an environment variable "
+            "and name it with --api-key-env NAME, or have one made with --generate-key."
+        )
+
+
+def bind(settings: Settings, *, exact: bool) -> socket.socket:
+    """A socket bound where the settings say, or on one of the next ports if that one is taken.
+
+    With `exact` no other port will do. Raises HostError, as `check` does, or when none can be had.
+    """
+    check(settings)
+    name, port = _name(settings), settings.port
+    last = port if exact or port == 0 else min(port + PORTS_TRIED - 1, 65535)
+    while True:
+        try:
+            return _bound(name, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise HostError(f"Cannot listen on {name}:{port}: {error.strerror}.") from None
+        if port == last:
+            taken = f"Port {port} is" if port == settings.port else f"All ports up to {port} are"
+            raise HostError(f"{taken} taken on {name}. Choose another with --port.")
+        port += 1
+
+
+def address(listener: socket.socket) -> str:
+    """The URL of a bound socket, without a path."""
+    name, port = listener.getsockname()[:2]
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def run(
+    build: Callable[[], App],
+    settings: Settings,
+    listener: socket.socket,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until a signal says to stop, then let answers end and return or end by that signal.
+
+    `build` makes the application, once in each worker; `ready` is called when the first worker
+    accepts connections.
+    """
+    if settings.workers == 1:
+        Server(build(), settings, ready).run([listener])
+        return
+
+    def work(number: int, lifeline: int) -> None:
+        announce = ready if number == 0 else lambda: None
+        Server(build(), settings, announce, lifeline).run([listener])
+
+    run_workers(work, settings.workers)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which goes on listening until all answers have ended.
+
+    `lifeline` is a file descriptor; when its other end closes, the server stops.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        ready: Callable[[], None] = lambda: None,
+        lifeline: int | None = None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=HTTPProtocol,
+                ws="none",
+                interface="asgi3",
+                lifespan="on",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=settings.backlog,
+                timeout_keep_alive=settings.keep_alive,
+                timeout_graceful_shutdown=FAREWELL,
+                h11_max_incomplete_event_size=settings.header_limit,
+            )
+        )
+        self._app = app
+        self._patience = settings.drain
+        self._ready = ready
+        self._lifeline = lifeline
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        if self._lifeline is not None:
+            self._loop.add_reader(self._lifeline, self._orphaned)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._app.drain(self._patience)
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.force_exit:  # asked a second time: people mean it
+            self._loop.call_soon_threadsafe(self._app.hurry)
+
+    def _orphaned(self) -> None:
+        self._loop.remove_reader(self._lifeline or 0)
+        self.handle_exit(signal.SIGTERM, None)
+
+
+def _name(settings: Settings) -> str:
+    return settings.host.strip("[]").lower()
+
+
+def _bound(name: str, port: int) -> socket.socket:
+    family, kind, protocol, _, place = socket.getaddrinfo(
+        name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        # Only listening makes the port ours: two sockets that merely wait may share it.
+        listener.listen()
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,95 @@
+"""The HTTP side of a connection: uvicorn's, bounded where it is not, and refusing in our words.
+
+The head of a request has a size limit, bad HTTP is answered with an error object, and the
+application may drop a connection. Everything else is uvicorn's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from dragoman.core.error import Fault, bad_request
+from dragoman.wire import error as wire_error
+
+from .exchange import ABORT, JSON_TYPE, MARKS, new_request_id
+
+HEADER_LIMIT = 64 * 1024
+
+
+class HTTPProtocol(HttpToolsProtocol):
+    """uvicorn's connection. Its limit for the other parser, in bytes, is kept here as well."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limit = config.h11_max_incomplete_event_size or HEADER_LIMIT
+        self._in_head = False
+        self._received = 0  # bytes since the piece in which the head began
+        self._parsed = 0  # bytes of the head that the parser has given
+        self._problem: tuple[int, Fault] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._in_head
+        super().data_received(data)
+        if was_in_head and self._in_head and not self.transport.is_closing():
+            self._received += len(data)
+            if self._received > self._limit:
+                self._find_too_large()
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+        self._in_head = True
+        self._received = self._parsed = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.close()  # an answer is on its way; nothing may be written into it
+            return
+        status, fault = self._problem or (400, bad_request(msg))
+        body = wire_error.encode(fault)
+        headers = [
+            *MARKS,
+            (b"x-request-id", new_request_id().encode()),
+            JSON_TYPE,
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = [b"%s: %s\r\n" % header for header in headers]
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
+        self.transport.close()
+
+    def _count(self, size: int) -> None:
+        self._parsed += size
+        if self._parsed > self._limit:
+            self._find_too_large()
+            raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
+
+    def _find_too_large(self) -> None:
+        problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
+        fault = Fault("too_large", problem, "client")
+        self._problem = 431, fault

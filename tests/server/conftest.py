@@ -1,0 +1,9 @@
+"""What the server's tests share: each of them can be run over every wire."""
+
+import pytest
+
+
+@pytest.fixture(params=["chat", "responses"])
+def wire(request: pytest.FixtureRequest) -> str:
+    """The name of a wire."""
+    return request.param
