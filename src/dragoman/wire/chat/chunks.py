@@ -14,7 +14,7 @@ from dragoman.wire import body
 from dragoman.wire.error import describe
 
 from . import finish, logprobs, notes, usage
-from .details import Details
+from .details import Details, words
 from .encoder import CHOICES
 from .extras import NAME, keep
 
@@ -153,12 +153,17 @@ class Reader:
         self._calls(number, said, whole=beside is not None)
 
     def _reasoning(self, number: int, said: dict[str, JSON]) -> None:
-        """The thought, which servers that mean well give under two names at once."""
+        """The thought, which servers that mean well give under several names at once."""
+        pieces = said.get("reasoning_details")
+        pieces = pieces if isinstance(pieces, list) else []
         for name in ("reasoning_content", "reasoning"):
             if isinstance(thought := said.get(name), str) and thought:
                 self._turn.thought(thought, number)
                 break
-        if isinstance(pieces := said.get("reasoning_details"), list) and pieces:
+        else:
+            for thought in words(pieces):
+                self._turn.thought(thought, number)
+        if pieces:
             self._details.setdefault(number, Details()).add(pieces)
 
     def _content(self, number: int, content: JSON, tokens: tuple[Token, ...]) -> None:

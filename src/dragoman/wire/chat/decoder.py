@@ -115,10 +115,10 @@ class Decoder:
     def _end(self) -> None:
         self._reader.close()
         heard = self._said or self._reader.heard
-        if heard or (_streamed(self._head) and not self._garbled):
-            self._turn.end(said=self._said)
-        elif not self._head:
+        if not heard and not self._head:
             self._turn.fail(EMPTY)
+        elif heard or (_streamed(self._head) and not self._garbled):
+            self._turn.end(said=self._said)
         elif self._garbled:
             self._fail("The model's server sent events that are not JSON objects.")
         else:

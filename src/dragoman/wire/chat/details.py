@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dragoman.core.item import JSON
 
-_JOINED = ("text", "summary", "data")
+_READABLE = ("text", "summary")
+_JOINED = (*_READABLE, "data")
 
 
 class Details:
@@ -51,6 +52,16 @@ class Details:
                 entry.setdefault(name, _Pieces()).append(value)
             elif value is not None or name not in entry:
                 entry[name] = value
+
+
+def words(pieces: list[JSON]) -> list[str]:
+    """What can be read in the pieces of one chunk.
+
+    >>> words([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
+    ['Hm']
+    """
+    told = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)
+    return [text for text in told if isinstance(text, str) and text]
 
 
 class _Pieces(list[str]):
