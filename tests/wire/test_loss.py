@@ -285,6 +285,10 @@ def test_every_field_of_the_core_was_thought_of() -> None:
     assert names - varied - carried == set()
 
 
+def test_a_part_of_reasoning_stays_on_its_own_wire() -> None:
+    assert judge(said(Reasoning((UnknownPart("chat", {}),))), "chat") == ()
+
+
 def test_log_probabilities_asked_for_in_responses_own_way_are_not_emulated_again() -> None:
     request = replace(sampled(logprobs=True), include=("message.output_text.logprobs",))
     assert judge(request, "responses") == ()

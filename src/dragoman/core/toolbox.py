@@ -126,7 +126,7 @@ class Toolbox:
                 return tuple(members)
             case FunctionTool() | CustomTool():
                 return (self._lower_named(tool, None, "tools[*]", (number,)),)
-            case UnknownTool():
+            case _:
                 return (tool,)
 
     def _lower_member(

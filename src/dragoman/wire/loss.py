@@ -23,7 +23,6 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Image,
     Item,
-    ItemReference,
     Message,
     Part,
     Reasoning,
@@ -195,14 +194,13 @@ def _item_to_chat(item: Item, account: Account, *place: int) -> None:
         case Reasoning():
             _bookkeeping(item, account, place)
             _reasoning_to_chat(item, account, place)
-        case Compaction():
-            account.note("input[*]: compaction", *place)
-        case ItemReference():
-            account.note("input[*]: item_reference", *place)
         case Unknown(wire=wire, kind=kind):
             if wire != "chat":
                 trigger = kind == "compaction_trigger"
                 account.note(f"input[*]: {kind if trigger else _KIND}", *place)
+        case _:
+            kind = "compaction" if isinstance(item, Compaction) else "item_reference"
+            account.note(f"input[*]: {kind}", *place)
     if item.extra is not None:
         account.unknown(item.extra, "input[*]", *place)
 

@@ -1,0 +1,330 @@
+"""Requests are rewritten for what an upstream can take, and left alone where it can."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.event import ItemDone
+from dragoman.core.fold import fold, unfold
+from dragoman.core.item import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Item,
+    Message,
+    Text,
+)
+from dragoman.core.lower import NATIVE, Limits, Lowered, lower
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    Namespace,
+    OutputFormat,
+    Request,
+    TextFormat,
+    ToolChoice,
+    UnknownTool,
+)
+from dragoman.core.response import Response
+
+USER = Message("user", "hi")
+READ, WRITE = FunctionTool("read"), FunctionTool("write")
+PATCH = CustomTool("patch", None, "regex", ".*")
+CRM = Namespace("crm", (FunctionTool("find"), CustomTool("note")))
+SEARCH = UnknownTool("responses", "web_search", {})
+OLD = Limits(
+    custom_tools=False,
+    namespaces=False,
+    allowed_tools=False,
+    format_beside_forced_tool=False,
+    json_schema=False,
+    developer_role="system",
+    system_messages="front",
+    images=False,
+)
+"""An upstream that can take as little as there is."""
+
+
+def asked(*items: Item, **fields: Any) -> Request:
+    return Request(model="m", items=(USER, *items), **fields)
+
+
+def fields_of(lowered: Lowered) -> list[tuple[str, str]]:
+    return [(loss.field, loss.action) for loss in lowered.losses]
+
+
+EVERYTHING = asked(
+    Message("developer", "Be brief."),
+    Message("user", (Text("see"), Image("https://example.com/a.png"))),
+    CustomToolCall("c1", "patch", '{"a": 1}', id="ctc_1"),
+    CustomToolCallOutput("c1", (Text("done"), Image(file_id="f1"))),
+    FunctionCall("c2", "find", '{ "q" :1}', "crm"),
+    FunctionCallOutput("c2", "nobody"),
+    instructions="Be kind.",
+    tools=(READ, PATCH, CRM, SEARCH),
+    tool_choice="auto",
+    format=JSONSchema("answer", {"type": "object"}, "An answer."),
+)
+
+
+# ---- nothing to do ---------------------------------------------------------------------------
+
+
+def test_a_native_upstream_gets_the_very_same_request() -> None:
+    lowered = lower(EVERYTHING, NATIVE)
+    assert lowered.request is EVERYTHING
+    assert (lowered.losses, lowered.events) == ((), None)
+
+
+def test_a_limited_upstream_gets_what_it_can_take_as_it_is() -> None:
+    request = asked(
+        FunctionCall("c", "read", "{}"),
+        FunctionCallOutput("c", "x"),
+        tools=(READ, WRITE),
+        tool_choice=NamedTool("read"),
+        format=TextFormat(),
+        instructions="Be kind.",
+    )
+    lowered = lower(request, OLD)
+    assert lowered.request is request
+    assert (lowered.losses, lowered.events) == ((), None)
+
+
+# ---- tools -----------------------------------------------------------------------------------
+
+
+def test_p16_tools_and_history_are_translated_and_told() -> None:
+    lowered = lower(EVERYTHING, Limits(custom_tools=False, namespaces=False))
+    names = [getattr(tool, "name", tool) for tool in lowered.request.tools]
+    assert names == ["read", "patch", "crm__find", "crm__note", SEARCH]
+    assert not any(isinstance(tool, CustomTool | Namespace) for tool in lowered.request.tools)
+    assert lowered.request.items[3:7] == (
+        FunctionCall("c1", "patch", '{"input": "{\\"a\\": 1}"}', id="fc_1"),
+        FunctionCallOutput("c1", (Text("done"), Image(file_id="f1"))),
+        FunctionCall("c2", "crm__find", '{ "q" :1}'),
+        FunctionCallOutput("c2", "nobody"),
+    )
+    assert fields_of(lowered) == [
+        ("tools[1]", "emulated"),
+        ("tools[1].format", "told"),
+        ("tools[2].tools[1]", "emulated"),
+        ("tools[2]", "emulated"),
+        ("items[*]", "emulated"),
+    ]
+
+
+def test_p16_answers_are_translated_back() -> None:
+    lowered = lower(EVERYTHING, Limits(custom_tools=False, namespaces=False))
+    assert lowered.events is not None
+    note = FunctionCall("c3", "crm__note", '{"input": "hello"}', id="fc_1", status="completed")
+    answer = Response(
+        id="1",
+        created_at=0,
+        model="m",
+        status="completed",
+        output=(note,),
+        reasons=("tool_calls",),
+    )
+    events = [event for heard in unfold(answer) for event in lowered.events(heard)]
+    own = CustomToolCall("c3", "note", "hello", "crm", "ctc_1", "completed")
+    assert ItemDone(0, own) in events
+    assert fold(events).output == (own,)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (NamedTool("patch", "custom"), NamedTool("patch")),
+        (NamedTool("find", "function", "crm"), NamedTool("crm__find")),
+        ("required", "required"),
+        (None, None),
+        (
+            AllowedTools("auto", (NamedTool("note", "custom", "crm"), SEARCH)),
+            AllowedTools("auto", (NamedTool("crm__note"), SEARCH)),
+        ),
+    ],
+    ids=["custom", "namespace", "mode", "none", "allowed"],
+)
+def test_the_choice_follows_the_tools(choice: ToolChoice, expected: ToolChoice) -> None:
+    request = asked(tools=(PATCH, CRM, SEARCH), tool_choice=choice)
+    lowered = lower(request, Limits(custom_tools=False, namespaces=False))
+    assert lowered.request.tool_choice == expected
+
+
+def test_a_past_call_that_keeps_its_name_and_kind_is_not_told() -> None:
+    request = asked(
+        CustomToolCall("c", "patch", "x"), CustomToolCallOutput("c", ""), tools=(PATCH,)
+    )
+    lowered = lower(request, Limits(namespaces=False))
+    assert lowered.request is request
+    assert (lowered.losses, lowered.events) == ((), None)
+
+
+# ---- allowed tools ---------------------------------------------------------------------------
+
+
+def heard(lowered: Lowered, *names: str) -> Response:
+    """What the client sees of an answer that calls these."""
+    calls = tuple(
+        FunctionCall(f"c{n}", name, "{}", id=f"fc_{n}", status="completed")
+        for n, name in enumerate(names)
+    )
+    answer = Response(
+        id="1", created_at=0, model="m", status="completed", output=calls, reasons=("tool_calls",)
+    )
+    assert lowered.events is not None
+    return fold(event for each in unfold(answer) for event in lowered.events(each))
+
+
+def test_only_the_allowed_tools_are_offered_to_who_knows_no_such_choice() -> None:
+    choice = AllowedTools("required", (NamedTool("write"),))
+    lowered = lower(asked(tools=(READ, WRITE), tool_choice=choice), Limits(allowed_tools=False))
+    assert lowered.request.tools == (WRITE,)
+    assert lowered.request.tool_choice == "required"
+    assert fields_of(lowered) == [("tool_choice", "emulated")]
+    response = heard(lowered, "read", "write")
+    assert [call.name for call in response.calls] == ["write"]
+    assert [loss.field for loss in response.losses] == ["tool_choice"]
+
+
+def test_tools_keep_their_numbers_when_others_are_left_out() -> None:
+    choice = AllowedTools("auto", (NamedTool("patch", "custom"),))
+    lowered = lower(asked(tools=(READ, PATCH), tool_choice=choice), OLD)
+    assert ("tools[1]", "emulated") in fields_of(lowered)
+
+
+def test_no_choice_is_left_where_no_tool_is() -> None:
+    choice = AllowedTools("required", (NamedTool("gone"),))
+    lowered = lower(asked(tools=(READ,), tool_choice=choice), Limits(allowed_tools=False))
+    assert (lowered.request.tools, lowered.request.tool_choice) == ((), None)
+
+
+def test_even_who_knows_the_choice_is_held_to_it() -> None:
+    request = asked(tools=(READ, WRITE), tool_choice=AllowedTools("auto", (NamedTool("read"),)))
+    lowered = lower(request, NATIVE)
+    assert lowered.request is request
+    assert [call.name for call in heard(lowered, "write", "read").calls] == ["read"]
+
+
+def test_allowed_tools_are_known_by_the_clients_names() -> None:
+    choice = AllowedTools("auto", (NamedTool("find", "function", "crm"),))
+    lowered = lower(asked(tools=(READ, CRM), tool_choice=choice), OLD)
+    response = heard(lowered, "read", "crm__find", "find")
+    assert [(call.namespace, call.name) for call in response.calls] == [
+        ("crm", "find"),
+        (None, "find"),
+    ]
+
+
+# ---- format ----------------------------------------------------------------------------------
+
+SCHEMA = JSONSchema("answer", {"type": "object"})
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["required", NamedTool("read"), AllowedTools("required", (NamedTool("read"),)), SEARCH],
+    ids=["required", "named", "allowed", "hosted"],
+)
+@pytest.mark.parametrize("format", [SCHEMA, JSONObject()], ids=["schema", "object"])
+def test_a_forced_tool_beats_the_format(choice: ToolChoice, format: OutputFormat) -> None:
+    request = asked(tools=(READ, SEARCH), tool_choice=choice, format=format)
+    lowered = lower(request, Limits(format_beside_forced_tool=False))
+    assert lowered.request.format is None
+    assert ("format", "told") in fields_of(lowered)
+
+
+@pytest.mark.parametrize(
+    "choice", [None, "auto", "none", AllowedTools("auto", (NamedTool("read"),))], ids=str
+)
+def test_a_format_stays_where_no_tool_is_forced(choice: ToolChoice | None) -> None:
+    request = asked(tools=(READ,), tool_choice=choice, format=SCHEMA)
+    lowered = lower(request, Limits(format_beside_forced_tool=False))
+    assert lowered.request.format == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        (None, "{}"),
+        ("Be kind.", "Be kind.\n\n{}"),
+        (
+            (Message("system", "Be kind."),),
+            (Message("system", "Be kind."), Message("system", "{}")),
+        ),
+    ],
+    ids=["none", "text", "items"],
+)
+def test_a_schema_is_described_to_who_takes_none(given_: Any, expected: Any) -> None:
+    words = 'Answer with one JSON object, answer, that fits this schema:\n{"type":"object"}'
+    lowered = lower(asked(instructions=given_, format=SCHEMA), Limits(json_schema=False))
+    assert lowered.request.format == JSONObject()
+    match expected:
+        case str():
+            assert lowered.request.instructions == expected.format(words)
+        case (first, _):
+            assert lowered.request.instructions == (first, Message("system", words))
+    assert fields_of(lowered) == [("format", "emulated")]
+
+
+def test_a_format_without_a_schema_stays() -> None:
+    for format in (JSONObject(), TextFormat()):
+        assert lower(asked(format=format), Limits(json_schema=False)).request.format == format
+
+
+# ---- all of it -------------------------------------------------------------------------------
+
+
+def test_p19_and_p32_with_everything_else() -> None:
+    lowered = lower(EVERYTHING, OLD)
+    system, *rest = lowered.request.items
+    assert isinstance(system, Message)
+    assert system.role == "system"
+    assert system.text.startswith("Be kind.\n\nAnswer with one JSON object, answer (An answer.),")
+    assert system.text.endswith("\n\nBe brief.")
+    assert lowered.request.instructions is None
+    assert rest[1] == Message("user", (Text("see"), Text("[image: this model cannot see it]")))
+    assert rest[3] == FunctionCallOutput(
+        "c1", (Text("done"), Text("[image: this model cannot see it]"))
+    )
+    assert [field for field, _ in fields_of(lowered)[5:]] == [
+        "format",
+        "items[2].content[1]",
+        "items[4].output[1]",
+        "items",
+    ]
+
+
+@given(
+    st.builds(
+        Limits,
+        custom_tools=st.booleans(),
+        namespaces=st.booleans(),
+        allowed_tools=st.booleans(),
+        json_schema=st.booleans(),
+        developer_role=st.sampled_from(["developer", "system"]),
+        system_messages=st.sampled_from(["anywhere", "front"]),
+        images=st.none() | st.booleans(),
+    )
+)
+def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: Limits) -> None:
+    longer = msgspec.structs.replace(
+        EVERYTHING, items=(*EVERYTHING.items, CustomToolCall("c3", "patch", "y"), USER)
+    )
+    before, after = (lower(request, limits).request for request in (EVERYTHING, longer))
+    again = lower(EVERYTHING, limits).request
+    assert msgspec.json.encode(before) == msgspec.json.encode(again)
+    assert (
+        msgspec.json.encode(before.items)[:-1]
+        == (msgspec.json.encode(after.items)[: len(msgspec.json.encode(before.items)) - 1])
+    )
+    assert (before.tools, before.instructions) == (after.tools, after.instructions)

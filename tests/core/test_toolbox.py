@@ -1,0 +1,197 @@
+"""Tools get names an upstream can take, the same every time, and get their own names back."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.item import (
+    Call,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+)
+from dragoman.core.ledger import Ledger
+from dragoman.core.request import CustomTool, FunctionTool, NamedTool, Namespace, Tool, UnknownTool
+from dragoman.core.toolbox import Toolbox
+
+LARK = CustomTool("patch", "Edit files.", "lark", "start: WORD")
+CRM = Namespace("crm", (FunctionTool("find", "Find a customer."), LARK), "Customers.")
+
+
+def box(*tools: Tool, custom: bool = False, namespaces: bool = False) -> tuple[Toolbox, Ledger]:
+    ledger = Ledger()
+    return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, ledger=ledger), ledger
+
+
+def losses(ledger: Ledger) -> list[tuple[str, str]]:
+    return [(loss.field, loss.action) for loss in ledger.losses()]
+
+
+def test_p16_a_custom_tool_becomes_a_function_with_one_input() -> None:
+    toolbox, ledger = box(LARK)
+    (tool,) = toolbox.tools
+    assert isinstance(tool, FunctionTool)
+    assert tool.name == "patch"
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {"input": {"type": "string"}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    assert tool.description == (
+        "Edit files.\n\nThe input must match this lark grammar:\nstart: WORD"
+    )
+    assert losses(ledger) == [("tools[0]", "emulated"), ("tools[0].format", "told")]
+
+
+def test_a_custom_tool_of_free_text_needs_no_description() -> None:
+    toolbox, ledger = box(FunctionTool("f"), CustomTool("note"))
+    assert toolbox.tools[1].description is None  # type: ignore[union-attr]
+    assert losses(ledger) == [("tools[1]", "emulated")]
+
+
+def test_p16_a_namespace_becomes_a_prefix() -> None:
+    toolbox, ledger = box(CRM, custom=True)
+    assert toolbox.tools == (
+        FunctionTool("crm__find", "Customers.\n\nFind a customer."),
+        CustomTool("crm__patch", "Customers.\n\nEdit files.", "lark", "start: WORD"),
+    )
+    assert losses(ledger) == [("tools[0]", "emulated")]
+
+
+def test_a_custom_tool_inside_a_namespace_that_stays() -> None:
+    toolbox, ledger = box(CRM, namespaces=True)
+    (group,) = toolbox.tools
+    assert isinstance(group, Namespace)
+    assert [type(tool) for tool in group.tools] == [FunctionTool, FunctionTool]
+    call = CustomToolCall("c", "patch", "x", "crm")
+    lowered = toolbox.lower(call)
+    assert (lowered.name, lowered.namespace) == ("patch", "crm")
+    assert toolbox.restore(lowered) == call
+    assert ("tools[0].tools[1]", "emulated") in losses(ledger)
+
+
+def test_hosted_tools_stay_as_they_are() -> None:
+    hosted = UnknownTool("responses", "web_search", {})
+    toolbox, _ = box(hosted, Namespace("n", (hosted,)))
+    assert toolbox.tools == (hosted, hosted)
+    assert not toolbox.renames
+
+
+def test_the_choice_follows() -> None:
+    toolbox, _ = box(CRM, LARK)
+    assert toolbox.choose(NamedTool("find", "function", "crm")) == NamedTool("crm__find")
+    assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch")
+    toolbox, _ = box(CRM, LARK, custom=True)
+    assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch", "custom")
+
+
+def test_outputs_follow_their_calls() -> None:
+    output = CustomToolCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
+    lowered = FunctionCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
+    assert box()[0].lower_output(output) == lowered
+    assert box(custom=True)[0].lower_output(output) == output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "input"),
+    [
+        ('{"input": "ls"}', "ls"),
+        ('{"input":"a\\n\\u00e9"}', "a\né"),
+        ('{"input": ""}', ""),
+        ('{"input": 1}', '{"input": 1}'),
+        ('{"input": "a", "more": 1}', '{"input": "a", "more": 1}'),
+        ('{"inp', '{"inp'),
+        ("[1]", "[1]"),
+        ("", ""),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+    ids=["plain", "escaped", "empty", "number", "two", "cut", "array", "none", "deep"],
+)
+def test_p16_arguments_that_are_no_such_object_are_the_input(arguments: str, input: str) -> None:
+    toolbox, _ = box(LARK)
+    restored = toolbox.restore(FunctionCall("c", "patch", arguments))
+    assert restored == CustomToolCall("c", "patch", input)
+
+
+def test_a_name_that_is_taken_too_long_or_illegal_is_told_apart() -> None:
+    tools = (
+        FunctionTool("a__b"),
+        Namespace("a", (FunctionTool("b"), FunctionTool("b!"), FunctionTool("b?"))),
+        Namespace("a__b", (FunctionTool("c"),)),
+        Namespace("long" * 20, (FunctionTool("c"), FunctionTool("d"))),
+    )
+    toolbox, _ = box(*tools)
+    names = [tool.name for tool in toolbox.tools]  # type: ignore[union-attr]
+    assert names[0] == "a__b"
+    assert names[4] == "a__b__c"
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
+
+
+def test_even_the_name_made_for_a_collision_may_be_taken() -> None:
+    group = Namespace("a", (FunctionTool("b!"),))
+    (made,) = box(group)[0].tools
+    toolbox, _ = box(FunctionTool(made.name), group)  # type: ignore[union-attr]
+    first, second = toolbox.tools
+    assert first.name != second.name  # type: ignore[union-attr]
+
+
+def test_a_call_of_a_tool_that_is_gone_is_renamed_all_the_same() -> None:
+    toolbox, _ = box()
+    call = FunctionCall("c", "find", "{}", "crm")
+    assert toolbox.lower(call).name == "crm__find"
+    assert toolbox.restore(toolbox.lower(call)) == call
+
+
+def test_a_tool_on_offer_comes_before_one_of_the_past() -> None:
+    toolbox, _ = box(FunctionTool("x"), LARK)
+    toolbox.lower(CustomToolCall("c", "patch", "old"))
+    assert toolbox.restore(FunctionCall("d", "x", "{}")) == FunctionCall("d", "x", "{}")
+
+
+# ---- there and back --------------------------------------------------------------------------
+
+NAMES = st.text("ab_-!é", min_size=1, max_size=3) | st.text("a", min_size=60, max_size=70)
+NAMED = st.builds(FunctionTool, NAMES) | st.builds(CustomTool, NAMES)
+GROUPS = st.builds(
+    Namespace, NAMES, st.lists(NAMED, max_size=4, unique_by=lambda t: t.name).map(tuple)
+)
+TOOLS = st.lists(NAMED | GROUPS, max_size=6, unique_by=lambda t: t.name)
+TEXTS = st.text(max_size=20) | st.sampled_from(['{"input": "x"}', "{", "\ud800", '"'])
+
+
+def calls_of(tools: list[Tool], text: str) -> list[Call]:
+    calls: list[Call] = []
+    for tool in tools:
+        group = tool.name if isinstance(tool, Namespace) else None
+        for number, each in enumerate(tool.tools if isinstance(tool, Namespace) else (tool,)):
+            kind: Any = CustomToolCall if isinstance(each, CustomTool) else FunctionCall
+            prefix = "ctc" if kind is CustomToolCall else "fc"
+            calls.append(kind(f"call_{number}", each.name, text, group, f"{prefix}_{number}"))
+    return calls
+
+
+@given(TOOLS, TEXTS, st.booleans(), st.booleans())
+def test_p16_lowered_and_restored_a_call_is_what_it_was(
+    tools: list[Tool], text: str, custom: bool, namespaces: bool
+) -> None:
+    toolbox, _ = box(*tools, custom=custom, namespaces=namespaces)
+    calls = calls_of(tools, text)
+    lowered = [toolbox.lower(call) for call in calls]
+    assert [toolbox.restore(call) for call in lowered] == calls
+    assert custom or not any(isinstance(call, CustomToolCall) for call in lowered)
+    assert namespaces or not any(call.namespace for call in lowered)
+    assert len({(call.namespace, call.name) for call in lowered}) == len(lowered)
+
+
+@given(TOOLS, TEXTS)
+def test_p31_the_same_tools_and_calls_get_the_same_names(tools: list[Tool], text: str) -> None:
+    first, second = box(*tools)[0], box(*tools)[0]
+    calls = calls_of(tools, text)
+    assert first.tools == second.tools
+    assert [first.lower(call) for call in calls] == [second.lower(call) for call in calls]
