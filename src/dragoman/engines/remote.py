@@ -50,6 +50,10 @@ from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES)}
 LATE_NEWS = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
+LONGEST_REFUSAL = 256 * 1024
+"""How many bytes of a refusal are read."""
+PATIENCE = 2.0
+"""Seconds a refusal has to say why."""
 LONGEST_WAIT = 60.0
 """Seconds a configured retry waits at the most, whatever Retry-After says."""
 
@@ -137,7 +141,10 @@ class Remote:
                 entry["id"],
                 _text(entry.get("owned_by")),
                 _whole(entry.get("created")),
-                {"models": entry},
+                {
+                    "models": entry,
+                    "upstream": {"url": self.base_url, "kind": self.profile.name},
+                },
             )
             for entry in probe.entries(answer.value)
             if isinstance(entry.get("id"), str)
@@ -279,13 +286,13 @@ class Remote:
     def _broken(self, plan: _Plan, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
         turn = plan.turn
-        if not turn.finishing and (not turn.spoken or not isinstance(error, DisconnectedError)):
+        if not turn.finishing and (not turn.spoken or isinstance(error, NetTimeoutError)):
             turn.fail(_fault(error))
         return [*plan.decoder.close(), *turn.take()]
 
     async def _refusal(self, response: Response, caller: Caller) -> Fault:
-        data = await response.read(1 << 20)
-        fault = wire_error.decode(response.status, data, response.headers.get("retry-after"))
+        said = await _words(response)
+        fault = wire_error.decode(response.status, said, response.headers.get("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
             return Fault(
                 "upstream_authentication",
@@ -342,6 +349,18 @@ class Remote:
         if caller.trace:
             headers.append(("x-request-id", caller.trace))
         return tuple(headers)
+
+
+async def _words(response: Response) -> bytes:
+    """What a refusal says, as far as it comes: cut, endless or slow, its status counts."""
+    said = b""
+    with suppress(TimeoutError, NetError):
+        async with asyncio.timeout(PATIENCE):
+            async for data in response.chunks():
+                said += data
+                if len(said) >= LONGEST_REFUSAL:
+                    break
+    return said
 
 
 def _fault(error: NetError) -> Fault:

@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         """Wait until `status`, `reason` and `headers` are those of the final answer."""
         while self._state == _HEAD:
             await self._wakeup()
-        if self._error is not None:
+        if self._error is not None and not self.status:  # else `read` gives what came, then raises
             raise self._error
 
     async def read(self) -> bytes:

@@ -35,7 +35,7 @@ def load(body: bytes | str) -> JSON:
         _check_depth(data)
     try:
         return _decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return _load_slowly(data, str(error))
 
 
