@@ -1,0 +1,5 @@
+"""Lets the helpers of these tests explain their failed assertions as tests do."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.chaos.stage", "tests.chaos.hear", "tests.chaos.client")

@@ -1,0 +1,238 @@
+"""Reads what our server answers as a strict client would, by the letter of each protocol.
+
+Written against the protocols and not with our own readers, so that a fault of those cannot hide
+here. Anything a client could stumble over fails an assertion.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+ENDS = ("response.completed", "response.incomplete", "response.failed")
+
+
+@dataclass
+class Heard:
+    """An answer as a client understood it. `error` is the protocol's error object, if one came."""
+
+    status: int
+    retry_after: str | None = None
+    id: str = ""
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    finish: str | None = None
+    usage: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    done: bool = False
+    """Whether `[DONE]` came."""
+
+
+def hear(protocol: str, status: int, headers: dict[str, str], body: bytes) -> Heard:
+    """Read an answer of `chat` or `responses`, streamed or whole."""
+    heard = Heard(status, headers.get("retry-after"))
+    kind = headers["content-type"].partition(";")[0]
+    if kind == "text/event-stream":
+        assert status == 200
+        events = list(blocks(body))
+        _chat_stream(heard, events) if protocol == "chat" else _responses_stream(heard, events)
+        return heard
+    assert kind == "application/json"
+    assert int(headers["content-length"]) == len(body)
+    value = json.loads(body)
+    if status != 200:
+        heard.error = error_object(value)
+    elif protocol == "chat":
+        _chat_whole(heard, value)
+    else:
+        _responses_whole(heard, value)
+    return heard
+
+
+def blocks(body: bytes) -> list[tuple[str | None, str]]:
+    """The events of a stream: LF only, each with one data line, no half block at the end."""
+    assert b"\r" not in body
+    assert body.endswith(b"\n\n")
+    events: list[tuple[str | None, str]] = []
+    for block in body.decode().split("\n\n")[:-1]:
+        lines = block.split("\n")
+        if all(line.startswith(":") for line in lines):
+            continue
+        name = lines.pop(0).removeprefix("event: ") if lines[0].startswith("event: ") else None
+        assert len(lines) == 1, block
+        assert lines[0].startswith("data: "), block
+        events.append((name, lines[0].removeprefix("data: ")))
+    return events
+
+
+def error_object(value: dict[str, Any]) -> dict[str, Any]:
+    """The error object of a body, which must have all that the protocol's has."""
+    error = value["error"]
+    assert isinstance(error["message"], str)
+    assert isinstance(error["type"], str)
+    assert error.keys() >= {"message", "type", "param", "code"}
+    return error  # type: ignore[no-any-return]
+
+
+# ---- Chat ----------------------------------------------------------------------------------
+
+
+def _chat_stream(heard: Heard, events: list[tuple[str | None, str]]) -> None:
+    ids: set[str] = set()
+    for _, data in events:
+        assert not heard.done, "something came after [DONE]"
+        assert heard.error is None, "something came after the error"
+        if data == "[DONE]":
+            heard.done = True
+            continue
+        chunk = json.loads(data)
+        if "error" in chunk:
+            heard.error = error_object(chunk)
+            continue
+        assert chunk["object"] == "chat.completion.chunk"
+        assert {"id", "created", "model", "choices"} <= chunk.keys()
+        ids.add(chunk["id"])
+        if chunk.get("usage") is not None:
+            assert heard.finish, "usage came before the finish reason"
+            heard.usage = chunk["usage"]
+        for choice in chunk["choices"]:
+            _chat_choice(heard, choice)
+    assert len(ids) <= 1
+    heard.id = next(iter(ids), "")
+
+
+def _chat_choice(heard: Heard, choice: dict[str, Any]) -> None:
+    assert choice["index"] == 0
+    assert heard.finish is None, "the choice went on after its finish reason"
+    delta = choice["delta"]
+    heard.text += delta.get("content") or ""
+    heard.refusal += delta.get("refusal") or ""
+    heard.reasoning += _thought(delta)
+    for fragment in delta.get("tool_calls") or ():
+        index, function = fragment["index"], fragment["function"]
+        if index == len(heard.calls):
+            assert fragment["type"] == "function"
+            heard.calls.append([fragment["id"], function["name"], ""])
+        else:
+            assert 0 <= index < len(heard.calls), "an index was left out"
+            assert not {"id", "type"} & fragment.keys(), "an id came twice"
+            assert "name" not in function, "a name came twice"
+        heard.calls[index][2] += function["arguments"]
+    if choice["finish_reason"] is not None:
+        assert not delta.get("content"), "content stands beside the finish reason"
+        heard.finish = choice["finish_reason"]
+
+
+def _chat_whole(heard: Heard, value: dict[str, Any]) -> None:
+    assert value["object"] == "chat.completion"
+    assert {"id", "created", "model"} <= value.keys()
+    heard.id = value["id"]
+    heard.usage = value.get("usage")
+    (choice,) = value["choices"]
+    assert choice["index"] == 0
+    message = choice["message"]
+    assert message["role"] == "assistant"
+    assert "content" in message
+    heard.text = message["content"] or ""
+    heard.refusal = message.get("refusal") or ""
+    heard.reasoning = _thought(message)
+    for call in message.get("tool_calls") or ():
+        assert call["type"] == "function"
+        function = call["function"]
+        heard.calls.append([call["id"], function["name"], function["arguments"]])
+    heard.finish = choice["finish_reason"]
+    heard.done = True
+
+
+def _thought(said: dict[str, Any]) -> str:
+    thought = said.get("reasoning_content")
+    assert thought == said.get("reasoning"), "the two spellings of reasoning differ"
+    return thought or ""
+
+
+# ---- Responses -----------------------------------------------------------------------------
+
+
+def _responses_stream(heard: Heard, events: list[tuple[str | None, str]]) -> None:
+    if events and events[-1] == (None, "[DONE]"):
+        heard.done = True
+        events = events[:-1]
+    parsed = [(name, json.loads(data)) for name, data in events]
+    assert all(name == event["type"] for name, event in parsed)
+    assert [event["sequence_number"] for _, event in parsed] == list(range(len(parsed)))
+    kinds = [event["type"] for _, event in parsed]
+    assert [kind for kind in kinds if kind in ENDS] == kinds[-1:], "one end, and at the end"
+    assert kinds[0] == "response.created"
+    final = parsed[-1][1]["response"]
+    assert {event["response"]["id"] for _, event in parsed if "response" in event} == {final["id"]}
+    _responses_whole(heard, final)
+    streamed = _Streamed()
+    for _, event in parsed:
+        streamed.feed(event)
+    assert (heard.text, heard.refusal) == (streamed.text, streamed.refusal)
+    assert heard.reasoning == streamed.reasoning
+    assert [call[2] for call in heard.calls] == list(streamed.arguments.values())
+
+
+class _Streamed:
+    """What the deltas of a stream say, apart from its last word."""
+
+    def __init__(self) -> None:
+        self.text = self.refusal = self.reasoning = ""
+        self.arguments: dict[int, str] = {}
+        self.open: set[int] = set()
+        self.added = 0
+
+    def feed(self, event: dict[str, Any]) -> None:
+        match event["type"]:
+            case "response.output_item.added":
+                assert event["output_index"] == self.added
+                self.added += 1
+                self.open.add(event["output_index"])
+                if event["item"]["type"] == "function_call":
+                    self.arguments[event["output_index"]] = ""
+            case "response.output_item.done":
+                self.open.remove(event["output_index"])
+            case "response.output_text.delta":
+                self.text += event["delta"]
+            case "response.refusal.delta":
+                self.refusal += event["delta"]
+            case "response.reasoning_text.delta" | "response.reasoning_summary_text.delta":
+                self.reasoning += event["delta"]
+            case "response.function_call_arguments.delta":
+                self.arguments[event["output_index"]] += event["delta"]
+            case "response.completed" | "response.incomplete":
+                assert not self.open, "items were left open at a good end"
+        if "output_index" in event and not event["type"].startswith("response.output_item"):
+            assert event["output_index"] in self.open, "something came for an item that is closed"
+
+
+def _responses_whole(heard: Heard, value: dict[str, Any]) -> None:
+    assert value["object"] == "response"
+    heard.id = value["id"]
+    heard.usage = value["usage"]
+    for item in value["output"]:
+        assert item["id"]
+        match item["type"]:
+            case "message":
+                assert item["role"] == "assistant"
+                for part in item["content"]:
+                    heard.text += part.get("text", "")
+                    heard.refusal += part.get("refusal", "")
+            case "reasoning":
+                parts = item.get("content") or item["summary"]
+                heard.reasoning += "".join(part["text"] for part in parts)
+            case "function_call":
+                heard.calls.append([item["call_id"], item["name"], item["arguments"]])
+    status, details = value["status"], value["incomplete_details"]
+    assert (status == "incomplete") == (details is not None)
+    assert (status == "failed") == (value["error"] is not None)
+    heard.error = value["error"]
+    if status == "completed":
+        heard.finish = "tool_calls" if heard.calls else "stop"
+    elif status == "incomplete":
+        reasons = {"max_output_tokens": "length", "content_filter": "content_filter"}
+        heard.finish = reasons[details["reason"]]

@@ -1,0 +1,127 @@
+"""Every row of the table through the whole server, over both protocols, streamed and plain.
+
+What is asserted is what a client sees: a good answer word for word; a failure as the status it
+is, or, where a stream had begun, as its protocol's error and nothing that looks like an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dragoman.engines.remote import Remote
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from tests.chaos.cases import Case, Expected, load
+from tests.chaos.client import post
+from tests.chaos.hear import Heard, hear
+from tests.chaos.stage import TOOLS, WARM_UP, Stage, named, stage
+
+DEADLINE = 10.0
+"""Seconds for a row."""
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+COUNTED = {
+    "chat": {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"},
+    "responses": {"input_tokens": "input_tokens", "output_tokens": "output_tokens"},
+}
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Stage]:
+    async with stage() as playing:
+        yield playing
+
+
+def body(protocol: str, text: str, *, stream: bool) -> dict[str, Any]:
+    """A request of a protocol that every row can be the answer to."""
+    asked: dict[str, Any] = {"model": "mock", "stream": stream}
+    if protocol == "responses":
+        tools = [{"type": "function", "name": tool.name, "parameters": {}} for tool in TOOLS]
+        return asked | {"input": text, "tools": tools}
+    if stream:
+        asked["stream_options"] = {"include_usage": True}
+    tools = [{"type": "function", "function": {"name": tool.name}} for tool in TOOLS]
+    return asked | {"messages": [{"role": "user", "content": text}], "tools": tools}
+
+
+async def perform(stage: Stage, case: Case, app: App, protocol: str, *, stream: bool) -> None:
+    """Play a row through the server and check every word of what its client hears."""
+    if case.warm:
+        await post(app, PATHS[protocol], body(protocol, WARM_UP, stream=False))
+    stage.play(case)
+    answer = await post(app, PATHS[protocol], body(protocol, "Go.", stream=stream))
+    heard = hear(protocol, *answer)
+    assert len(stage.mock.asked) == case.expected.asks
+    if case.expected.good:
+        check_good(protocol, case.expected, heard)
+    elif stream and case.expected.begun:
+        check_cut(protocol, case.expected, heard)
+    else:
+        check_refused(case.expected, heard)
+
+
+def check_good(protocol: str, expected: Expected, heard: Heard) -> None:
+    assert heard.status == 200
+    assert heard.error is None
+    assert heard.finish == finish(protocol, expected)
+    check_content(protocol, expected, heard)
+    if expected.usage is None:
+        assert heard.usage is None
+    else:
+        assert heard.usage is not None
+        for ours, theirs in COUNTED[protocol].items():
+            assert heard.usage[theirs] == expected.usage[ours]
+
+
+def finish(protocol: str, expected: Expected) -> str | None:
+    """Responses has no word for calls that end with "stop": they are told by the calls alone."""
+    if protocol == "responses" and expected.calls and expected.finish == "stop":
+        return "tool_calls"
+    return expected.finish
+
+
+def check_content(protocol: str, expected: Expected, heard: Heard) -> None:
+    chat = protocol == "chat"
+    tagged = expected.chat_text != expected.text
+    assert heard.text == (expected.chat_text if chat else expected.text)
+    assert heard.reasoning == ("" if chat and tagged else expected.reasoning)
+    assert heard.refusal == expected.refusal
+    bare = heard.id.partition("-" if chat else "_")[2]
+    assert [tuple(call) for call in heard.calls] == list(named(expected.calls, bare))
+
+
+def check_cut(protocol: str, expected: Expected, heard: Heard) -> None:
+    """A stream that had begun: 200, what came before, and then the protocol's error."""
+    assert heard.status == 200
+    check_content(protocol, expected, heard)
+    assert heard.error is not None
+    assert expected.says in heard.error["message"]
+    assert heard.finish is None
+    if protocol == "chat":
+        assert not heard.done
+
+
+def check_refused(expected: Expected, heard: Heard) -> None:
+    """Nothing had begun, or the answer is plain: the status, and an error object."""
+    assert heard.status == expected.status
+    assert heard.error is not None
+    assert expected.says in heard.error["message"]
+    assert "<" not in heard.error["message"]
+    assert heard.retry_after == expected.retry_after
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
+@pytest.mark.parametrize("protocol", ["chat", "responses"])
+@pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
+async def test_a_client_hears_what_the_row_expects(
+    upstream: Stage, case: Case, protocol: str, stream: bool
+) -> None:
+    app = App(Remote(upstream.base_url, wire=case.wire, key="k"), Settings())
+    try:
+        async with asyncio.timeout(DEADLINE):
+            await perform(upstream, case, app, protocol, stream=stream)
+    finally:
+        await app.close()
