@@ -22,46 +22,46 @@ MOST = 20
 """Models shown; the rest is counted."""
 
 
+_PAGE = """\
+Dragoman is ready at {url}
+
+{table}
+
+--- curl -----------------------------------------------------------------------
+curl -N {url}/chat/completions -H "Content-Type: application/json"{shell_key} \\
+  -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+
+--- openai SDK -----------------------------------------------------------------
+import os
+from openai import OpenAI
+client = OpenAI(base_url="{url}", api_key={key})
+for event in client.responses.create(model="{model}", input="Hello!", stream=True):
+    print(getattr(event, "delta", ""), end="", flush=True)
+
+hello = [{{"role": "user", "content": "Hello!"}}]
+for chunk in client.chat.completions.create(model="{model}", messages=hello, stream=True):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+--- Codex (~/.codex/config.toml) -----------------------------------------------
+model = "{model}"
+model_provider = "dragoman"
+[model_providers.dragoman]
+name = "Dragoman"
+base_url = "{url}"
+wire_api = "responses"
+{env_key}
+Ctrl-C stops."""
+
+
 def welcome(base_url: str, rows: Sequence[Row], *, key_env: str | None = None) -> str:
     """The whole text. `key_env` names the variable whose value clients must present."""
-    model = rows[0].model if rows else "script"
-    key = f'os.environ["{key_env}"]' if key_env else '"none"'
-    shell_key = f"${key_env}" if key_env else "none"
-    return "\n".join(
-        (
-            f"Dragoman is ready at {base_url}",
-            "",
-            table(rows),
-            "",
-            "curl",
-            f"  curl -N {base_url}/chat/completions \\",
-            f'    -H "Authorization: Bearer {shell_key}" -H "Content-Type: application/json" \\',
-            f'    -d \'{{"model": "{model}", "stream": true, '
-            '"messages": [{"role": "user", "content": "Hello!"}]}\'',
-            "",
-            "openai SDK",
-            *(["  import os"] if key_env else []),
-            "  from openai import OpenAI",
-            f'  client = OpenAI(base_url="{base_url}", api_key={key})',
-            "  for event in client.responses.create("
-            f'model="{model}", input="Hello!", stream=True):',
-            '      if event.type == "response.output_text.delta":',
-            '          print(event.delta, end="", flush=True)',
-            "  for chunk in client.chat.completions.create("
-            f'model="{model}", stream=True, messages=[{{"role": "user", "content": "Hello!"}}]):',
-            '      print(chunk.choices[0].delta.content or "", end="", flush=True)',
-            "",
-            "Codex (~/.codex/config.toml)",
-            f'  model = "{model}"',
-            '  model_provider = "dragoman"',
-            "  [model_providers.dragoman]",
-            '  name = "Dragoman"',
-            f'  base_url = "{base_url}"',
-            '  wire_api = "responses"',
-            *([f'  env_key = "{key_env}"'] if key_env else []),
-            "",
-            "Ctrl-C stops.",
-        )
+    return _PAGE.format(
+        url=base_url,
+        table=table(rows),
+        model=rows[0].model if rows else "script",
+        key=f'os.environ["{key_env}"]' if key_env else '"none"',
+        shell_key=f' -H "Authorization: Bearer ${key_env}"' if key_env else "",
+        env_key=f'env_key = "{key_env}"\n' if key_env else "",
     )
 
 

@@ -1,0 +1,48 @@
+"""The command `dragoman`: words in, one public function called, an exit status out.
+
+No command holds logic of its own: it parses its arguments, calls what does the work, and says
+what went wrong in one sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from .arguments import parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command line; `words` are those of this process by default.
+
+    Returns the exit status: 0 for success, 1 for a failure, 2 for words that make no sense.
+    """
+    words = list(sys.argv[1:] if words is None else words)
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
+        words.insert(0, "serve")
+    options = parser().parse_args(words)
+    # What a command needs is imported when it runs, so that --help is quick.
+    if options.command == "serve":
+        from .serve import serve as command
+    else:
+        from .talk import talk as command
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not _expected(error):
+            raise
+        print(f"dragoman: {error}", file=sys.stderr)
+        return 1
+
+
+def _expected(error: Exception) -> bool:
+    """Whether an error is one that says for itself what went wrong."""
+    from dragoman.core.error import FaultError
+    from dragoman.net.error import NetError
+    from dragoman.server.configuration import ConfigurationError
+    from dragoman.server.host import HostError
+    from dragoman.server.workers import WorkersError
+
+    return isinstance(error, FaultError | NetError | ConfigurationError | HostError | WorkersError)

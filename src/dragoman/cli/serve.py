@@ -1,0 +1,118 @@
+"""`dragoman serve`, and `dragoman` alone: gathers what is to be served, and serves it.
+
+The order of trust is: words, then the file, then what is found. What each part does stands in
+`server`; here they are only put one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError
+from dragoman.core.interfaces import Engine, Model
+from dragoman.engines.discover import discover
+from dragoman.server.app import App
+from dragoman.server.assembly import as_upstreams, assemble
+from dragoman.server.configuration import FILE, Configuration, Upstream, load, with_keys
+from dragoman.server.host import address, bind, run
+from dragoman.server.keys import generate_key
+from dragoman.server.settings import Settings
+
+from .welcome import Row, welcome
+
+LISTING = 2.0
+"""Seconds the model listing may take before the welcome goes without it."""
+
+
+def serve(options: Namespace) -> int:
+    """Serve until told to stop."""
+    configuration = _configuration(options)
+    settings = with_keys(_settings(options, configuration.server), os.environ)
+    if options.generate_key:
+        key = generate_key()
+        settings = replace(settings, keys=(*settings.keys, key))
+        print(f"Clients present this key: {key.reveal()}", flush=True)
+    upstreams = _upstreams(options, configuration)
+    assemble(upstreams, options.targets, settings, os.environ)  # what is wrong is said before all
+    listener = bind(settings, exact=options.port is not None)
+    greeting = _Greeting(f"{address(listener)}/v1", options.api_key_env)
+
+    def build() -> App:
+        greeting.engine = assemble(upstreams, options.targets, settings, os.environ)
+        return App(greeting.engine, settings)
+
+    run(build, settings, listener, greeting.start)
+    return 0
+
+
+class _Greeting:
+    """Prints the welcome once the server is up, with the models if they can be had soon."""
+
+    engine: Engine
+
+    def __init__(self, base_url: str, key_env: str | None) -> None:
+        self._base_url = base_url
+        self._key_env = key_env
+
+    def start(self) -> None:
+        """Begin, on the loop that runs; the start of the server does not wait for it."""
+        self._task = asyncio.ensure_future(self._greet())
+
+    async def _greet(self) -> None:
+        rows: list[Row] = []
+        with suppress(FaultError, TimeoutError):
+            async with asyncio.timeout(LISTING):
+                rows = [_row(model) for model in await self.engine.models()]
+        print(welcome(self._base_url, rows, key_env=self._key_env), flush=True)
+
+
+def _row(model: Model) -> Row:
+    place = (model.extra or {}).get("upstream")
+    if place is None:
+        return Row(model.id, "this server", "a rehearsal, not a model")
+    return Row(model.id, place["url"], place["kind"])
+
+
+def _configuration(options: Namespace) -> Configuration:
+    if options.config is not None:
+        return load(options.config)
+    here = Path(FILE)
+    return load(here) if here.exists() else Configuration()
+
+
+def _settings(options: Namespace, settings: Settings) -> Settings:
+    """The file's settings, with those of the command line on top."""
+    given = {
+        name: value
+        for name in ("host", "port", "workers")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.api_key_env:
+        given["api_key_env"] = (options.api_key_env,)
+    return replace(settings, **given)
+
+
+def _upstreams(options: Namespace, configuration: Configuration) -> list[Upstream]:
+    """The servers to stand in front of: named here, in the file, or found."""
+    if options.upstream:
+        return [
+            Upstream(
+                name=url,
+                url=url,
+                key_env=options.upstream_key_env,
+                wire=options.wire,
+                profile=options.profile,
+            )
+            for url in options.upstream
+        ]
+    if configuration.upstreams or options.targets:
+        return list(configuration.upstreams) if not options.targets else []
+    print("Looking for model servers …", file=sys.stderr, flush=True)
+    return as_upstreams(asyncio.run(discover(os.environ)))
