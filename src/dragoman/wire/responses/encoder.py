@@ -1,0 +1,136 @@
+"""Says an answer as a stream of Responses events, or whole.
+
+The order is the protocol's: created, in progress, one item after the other, one terminal event.
+The sequence numbers are this encoder's alone, so the same events always give the same bytes.
+What an event is called is known to `wording`, what a response looks like to `snapshot`.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.event import Delta, Event, Failed, Finished, Started
+from dragoman.core.fold import Fold
+from dragoman.core.item import JSON
+from dragoman.core.order import Serial
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.wire import body, error, sse
+from dragoman.wire.dialect import STANDARD, Dialect
+
+from . import snapshot
+from .wording import Wording
+
+_BLANK_LINE = 2
+"""The bytes that end a frame."""
+
+
+class Encoder:
+    """Feed it the events of one answer; it gives the bytes of each.
+
+    >>> encoder = Encoder(Request(model="m"))
+    >>> encoder.feed(Started("1", 0, "m")).splitlines()[0]
+    b'event: response.created'
+    """
+
+    def __init__(self, request: Request, dialect: Dialect = STANDARD) -> None:
+        self._repeated = snapshot.echo(request)
+        self._nested_error = dialect.error_event == "nested"
+        self._wording = Wording(dialect.reasoning_events)
+        self._fold = Fold()
+        self._serial = Serial()
+        self._number = 0  # of the next event
+        self._beat: dict[str, JSON] | None = None  # the response, while it is in progress
+        self._over = False
+        # The frame of the last delta, as the next one is most likely of the same kind: what
+        # stands before its number, between number and data, and after the data.
+        self._key: tuple[int, str, int] | None = None
+        self._before = self._after = b""
+
+    def feed(self, event: Event) -> bytes:
+        """The bytes for one event; empty where it has no word here, or must wait its turn."""
+        self._fold.feed(event)
+        if isinstance(event, Delta) and self._fits(event):
+            return self._next_delta(event.data)
+        if self._over:
+            return b""
+        return b"".join([self._say(ready) for ready in self._serial.feed(event)])
+
+    def heartbeat(self, *, data: bool = False) -> bytes:
+        """A comment, or `response.in_progress` once more; empty unless an answer is being given."""
+        if self._beat is None:
+            return b""
+        return self._in_progress() if data else sse.comment("still working")
+
+    # ---- what is said --------------------------------------------------------------------
+
+    def _say(self, event: Event) -> bytes:
+        match event:
+            case Delta():
+                return self._delta(event)
+            case Started():
+                self._wording.response_id = event.id
+                self._beat = self._snapshot()
+                return self._frame("response.created", self._beat) + self._in_progress()
+            case Finished():
+                # A cancelled answer has no event of its own: it is one that stopped early.
+                status = "incomplete" if event.status == "cancelled" else event.status
+                return self._terminal(f"response.{status}") + sse.DONE
+            case Failed() if self._beat is None:
+                return self._error(event)
+            case Failed():
+                # Where the stream broke off, nobody said that it was done.
+                done = b"" if event.fault.code == "upstream_cut" else sse.DONE
+                return self._terminal("response.failed") + done
+            case _:
+                return b"".join([self._frame(*said) for said in self._wording.say(event)])
+
+    def _in_progress(self) -> bytes:
+        return self._frame("response.in_progress", self._beat or {})
+
+    def _terminal(self, name: str) -> bytes:
+        self._beat, self._over = None, True
+        return self._frame(name, self._snapshot())
+
+    def _snapshot(self) -> dict[str, JSON]:
+        return {"response": snapshot.render(self._fold.response, self._repeated)}
+
+    def _error(self, event: Failed) -> bytes:
+        """A failure of an answer that never began, and so has no response to fail."""
+        self._over = True
+        told = error.error_object(event.fault)
+        if self._nested_error:
+            return self._frame("error", {"error": told}) + sse.DONE
+        flat = {name: told[name] for name in ("code", "message", "param")}
+        return self._frame("error", flat) + sse.DONE
+
+    # ---- framing -------------------------------------------------------------------------
+
+    def _frame(self, name: str, fields: dict[str, JSON]) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return sse.frame(body.dump({"type": name, "sequence_number": number, **fields}), name)
+
+    def _fits(self, event: Delta) -> bool:
+        """Whether the frame of the last delta is the frame of this one."""
+        return (event.index, event.kind, event.part_index) == self._key and not event.tokens
+
+    def _next_delta(self, data: JSON) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return b'%b%d,"delta":%b%b' % (self._before, number, body.dump(data), self._after)
+
+    def _delta(self, event: Delta) -> bytes:
+        """Say a delta, and remember its frame for those that follow."""
+        for name, fields in self._wording.say(event):
+            if event.tokens or event.kind == "annotation":
+                return self._frame(name, fields)
+            del fields["delta"]
+            listed = fields.pop("logprobs", None) is not None
+            opening = body.dump({"type": name, **fields})[:-1] + b',"sequence_number":'
+            self._before = sse.frame(opening, name)[:-_BLANK_LINE]
+            self._after = (b',"logprobs":[]' if listed else b"") + b"}\n\n"
+            self._key = (event.index, event.kind, event.part_index)
+            return self._next_delta(event.data)
+        return b""
+
+
+def encode_response(response: Response, request: Request, dialect: Dialect = STANDARD) -> bytes:
+    """The answer as one JSON object: the very response that a stream's last event carries."""
+    return body.dump(snapshot.render(response, snapshot.echo(request)))

@@ -1,0 +1,166 @@
+"""What the events about items mean, by name: items, pieces of content, deltas, progress.
+
+A table of names and what to do, under the protocol's own names and under those that servers gave
+them. Which item is meant is found by `hearing`; of the response as a whole nothing is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.event import DeltaKind, State
+from dragoman.core.item import (
+    JSON,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    Summary,
+    Thought,
+)
+
+from . import mend, parts
+from .extras import WIRE
+from .heard import CALLS, Heard
+from .hearing import Hearing
+from .wording import STATES
+
+Told = dict[str, JSON]
+"""One event of the wire, decoded."""
+
+Hear = Callable[[Hearing, Told], None]
+
+
+class _Family(Struct, frozen=True):
+    """Events of one kind of delta: the kind of item they imply, and where the whole stands."""
+
+    kind: DeltaKind
+    implied: Item
+    whole: str
+    number: str = "content_index"
+
+
+_TEXT = _Family("text", Message("assistant"), "text")
+_REFUSAL = _Family("refusal", Message("assistant"), "refusal")
+_REASONING = _Family("reasoning", Reasoning(), "text")
+_SUMMARY = _Family("summary", Reasoning(), "text", "summary_index")
+_FUNCTION = _Family("arguments", FunctionCall("", "", ""), "arguments")
+_CUSTOM = _Family("input", CustomToolCall("", "", ""), "input")
+
+_FAMILIES = {
+    "output_text": _TEXT,
+    "refusal": _REFUSAL,
+    "reasoning_text": _REASONING,
+    "reasoning": _REASONING,
+    "reasoning_summary_text": _SUMMARY,
+    "reasoning_summary": _SUMMARY,
+    "function_call_arguments": _FUNCTION,
+    "custom_tool_call_input": _CUSTOM,
+}
+_PARTS = {
+    "content_part": None,
+    "reasoning_part": "reasoning_text",
+    "reasoning_summary_part": "summary_text",
+}
+"""Families of parts, and the kind all their parts are of."""
+
+_STATES: dict[str, State] = {STATES.get(state, state): state for state in get_args(State)}
+_ADDRESS = ("type", "item_id", "output_index", "sequence_number")
+
+
+def _meant(hearing: Hearing, told: Told, implied: Item) -> Heard:
+    """The item an event is about, made up where it was never announced."""
+    id, place = told.get("item_id"), told.get("output_index")
+    wanted = CALLS if isinstance(implied, CALLS) else type(implied)
+    heard = hearing.find(id, place, wanted)
+    if heard is None:
+        fresh = replace(implied, id=id if isinstance(id, str) else None)
+        heard = hearing.add(fresh, place)
+    return heard
+
+
+def _delta(family: _Family) -> Hear:
+    def hear(hearing: Hearing, told: Told) -> None:
+        delta = told.get("delta")
+        if isinstance(delta, str):
+            probabilities = told.get("logprobs")
+            tokens = parts.decode_tokens(probabilities) if probabilities else ()
+            heard = _meant(hearing, told, family.implied)
+            heard.write(family.kind, delta, told.get(family.number), tokens)
+
+    return hear
+
+
+def _whole(family: _Family) -> Hear:
+    def hear(hearing: Hearing, told: Told) -> None:
+        text = told.get(family.whole)
+        if isinstance(text, str) and text:
+            heard = _meant(hearing, told, family.implied)
+            heard.name(told.get("name"), told.get("call_id"))
+            tokens = parts.decode_tokens(told.get("logprobs"))
+            heard.whole(family.kind, text, told.get(family.number), tokens)
+
+    return hear
+
+
+def _part(kind: str | None, then: Callable[[Heard, Part, JSON], None]) -> Hear:
+    def hear(hearing: Hearing, told: Told) -> None:
+        part = mend.part(told.get("part"), kind)
+        if part is not None:
+            home = Reasoning() if isinstance(part, Thought | Summary) else Message("assistant")
+            given = told.get("summary_index", told.get("content_index"))
+            then(_meant(hearing, told, home), part, given)
+
+    return hear
+
+
+def _annotation(hearing: Hearing, told: Told) -> None:
+    value = told.get("annotation")
+    if isinstance(value, dict):
+        heard = _meant(hearing, told, Message("assistant"))
+        heard.annotate(parts.decode_annotation(value), told.get("content_index"))
+
+
+def _item_added(hearing: Hearing, told: Told) -> None:
+    value = told.get("item")
+    if isinstance(value, dict):
+        hearing.add(mend.item(value), told.get("output_index"))
+
+
+def _item_done(hearing: Hearing, told: Told) -> None:
+    value = told.get("item")
+    if isinstance(value, dict):
+        item, place = mend.item(value), told.get("output_index")
+        heard = hearing.find(item.id, place, type(item)) or hearing.add(item, place)
+        heard.end(item)
+
+
+def beside(hearing: Hearing, name: str, told: Told) -> None:
+    """Progress of a hosted tool; or something we do not know, kept as it is."""
+    heard = hearing.any(told.get("item_id"), told.get("output_index"))
+    index = None if heard is None else heard.index
+    family, _, word = name.removeprefix("response.").rpartition(".")
+    if heard is not None and heard.kind == family and word in _STATES:
+        data = {field: value for field, value in told.items() if field not in _ADDRESS}
+        hearing.turn.progress(index, _STATES[word], data or None)
+    else:
+        kept = {field: value for field, value in told.items() if field != "sequence_number"}
+        hearing.turn.progress(index, "raw", {WIRE: {**kept, "type": name}})
+
+
+HEAR: dict[str, Hear] = {
+    "response.output_item.added": _item_added,
+    "response.output_item.done": _item_done,
+    "response.output_text.annotation.added": _annotation,
+    **{f"response.{name}.delta": _delta(family) for name, family in _FAMILIES.items()},
+    **{f"response.{name}.done": _whole(family) for name, family in _FAMILIES.items()},
+    **{f"response.{name}.added": _part(kind, Heard.begin_part) for name, kind in _PARTS.items()},
+    **{f"response.{name}.done": _part(kind, Heard.end_part) for name, kind in _PARTS.items()},
+}
+"""Every event about items, and what hears it."""

@@ -1,0 +1,62 @@
+"""Tells a stream of server-sent events from an answer given whole, byte by byte.
+
+A server that was asked for a stream may send plain JSON, a web page or nothing at all. Only the
+first byte is looked at; what any of it means is the decoder's business.
+"""
+
+from __future__ import annotations
+
+from dragoman.wire.sse import SSEDecoder
+
+_BEFORE = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before the first byte that tells: a byte order mark, blanks, blank lines."""
+
+_FIELDS = b"deir:"
+"""How the lines of a stream begin: data, event, id, retry, or a comment."""
+
+_HEAD = 2048
+
+
+class Incoming:
+    """Feed it bytes; it gives the events of a stream, and keeps everything else.
+
+    >>> incoming = Incoming()
+    >>> incoming.feed(b'data: {"n": 1}\\n\\n'), incoming.feed(b"data: 2")
+    ([('', b'{"n": 1}')], [])
+    >>> incoming.close(), incoming.whole
+    ([('', b'2')], None)
+    """
+
+    __slots__ = ("_head", "_heard", "_sse", "_whole")
+
+    def __init__(self) -> None:
+        self._sse: SSEDecoder | None = None
+        self._whole = bytearray()
+        self._head = b""
+        self._heard = False
+
+    def feed(self, data: bytes) -> list[tuple[str, bytes]]:
+        """The events that are whole now. Raises ValueError for one that is too large."""
+        if self._sse is None:
+            self._whole += data
+            begun = self._whole.lstrip(_BEFORE)
+            if not begun or begun[0] not in _FIELDS:
+                return []
+            self._sse, data = SSEDecoder(), bytes(self._whole)
+            self._head, self._whole = data[:_HEAD], bytearray()
+        return self._noted(self._sse.feed(data))
+
+    def close(self) -> list[tuple[str, bytes]]:
+        """The last event of a stream, if it ended without a blank line."""
+        return self._noted(self._sse.close()) if self._sse is not None else []
+
+    @property
+    def whole(self) -> bytes | None:
+        """What came instead of a stream; of one without a single event, its beginning."""
+        if self._sse is None:
+            return bytes(self._whole)
+        return None if self._heard else self._head
+
+    def _noted(self, events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        self._heard = self._heard or bool(events)
+        return events

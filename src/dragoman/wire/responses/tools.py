@@ -1,0 +1,213 @@
+"""Tools, the choice among them, and the format of the answer, as Responses spells them.
+
+Two spellings need a word. A tool's `strict`: the protocol's default is "if the schema allows it",
+which no wire can say aloud, while our None means "nobody asked", which here must be said as
+`false`. So an absent `strict` is remembered in `extra` as such and left out again, while None
+from anywhere else is written out: either way the model sees what the client meant. And a custom
+tool's format: plain text is remembered as it was given, a grammar is taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from dragoman.core.item import JSON
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    Namespace,
+    OutputFormat,
+    TextFormat,
+    Tool,
+    ToolChoice,
+    ToolMode,
+    UnknownTool,
+)
+from dragoman.wire.body import Fields, kind
+
+from .extras import WIRE, dense, keep, kept
+from .parts import objects
+
+# ---- reading -----------------------------------------------------------------------------
+
+
+def decode_all(fields: Fields, name: str = "tools") -> tuple[Tool, ...]:
+    """The tools of a list. Raises FaultError naming the tool and the field that is wrong."""
+    return tuple(decode(v, at) for v, at in objects(fields.array(name) or [], fields.at(name)))
+
+
+def decode(value: dict[str, JSON], path: str = "") -> Tool:
+    """One tool; one of a kind we do not know is kept word for word."""
+    fields = Fields(value, path)
+    match fields.need("type"):
+        case "function":
+            return _function(fields)
+        case "custom":
+            return _custom(fields)
+        case "namespace":
+            name, about = fields.need("name"), fields.string("description")
+            members = tuple(t for t in decode_all(fields) if not isinstance(t, Namespace))
+            return Namespace(name, members, about, keep(fields.rest()))
+        case other:
+            return UnknownTool(WIRE, other, _without_type(value))
+
+
+def _without_type(value: dict[str, JSON]) -> dict[str, JSON]:
+    return {name: said for name, said in value.items() if name != "type"}
+
+
+def _function(fields: Fields) -> FunctionTool:
+    name, about = fields.need("name"), fields.string("description")
+    schema, strict = fields.mapping("parameters") or {}, fields.boolean("strict")
+    rest = fields.rest()
+    if strict is None:
+        rest["strict"] = None
+    return FunctionTool(name, about, schema, strict, keep(rest))
+
+
+def _custom(fields: Fields) -> CustomTool:
+    name, about = fields.need("name"), fields.string("description")
+    syntax = grammar = None
+    other: dict[str, JSON] = {}
+    if (form := fields.object("format")) is not None:
+        type = form.need("type")
+        if type == "grammar":
+            syntax, grammar = form.need("syntax"), form.need("definition")
+            other = form.rest()
+        else:
+            other = {"type": type, **form.rest()}
+    rest = {**({"format": other} if other else {}), **fields.rest()}
+    return CustomTool(name, about, syntax, grammar, keep(rest))
+
+
+def decode_choice(fields: Fields) -> ToolChoice | None:
+    """The field `tool_choice`."""
+    match fields.any("tool_choice"):
+        case None:
+            return None
+        case "none" | "auto" | "required" as word:
+            mode: ToolMode = word
+            return mode
+        case dict(value):
+            return _choice(value, fields.at("tool_choice"))
+        case str(word):
+            options = "none, auto, required or an object"
+            raise fields.wrong("tool_choice", f"is {word!r}, and must be {options}")
+        case value:
+            raise fields.wrong("tool_choice", f"is {kind(value)}, and must be a string or object")
+
+
+def _choice(value: dict[str, JSON], path: str) -> ToolChoice:
+    fields = Fields(value, path)
+    if fields.string("type") != "allowed_tools":
+        return _named(value, path)
+    mode: Literal["auto", "required"] = "auto"
+    if fields.one_of("mode", ("auto", "required")) == "required":
+        mode = "required"
+    among = objects(fields.array("tools") or [], fields.at("tools"))
+    return AllowedTools(mode, tuple(_named(v, at) for v, at in among))
+
+
+def _named(value: dict[str, JSON], path: str) -> NamedTool | UnknownTool:
+    fields = Fields(value, path)
+    match fields.need("type"):
+        case ("function" | "custom") as type:
+            return NamedTool(fields.need("name"), type, fields.string("namespace"))
+        case other:
+            return UnknownTool(WIRE, other, _without_type(value))
+
+
+def decode_format(fields: Fields) -> tuple[OutputFormat, dict[str, JSON]]:
+    """The object under `text.format`, and what we do not know of it."""
+    match fields.one_of("type", ("text", "json_object", "json_schema")):
+        case "json_schema":
+            name, schema = fields.need("name"), fields.mapping("schema")
+            about, strict = fields.string("description"), fields.boolean("strict")
+            return JSONSchema(name, schema, about, strict, keep(fields.rest())), {}
+        case "json_object":
+            return JSONObject(), fields.rest()
+        case "text":
+            return TextFormat(), fields.rest()
+        case _:
+            raise fields.wrong("type", "is missing")
+
+
+# ---- writing -----------------------------------------------------------------------------
+
+
+def encode_all(tools: Iterable[Tool]) -> list[dict[str, JSON]]:
+    """Tools in a row, those of other wires left out."""
+    said = (encode(tool) for tool in tools)
+    return [tool for tool in said if tool is not None]
+
+
+def encode(tool: Tool) -> dict[str, JSON] | None:
+    """One tool; None for one that belongs to another wire."""
+    match tool:
+        case FunctionTool():
+            return {**_say_function(tool), **dense(kept(tool.extra))}
+        case CustomTool():
+            said = {"type": "custom", "name": tool.name, "description": tool.description}
+            more = dict(kept(tool.extra))
+            form = dense({"syntax": tool.syntax, "definition": tool.grammar})
+            if form:
+                more["format"] = {"type": "grammar", **form, **more.get("format", {})}
+            return dense({**said, **more})
+        case Namespace():
+            said = {"type": "namespace", "name": tool.name, "description": tool.description}
+            return dense({**said, "tools": encode_all(tool.tools), **kept(tool.extra)})
+        case UnknownTool():
+            return {"type": tool.kind, **tool.value} if tool.wire == WIRE else None
+
+
+def _say_function(tool: FunctionTool) -> dict[str, JSON]:
+    said: dict[str, JSON] = {"type": "function", "name": tool.name}
+    if tool.description is not None:
+        said["description"] = tool.description
+    said["parameters"] = {} if tool.parameters is None else tool.parameters
+    if tool.strict is not None or "strict" not in kept(tool.extra):
+        said["strict"] = bool(tool.strict)
+    return said
+
+
+def echo(tool: Tool) -> dict[str, JSON] | None:
+    """A tool as a response repeats it: of a function all keys, null where nothing was said."""
+    said = encode(tool)
+    if said is None or not isinstance(tool, FunctionTool):
+        return said
+    named = {"type": "function", "name": tool.name, "description": None}
+    return {**named, **said, "parameters": tool.parameters, "strict": tool.strict}
+
+
+def encode_choice(choice: ToolChoice) -> JSON:
+    """A tool choice; a hosted tool of another wire counts as no choice made."""
+    match choice:
+        case NamedTool():
+            return dense({"type": choice.kind, "name": choice.name, "namespace": choice.namespace})
+        case AllowedTools():
+            said = [encode_choice(tool) for tool in choice.tools]
+            named = [tool for tool in said if tool != "auto"]
+            return {"type": "allowed_tools", "mode": choice.mode, "tools": named}
+        case UnknownTool():
+            return {"type": choice.kind, **choice.value} if choice.wire == WIRE else "auto"
+        case _:
+            return choice
+
+
+def encode_format(form: OutputFormat, *, full: bool = False) -> dict[str, JSON]:
+    """The object under `text.format`; `full` as a response repeats it, with all its keys."""
+    match form:
+        case JSONSchema():
+            default = {"description": "", "schema": {}, "strict": False} if full else {}
+            said = {"name": form.name, "description": form.description, "schema": form.schema}
+            set_ = dense({**said, "strict": form.strict, **kept(form.extra)})
+            return {"type": "json_schema", **default, **set_}
+        case JSONObject():
+            return {"type": "json_object"}
+        case TextFormat():
+            return {"type": "text"}
