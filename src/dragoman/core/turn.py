@@ -162,10 +162,10 @@ class Turn:
         if data or tokens:
             self._say(self._settled(choice), "refusal", data, tokens)
 
-    def thought(self, data: str, choice: int = 0) -> None:
+    def thought(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of the model's reasoning, in its own words."""
-        if data:
-            self._say(self._settled(choice), "reasoning", data)
+        if data or tokens:
+            self._say(self._settled(choice), "reasoning", data, tokens)
 
     def summary(self, data: str, choice: int = 0) -> None:
         """More of a summary of the reasoning."""
