@@ -6,6 +6,8 @@ missing, null or of the wrong type. What a field means for the answer is the tur
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dragoman.core.calls import CallFragment
 from dragoman.core.error import Fault
 from dragoman.core.item import JSON, Token, Unknown
@@ -48,6 +50,9 @@ BROKEN = Fault(
 )
 
 
+Voice = Literal["text", "thought", "call"]
+
+
 class Reader:
     """Reads into one turn. `heard` tells whether anything was read so far."""
 
@@ -58,6 +63,7 @@ class Reader:
         self._beside: dict[str, JSON] = {}  # unknown fields of chunks, as last given
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
         self._details: dict[int, Details] = {}
+        self._voices: dict[int, Voice] = {}  # what each choice said last
 
     def read(self, value: dict[str, JSON]) -> None:
         """One chunk, or one whole answer."""
@@ -83,7 +89,9 @@ class Reader:
 
     def text(self, data: str, choice: int) -> None:
         """A chunk that says nothing but this."""
-        self._seal(choice)
+        if self._details:
+            self._seal(choice)
+        self._voices[choice] = "text"
         self._turn.text(data, choice)
 
     # ---- inside --------------------------------------------------------------------------
@@ -111,11 +119,12 @@ class Reader:
             said, whole = choice.get("message"), True
         if not isinstance(said, dict):
             said = {"content": choice.get("text")}
-        more = _rest(said, _MESSAGE)
-        self._message(number, said, choice.get("logprobs"), more if whole else None)
-        reason = finish.decode(choice.get("finish_reason"))
-        beside = _rest(choice, _CHOICE)
-        if beside and (whole or reason is not None):
+        beside, more = _rest(choice, _CHOICE), _rest(said, _MESSAGE)
+        reason, weighed = finish.decode(choice.get("finish_reason")), choice.get("logprobs")
+        tokens = self._message(number, said, weighed, more if whole else None)
+        if tokens:
+            beside["logprobs"] = {"content": logprobs.encode(tokens)}
+        if whole or reason is not None:
             self._ends.setdefault(number, {}).update(beside)
             beside = {}
         if beside or (more and not whole):
@@ -135,13 +144,16 @@ class Reader:
 
     def _message(
         self, number: int, said: dict[str, JSON], weighed: JSON, beside: dict[str, JSON] | None
-    ) -> None:
+    ) -> tuple[Token, ...]:
         """What a message says, in the order in which its fields belong.
 
-        `beside` are the unknown fields of a whole message, None for a piece of one.
+        `beside` are the unknown fields of a whole message, None for a piece of one. Gives back
+        the tokens that belong to nothing that can be said: those a call is made of, as a rule.
         """
+        calls = _listed(said)
+        tokens = logprobs.decode(weighed, "content")
         self._reasoning(number, said)
-        self._content(number, said.get("content"), logprobs.decode(weighed, "content"))
+        tokens = self._content(number, said.get("content"), tokens, calling=bool(calls))
         self._refusal(number, said.get("refusal"), logprobs.decode(weighed, "refusal"))
         self._audio(number, said.get("audio"))
         listed = said.get("annotations")
@@ -150,34 +162,47 @@ class Reader:
         if beside:
             self._seal(number)
             self._turn.attach({NAME: beside}, number)
-        self._calls(number, said, whole=beside is not None)
+        for position, entry in enumerate(calls):
+            self._seal(number)
+            self._call(number, entry, position if beside is not None else None)
+        return tokens
 
     def _reasoning(self, number: int, said: dict[str, JSON]) -> None:
         """The thought, which servers that mean well give under several names at once."""
-        pieces = said.get("reasoning_details")
-        pieces = pieces if isinstance(pieces, list) else []
+        details = said.get("reasoning_details")
+        details = details if isinstance(details, list) else []
         for name in ("reasoning_content", "reasoning"):
             if isinstance(thought := said.get(name), str) and thought:
-                self._turn.thought(thought, number)
+                thoughts = [thought]
                 break
         else:
-            for thought in words(pieces):
-                self._turn.thought(thought, number)
-        if pieces:
-            self._details.setdefault(number, Details()).add(pieces)
+            thoughts = words(details)
+        for thought in thoughts:
+            self._voices[number] = "thought"
+            self._turn.thought(thought, number)
+        if details:
+            self._details.setdefault(number, Details()).add(details)
 
-    def _content(self, number: int, content: JSON, tokens: tuple[Token, ...]) -> None:
+    def _content(
+        self, number: int, content: JSON, tokens: tuple[Token, ...], *, calling: bool
+    ) -> tuple[Token, ...]:
+        """The text; gives back the tokens for which there is none."""
         for kind, piece in _pieces(content):
             if kind == "thought":
+                self._voices[number] = "thought"
                 self._turn.thought(piece, number)
             elif kind == "refusal":
                 self._refusal(number, piece, ())
             else:
                 self._seal(number)
+                self._voices[number] = "text"
                 self._turn.text(piece, number, tokens)
                 tokens = ()
-        if tokens:
-            self._turn.text("", number, tokens)
+        voice = self._voices.get(number, "text")
+        if not tokens or calling or voice == "call":
+            return tokens
+        (self._turn.text if voice == "text" else self._turn.thought)("", number, tokens)
+        return ()
 
     def _refusal(self, number: int, refusal: JSON, tokens: tuple[Token, ...]) -> None:
         words = refusal if isinstance(refusal, str) else ""
@@ -194,16 +219,8 @@ class Reader:
         if words or at is not None:
             self._turn.audio(number, **words, expires_at=at)
 
-    def _calls(self, number: int, said: dict[str, JSON], *, whole: bool) -> None:
-        listed, legacy = said.get("tool_calls"), said.get("function_call")
-        if not isinstance(listed, list):
-            listed = [{"function": legacy}] if isinstance(legacy, dict) else []
-        for position, entry in enumerate(listed):
-            if isinstance(entry, dict):
-                self._seal(number)
-                self._call(number, entry, position if whole else None)
-
     def _call(self, number: int, entry: dict[str, JSON], position: int | None) -> None:
+        self._voices[number] = "call"
         kind = entry.get("type")
         inner = entry.get("custom") if kind == "custom" else entry.get("function")
         if isinstance(inner, dict):
@@ -243,6 +260,14 @@ def _pieces(content: JSON) -> list[tuple[str, str]]:
             return [("text", words)] if words else []
         case _:
             return [("text", body.text(content))]
+
+
+def _listed(said: dict[str, JSON]) -> list[dict[str, JSON]]:
+    """The calls of a message; the deprecated form counts where there is no list."""
+    calls, legacy = said.get("tool_calls"), said.get("function_call")
+    if not isinstance(calls, list):
+        calls = [{"function": legacy}] if isinstance(legacy, dict) else []
+    return [entry for entry in calls if isinstance(entry, dict)]
 
 
 def _fragment(entry: dict[str, JSON], inner: dict[str, JSON], place: int | None) -> CallFragment:

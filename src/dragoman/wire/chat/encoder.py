@@ -141,15 +141,15 @@ class Encoder:
         choice = item.choice
         match event.kind:
             case "text":
+                if event.tokens:
+                    return self._content(item, data, event.tokens)
                 choice.worded = True
                 choice.length += len(data)
-                if not event.tokens:
-                    return choice.text_head + body.dump(data) + self._text_tail
-                return self._chunk(item.number, {"content": data}, content=event.tokens)
+                return choice.text_head + body.dump(data) + self._text_tail
             case "refusal":
                 return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
             case "reasoning" | "summary":
-                return self._think(item, data)
+                return self._think(item, data, event.tokens)
             case "arguments" | "input":
                 return self._chunk(item.number, self._call_piece(item, data))
             case "audio":
@@ -239,17 +239,18 @@ class Encoder:
     def _beside(self, item: _Item, fields: dict[str, JSON]) -> bytes:
         return self._chunk(item.number, dict(fields)) if fields else b""
 
-    def _content(self, item: _Item, text: str) -> bytes:
+    def _content(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
         item.choice.worded = True
         item.choice.length += len(text)
-        return self._chunk(item.number, {"content": text})
+        return self._chunk(item.number, {"content": text}, content=tokens or None)
 
-    def _think(self, item: _Item, text: str) -> bytes:
+    def _think(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
         if "inline" in (item.item.extra or {}):
-            return self._content(item, text)
-        if not self._reasoning:
+            return self._content(item, text, tokens)
+        thought = dict.fromkeys(self._reasoning, text)
+        if not thought and not tokens:
             return b""
-        return self._chunk(item.number, dict.fromkeys(self._reasoning, text))
+        return self._chunk(item.number, thought, content=tokens or None)
 
     def _hear(self, item: _Item, audio: Audio) -> bytes:
         facts = {"id": audio.id, "expires_at": audio.expires_at}

@@ -37,11 +37,11 @@ def restore(said: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
 
 
 def join(said: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
-    """`said`, with what `more` has besides, object by object."""
+    """`said`, with what `more` has besides, object by object; a null says nothing."""
     for name, value in more.items():
         have = said.get(name)
         if isinstance(have, dict) and isinstance(value, dict):
             said[name] = join(dict(have), value)
-        elif name not in said:
+        elif have is None:
             said[name] = value
     return said

@@ -141,8 +141,10 @@ class _Writer:
         self._tokens += part.tokens
 
     def _reasoning(self, item: Reasoning) -> None:
-        parts = [p.text for p in (*item.summary, *item.content) if isinstance(p, Thought | Summary)]
-        thought = "\n\n".join(parts)
+        parts = [p for p in (*item.summary, *item.content) if isinstance(p, Thought | Summary)]
+        thought = "\n\n".join(part.text for part in parts)
+        for part in parts:
+            self._tokens += part.tokens if isinstance(part, Thought) else ()
         tags = (item.extra or {}).get("inline")
         if tags is None:
             self._thoughts.append(thought)
