@@ -117,3 +117,28 @@ def chunked(*chunks: bytes, trailer: str = "") -> bytes:
     coded = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + coded + b"0\r\n" + trailer.encode() + b"\r\n"
+
+
+def tunnelling(port: int, answer: bytes = b"HTTP/1.1 200 Connection established\r\n\r\n") -> Serve:
+    """A proxy that answers CONNECT with `answer` and leads every tunnel to `port` here."""
+
+    async def serve(line: Line) -> None:
+        await line.request()
+        await line.write(answer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        there = asyncio.create_task(_pour(line.reader, writer))
+        try:
+            await _pour(reader, line.writer)
+        finally:
+            writer.transport.abort()
+            there.cancel()
+            await asyncio.gather(there, return_exceptions=True)
+
+    return serve
+
+
+async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()

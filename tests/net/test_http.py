@@ -319,7 +319,7 @@ async def test_a_slow_reader_slows_the_peer_and_memory_stays_bounded() -> None:
 
     async with Peer(serve) as peer, Client() as client, client.stream("GET", peer.url) as response:
         before = -1
-        while written != before:  # until the peer is stuck
+        while not written or written != before:  # until the peer is stuck
             before = written
             await asyncio.sleep(0.1)
         assert written < total / 2

@@ -103,16 +103,15 @@ class Guard:
             async with client.stream("GET", url, address=address) as response:
                 location = response.headers.get("location")
                 if response.status in _REDIRECTS and location is not None:
-                    text = urllib.parse.urljoin(text, location)
+                    text = _join(text, location)
                     continue
                 if response.status != 200:
                     message = f"{url.host} answered with status {response.status}"
                     raise StatusError(message, response.status)
-                media_type = response.headers.get("content-type") or "application/octet-stream"
-                return Fetched(
-                    await response.read(self._max_bytes),
-                    media_type.partition(";")[0].strip().lower(),
-                )
+                content_type = response.headers.get("content-type") or ""
+                media_type = content_type.partition(";")[0].strip().lower()
+                data = await response.read(self._max_bytes)
+                return Fetched(data, media_type or "application/octet-stream")
         raise BlockedAddressError(f"more than {self._max_redirects} redirects")
 
     def _host_allowed(self, host: str) -> bool:
@@ -131,6 +130,13 @@ class Guard:
 
     def _listed(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)
+
+
+def _join(base: str, location: str) -> str:
+    try:
+        return urllib.parse.urljoin(base, location)
+    except ValueError:
+        raise InvalidUrlError("the redirect leads to no URL") from None
 
 
 def _address(text: str) -> _Address | None:
