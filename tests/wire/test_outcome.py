@@ -77,7 +77,6 @@ CASES: list[tuple[WireName, Response, str, str]] = [
             "rejected_prediction_tokens": "completion_tokens_details.rejected_prediction_tokens",
         }.items()
     ),
-    ("chat", answer(completed_at=1), "completed_at", "told"),
     (
         "chat",
         answer(status="incomplete", reasons=("steered",)),

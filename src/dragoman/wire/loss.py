@@ -338,13 +338,19 @@ _WORDS: dict[str, dict[str, str]] = {
 _CORE_NAME = re.compile(r"^(items|format)\b(?:\[(\d+)\])?")
 
 
-def worded(losses: Iterable[Loss], request: Request, wire: WireName) -> tuple[Loss, ...]:
-    """The same losses, with the names of the core (`items[3]`) in the words of a client's wire."""
+def worded(losses: Iterable[Loss], request: Request, wire: str | None) -> tuple[Loss, ...]:
+    """The same losses, with the names of the core (`items[3]`) in the words of a client's wire.
+
+    A client that speaks no wire, but calls the library, knows the names of the core.
+    """
+    words = _WORDS.get(wire or "")
+    if words is None:
+        return tuple(losses)
 
     def word(name: re.Match[str]) -> str:
         place = name[2]
         if place is not None and wire == "chat":
             place = message_number(request.items, int(place))
-        return _WORDS[wire][name[1]] + ("" if place is None else f"[{place}]")
+        return words[name[1]] + ("" if place is None else f"[{place}]")
 
     return tuple(replace(loss, field=_CORE_NAME.sub(word, loss.field)) for loss in losses)

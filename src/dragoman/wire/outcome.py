@@ -85,8 +85,6 @@ def _item_to_responses(item: Item, account: Account) -> None:
 
 
 def _to_chat(response: Response, account: Account) -> None:
-    if response.completed_at is not None:
-        account.note("completed_at")
     if response.status == "incomplete" and not {"length", "content_filter"} & {*response.reasons}:
         account.note("incomplete_details.reason: any other")
     pairs = zip(response.output, _choices(response), strict=True)

@@ -222,7 +222,6 @@ _CHAT_ANSWER = (
 _RESPONSES_ANSWER = (
     Row("id", "carried", "the same id, with this wire's prefix"),
     Row("created_at", "carried", "as `created`"),
-    Row("completed_at", "told", "Chat tells the beginning only"),
     Row("model", "carried", "the same field"),
     Row("status", "carried", "as `finish_reason`, or as an error"),
     Row("incomplete_details.reason", "carried", "as `finish_reason`", "length, content filter"),
