@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,6 +47,7 @@ class Router:
                 self._named.setdefault(name, (route.engine, name))
             for name, model in route.aliases.items():
                 self._named[name] = (route.engine, model)
+        self._offers: dict[str, Engine] = {}  # learned from listings, as names are asked for
         self._open = tuple(route.engine for route in self._routes if not route.models)
 
     async def stream(
@@ -96,19 +97,13 @@ class Router:
         found = self._named.get(name)
         if found is not None:
             return found
-        if len(self._open) > 1:
-            for engine in self._open:
-                if name in await self._names(engine):
-                    return engine, name
-        if self._open:
-            return self._open[0], name
-        raise FaultError(self._unknown(name))
-
-    async def _names(self, engine: Engine) -> frozenset[str]:
-        try:
-            return frozenset(model.id for model in await engine.models())
-        except FaultError:
-            return frozenset()
+        if not self._open:
+            raise FaultError(self._unknown(name))
+        if len(self._open) > 1 and name not in self._offers:
+            for engine in reversed(self._open):  # the first that offers a name has it
+                with suppress(FaultError):
+                    self._offers.update({m.id: engine for m in await engine.models()})
+        return self._offers.get(name, self._open[0]), name
 
     async def _listing(self, route: Route) -> list[Model]:
         """What a route offers: of its engine's own listing, the names that lead to it."""
