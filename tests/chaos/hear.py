@@ -206,6 +206,8 @@ class _Streamed:
                 self.arguments[event["output_index"]] += event["delta"]
             case "response.completed" | "response.incomplete":
                 assert not self.open, "items were left open at a good end"
+            case _:
+                return
         if "output_index" in event and not event["type"].startswith("response.output_item"):
             assert event["output_index"] in self.open, "something came for an item that is closed"
 

@@ -40,6 +40,7 @@ from dragoman.net.url import parse_url
 from dragoman.wire import error as wire_error
 from dragoman.wire.chat import CHAT
 from dragoman.wire.codec import Wire
+from dragoman.wire.loss import worded
 from dragoman.wire.responses import RESPONSES
 
 from . import probe
@@ -225,8 +226,9 @@ class Remote:
                         yield plan.turn.take()
                         return
                     else:
-                        async for events in self._read(plan, response):
-                            yield events
+                        async with aclosing(self._read(plan, response)) as heard:
+                            async for events in heard:
+                                yield events
                         return
                 await asyncio.sleep(wait)
         except NetError as error:
@@ -277,7 +279,7 @@ class Remote:
                 new_id(),
                 now(),
                 request.model,
-                losses=(*lowered.losses, *losses),
+                losses=(*worded(lowered.losses, request, caller.wire), *losses),
                 think=self.profile.think,
             )
             return _Plan(wire, body, lowered, turn, wire.decoder(turn), request.stream)
