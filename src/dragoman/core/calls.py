@@ -49,7 +49,6 @@ class LooseCall:
         "namespace",
         "pieces",
         "placeholder",
-        "shut",
     )
 
     def __init__(self, fragment: CallFragment) -> None:
@@ -62,7 +61,6 @@ class LooseCall:
         self.pieces: list[str] = []
         self.placeholder = False
         self.item: int | None = None
-        self.shut = False
         self._braces = _Braces()
         self._scanned = 0
 

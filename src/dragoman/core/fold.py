@@ -120,7 +120,7 @@ class Fold:
                     completed_at=end.completed_at,
                     extra=_joined(start.extra, end.extra),
                 )
-            case None:
+            case _:
                 return response
 
 

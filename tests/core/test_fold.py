@@ -1,0 +1,140 @@
+"""Folding what no whole answer shows: items that are still open, news from both ends."""
+
+from dragoman.core.error import Fault
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
+from dragoman.core.fold import Fold, fold, unfold
+from dragoman.core.item import (
+    Annotation,
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    Image,
+    Item,
+    Message,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+    Token,
+    Unknown,
+)
+from dragoman.core.lifecycle import check
+from dragoman.core.loss import Loss
+from dragoman.core.response import Response
+
+START = Started("r", 0, "m")
+
+
+def open_item(item: Item, *events: Event) -> Item:
+    """The first item of an answer that has come this far."""
+    return fold([START, ItemAdded(0, item), *events]).output[0]
+
+
+def test_an_answer_that_has_not_begun_is_in_progress_and_empty() -> None:
+    assert Fold().response == Response(id="", created_at=0, model="", status="in_progress")
+
+
+def test_progress_adds_nothing() -> None:
+    assert fold([START, Progress(None, "alive")]) == fold([START])
+
+
+def test_an_open_message_holds_what_has_come() -> None:
+    note, token = Annotation("url_citation"), Token("lo", -0.5)
+    said = open_item(
+        Message("assistant"),
+        PartAdded(0, 0, Text("")),
+        Delta(0, 0, "text", "Hel"),
+        Delta(0, 0, "text", "lo", (token,)),
+        Delta(0, 0, "annotation", note),
+        PartAdded(0, 1, Refusal("")),
+        Delta(0, 1, "refusal", "no", (token,)),
+        PartAdded(0, 2, Audio(id="a")),
+        Delta(0, 2, "audio", "QUJD"),
+        Delta(0, 2, "transcript", "abc"),
+        PartAdded(0, 3, Image("u")),
+        PartDone(0, 3, Image("u")),
+    )
+    assert said == Message(
+        "assistant",
+        (
+            Text("Hello", (note,), (token,)),
+            Refusal("no", (token,)),
+            Audio("QUJD", transcript="abc", id="a"),
+            Image("u"),
+        ),
+    )
+
+
+def test_an_open_reasoning_holds_what_has_come() -> None:
+    thought = open_item(
+        Reasoning(),
+        PartAdded(0, 0, Summary("")),
+        Delta(0, 0, "summary", "s"),
+        PartAdded(0, 0, Thought("")),
+        Delta(0, 0, "reasoning", "t"),
+        Delta(0, 0, "reasoning", "u", (Token("u"),)),
+        PartDone(0, 0, Summary("s")),
+    )
+    assert thought == Reasoning((Thought("tu", (Token("u"),)),), (Summary("s"),))
+
+
+def test_open_calls_hold_what_has_come() -> None:
+    assert open_item(FunctionCall("c", "f", ""), Delta(0, 0, "arguments", '{"a')) == FunctionCall(
+        "c", "f", '{"a'
+    )
+    assert open_item(CustomToolCall("c", "f", ""), Delta(0, 0, "input", "ls")) == CustomToolCall(
+        "c", "f", "ls"
+    )
+    unknown = Unknown("responses", "search", {})
+    assert open_item(unknown, Delta(0, 0, "code", "x")) == unknown
+
+
+def test_losses_and_news_come_from_both_ends() -> None:
+    first, last = Loss("a", "told", "why"), Loss("b", "emulated", "why")
+    start = Started("r", 0, "m", (first,), {"upstream": {"id": "u"}, "chat": {"x": 1}})
+    end = Finished("completed", losses=(last,), extra={"upstream": {"y": 2}})
+    whole = fold([start, end])
+    assert whole.losses == (first, last)
+    assert whole.extra == {"upstream": {"id": "u", "y": 2}, "chat": {"x": 1}}
+    assert fold([START, Failed(Fault("internal", "x"), extra=end.extra)]).extra == end.extra
+
+
+def test_unfolding_what_says_too_little_is_still_legal() -> None:
+    for status, reason in (("completed", "stop"), ("incomplete", "length"), ("cancelled", "stop")):
+        bare = Response(id="r", created_at=0, model="m", status=status)  # type: ignore[arg-type]
+        events = list(unfold(bare))
+        check(events)
+        assert events[-1] == Finished(bare.status, (reason,))
+    failed = list(unfold(Response(id="r", created_at=0, model="m", status="failed")))
+    check(failed)
+    assert fold(failed).error is not None
+
+
+def test_what_is_in_progress_unfolds_without_an_end() -> None:
+    calls = (
+        FunctionCall("c", "f", "", id="a", status="completed"),
+        CustomToolCall("d", "g", "", id="b", status="in_progress"),
+        Message("assistant", (Text("Hel"), Audio()), id="c", status="in_progress"),
+    )
+    response = Response(id="r", created_at=0, model="m", status="in_progress", output=calls)
+    assert fold(unfold(response)) == response
+
+
+def test_content_given_as_a_string_stays_one() -> None:
+    said = Message("assistant", "Hi", id="m", status="completed")
+    response = Response(
+        id="r", created_at=0, model="m", status="completed", output=(said,), reasons=("stop",)
+    )
+    check(unfold(response))
+    assert fold(unfold(response)) == response

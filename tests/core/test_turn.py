@@ -1,0 +1,561 @@
+"""The turn assembler: what loose deltas become, by choice and by index, and how answers end."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dragoman.core.calls import CallFragment
+from dragoman.core.error import Fault
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    Progress,
+    Started,
+)
+from dragoman.core.fold import fold
+from dragoman.core.item import (
+    Annotation,
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    Image,
+    Message,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+    Token,
+    Unknown,
+)
+from dragoman.core.lifecycle import check
+from dragoman.core.response import Response, Usage
+from dragoman.core.turn import CUT, EMPTY, Think, Turn
+
+NOTE = Annotation("url_citation", url="https://example.com")
+
+
+def played(*steps: Callable[[Turn], object], think: Think = None, end: bool = True) -> list[Event]:
+    """The events of a turn that takes these steps; by default its end is said."""
+    turn = Turn("r", 7, "m", think=think)
+    for step in steps:
+        step(turn)
+    if end:
+        turn.end(said=True)
+    events = turn.take()
+    check(events)
+    return events
+
+
+def answer(*steps: Callable[[Turn], object], think: Think = None) -> Response:
+    return fold(played(*steps, think=think))
+
+
+# ---- beginning and end -------------------------------------------------------------------
+
+
+def test_r1_10_an_answer_begins_once() -> None:
+    events = played(
+        lambda t: t.header("real", {"upstream": {"id": "up"}}),
+        lambda t: t.header("other"),
+        lambda t: t.begin(),
+        lambda t: t.text("Hi"),
+    )
+    assert [e for e in events if isinstance(e, Started)] == [
+        Started("r", 7, "real", extra={"upstream": {"id": "up"}})
+    ]
+
+
+def test_news_about_the_upstream_that_come_late_wait_for_the_end() -> None:
+    end = played(lambda t: t.text("Hi"), lambda t: t.header(None, {"upstream": {"x": 1}}))[-1]
+    assert isinstance(end, Finished)
+    assert end.extra == {"upstream": {"x": 1}}
+
+
+def test_r1_13_reason_and_usage_come_with_the_one_end() -> None:
+    events = played(
+        lambda t: t.text("Hi"),
+        lambda t: t.finish("stop"),
+        lambda t: setattr(t, "usage", Usage(1, 2, 3)),
+        lambda t: t.end(said=True),
+    )
+    assert events[-1] == Finished("completed", ("stop",), Usage(1, 2, 3))
+
+
+def test_r1_w11_a_cut_is_a_failure_and_keeps_what_came() -> None:
+    turn = Turn("r", 0, "m")
+    turn.text("Hel")
+    turn.text("<th", choice=1)
+    turn.end(said=False)
+    events = turn.take()
+    check(events)
+    response = fold(events)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].fault == CUT
+    assert response.status == "failed"
+    assert [item.text for item in response.output if isinstance(item, Message)] == ["Hel", "<th"]
+
+
+def test_a_reason_before_the_transport_breaks_is_an_end() -> None:
+    turn = Turn("r", 0, "m")
+    turn.text("Hi")
+    assert not turn.finishing
+    turn.finish("stop")
+    assert turn.finishing
+    turn.end(said=False)
+    assert fold(turn.take()).status == "completed"
+
+
+def test_an_end_without_a_reason_is_stop_or_tool_calls() -> None:
+    assert answer(lambda t: t.text("Hi")).reasons == ("stop",)
+    assert answer(lambda t: t.call(CallFragment(0, "x", "f"))).reasons == ("tool_calls",)
+
+
+def test_an_answer_with_nothing_in_it_is_a_fault() -> None:
+    assert played() == [Failed(EMPTY)]
+
+
+def test_a_choice_that_ended_well_and_said_nothing_said_an_empty_message() -> None:
+    response = answer(lambda t: t.expect(0), lambda t: t.finish("stop"))
+    assert response.output == (Message("assistant", (Text(""),), id="msg_r_0", status="completed"),)
+    assert answer(lambda t: t.finish("content_filter")).output == ()
+
+
+def test_nothing_follows_the_end() -> None:
+    late: list[Callable[[Turn], object]] = [
+        lambda t: t.text("late", 1),
+        lambda t: t.call(CallFragment(0, "x", "f", "{}")),
+        lambda t: t.open(Message("assistant")),
+        lambda t: t.progress(None, "alive"),
+        lambda t: t.complete("completed", ("stop",)),
+        lambda t: t.fail(CUT),
+        lambda t: t.end(said=False),
+        lambda t: t.begin(),
+    ]
+    events = played(lambda t: t.text("Hi"), lambda t: t.end(said=True), *late)
+    assert isinstance(events[-1], Finished)
+    assert played(lambda t: t.fail(CUT), *late) == [Failed(CUT)]
+
+
+def test_v2_the_last_reason_given_counts() -> None:
+    assert answer(lambda t: t.finish("stop"), lambda t: t.finish("length")).reasons == ("length",)
+
+
+def test_what_comes_after_the_reason_is_closed_with_the_end() -> None:
+    response = answer(
+        lambda t: t.text("Hi"),
+        lambda t: t.finish("stop"),
+        lambda t: t.text(" there"),
+        lambda t: t.call(CallFragment(0, "x", "f")),
+    )
+    assert response.text == "Hi there"
+    assert response.calls[0] == FunctionCall("x", "f", "{}", id="fc_r_2", status="completed")
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+def test_a_short_answer_is_incomplete(reason: str) -> None:
+    response = answer(lambda t: t.text("Hi"), lambda t: t.finish(reason))
+    assert (response.status, response.reasons) == ("incomplete", (reason,))
+    assert response.output[0] == Message(
+        "assistant", (Text("Hi"),), id="msg_r_0", status="incomplete"
+    )
+
+
+def test_r1_w10_choices_keep_their_own_items_and_reasons() -> None:
+    response = answer(
+        lambda t: t.text("a", 0),
+        lambda t: t.text("x", 2),
+        lambda t: t.text("b", 0),
+        lambda t: t.finish("length", 2),
+        lambda t: t.finish("stop", 0),
+    )
+    assert response.choices == (0, 2)
+    assert response.reasons == ("stop", "stop", "length")
+    assert (response.text, response.choice(2)[0]) == (
+        "ab",
+        Message("assistant", (Text("x"),), id="msg_r_1", status="incomplete"),
+    )
+
+
+@pytest.mark.parametrize("number", [-1, 10**9])
+def test_a_choice_with_a_number_out_of_all_bounds_is_the_first(number: int) -> None:
+    assert answer(lambda t: t.text("a"), lambda t: t.text("b", number)).text == "ab"
+
+
+# ---- by choice ---------------------------------------------------------------------------
+
+
+def test_r1_w3_reasoning_and_refusal_are_items_and_parts_of_their_own() -> None:
+    response = answer(
+        lambda t: t.thought("hm"),
+        lambda t: t.thought(""),
+        lambda t: t.summary("short"),
+        lambda t: t.text("I "),
+        lambda t: t.refusal("won't", 0, (Token("won't", -1.0),)),
+        lambda t: t.refusal(""),
+    )
+    assert response.output == (
+        Reasoning((Thought("hm"),), (Summary("short"),), id="rs_r_0", status="completed"),
+        Message(
+            "assistant",
+            (Text("I "), Refusal("won't", (Token("won't", -1.0),))),
+            id="msg_r_1",
+            status="completed",
+        ),
+    )
+
+
+def test_empty_deltas_say_nothing() -> None:
+    events = played(lambda t: t.text(""), lambda t: t.summary(""), lambda t: t.finish("stop"))
+    assert not [e for e in events if isinstance(e, Delta)]
+
+
+def test_v12_tokens_go_with_their_text() -> None:
+    a, b = Token("a", -0.1), Token("b", -0.2)
+    events = played(lambda t: t.text("a", 0, (a,)), lambda t: t.text("", 0, (b,)))
+    assert [(e.data, e.tokens) for e in events if isinstance(e, Delta)] == [("a", (a,)), ("", (b,))]
+    assert fold(events).output[0] == Message(
+        "assistant", (Text("a", tokens=(a, b)),), id="msg_r_0", status="completed"
+    )
+
+
+def test_a_blob_comes_back_with_the_reasoning_it_belongs_to() -> None:
+    response = answer(
+        lambda t: t.thought("hm"),
+        lambda t: t.seal({"chat": {"signature": "s"}}, encrypted="blob"),
+        lambda t: t.seal({"chat": {"more": 1}}),
+    )
+    assert response.output[0] == Reasoning(
+        (Thought("hm"),),
+        encrypted="blob",
+        id="rs_r_0",
+        status="completed",
+        extra={"chat": {"signature": "s", "more": 1}},
+    )
+
+
+def test_only_reasoning_can_be_sealed() -> None:
+    def seal(turn: Turn) -> None:
+        item = turn.item(0)
+        assert item is not None
+        item.seal({"chat": {"x": 1}}, "blob")
+
+    assert answer(lambda t: t.text("Hi"), seal).output[0].extra is None
+
+
+def test_fields_of_a_wire_stay_with_what_was_said_last() -> None:
+    response = answer(
+        lambda t: t.attach({"chat": {"first": 1}}),
+        lambda t: t.text("Hi"),
+        lambda t: t.attach({"chat": {"x": 1}}),
+    )
+    assert response.output[0].extra == {"chat": {"first": 1, "x": 1}}
+
+
+def test_audio_is_one_part_with_its_transcript() -> None:
+    response = answer(
+        lambda t: t.audio(id="au", data="QU"),
+        lambda t: t.audio(transcript="Hi"),
+        lambda t: t.audio(data="JD", format="wav", expires_at=9),
+        lambda t: t.text("and text"),
+        lambda t: t.audio(id="two"),
+    )
+    assert response.output[0] == Message(
+        "assistant",
+        (
+            Audio("QUJD", "wav", "Hi", "au", 9),
+            Text("and text"),
+            Audio(id="two"),
+        ),
+        id="msg_r_0",
+        status="completed",
+    )
+
+
+def test_notes_stand_in_the_text_they_are_about() -> None:
+    response = answer(lambda t: t.text("Hi"), lambda t: t.annotate(NOTE), lambda t: t.text("!"))
+    assert response.output[0] == Message(
+        "assistant", (Text("Hi!", (NOTE,)),), id="msg_r_0", status="completed"
+    )
+
+
+def test_v10_text_beside_a_call_is_kept_in_order() -> None:
+    response = answer(
+        lambda t: t.text("before"),
+        lambda t: t.call(CallFragment(0, "x", "f", "{}")),
+        lambda t: t.text("after"),
+    )
+    assert [type(item) for item in response.output] == [Message, FunctionCall, Message]
+    assert response.text == "beforeafter"
+
+
+# ---- think tags --------------------------------------------------------------------------
+
+THOUGHT = "<think>\nhm\n</think>\n\nYes"
+
+
+def test_p5_inline_reasoning_remembers_its_tags() -> None:
+    for response in (
+        answer(lambda t: t.text(THOUGHT), think="inline"),
+        answer(*[lambda t, c=c: t.text(c) for c in THOUGHT], think="inline"),
+    ):
+        assert response.output == (
+            Reasoning(
+                (Thought("hm"),),
+                id="rs_r_0",
+                status="completed",
+                extra={"inline": {"open": "<think>\n", "close": "\n</think>\n\n"}},
+            ),
+            Message("assistant", (Text("Yes"),), id="msg_r_1", status="completed"),
+        )
+
+
+def test_p5_reasoning_may_forget_its_tags_or_stay_text() -> None:
+    assert answer(lambda t: t.text(THOUGHT), think="reasoning").output[0].extra is None
+    assert answer(lambda t: t.text(THOUGHT), think=None).text == THOUGHT
+
+
+def test_what_a_tag_held_back_is_said_before_anything_else() -> None:
+    note = answer(lambda t: t.text("<th"), lambda t: t.annotate(NOTE), think="inline").output
+    assert note[0] == Message(
+        "assistant", (Text("<th", (NOTE,)),), id="msg_r_0", status="completed"
+    )
+    for step in (
+        lambda t: t.refusal("no"),
+        lambda t: t.thought("hm"),
+        lambda t: t.audio(transcript="a"),
+        lambda t: t.seal({}),
+        lambda t: t.call(CallFragment(0, "x", "f")),
+        lambda t: t.finish("stop"),
+    ):
+        assert answer(lambda t: t.text("<th"), step, think="inline").text == "<th"
+
+
+def test_r2_30_tokens_of_text_that_was_held_back_are_kept() -> None:
+    tokens = [Token(c, -1.0) for c in THOUGHT]
+    steps = [lambda t, k=k: t.text(k.text, 0, (k,)) for k in tokens]
+    thought, message = answer(*steps, think="inline").output
+    assert isinstance(thought, Reasoning)
+    assert isinstance(message, Message)
+    kept = [p.tokens for p in (*thought.content, *message.parts) if isinstance(p, Thought | Text)]
+    assert [token for part in kept for token in part] == tokens
+    alone = answer(lambda t: t.text("", 0, (tokens[0],)), think="inline").output[0]
+    assert alone == Message(
+        "assistant", (Text("", tokens=(tokens[0],)),), id="msg_r_0", status="completed"
+    )
+
+
+# ---- ids ---------------------------------------------------------------------------------
+
+
+def test_v19_ids_are_derived_where_they_are_missing_or_taken() -> None:
+    response = answer(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.open(Message("assistant", id="msg_r_3")),
+        lambda t: t.open(Message("assistant")),
+        lambda t: t.open(FunctionCall("c", "f", "")),
+        lambda t: t.open(CustomToolCall("c", "g", "")),
+        lambda t: t.open(Unknown("responses", "search", {}, "m")),
+        lambda t: t.open(Unknown("responses", "search", {})),
+        lambda t: t.complete("completed", ("stop",)),
+    )
+    assert [item.id for item in response.output] == [
+        *("m", "msg_r_1", "msg_r_3", "msg_r_3_", "fc_r_4", "ctc_r_5", "item_r_6", None)
+    ]
+    assert [call.call_id for call in response.calls] == ["c", "call_r_1"]
+
+
+# ---- by index ----------------------------------------------------------------------------
+
+
+def by_index(*steps: Callable[[Turn], object]) -> Response:
+    return answer(*steps, lambda t: t.complete("completed", ("stop",)))
+
+
+def test_items_by_index_may_interleave() -> None:
+    events = played(
+        lambda t: t.open(FunctionCall("a", "f", "")),
+        lambda t: t.open(FunctionCall("b", "g", "")),
+        lambda t: t.write(1, "arguments", '{"b":'),
+        lambda t: t.write(0, "arguments", "{}"),
+        lambda t: t.write(1, "arguments", "2}"),
+        lambda t: t.shut(1),
+        lambda t: t.shut(1),
+        lambda t: t.write(1, "arguments", "noise"),
+        lambda t: t.complete("completed", ("tool_calls",)),
+    )
+    assert [c.arguments for c in fold(events).calls if isinstance(c, FunctionCall)] == [
+        "{}",
+        '{"b":2}',
+    ]
+    assert [e.index for e in events if isinstance(e, ItemDone)] == [1, 0]
+
+
+def test_a_finished_call_without_arguments_has_the_empty_object() -> None:
+    response = by_index(
+        lambda t: t.open(FunctionCall("a", "f", "")),
+        lambda t: t.open(FunctionCall("b", "g", "")),
+        lambda t: t.shut(0, FunctionCall("a", "f", "", status="incomplete")),
+    )
+    assert [c.arguments for c in response.calls if isinstance(c, FunctionCall)] == ["", "{}"]
+
+
+def test_an_upstream_that_only_gives_whole_items_is_caught_up_with() -> None:
+    message = Message(
+        "assistant",
+        (
+            Text("Hi", (NOTE,), (Token("Hi", -1.0),)),
+            Refusal("no"),
+            Audio("QUJD", transcript="abc"),
+            Image("https://example.com/a.png"),
+        ),
+        id="m",
+        status="completed",
+        phase="final_answer",
+    )
+    reasoning = Reasoning(
+        (Thought("hm"),), (Summary("s1"), Summary("s2")), "blob", id="r", status="completed"
+    )
+    call = FunctionCall("c", "f", '{"a":1}', id="f", status="completed")
+    custom = CustomToolCall("d", "g", "ls", id="g", status="incomplete")
+    unknown = Unknown("responses", "search", {"q": 1, "done": True}, "u")
+    items = (message, reasoning, call, custom, unknown)
+    opened = (*items[:4], Unknown("responses", "search", {"q": 1}, "u"))
+    steps = [lambda t, i=item: t.open(i) for item in opened]
+    steps += [lambda t, n=n, i=item: t.shut(n, i) for n, item in enumerate(items)]
+    assert by_index(*steps).output == items
+
+
+def test_a_final_item_adds_only_what_the_deltas_left_out() -> None:
+    final = Message(
+        "assistant",
+        (Text("Hello", (NOTE,)), Audio("QUJDREVG", transcript="abcd"), Audio()),
+        status="in_progress",
+    )
+    events = played(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "Hel"),
+        lambda t: t.write(0, "audio", "QUJDRA"),
+        lambda t: t.write(0, "transcript", "ab"),
+        lambda t: t.shut(0, final),
+        lambda t: t.complete("completed", ("stop",)),
+    )
+    assert fold(events).output[0] == Message(
+        "assistant",
+        (Text("Hel"), Audio("QUJDREVG", transcript="abcd"), Audio()),
+        id="m",
+        status="completed",
+    )
+
+
+def test_said_is_said_where_the_final_item_disagrees() -> None:
+    response = by_index(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "Hel", 0),
+        lambda t: t.shut(0, Message("assistant", (Text("Bye"), Text("more")))),
+        lambda t: t.open(Message("assistant", id="n")),
+        lambda t: t.write(1, "text", "a"),
+        lambda t: t.shut(1, FunctionCall("x", "f", "{}")),
+        lambda t: t.open(FunctionCall("x", "f", "")),
+        lambda t: t.write(2, "arguments", '{"a":1}'),
+        lambda t: t.shut(2, FunctionCall("other", "g", "{}")),
+    )
+    assert response.output == (
+        Message("assistant", (Text("Hel"), Text("more")), id="m", status="completed"),
+        Message("assistant", (Text("a"),), id="n", status="completed"),
+        FunctionCall("x", "f", '{"a":1}', id="fc_r_2", status="completed"),
+    )
+
+
+def test_parts_with_numbers_may_be_open_side_by_side() -> None:
+    response = by_index(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "a", 3),
+        lambda t: t.write(0, "text", "x", 4),
+        lambda t: t.write(0, "text", "b", 3),
+        lambda t: t.write(0, "refusal", "no", 3),
+        lambda t: t.write(0, "text", "y", 4),
+    )
+    assert response.output[0] == Message(
+        "assistant", (Text("ab"), Text("xy"), Refusal("no")), id="m", status="completed"
+    )
+
+
+def test_more_of_a_part_that_is_done_is_noise() -> None:
+    def shut_part(turn: Turn) -> None:
+        item = turn.item(0)
+        assert item is not None
+        part = item.at("text", 0)[1]
+        turn.emit(item.shut_part(part, Text("abc")))
+        turn.emit(item.shut_part(part))
+        turn.emit(item.annotate(NOTE, 0))
+
+    response = by_index(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "ab", 0),
+        shut_part,
+        lambda t: t.write(0, "text", "late", 0),
+        lambda t: t.write(0, "text", "next"),
+    )
+    assert response.output[0] == Message(
+        "assistant", (Text("abc"), Text("next")), id="m", status="completed"
+    )
+
+
+def test_half_a_character_at_the_end_of_arguments_is_replaced() -> None:
+    response = by_index(
+        lambda t: t.open(CustomToolCall("a", "f", "")),
+        lambda t: t.write(0, "input", "x\ud83d"),
+        lambda t: t.open(Unknown("responses", "code", {})),
+        lambda t: t.write(1, "code", "y\ud83d"),
+        lambda t: t.write(1, "code", ""),
+    )
+    assert response.calls[0] == CustomToolCall(
+        "a", "f", "x\ufffd", id="ctc_r_0", status="completed"
+    )
+
+
+def test_an_item_closed_by_its_index_is_closed_for_its_choice() -> None:
+    response = answer(lambda t: t.text("a"), lambda t: t.shut(0), lambda t: t.text("b"))
+    assert [i.text for i in response.output if isinstance(i, Message)] == ["a", "b"]
+
+
+def test_progress_of_an_item_that_is_not_there_concerns_the_answer() -> None:
+    events = played(
+        lambda t: t.progress(3, "searching"),
+        lambda t: t.open(Message("assistant")),
+        lambda t: t.progress(0, "raw", {"chat": {"x": 1}}),
+        lambda t: t.complete("completed", ("stop",)),
+    )
+    assert [e for e in events if isinstance(e, Progress)] == [
+        Progress(None, "searching"),
+        Progress(0, "raw", {"chat": {"x": 1}}),
+    ]
+
+
+def test_an_incomplete_end_leaves_its_mark_on_open_items() -> None:
+    events = played(
+        lambda t: t.open(Message("assistant")),
+        lambda t: t.complete("incomplete", ("length",)),
+        end=False,
+    )
+    assert fold(events).output[0].status == "incomplete"  # type: ignore[union-attr]
+
+
+def test_items_without_a_choice_end_when_the_end_is_said() -> None:
+    assert answer(lambda t: t.open(Message("assistant"))).reasons == ("stop",)
+
+
+def test_a_failure_leaves_open_items_open() -> None:
+    turn = Turn("r", 0, "m")
+    turn.open(FunctionCall("x", "f", ""))
+    assert turn.spoken
+    turn.fail(Fault("upstream_error", "broken"))
+    events = turn.take()
+    check(events)
+    assert [type(e) for e in events] == [Started, ItemAdded, Failed]
