@@ -356,6 +356,18 @@ async def test_a_paused_connection_reads_again_when_it_is_released() -> None:
     connection.abort()
 
 
+async def test_an_answer_that_was_whole_while_paused_is_not_waited_for() -> None:
+    connection, wire = connected()
+    connection.send(b"", first_byte=0.02, idle=0.02)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 300001\r\n\r\n" + b"x" * 300000)
+    connection.data_received(b"x")
+    assert len(await connection.read()) == 300001
+    await asyncio.sleep(0.06)
+    assert connection.release(15)
+    assert not wire.aborted
+    connection.abort()
+
+
 async def test_a_large_request_body_is_not_copied_into_the_head() -> None:
     connection, wire = connected()
     body = b"x" * 100_000

@@ -247,6 +247,17 @@ async def test_what_was_handed_to_someone_who_left_goes_to_the_next(handed: bool
         assert await post(client, peer.url) == b"hello"
 
 
+async def test_who_has_just_given_up_waiting_is_passed_over() -> None:
+    async with Peer(serve_forever) as peer, Client(limits=Limits(connections=1)) as client:
+        async with client.stream("GET", peer.url) as response:
+            waiting = [asyncio.create_task(post(client, peer.url)) for _ in range(2)]
+            await asyncio.sleep(0.01)
+            await response.read()
+            waiting[0].cancel()
+        assert await waiting[1] == b"hello"
+        assert peer.accepted == 1
+
+
 async def test_a_connection_that_dies_while_it_is_handed_over_is_replaced() -> None:
     async with Peer(serve_forever) as peer, Client(limits=Limits(connections=1)) as client:
         async with client.stream("GET", peer.url) as response:
@@ -313,3 +324,22 @@ async def test_pools_of_many_origins_are_forgotten() -> None:
             async with client.stream("GET", url, address="127.0.0.1") as response:
                 await response.read()
         assert len(client._pools) <= 64
+
+
+async def test_a_fresh_connection_takes_the_place_of_an_idle_one() -> None:
+    async with Peer(serve_forever) as peer, Client(limits=Limits(connections=1)) as client:
+        await post(client, peer.url)
+        pool = client._pool(parse_url(peer.url), None)
+        fresh = await pool.acquire(1, fresh=True)
+        assert not fresh.reused
+        fresh.abort()
+        assert peer.accepted == 2
+
+
+async def test_an_idle_connection_is_preferred_to_a_new_one() -> None:
+    async with Peer(serve_forever) as peer, Client() as client:
+        await post(client, peer.url)
+        pool = client._pool(parse_url(peer.url), None)
+        connection = await pool.acquire(1)
+        assert connection.reused
+        connection.abort()

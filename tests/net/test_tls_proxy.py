@@ -143,6 +143,12 @@ async def test_http_through_a_proxy() -> None:
     assert b"proxy-authorization: Basic dTpw" in lines
 
 
+async def test_a_proxy_without_credentials_gets_none() -> None:
+    async with Peer(answering(plain(b"x"))) as proxy, Client(proxies=through(proxy)) as client:
+        await get(client, f"http://{NAME}/")
+    assert b"authorization" not in proxy.requests[0]
+
+
 async def test_https_through_a_tunnel(server_tls, trusting) -> None:
     serve = answering(plain(b"hello"), plain(b"again"))
     async with (

@@ -302,6 +302,7 @@ class Connection(asyncio.Protocol):
             self._paused = False
             if not self.closed:
                 self.transport.resume_reading()
+            if self._state == _BODY:
                 self._deadline = self._loop.time() + self._idle
 
     def _allow(self, seconds: float) -> None:

@@ -65,13 +65,12 @@ def parse_url(text: str) -> Url:
         raise InvalidUrlError("the URL contains a space or another character no URL may hold")
     try:
         split = urllib.parse.urlsplit(text)
-        port = split.port
+        host, port = _host(split.hostname or ""), split.port
     except ValueError:
         raise InvalidUrlError("the URL has a malformed host or port") from None
     if split.scheme not in _DEFAULT_PORTS:
         raise InvalidUrlError("the URL must begin with http:// or https://")
     target = f"{split.path or '/'}?{split.query}" if split.query else split.path or "/"
-    host = _host(split.hostname or "")
     default_port = _DEFAULT_PORTS[split.scheme]
     port = default_port if port is None else port
     return Url(
@@ -91,20 +90,14 @@ def endpoint(host: str, port: int) -> str:
 
 def _host(name: str) -> str:
     if ":" in name:
-        try:
-            address = ipaddress.IPv6Address(name)
-        except ValueError:
-            raise InvalidUrlError("the URL has a malformed IPv6 address") from None
+        address = ipaddress.IPv6Address(name)
         if address.scope_id is not None:
-            raise InvalidUrlError("the URL has an IPv6 address with a zone")
+            raise ValueError
         return address.compressed
-    try:
-        ascii_name = name if name.isascii() else name.encode("idna").decode()
-    except UnicodeError:
-        ascii_name = ""
-    if not _HOST_NAME.fullmatch(ascii_name):
-        raise InvalidUrlError("the URL has no valid host name")
-    return ascii_name
+    name = name if name.isascii() else name.encode("idna").decode()
+    if not _HOST_NAME.fullmatch(name):
+        raise ValueError
+    return name
 
 
 def _credentials(split: urllib.parse.SplitResult) -> str | None:
