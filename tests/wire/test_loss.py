@@ -50,7 +50,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire.loss import header, judge, worded
-from dragoman.wire.policy import REQUEST, WireName
+from dragoman.wire.policy import REQUEST
 from tests.samples import samples
 
 USER = Message("user", "hi")
@@ -196,7 +196,7 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (asked(format=JSONSchema("a", extra=RESPONSES)), "text.format.vendor", "told"),
 ]
 
-CASES: list[tuple[WireName, Request, str, str]] = [
+CASES: list[tuple[str, Request, str, str]] = [
     *(("responses", *case) for case in TO_RESPONSES),
     *(("chat", *case) for case in TO_CHAT),
 ]
@@ -206,7 +206,7 @@ CASES: list[tuple[WireName, Request, str, str]] = [
     ("target", "request_", "field", "fate"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES]
 )
 def test_p37_each_field_meets_its_fate(
-    target: WireName, request_: Request, field: str, fate: str
+    target: str, request_: Request, field: str, fate: str
 ) -> None:
     if fate == "refused":
         with pytest.raises(FaultError) as raised:
@@ -251,7 +251,7 @@ def test_every_row_that_is_not_carried_has_a_case() -> None:
     ids=range(18),
 )
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_what_both_can_say_loses_nothing(request_: Request, target: WireName) -> None:
+def test_what_both_can_say_loses_nothing(request_: Request, target: str) -> None:
     assert judge(request_, target) == ()
 
 
@@ -259,7 +259,7 @@ def test_what_both_can_say_loses_nothing(request_: Request, target: WireName) ->
     ("target", "own"), [("chat", TO_RESPONSES), ("responses", TO_CHAT)], ids=["chat", "responses"]
 )
 def test_on_its_own_wire_a_request_loses_nothing(
-    target: WireName, own: list[tuple[Request, str, str]]
+    target: str, own: list[tuple[Request, str, str]]
 ) -> None:
     for request, field, _ in own:
         if not isinstance(request.items[-1], FunctionCallOutput):  # what is hoisted is told always

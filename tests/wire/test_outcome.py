@@ -22,7 +22,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.response import Response, Status, Usage
 from dragoman.wire.outcome import judge_answer
-from dragoman.wire.policy import ANSWER, WireName
+from dragoman.wire.policy import ANSWER
 
 CHAT = {"chat": {"vendor": 1}}
 RESPONSES = {"responses": {"vendor": 1}}
@@ -41,7 +41,7 @@ def cost(**tokens: int) -> Response:
     return answer(usage=Usage(input_tokens=1, **tokens))
 
 
-CASES: list[tuple[WireName, Response, str, str]] = [
+CASES: list[tuple[str, Response, str, str]] = [
     ("responses", answer(said(), said(), choices=(0, 1)), "choices[1]", "told"),
     (
         "responses",
@@ -104,7 +104,7 @@ CASES: list[tuple[WireName, Response, str, str]] = [
     ("target", "response", "field", "fate"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES]
 )
 def test_p37_each_field_of_an_answer_meets_its_fate(
-    target: WireName, response: Response, field: str, fate: str
+    target: str, response: Response, field: str, fate: str
 ) -> None:
     assert [(loss.field, loss.action) for loss in judge_answer(response, target)] == [(field, fate)]
 
@@ -117,7 +117,7 @@ def test_every_row_that_is_not_carried_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_what_both_can_say_loses_nothing(target: WireName) -> None:
+def test_what_both_can_say_loses_nothing(target: str) -> None:
     cited = Text("a", (Annotation("url_citation", url="https://example.com"),), (Token("a"),))
     items = (
         Reasoning((Thought("hm"),)),
@@ -131,7 +131,7 @@ def test_what_both_can_say_loses_nothing(target: WireName) -> None:
 
 
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_on_its_own_wire_an_answer_loses_nothing(target: WireName) -> None:
+def test_on_its_own_wire_an_answer_loses_nothing(target: str) -> None:
     for other, response, field, _ in CASES:
         if other != target and field != "choices[0].message.audio":
             assert judge_answer(response, target) == (), field

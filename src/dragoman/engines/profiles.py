@@ -54,6 +54,7 @@ _LOCAL = Limits(
     custom_tools=False,
     namespaces=False,
     allowed_tools=False,
+    format_beside_forced_tool=False,
     developer_role="system",
     system_messages="front",
 )

@@ -17,6 +17,7 @@ from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.wire.codec import Wire
+from dragoman.wire.outcome import judge_answer
 
 from .exchange import Exchange, loss_header
 from .limits import Gate, read_body
@@ -66,7 +67,8 @@ class Answers:
             if response.status in ("failed", "in_progress"):
                 raise FaultError(response.error or UNFINISHED)
             body = wire.encode_response(response, _echoed(request), self._dialect)
-        await exchange.reply(200, body, *loss_header((*losses, *response.losses)))
+        losses += response.losses + judge_answer(response, wire.name)
+        await exchange.reply(200, body, *loss_header(losses))
 
     async def _streamed(
         self, wire: Wire, exchange: Exchange, caller: Caller, request: Request, losses: Losses

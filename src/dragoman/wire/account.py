@@ -19,7 +19,7 @@ from dragoman.core.item import (
 from dragoman.core.ledger import Ledger, path
 from dragoman.core.loss import Loss
 
-from .policy import UNKNOWN, Row, Table, WireName
+from .policy import UNKNOWN, Row, Table
 
 
 class Account:
@@ -27,7 +27,7 @@ class Account:
 
     __slots__ = ("_items", "_ledger", "_table", "target")
 
-    def __init__(self, table: Table, target: WireName, items: tuple[Item, ...] = ()) -> None:
+    def __init__(self, table: Table, target: str, items: tuple[Item, ...] = ()) -> None:
         self.target = target
         self._table = table
         self._items = items

@@ -43,10 +43,10 @@ from dragoman.core.request import (
 )
 
 from .account import Account, message_number
-from .policy import REQUEST, UNKNOWN, WireName
+from .policy import REQUEST, UNKNOWN
 
 
-def judge(request: Request, target: WireName) -> tuple[Loss, ...]:
+def judge(request: Request, target: str) -> tuple[Loss, ...]:
     """What the request loses when it is said on the target wire.
 
     Fields are named as the client of the other wire wrote them; on its own wire a request loses

@@ -23,10 +23,10 @@ from dragoman.core.loss import Loss
 from dragoman.core.response import Response
 
 from .account import Account
-from .policy import ANSWER, WireName
+from .policy import ANSWER
 
 
-def judge_answer(response: Response, target: WireName) -> tuple[Loss, ...]:
+def judge_answer(response: Response, target: str) -> tuple[Loss, ...]:
     """What the answer loses on the target wire, in the words of the other one."""
     account = Account(ANSWER[target], target)
     if target == "responses":

@@ -11,7 +11,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-WireName = Literal["chat", "responses"]
 Fate = Literal["carried", "emulated", "told", "refused"]
 
 
@@ -257,13 +256,13 @@ def _table(rows: tuple[Row, ...]) -> Table:
     return {row.key: row for row in rows}
 
 
-REQUEST: dict[WireName, Table] = {
+REQUEST: dict[str, Table] = {
     "responses": _table(_CHAT_REQUEST),
     "chat": _table(_RESPONSES_REQUEST),
 }
 """What becomes of a request's fields, by the wire it goes to; it comes from the other one."""
 
-ANSWER: dict[WireName, Table] = {
+ANSWER: dict[str, Table] = {
     "responses": _table(_CHAT_ANSWER),
     "chat": _table(_RESPONSES_ANSWER),
 }
