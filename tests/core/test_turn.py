@@ -8,6 +8,7 @@ from dragoman.core.calls import CallFragment
 from dragoman.core.error import Fault
 from dragoman.core.event import (
     Delta,
+    DeltaKind,
     Event,
     Failed,
     Finished,
@@ -505,6 +506,19 @@ def test_more_of_a_part_that_is_done_is_noise() -> None:
     assert response.output[0] == Message(
         "assistant", (Text("abc"), Text("next")), id="m", status="completed"
     )
+
+
+def test_what_an_item_cannot_hold_is_noise() -> None:
+    items = (
+        Message("assistant", id="m", status="completed"),
+        Reasoning(id="r", status="completed"),
+        FunctionCall("c", "f", "{}", id="f", status="completed"),
+        CustomToolCall("d", "g", "", id="g", status="completed"),
+    )
+    wrong: list[DeltaKind] = ["arguments", "text", "input", "arguments"]
+    steps = [lambda t, i=item: t.open(i) for item in items]
+    steps += [lambda t, n=n, k=kind: t.write(n, k, "x") for n, kind in enumerate(wrong)]
+    assert by_index(*steps).output == items
 
 
 def test_half_a_character_at_the_end_of_arguments_is_replaced() -> None:

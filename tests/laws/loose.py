@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from dragoman.core.calls import CallFragment
 from dragoman.core.event import Event
-from dragoman.core.item import Annotation, FunctionCall, Message, Reasoning, Token
+from dragoman.core.item import (
+    Annotation,
+    CustomToolCall,
+    FunctionCall,
+    Message,
+    Reasoning,
+    Token,
+    Unknown,
+)
 from dragoman.core.response import Usage
 from dragoman.core.turn import CUT, Think, Turn
 from tests import strategies as values
@@ -39,9 +47,17 @@ fragments = st.builds(
     st.sampled_from([None, {"chat": {"y": 2}}]),
 )
 openings = st.sampled_from(
-    [Message("assistant", id="m"), Reasoning(), FunctionCall("x", "f", "{}"), Message("assistant")]
+    [
+        Message("assistant", id="m"),
+        Reasoning(),
+        FunctionCall("x", "f", "{}"),
+        CustomToolCall("y", "g", ""),
+        Unknown("w", "k", {}),
+    ]
 )
-kinds = st.sampled_from(["text", "refusal", "reasoning", "summary", "arguments", "audio", "code"])
+kinds = st.sampled_from(
+    ["text", "refusal", "reasoning", "summary", "arguments", "input", "audio", "code"]
+)
 
 
 def _at(turn: Turn, number: int) -> int | None:

@@ -38,6 +38,14 @@ _BLANKS: dict[str, Part] = {
     "audio": Audio(),
     "transcript": Audio(),
 }
+_TAKES: dict[type, frozenset[str]] = {
+    Message: frozenset(("text", "refusal", "audio", "transcript")),
+    Reasoning: frozenset(("reasoning", "summary")),
+    FunctionCall: frozenset(("arguments",)),
+    CustomToolCall: frozenset(("input",)),
+}
+"""The kinds of delta an item is made of."""
+_REST = frozenset(("arguments", "input", "code", "command", "output"))
 
 
 class OpenPart:
@@ -113,9 +121,11 @@ class OpenItem:
         """Add a piece and say what happened.
 
         `number` is the upstream's own number of the part; None means wherever we are. More of a
-        part that is done is noise.
+        part that is done is noise, and so is what an item of this type cannot hold.
         """
         events: list[Event] = []
+        if kind != self.kind and kind not in _TAKES.get(type(self.blank), _REST):
+            return []
         if kind not in _BLANKS:
             self.kind = kind
             text = self.data.add(data)
@@ -233,7 +243,7 @@ class OpenItem:
 
     @property
     def _call_kind(self) -> DeltaKind:
-        return "input" if isinstance(self.blank, CustomToolCall) else self.kind or "arguments"
+        return self.kind or ("input" if isinstance(self.blank, CustomToolCall) else "arguments")
 
     def _shut_parts(self) -> list[Event]:
         events: list[Event] = []
