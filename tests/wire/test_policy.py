@@ -1,10 +1,14 @@
 """The table of fates has a row for every field of both protocols, and says why in each."""
 
+import json
 import re
+from typing import Any
 
 import pytest
 
+from dragoman.wire import policy
 from dragoman.wire.policy import ANSWER, REQUEST, Row
+from tests.architecture.tree import ROOT
 
 CHAT_REQUEST = {
     *("messages", "model", "audio", "frequency_penalty", "function_call", "functions"),
@@ -40,6 +44,21 @@ ROWS = [
 ]
 
 
+def published(document: str) -> dict[str, Any]:
+    """The schemas of a protocol's own description."""
+    path = ROOT / "tests" / "data" / f"{document}.json"
+    schemas: dict[str, Any] = json.loads(path.read_text())["components"]["schemas"]
+    return schemas
+
+
+def properties(schema: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
+    """The fields of a schema and of those it is made of, or is one of."""
+    if "$ref" in schema:
+        return properties(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    made_of = [part for kind in ("allOf", "anyOf", "oneOf") for part in schema.get(kind, [])]
+    return set(schema.get("properties", {})).union(*(properties(p, schemas) for p in made_of))
+
+
 def fields(table: dict[str, Row]) -> set[str]:
     return {row.field for row in table.values()}
 
@@ -56,6 +75,30 @@ def test_p37_every_field_of_a_responses_request_has_a_row() -> None:
     assert fields(REQUEST["chat"]) >= RESPONSES_REQUEST | OPEN_RESPONSES
 
 
+@pytest.mark.parametrize(
+    ("document", "schema", "target"),
+    [
+        ("openai", "CreateChatCompletionRequest", "responses"),
+        ("openai", "CreateResponse", "chat"),
+        ("openresponses", "CreateResponseBody", "chat"),
+    ],
+)
+def test_p37_every_field_of_the_published_requests_has_a_row(
+    document: str, schema: str, target: str
+) -> None:
+    schemas = published(document)
+    names = properties(schemas[schema], schemas)
+    assert len(names) > 25
+    assert names - fields(REQUEST[target]) == set()
+
+
+def test_p37_every_field_of_the_published_messages_has_a_row() -> None:
+    schemas = published("openai")
+    messages = properties(schemas["ChatCompletionRequestMessage"], schemas)
+    assert {"role", "content", "audio", "tool_call_id"} <= messages
+    assert {f"messages[*].{name}" for name in messages} - fields(REQUEST["responses"]) == set()
+
+
 def test_every_value_of_include_has_a_row() -> None:
     assert {f"include[{value}]" for value in INCLUDE} <= fields(REQUEST["chat"])
 
@@ -68,8 +111,6 @@ def test_every_row_gives_its_reason(crossing: str, row: Row) -> None:
 
 
 def test_no_case_has_two_fates() -> None:
-    from dragoman.wire import policy
-
     tables = (
         policy._CHAT_REQUEST,
         policy._RESPONSES_REQUEST,
