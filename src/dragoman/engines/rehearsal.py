@@ -53,7 +53,10 @@ MOST_QUOTED = 500
 
 _DISCLAIMER = "This is a rehearsal, not a model."
 _ADVICE = "Put a model behind me with `dragoman serve --upstream URL`, and it will answer instead."
-_COUNT = re.compile(r"\bcount(?:\s+up)?(?:\s+from\s+1)?\s+to\s+(\d{1,6})\b", re.IGNORECASE)
+_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_COUNT = re.compile(
+    rf"\bcount(?:\s+up)?(?:\s+from\s+\w+)?\s+to\s+(\d{{1,6}}|{'|'.join(_NUMBERS)})\b", re.IGNORECASE
+)
 _WORD = re.compile(r"[^\W_]+")
 _CAPITAL = re.compile(r"(?<=[\w,:;] )[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
 _COMMON = frozenset(
@@ -76,7 +79,7 @@ def rehearse(request: Request) -> Response:
     """The answer to a request, as a function of that request (and a fresh id).
 
     >>> rehearse(Request(model="script", items=(Message("user", "count to 3"),))).text
-    '1 2 3'
+    '1, 2, 3.'
     """
     id = new_id()
     output: list[Item] = []
@@ -145,7 +148,9 @@ class _Take:
             case JSONObject():
                 return json.dumps({"rehearsal": True, "said": self._said}, ensure_ascii=False)
         if count := _COUNT.search(self._said):
-            return " ".join(map(str, range(1, min(int(count[1]), MOST_NUMBERS) + 1)))
+            named = count[1].lower()
+            last = _NUMBERS.index(named) + 1 if named in _NUMBERS else int(named)
+            return ", ".join(map(str, range(1, min(last, MOST_NUMBERS) + 1))) + "."
         take = f" (Take {self._choice + 1}.)" if self._choice else ""
         return f"{_DISCLAIMER}{take} {self._heard()} {_ADVICE}"
 

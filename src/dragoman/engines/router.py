@@ -1,14 +1,16 @@
-"""Sends a request to the engine that answers for the model it names.
+"""Model names to engines: many engines behind one, each asked for the models that are its own.
 
-A route may list its models, give others alternative names, or take any name at all. The router
-looks at the model's name and at nothing else of a request.
+It knows names and nothing else of a model. A name goes where a route names it, else to an engine
+that takes any name, best to one that lists it; what nobody takes is a fault that says what there
+is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,115 +20,136 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
 from dragoman.core.request import Request
 
-NAMED = 20
-"""Models an error message names; the rest are counted."""
+PATIENCE = 1.0
+"""Seconds an engine has to list its models when a name is looked for."""
+MEMORY = 30.0
+"""Seconds after which the listings are asked again for a name that was not in them."""
+MOST_NAMES = 20
+"""Names shown in a fault."""
 
 
 class Route(Struct, frozen=True):
-    """An engine and the names it answers to.
+    """An engine and the models asked of it; none named means that every name may go there.
 
-    `models` are the names it is asked for; with none it takes every name that no other route
-    lists. `aliases` are further names and the model each stands for.
+    `aliases` are further names, each with the model it stands for.
     """
 
     engine: Engine
     models: tuple[str, ...] = ()
-    aliases: dict[str, str] = {}
+    aliases: Mapping[str, str] = {}
 
 
 class Router:
-    """One engine made of several. Names that are listed win; then whoever offers the model by
-    its own listing; then the first route that takes every name.
+    """An engine that hands each request to the engine its model belongs to.
+
+    Where two routes have the same name the first one has it. `default` is the model of requests
+    that name none.
     """
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Iterable[Route], *, default: str = "") -> None:
         self._routes = tuple(routes)
+        self._default = default
         self._named: dict[str, tuple[Engine, str]] = {}
         for route in self._routes:
-            for name in route.models:
-                self._named.setdefault(name, (route.engine, name))
-            for name, model in route.aliases.items():
-                self._named[name] = (route.engine, model)
-        self._offers: dict[str, Engine] = {}  # learned from listings, as names are asked for
-        self._open = tuple(route.engine for route in self._routes if not route.models)
+            for name, model in (
+                *zip(route.models, route.models, strict=True),
+                *route.aliases.items(),
+            ):
+                self._named.setdefault(name, (route.engine, model))
+        self._open = [route.engine for route in self._routes if not route.models]
+        self._listed: dict[str, Engine] = {}
+        self._looked: float | None = None
+        self._looking = asyncio.Lock()
 
     async def stream(
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        """Answer by the engine of the model."""
+        """Answer with the engine that has the model, under the name it has there."""
         try:
-            engine, model = await self._find(request.model)
+            engine, model = await self.route(request.model)
         except FaultError as error:
             yield Failed(error.fault)
             return
-        if model != request.model:
-            request = replace(request, model=model)
-        async with aclosing(engine.stream(request, caller)) as events:
+        async with aclosing(engine.stream(replace(request, model=model), caller)) as events:
             async for event in events:
                 yield event
 
-    async def models(self) -> tuple[Model, ...]:
-        """All models of all routes, each name once. Raises FaultError when no route can tell."""
-        listings = await asyncio.gather(
-            *(self._listing(route) for route in self._routes), return_exceptions=True
-        )
-        found: dict[str, Model] = {}
-        failed: BaseException | None = None
-        for listing in listings:
-            if isinstance(listing, BaseException):
-                if not isinstance(listing, FaultError):
-                    raise listing
-                failed = failed or listing
-            else:
-                for model in listing:
-                    found.setdefault(model.id, model)
-        if failed is not None and not found:
-            raise failed
-        return tuple(found.values())
+    async def route(self, name: str) -> tuple[Engine, str]:
+        """The engine for a model, and the model's name there.
 
-    async def capabilities(self, model: str) -> Capabilities:
-        """What the engine of the model knows of it. Raises FaultError for an unknown one."""
-        engine, name = await self._find(model)
-        return await engine.capabilities(name)
-
-    async def close(self) -> None:
-        """Close all engines."""
-        await asyncio.gather(*(route.engine.close() for route in self._routes))
-
-    async def _find(self, name: str) -> tuple[Engine, str]:
+        Raises FaultError (`model_not_found`) where no engine takes the name.
+        """
+        name = name or self._default
         found = self._named.get(name)
         if found is not None:
             return found
-        if not self._open:
+        if not self._open or not name:
             raise FaultError(self._unknown(name))
-        if len(self._open) > 1 and name not in self._offers:
-            for engine in reversed(self._open):  # the first that offers a name has it
-                with suppress(FaultError):
-                    self._offers.update({m.id: engine for m in await engine.models()})
-        return self._offers.get(name, self._open[0]), name
+        if len(self._open) == 1:
+            return self._open[0], name
+        if name not in self._listed:
+            await self._look()
+        return self._listed.get(name, self._open[0]), name
 
-    async def _listing(self, route: Route) -> list[Model]:
-        """What a route offers: of its engine's own listing, the names that lead to it."""
-        own: dict[str, Model] = {}
+    async def models(self) -> tuple[Model, ...]:
+        """All models of all engines, aliases among them; those that cannot tell are left out.
+
+        Raises FaultError when no engine can tell and no route names a model.
+        """
+        listings = await asyncio.gather(
+            *(route.engine.models() for route in self._routes), return_exceptions=True
+        )
+        found: dict[str, Model] = {}
+        for route, listing in zip(self._routes, listings, strict=True):
+            listed = {} if isinstance(listing, BaseException) else {m.id: m for m in listing}
+            for name in route.models or listed:
+                found.setdefault(name, listed.get(name) or Model(name))
+            for name, model in route.aliases.items():
+                found.setdefault(name, replace(listed.get(model) or Model(model), id=name))
+        for listing in listings:
+            if isinstance(listing, BaseException) and not found:
+                raise listing
+        return tuple(found.values())
+
+    async def capabilities(self, model: str) -> Capabilities:
+        """What the model's engine knows of it; nothing, where there is no such model."""
         try:
-            own = {model.id: model for model in await route.engine.models()}
+            engine, name = await self.route(model)
         except FaultError:
-            if not route.models:
-                raise
-        names = route.models or tuple(own)
-        listed = [own.get(name) or Model(name) for name in names]
-        for name, model in route.aliases.items():
-            known = own.get(model) or Model(model)
-            listed.append(replace(known, id=name))
-        return listed
+            return Capabilities()
+        return await engine.capabilities(name)
+
+    async def close(self) -> None:
+        """Close all engines, and raise what the first that failed to close raised."""
+        engines = {id(route.engine): route.engine for route in self._routes}.values()
+        outcomes = await asyncio.gather(*(e.close() for e in engines), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _look(self) -> None:
+        """Ask the engines that take any name which they have; those that do not tell have none."""
+        async with self._looking:
+            if self._looked is not None and time.monotonic() - self._looked < MEMORY:
+                return
+            listings = await asyncio.gather(*map(_listing, self._open))
+            self._looked = time.monotonic()
+            for engine, models in zip(self._open, listings, strict=True):
+                for model in models:
+                    self._listed.setdefault(model.id, engine)
 
     def _unknown(self, name: str) -> Fault:
         names = sorted(self._named)
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        there = ", ".join(names[:NAMED]) or "no model at all"
-        return Fault(
-            "model_not_found",
-            f"There is no model {name[:200]!r} here. There is: {there}{more}.",
-            "client",
-            "model",
-        )
+        shown = ", ".join(names[:MOST_NAMES]) or "none"
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        wanted = f"There is no model {name!r}." if name else "The request names no model."
+        message = f"{wanted} The models are: {shown}{more}."
+        return Fault("model_not_found", message, "client", "model")
+
+
+async def _listing(engine: Engine) -> tuple[Model, ...]:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await engine.models()
+    except (FaultError, TimeoutError):
+        return ()
