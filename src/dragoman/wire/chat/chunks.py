@@ -112,7 +112,7 @@ class Reader:
 
     def _choice(self, choice: dict[str, JSON], position: int) -> None:
         index = choice.get("index")
-        number = index if isinstance(index, int) and 0 <= index < MOST_CHOICES else position
+        number = index if type(index) is int and 0 <= index < MOST_CHOICES else position
         self._turn.expect(number)
         said, whole = choice.get("delta"), False
         if not isinstance(said, dict):
@@ -273,7 +273,7 @@ def _listed(said: dict[str, JSON]) -> list[dict[str, JSON]]:
 def _fragment(entry: dict[str, JSON], inner: dict[str, JSON], place: int | None) -> CallFragment:
     """A piece of a call; in a whole answer its place in the list is what tells calls apart."""
     index, custom = entry.get("index"), entry.get("type") == "custom"
-    if place is not None or not isinstance(index, int) or isinstance(index, bool):
+    if place is not None or type(index) is not int:
         index = place
     said = inner.get("input" if custom else "arguments")
     return CallFragment(

@@ -53,7 +53,7 @@ _OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
 class _Choice:
     """What has been said of one alternative."""
 
-    __slots__ = ("calls", "length", "open", "text_head", "worded")
+    __slots__ = ("calls", "legacy", "length", "open", "text_head", "worded")
 
     def __init__(self, text_head: bytes) -> None:
         self.text_head = text_head  # a chunk with text, up to the text
@@ -61,18 +61,20 @@ class _Choice:
         self.worded = False  # content has been said, if only an empty one
         self.length = 0  # of all content so far
         self.calls = 0
+        self.legacy = False  # a call was said in the deprecated form, which has room for one
 
 
 class _Item:
     """An item that is being said."""
 
-    __slots__ = ("call", "choice", "given", "item", "number", "parts", "start")
+    __slots__ = ("call", "choice", "given", "item", "legacy", "number", "parts", "start")
 
     def __init__(self, item: Item, number: int, choice: _Choice) -> None:
         self.item = item
         self.number = number  # of the choice
         self.choice = choice
         self.call = 0  # its index among the calls
+        self.legacy = False
         self.parts = 0
         self.start = 0  # where its text part begins in the content
         self.given: frozenset[str] = frozenset()  # facts about its audio that were said
@@ -173,18 +175,13 @@ class Encoder:
         item = _Item(event.item, event.choice, choice)
         self._items.append(item)
         match event.item:
+            case FunctionCall() as call if self._legacy and not (choice.calls or choice.legacy):
+                item.legacy = choice.legacy = True
+                return self._announce(item, encode_call(call))
             case FunctionCall() | CustomToolCall() as call:
-                item.call, choice.calls = choice.calls, choice.calls + 1
-                opened = encode_call(call)
-                if self._is_legacy(item):
-                    delta = {"function_call": opened["function"]}
-                else:
-                    delta = {"tool_calls": [{"index": item.call} | opened]}
-                return self._open(item) + self._chunk(item.number, delta)
+                return self._announce(item, encode_call(call))
             case Unknown(wire=wire) as call if wire == NAME:
-                item.call, choice.calls = choice.calls, choice.calls + 1
-                entry = {"index": item.call, "type": call.kind} | call.value
-                return self._open(item) + self._chunk(item.number, {"tool_calls": [entry]})
+                return self._announce(item, {"type": call.kind} | call.value)
             case Reasoning() as thought:
                 opening = self._open(item)
                 tag = (thought.extra or {}).get("inline", {}).get("open", "")
@@ -227,7 +224,7 @@ class Encoder:
                 return self._open(item) + self._beside(item, kept(done.extra))
             case FunctionCall() | CustomToolCall():
                 late = kept(done.extra)
-                if late == kept(item.item.extra) or self._is_legacy(item):
+                if late == kept(item.item.extra) or item.legacy:
                     return b""
                 return self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
             case _:
@@ -259,17 +256,22 @@ class Encoder:
         fresh = restore(fresh, audio.extra) if fresh else fresh
         return self._chunk(item.number, {"audio": fresh}) if fresh else b""
 
-    def _call_piece(self, item: _Item, data: str) -> dict[str, JSON]:
-        if isinstance(item.item, CustomToolCall):
-            return {"tool_calls": [{"index": item.call, "custom": {"input": data}}]}
-        piece = {"arguments": data}
-        if self._is_legacy(item):
-            return {"function_call": piece}
-        return {"tool_calls": [{"index": item.call, "function": piece}]}
+    def _announce(self, item: _Item, call: dict[str, JSON]) -> bytes:
+        """The first fragment of a call."""
+        if item.legacy:
+            delta = {"function_call": call["function"]}
+        else:
+            item.call, item.choice.calls = item.choice.calls, item.choice.calls + 1
+            delta = {"tool_calls": [{"index": item.call} | call]}
+        return self._open(item) + self._chunk(item.number, delta)
 
-    def _is_legacy(self, item: _Item) -> bool:
-        """Whether a call is said in the deprecated form, which has room for one."""
-        return self._legacy and item.call == 0 and isinstance(item.item, FunctionCall)
+    def _call_piece(self, item: _Item, data: str) -> dict[str, JSON]:
+        """A later fragment."""
+        if item.legacy:
+            return {"function_call": {"arguments": data}}
+        custom = isinstance(item.item, CustomToolCall)
+        piece = {"custom": {"input": data}} if custom else {"function": {"arguments": data}}
+        return {"tool_calls": [{"index": item.call} | piece]}
 
     # ---- beginning and end ---------------------------------------------------------------
 

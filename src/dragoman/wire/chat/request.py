@@ -291,7 +291,7 @@ def _say_format(format: OutputFormat | None) -> JSON:
             return {"type": "text"}
         case JSONObject():
             return {"type": "json_object"}
-        case JSONSchema():
+        case _:
             optional = {"description": format.description, "schema": format.schema}
             inner = {"name": format.name} | _given(optional | {"strict": format.strict})
             return {"type": "json_schema", "json_schema": restore(inner, format.extra)}

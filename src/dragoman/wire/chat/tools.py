@@ -117,8 +117,8 @@ def _encode(tool: Tool) -> JSON:
             group = {"type": "namespace", "name": tool.name}
             group |= _given(description=tool.description)
             return restore({**group, "tools": encode(tool.tools)}, tool.extra)
-        case UnknownTool(wire=wire):
-            return {"type": tool.kind, **tool.value} if wire == NAME else None
+        case _:
+            return {"type": tool.kind, **tool.value} if tool.wire == NAME else None
 
 
 def _given(**fields: JSON) -> dict[str, JSON]:
@@ -231,5 +231,5 @@ def encode_choice(choice: ToolChoice) -> JSON:
             tools = [each for each in map(encode_choice, choice.tools) if each is not None]
             allowed = {"mode": choice.mode, "tools": tools}
             return {"type": "allowed_tools", "allowed_tools": allowed}
-        case UnknownTool(wire=wire):
-            return {"type": choice.kind, **choice.value} if wire == NAME else None
+        case _:
+            return {"type": choice.kind, **choice.value} if choice.wire == NAME else None

@@ -174,7 +174,7 @@ class _AssistantTurn:
                 self._calls.append(encode_call(item))
             case Unknown(wire=wire) if wire == NAME:
                 self._calls.append({"type": item.kind, **item.value})
-            case Unknown():
+            case _:
                 self._say((Text(_note(item)),))
 
     def message(self) -> dict[str, JSON]:
@@ -261,7 +261,7 @@ def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
     match call:
         case FunctionCall():
             kind, inner = "function", named | {"arguments": call.arguments}
-        case CustomToolCall():
+        case _:
             kind, inner = "custom", named | {"input": call.input}
     return restore({"id": call.call_id, "type": kind, kind: inner}, call.extra)
 
