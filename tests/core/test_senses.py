@@ -19,7 +19,7 @@ ALL: tuple[Sense, ...] = (Image, Audio, File)
 
 def words(*parts: object, senses: tuple[Sense, ...] = ALL) -> tuple[str, list[tuple[str, str]]]:
     ledger = Ledger()
-    (item,) = without((Message("user", parts),), senses, ledger)  # type: ignore[arg-type]
+    (item,) = without((Message("user", parts),), senses, ledger)
     assert isinstance(item, Message)
     return item.text, [(loss.field, loss.action) for loss in ledger.losses()]
 

@@ -52,9 +52,9 @@ def test_p19_a_developer_message_becomes_a_system_message() -> None:
 
 def test_the_role_of_what_is_joined() -> None:
     request, _ = lowered(DEVELOPER, DEVELOPER, role="developer")
-    assert request.items[0].role == "developer"  # type: ignore[union-attr]
+    assert request.items[0].role == "developer"
     request, _ = lowered(DEVELOPER, SYSTEM, role="developer")
-    assert request.items[0].role == "system"  # type: ignore[union-attr]
+    assert request.items[0].role == "system"
 
 
 def test_parts_that_are_more_than_text_stay_parts() -> None:

@@ -50,7 +50,7 @@ def test_p16_a_custom_tool_becomes_a_function_with_one_input() -> None:
 
 def test_a_custom_tool_of_free_text_needs_no_description() -> None:
     toolbox, ledger = box(FunctionTool("f"), CustomTool("note"))
-    assert toolbox.tools[1].description is None  # type: ignore[union-attr]
+    assert toolbox.tools[1].description is None
     assert losses(ledger) == [("tools[1]", "emulated")]
 
 
@@ -126,7 +126,7 @@ def test_a_name_that_is_taken_too_long_or_illegal_is_told_apart() -> None:
         Namespace("long" * 20, (FunctionTool("c"), FunctionTool("d"))),
     )
     toolbox, _ = box(*tools)
-    names = [tool.name for tool in toolbox.tools]  # type: ignore[union-attr]
+    names = [tool.name for tool in toolbox.tools]
     assert names[0] == "a__b"
     assert names[4] == "a__b__c"
     assert len(set(names)) == len(names)
@@ -136,9 +136,9 @@ def test_a_name_that_is_taken_too_long_or_illegal_is_told_apart() -> None:
 def test_even_the_name_made_for_a_collision_may_be_taken() -> None:
     group = Namespace("a", (FunctionTool("b!"),))
     (made,) = box(group)[0].tools
-    toolbox, _ = box(FunctionTool(made.name), group)  # type: ignore[union-attr]
+    toolbox, _ = box(FunctionTool(made.name), group)
     first, second = toolbox.tools
-    assert first.name != second.name  # type: ignore[union-attr]
+    assert first.name != second.name
 
 
 def test_a_call_of_a_tool_that_is_gone_is_renamed_all_the_same() -> None:

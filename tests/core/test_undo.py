@@ -199,7 +199,7 @@ def test_the_suppressor_takes_away_calls_and_nothing_else(
     left = fold(undone(response, suppressor.feed))
     kept = tuple(item for item in response.output if may(item))
     assert left.output[: len(kept)] == kept
-    assert all(item.text == "" for item in left.output[len(kept) :])  # type: ignore[union-attr]
+    assert all(item.text == "" for item in left.output[len(kept) :])
     if len(kept) == len(response.output):
         assert left == response
 

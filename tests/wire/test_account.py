@@ -16,7 +16,7 @@ def table(*rows: Row) -> Table:
 
 @pytest.mark.parametrize("fate", ["carried", "emulated", "told", "refused"])
 def test_p37_a_change_of_fate_is_a_change_of_one_word(fate: str) -> None:
-    account = Account(table(Row("seed", fate, "why")), "responses")  # type: ignore[arg-type]
+    account = Account(table(Row("seed", fate, "why")), "responses")
     if fate == "refused":
         with pytest.raises(FaultError, match="seed: cannot be carried: why"):
             account.note("seed")

@@ -69,7 +69,7 @@ def sampled(**fields: Any) -> Request:
 
 
 def part(part: Part, role: str = "user") -> Request:
-    return said(Message(role, (Text("look"), part)))  # type: ignore[arg-type]
+    return said(Message(role, (Text("look"), part)))
 
 
 def result(part: Part) -> Request:
