@@ -154,19 +154,21 @@ class Call:
         self._app = app
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._inbox.put_nowait({"type": "http.request", "body": data, "more_body": False})
+        self.extensions: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []
         self.arrived = asyncio.Event()
         self.reading = asyncio.Event()
         self.reading.set()
 
     async def __call__(self) -> Call:
-        await self._app(self._scope, self._inbox.get, self._send)
+        scope = {**self._scope, "extensions": self.extensions}
+        await self._app(scope, self._inbox.get, self.send)
         return self
 
     def hang_up(self) -> None:
         self._inbox.put_nowait({"type": "http.disconnect"})
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: dict[str, Any]) -> None:
         await self.reading.wait()
         self.sent.append(message)
         self.arrived.set()

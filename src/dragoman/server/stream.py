@@ -119,8 +119,9 @@ class Stream:
     async def _send(self, data: bytes, *, more: bool = True) -> None:
         self._sending = True
         self._since = self._loop.time()
+        first = not self._exchange.opened
         try:
-            if not self._exchange.opened:
+            if first:
                 await self._exchange.open(200, [*SSE_HEADERS, *loss_header(self._losses)])
             await self._exchange.write(data, more=more)
         except OSError:  # how some hosts tell that the client is gone
@@ -129,6 +130,8 @@ class Stream:
         finally:
             self._sending = False
             self._since = self._loop.time()
+            if first:  # from now on another silence counts
+                self._arm()
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -136,15 +139,22 @@ class Stream:
     def _clock(self, watch: Watch) -> Iterator[None]:
         """While this is on, silence is filled and a client that does not read is let go."""
         self._watch = watch
-        self._timer = self._loop.call_at(self._due(), self._tick)
+        self._arm()
         try:
             yield
         finally:
-            self._timer.cancel()
             self._watch = None
+            self._arm()
             if self._beat is not None:
                 self._beat.cancel()
                 self._beat = None
+
+    def _arm(self) -> None:
+        """Set the timer for what is due next, or off when the clock is."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watch is not None:
+            self._timer = self._loop.call_at(self._due(), self._tick)
 
     def _due(self) -> float:
         if self._sending:
@@ -160,7 +170,7 @@ class Stream:
             else:
                 self._since = self._loop.time()
                 self._beat = self._loop.create_task(self._send(self._sign_of_life()))
-        self._timer = self._loop.call_at(self._due(), self._tick)
+        self._arm()
 
     def _stall(self) -> None:
         if self._watch is not None:
