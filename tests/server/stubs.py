@@ -165,6 +165,10 @@ class Call:
         await self._app(scope, self._inbox.get, self.send)
         return self
 
+    def unread(self) -> None:
+        """Let nothing of the body arrive, ever."""
+        self._inbox.get_nowait()
+
     def hang_up(self) -> None:
         self._inbox.put_nowait({"type": "http.disconnect"})
 

@@ -6,7 +6,7 @@ Any ASGI host can run it; it opens no socket and handles no signal.
 
 from __future__ import annotations
 
-from dragoman.core.error import FaultError, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.identity import HOPS
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.secret import Secret
@@ -29,6 +29,9 @@ from .watch import GONE, SHUTTING_DOWN, Roster
 WIRES = (CHAT, RESPONSES)
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
+
+NO_SOCKETS = Fault("not_found", "There is no WebSocket here; ask by POST.", "client")
+"""For clients that try a socket first: at a 404 they fall back to HTTP."""
 
 
 class App:
@@ -82,8 +85,11 @@ class App:
                 caller = self._caller(exchange, self._keys.check(exchange))
                 if self._roster.closing:
                     raise FaultError(SHUTTING_DOWN)
+            if exchange.header("upgrade").lower() == "websocket":
+                raise FaultError(NO_SOCKETS)
+            handler = self._router.find(exchange.method, exchange.path)
             with mishaps(exchange.id, caller):
-                await self._router.find(exchange.method, exchange.path)(exchange, caller)
+                await handler(exchange, caller)
         except MethodNotAllowedError as error:
             await exchange.refuse(error.fault, (b"allow", error.allow.encode()))
         except FaultError as error:

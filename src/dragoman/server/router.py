@@ -44,12 +44,13 @@ class Router:
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._paths: dict[str, dict[str, Route]] = {}
+        self._trees: dict[str, dict[str, Route]] = {}
         for route in routes:
-            methods = self._paths.setdefault(route.path, {})
+            table = self._trees if route.path.endswith("/") else self._paths
+            methods = table.setdefault(route.path, {})
             methods[route.method] = route
             if route.method == "GET":
                 methods["HEAD"] = route
-        self._trees = tuple(path for path in self._paths if path.endswith("/"))
 
     def is_public(self, path: str) -> bool:
         """Whether a path asks for no key."""
@@ -66,7 +67,7 @@ class Router:
         return route.handler
 
     def _below(self, path: str) -> dict[str, Route] | None:
-        for tree in self._trees:
+        for tree, methods in self._trees.items():
             if path.startswith(tree) and len(path) > len(tree):
-                return self._paths[tree]
+                return methods
         return None

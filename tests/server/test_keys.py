@@ -1,0 +1,168 @@
+"""Keys: who comes in with which, everywhere, and that none of them is ever shown."""
+
+import asyncio
+import logging
+import sys
+import traceback
+
+import msgspec
+import pytest
+
+from dragoman.core.interfaces import Caller
+from dragoman.core.secret import Secret
+from dragoman.server.app import App
+from dragoman.server.keys import Keys, generate_key
+from dragoman.server.settings import Settings
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served
+
+CANARY = "canary-7f3a9c51"
+GUARDED = Settings(keys=(Secret("first"), Secret(CANARY)))
+
+ROUTES = [
+    ("POST", PATHS["chat"]),
+    ("POST", PATHS["responses"]),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/stub"),
+    ("HEAD", "/v1/models"),
+    ("GET", "/v1/responses/resp_1"),
+    ("GET", "/"),
+    ("GET", "/metrics"),
+    ("POST", "/invocations"),
+    ("DELETE", PATHS["chat"]),
+    ("OPTIONS", PATHS["chat"]),
+    ("GET", "/healthz/"),
+    ("GET", "/readyz/../v1/models"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_p46_every_route_asks_for_the_key(method: str, path: str) -> None:
+    call = await Call(App(Stub(), GUARDED), path, asking(), method=method)()
+    assert call.status == 401
+    assert call.headers["www-authenticate"] == "Bearer"
+    if method != "HEAD":
+        assert call.json["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_p46_only_health_is_open(path: str) -> None:
+    assert (await Call(App(Stub(), GUARDED), path, method="GET")()).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {CANARY}"},
+        {"authorization": "bearer first"},
+        {"x-api-key": CANARY},
+        {"authorization": "Bearer of-another-service", "x-api-key": CANARY},
+    ],
+)
+async def test_any_of_the_keys_opens_in_either_header(wire: str, headers: dict[str, str]) -> None:
+    call = await Call(App(Stub(), GUARDED), PATHS[wire], asking(wire), headers=headers)()
+    assert call.status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {CANARY}"},
+        {"authorization": CANARY},
+        {"authorization": "Bearer "},
+        {"authorization": f"Bearer {CANARY}x"},
+        {"authorization": f"Bearer {CANARY[:-1]}"},
+        {"x-api-key": "é"},
+        {"x-api-key": ""},
+    ],
+)
+async def test_nothing_else_does(wire: str, headers: dict[str, str]) -> None:
+    stub = Stub()
+    call = await Call(App(stub, GUARDED), PATHS[wire], asking(wire), headers=headers)()
+    assert call.status == 401
+    assert not stub.asked
+
+
+async def test_a_wrong_key_is_refused_before_the_body_is_read() -> None:
+    call = Call(App(Stub(), GUARDED), body=asking())
+    call.unread()
+    await asyncio.wait_for(call(), 5)
+    assert call.status == 401
+
+
+def test_made_keys_are_long_and_differ() -> None:
+    keys = {generate_key().reveal() for _ in range(10)}
+    assert len(keys) == 10
+    assert all(len(key) > 32 for key in keys)
+
+
+def test_keys_are_not_kept_in_the_open() -> None:
+    keys = Keys((Secret(CANARY),))
+    assert CANARY not in repr(vars(keys))
+
+
+# ---- P45 -----------------------------------------------------------------------------------
+
+
+def test_p45_a_secret_does_not_print() -> None:
+    secret = Secret(CANARY)
+    shown = f"{secret} {secret!r} {secret!s} {[secret]} {Caller(key=secret)} {GUARDED}"
+    assert CANARY not in shown + "%s %r" % (secret, secret)  # noqa: UP031  # a way to print, too
+    for encode in (msgspec.json.encode, msgspec.msgpack.encode):
+        with pytest.raises(TypeError):
+            encode(Caller(key=secret))
+
+
+async def test_p45_the_canary_shows_nowhere(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A key that opens, and one that does not, through good, bad and broken requests."""
+    caplog.set_level(logging.DEBUG)
+    seen = b""
+
+    def clumsy(caller: Caller) -> Exception:
+        return RuntimeError(f"the upstream said no to {caller.key and caller.key.reveal()}")
+
+    class Clumsy(Stub):
+        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+            for event in OPENING if request.stream else ():
+                yield event
+            raise clumsy(caller)
+
+    for engine in (Stub(), Clumsy()):
+        async with served(App(engine, GUARDED)) as port:
+            for path, wire in ((path, name) for name, path in PATHS.items()):
+                for body in (asking(wire), asking(wire, stream=True), {"model": 1}, b"{garbage"):
+                    for key in (CANARY, f"{CANARY}-but-wrong"):
+                        for header in (f"authorization: Bearer {key}", f"x-api-key: {key}"):
+                            seen += await exchange(port, post(port, body, path, [*HEADERS, header]))
+    assert b"HTTP/1.1 200" in seen
+    assert b"HTTP/1.1 400" in seen
+    assert b"HTTP/1.1 401" in seen
+    assert b"HTTP/1.1 500" in seen
+    output, errors = capfd.readouterr()
+    assert "said no to ***" in caplog.text
+    assert CANARY not in seen.decode() + caplog.text + output + errors
+
+
+HEADERS = ["content-type: application/json", "connection: close"]
+
+
+async def exchange(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def test_p45_a_traceback_shows_no_secret() -> None:
+    try:
+        _fail(Secret(CANARY))
+    except ValueError:
+        told = traceback.TracebackException(*sys.exc_info(), capture_locals=True)  # type: ignore[arg-type]
+        assert CANARY not in "".join(told.format())
+
+
+def _fail(key: Secret) -> None:
+    raise ValueError(f"no luck with {key}")

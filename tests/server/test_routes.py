@@ -1,0 +1,250 @@
+"""Routes: what answers where, what every answer carries, and how a refusal looks."""
+
+import json
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.identity import HOPS, VERSION
+from dragoman.core.interfaces import Model
+from dragoman.server.app import MAX_HOPS, App
+from dragoman.server.settings import Settings
+from tests.server.stubs import PATHS, Call, Stub, asking
+
+
+def app(stub: Stub | None = None, **settings: Any) -> App:
+    return App(stub or Stub(), Settings(**settings))
+
+
+async def get(path: str, method: str = "GET", **options: Any) -> Call:
+    return await Call(options.pop("app", None) or app(), path, method=method, **options)()
+
+
+# ---- every answer --------------------------------------------------------------------------
+
+EVERYWHERE = [
+    ("GET", "/healthz"),
+    ("GET", "/v1/models"),
+    ("GET", "/nowhere"),
+    ("DELETE", "/v1/models"),
+    ("POST", PATHS["chat"]),
+    ("POST", PATHS["responses"]),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), EVERYWHERE)
+async def test_every_answer_says_who_gave_it_and_to_which_request(method: str, path: str) -> None:
+    call = await get(path, method)
+    assert call.headers["server"] == f"dragoman/{VERSION}"
+    assert call.headers["x-dragoman"] == VERSION
+    assert call.headers["x-request-id"]
+    assert int(call.headers["content-length"]) == len(call.body)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("abc-123", True),
+        ("0f8fad5b-d9cb-469f-a165-70867728950e", True),
+        ("x" * 129, False),
+        ("a b", False),
+        ("é", False),
+        ("", False),
+    ],
+)
+async def test_a_sane_request_id_is_the_clients_own(given: str, kept: bool) -> None:
+    call = await get("/healthz", headers={"x-request-id": given})
+    assert (call.headers["x-request-id"] == given) is kept
+
+
+async def test_request_ids_differ() -> None:
+    ids = {(await get("/healthz")).headers["x-request-id"] for _ in range(10)}
+    assert len(ids) == 10
+
+
+# ---- health --------------------------------------------------------------------------------
+
+
+async def test_health_and_readiness() -> None:
+    assert (await get("/healthz")).json == {"status": "ok"}
+    assert (await get("/readyz")).json == {"status": "ready"}
+
+
+async def test_while_draining_it_is_healthy_and_not_ready_and_takes_nothing_new(wire: str) -> None:
+    server = app()
+    await server.drain(0)
+    assert (await get("/healthz", app=server)).status == 200
+    assert (await get("/readyz", app=server)).status == 503
+    call = await Call(server, PATHS[wire], asking(wire))()
+    assert call.status == 503
+    assert call.json["error"]["code"] == "shutting_down"
+    assert call.headers["retry-after"]
+
+
+# ---- models --------------------------------------------------------------------------------
+
+
+async def test_models_are_listed_with_all_that_is_known_of_them() -> None:
+    class Listing(Stub):
+        async def models(self) -> tuple[Model, ...]:
+            return (Model("a"), Model("org/b", "them", 7, {"models": {"id": "x", "context": 9}}))
+
+    call = await get("/v1/models", app=app(Listing()))
+    assert call.json == {
+        "object": "list",
+        "data": [
+            {"id": "a", "object": "model", "created": 0, "owned_by": "dragoman"},
+            {"id": "org/b", "context": 9, "object": "model", "created": 7, "owned_by": "them"},
+        ],
+    }
+    for path in ("/v1/models/org/b", "/v1/models/org%2Fb"):
+        assert (await get(path, app=app(Listing()))).json == call.json["data"][1]
+
+
+async def test_a_model_that_is_not_there_is_not_found() -> None:
+    call = await get("/v1/models/nope")
+    assert call.status == 404
+    assert call.json["error"]["code"] == "model_not_found"
+
+
+async def test_a_listing_that_cannot_be_had_says_why() -> None:
+    class Unreachable(Stub):
+        async def models(self) -> tuple[Model, ...]:
+            raise FaultError(Fault("upstream_unreachable", "Nobody is there.", "upstream"))
+
+    call = await get("/v1/models", app=app(Unreachable()))
+    assert call.status == 502
+    assert call.json["error"]["message"] == "Nobody is there."
+
+
+async def test_head_is_get_without_the_body() -> None:
+    call = await get("/v1/models", "HEAD")
+    assert call.status == 200
+    assert call.body == b""
+    assert int(call.headers["content-length"]) == len((await get("/v1/models")).body)
+
+
+# ---- refusals ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1",
+        "/v1/models/",
+        "/chat/completions",
+        "/v1/responses/resp_1",
+        "/v1/responses/resp_1/input_items",
+        "/v1/embeddings",
+        "/v1/chat/completions/../models",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_what_is_not_there_is_404_in_the_protocols_shape(path: str, method: str) -> None:
+    call = await get(path, method)
+    assert call.status == 404
+    error = call.json["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == "not_found"
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", PATHS["chat"], "POST"),
+        ("DELETE", PATHS["responses"], "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/stub", "GET, HEAD"),
+        ("OPTIONS", PATHS["chat"], "POST"),
+        ("POST", "/healthz", "GET, HEAD"),
+    ],
+)
+async def test_a_method_that_is_not_taken_is_405_and_names_those_that_are(
+    method: str, path: str, allow: str
+) -> None:
+    call = await get(path, method)
+    assert call.status == 405
+    assert call.headers["allow"] == allow
+    assert call.json["error"]["code"] == "method_not_allowed"
+
+
+async def test_an_upgrade_to_a_websocket_is_not_found_so_that_clients_fall_back() -> None:
+    headers = {"connection": "Upgrade", "upgrade": "websocket"}
+    call = await get(PATHS["responses"], headers=headers)
+    assert call.status == 404
+    assert "WebSocket" in call.json["error"]["message"]
+
+
+async def test_a_websocket_scope_is_closed() -> None:
+    sent = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    await app()({"type": "websocket"}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+# ---- rings ---------------------------------------------------------------------------------
+
+
+async def test_hops_are_counted_for_the_engine(wire: str) -> None:
+    stub = Stub()
+    for given, counted in (("", 0), ("3", 3), (str(MAX_HOPS), MAX_HOPS), ("many", 0)):
+        await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS: given})()
+        assert stub.asked[-1][1].hops == counted
+
+
+@pytest.mark.parametrize("hops", [str(MAX_HOPS + 1), "9" * 5000])
+async def test_a_request_that_goes_round_in_a_ring_is_refused(wire: str, hops: str) -> None:
+    stub = Stub()
+    call = await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS: hops})()
+    assert call.status == 400
+    assert call.json["error"]["param"] == HOPS
+    assert not stub.asked
+
+
+async def test_the_engine_learns_who_asks_over_which_wire(wire: str) -> None:
+    stub = Stub()
+    headers = {"x-request-id": "my-id", "authorization": "Bearer mine"}
+    await Call(app(stub), PATHS[wire], asking(wire), headers=headers)()
+    caller = stub.asked[0][1]
+    assert (caller.trace, caller.wire) == ("my-id", wire)
+    assert caller.key is not None
+    assert caller.key.reveal() == "mine"
+
+
+# ---- lifespan ------------------------------------------------------------------------------
+
+
+async def test_the_engine_is_closed_with_the_server() -> None:
+    stub = Stub()
+    inbox = [{"type": "lifespan.shutdown"}, {"type": "lifespan.startup"}]
+    sent = []
+
+    async def receive() -> dict[str, Any]:
+        return inbox.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+
+    await app(stub)({"type": "lifespan"}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert stub.closed
+
+
+async def test_a_handler_that_breaks_is_our_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Stub):
+        async def models(self) -> tuple[Model, ...]:
+            raise ZeroDivisionError("by accident")
+
+    call = await get("/v1/models", app=app(Broken()))
+    assert call.status == 500
+    assert json.loads(call.body)["error"]["code"] == "internal_error"
+    assert "ZeroDivisionError" in caplog.text
