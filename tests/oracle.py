@@ -1,0 +1,102 @@
+"""The judges that are not ours: the published schemas, and the official SDK's own types.
+
+Give them an event, an object or a request; they say what is wrong with it, field by field, or
+nothing. Which schema applies is told by the value's `type` or `object`. They know no order of
+events.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from jsonschema.validators import extend
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter, ValidationError
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+
+Document = Literal["openai", "openresponses"]
+JSON = Any
+
+DATA = Path(__file__).with_name("data")
+_WHOLE = {
+    "openai": {
+        "response": "Response",
+        "chat.completion": "CreateChatCompletionResponse",
+        "chat.completion.chunk": "CreateChatCompletionStreamResponse",
+    },
+    "openresponses": {"response": "ResponseResource"},
+}
+_REQUESTS = {"responses": "CreateResponse", "chat": "CreateChatCompletionRequest"}
+
+# The documents say `oneOf` where several members may fit, as in an input message without a type.
+_Validator = extend(Draft202012Validator, {"oneOf": Draft202012Validator.VALIDATORS["anyOf"]})
+
+
+@cache
+def _schemas(document: Document) -> dict[str, JSON]:
+    return json.loads((DATA / f"{document}.json").read_text())["components"]["schemas"]
+
+
+@cache
+def _validator(document: Document, name: str) -> Draft202012Validator:
+    resource = DRAFT202012.create_resource({"components": {"schemas": _schemas(document)}})
+    registry: Registry[JSON] = Registry().with_resource("urn:api", resource)
+    return _Validator({"$ref": f"urn:api#/components/schemas/{name}"}, registry=registry)
+
+
+@cache
+def _events(document: Document) -> dict[str, str]:
+    """The type of every event of a Responses stream, and the name of its schema."""
+    return {
+        schema["properties"]["type"]["enum"][0]: name
+        for name, schema in _schemas(document).items()
+        if name.endswith("Event") and "sequence_number" in schema.get("properties", {})
+    }
+
+
+def problems(value: JSON, document: Document = "openai") -> list[str]:
+    """What the schema of an event or a whole answer has against it; empty when nothing."""
+    name = _WHOLE[document].get(value.get("object")) or _events(document).get(value.get("type"))
+    if name is None:
+        return [f"no schema is known for {value.get('type') or value.get('object')!r}"]
+    return _check(document, name, _without_null_usage(value) if document == "openai" else value)
+
+
+def request_problems(value: JSON, wire: str) -> list[str]:
+    """What the schema of a request to OpenAI's server has against it."""
+    return _check("openai", _REQUESTS[wire], value)
+
+
+def _check(document: Document, name: str, value: JSON) -> list[str]:
+    error = best_match(_validator(document, name).iter_errors(value))
+    return [] if error is None else [f"{name} {error.json_path}: {error.message}"]
+
+
+def _without_null_usage(value: JSON) -> JSON:
+    """OpenAI's server sends `usage: null` until there is one; only its description has no null."""
+    if isinstance(value.get("response"), dict):
+        return {**value, "response": _without_null_usage(value["response"])}
+    return {k: v for k, v in value.items() if k != "usage" or v is not None}
+
+
+_SDK: dict[str, TypeAdapter[Any]] = {
+    "response": TypeAdapter(Response),
+    "chat.completion": TypeAdapter(ChatCompletion),
+    "chat.completion.chunk": TypeAdapter(ChatCompletionChunk),
+}
+_SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def sdk_problems(value: JSON) -> list[str]:
+    """What the types of the official SDK have against an event or a whole answer."""
+    adapter = _SDK.get(value.get("object"), _SDK_EVENT)
+    try:
+        adapter.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        return [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+    return []

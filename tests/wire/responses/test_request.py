@@ -1,0 +1,273 @@
+"""Requests of Responses clients: read, and said again to a server of the same wire."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import FaultError
+from dragoman.core.item import (
+    Audio,
+    FunctionCall,
+    FunctionCallOutput,
+    Message,
+    Reasoning,
+    Text,
+    Unknown,
+    UnknownPart,
+)
+from dragoman.core.loss import Loss
+from dragoman.core.request import (
+    CustomTool,
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    Request,
+    Sampling,
+    StreamOptions,
+    UnknownTool,
+)
+from dragoman.wire import error
+from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.loss import judge
+from dragoman.wire.responses import RESPONSES
+from tests import oracle
+
+CASES = Path(__file__).with_name("cases")
+ACCEPTED: dict[str, Any] = json.loads((CASES / "accepted.json").read_text())
+REFUSED: list[tuple[Any, str | None]] = json.loads((CASES / "refused.json").read_text())
+
+
+def decode(body: Any) -> Request:
+    data = body if isinstance(body, str) else json.dumps(body)
+    return RESPONSES.decode_request(data.encode())
+
+
+def said(request: Request, dialect: Dialect = STANDARD) -> dict[str, Any]:
+    body, losses = RESPONSES.encode_request(request, dialect)
+    assert losses == ()
+    return dict(json.loads(body))
+
+
+def asked(**fields: Any) -> Request:
+    return decode({"model": "m", "input": "x", **fields})
+
+
+# ---- the corpus --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_request_said_again_is_the_same_request(name: str) -> None:
+    request = decode(ACCEPTED[name])
+    body, losses = RESPONSES.encode_request(request, STANDARD)
+    assert RESPONSES.decode_request(body) == request
+    assert losses == ()
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_r4_6_every_value_of_a_request_is_said_again(name: str) -> None:
+    again = said(decode(ACCEPTED[name]))
+    assert not Counter(leaves(ACCEPTED[name])) - Counter(leaves(again))
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no container, under the name of its field; kinds may be renamed."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from leaves(each, key)
+    elif isinstance(value, list):
+        for each in value:
+            yield from leaves(each, name)
+    elif value is not None and name not in ("type", "stop") and value is not False:
+        yield ("content" if name == "input" else name, value)
+
+
+@pytest.mark.parametrize("name", ["the least", "messages in every form", "tools of every kind"])
+def test_d8_nothing_is_said_that_was_not_asked(name: str) -> None:
+    again = said(decode(ACCEPTED[name]))
+    assert again.keys() == ACCEPTED[name].keys()
+    assert None not in again.values()
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED)
+def test_r4_8_a_request_that_makes_no_sense_is_a_400_that_names_the_field(
+    body: Any, param: str | None
+) -> None:
+    with pytest.raises(FaultError) as caught:
+        decode(body)
+    fault = caught.value.fault
+    told = error.error_object(fault)
+    assert error.status(fault) == 400
+    assert (told["type"], told["param"]) == ("invalid_request_error", param)
+    assert told["message"]
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_sent_is_valid_for_the_published_schema(name: str) -> None:
+    vendor = "vendor" in json.dumps(ACCEPTED[name]) or name in BEYOND_OPENAI
+    problems = oracle.request_problems(said(decode(ACCEPTED[name])), "responses")
+    assert problems == [] or vendor, problems
+
+
+BEYOND_OPENAI = {
+    "every field of the protocol",  # newer fields than the published schema, and 5 tokens
+    "messages in every form",
+    "calls with what we do not know",
+    "instructions as items",
+    "a client resends what it got",
+}
+
+
+# ---- numbers -----------------------------------------------------------------------------
+
+
+def test_r4_5_input_is_a_string_or_items_and_a_type_may_be_missing() -> None:
+    assert asked().items == (Message("user", "x"),)
+    assert asked(input=[{"role": "user", "content": "x"}]).items == (Message("user", "x"),)
+    strange = asked(input=[{"type": "vendor:thing", "id": "v", "a": None}]).items
+    assert strange == (Unknown("responses", "vendor:thing", {"id": "v", "a": None}, "v"),)
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+def test_r4_7_every_effort_is_taken(effort: str) -> None:
+    assert said(asked(reasoning={"effort": effort}))["reasoning"] == {"effort": effort}
+
+
+def test_o6_hosted_calls_in_the_history_are_carried_or_told() -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": None}
+    request = asked(input=[{"role": "user", "content": "x"}, search])
+    assert said(request)["input"][1] == search
+    assert [loss.action for loss in judge(request, "chat")] == ["emulated"]
+
+
+def test_o7_reasoning_stays_where_it_stood_among_the_calls() -> None:
+    items: list[Any] = [{"role": "user", "content": "x"}]
+    for turn in ("a", "b"):
+        items += [{"type": "reasoning", "id": f"rs_{turn}", "summary": []}]
+        items += [_call(f"{turn}1"), _call(f"{turn}2")]
+        items += [_output(f"{turn}1"), _output(f"{turn}2")]
+    kinds = [type(item) for item in asked(input=items).items]
+    turn_kinds = [Reasoning, FunctionCall, FunctionCall, FunctionCallOutput, FunctionCallOutput]
+    assert kinds == [Message, *turn_kinds, *turn_kinds]
+    assert said(asked(input=items))["input"][1:] == items[1:]
+
+
+def _call(id: str) -> dict[str, str]:
+    return {"type": "function_call", "call_id": id, "name": "f", "arguments": '{"x":  1}'}
+
+
+def _output(id: str) -> dict[str, str]:
+    return {"type": "function_call_output", "call_id": id, "output": "y"}
+
+
+def test_o8_equal_messages_are_all_kept() -> None:
+    same = {"type": "message", "role": "user", "content": "again"}
+    assert said(asked(input=[same, same, same]))["input"] == [same, same, same]
+
+
+def test_p8_sealed_reasoning_goes_back_byte_for_byte() -> None:
+    item = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "S"}],
+        "content": [{"type": "reasoning_text", "text": "W"}],
+        "encrypted_content": "gAAA+/\u2028==",
+    }
+    assert said(asked(input=[{"role": "user", "content": "x"}, item]))["input"][1] == item
+
+
+def test_p16_custom_tools_grammars_and_namespaces_are_carried_whole() -> None:
+    tools = ACCEPTED["tools of every kind"]["tools"]
+    request = asked(tools=tools)
+    kinds = [type(tool) for tool in request.tools]
+    assert kinds == [FunctionTool] * 3 + [CustomTool] * 3 + [Namespace] + [UnknownTool] * 3
+    assert said(request)["tools"][3:] == tools[3:]
+    assert said(request)["tools"][5]["format"]["definition"] == 'start: "a"'
+
+
+# ---- what is not said, and what it means -------------------------------------------------
+
+
+def test_an_absent_strict_stays_absent_and_one_nobody_asked_for_is_false() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    assert said(asked(tools=[tool]))["tools"] == [tool]
+    assert said(Request(model="m", tools=(FunctionTool("f"),)))["tools"] == [
+        {**tool, "strict": False}
+    ]
+
+
+def test_an_absent_store_stays_absent_and_one_nobody_asked_for_is_false() -> None:
+    assert "store" not in said(asked())
+    assert said(asked(store=True))["store"] is True
+    assert said(Request(model="m"))["store"] is False
+
+
+def test_probabilities_are_asked_for_by_include() -> None:
+    request = asked(include=["message.output_text.logprobs"], top_logprobs=3)
+    assert request.sampling.logprobs is True
+    chat = Request(model="m", sampling=Sampling(logprobs=True), store=False)
+    body, losses = RESPONSES.encode_request(chat, STANDARD)
+    assert json.loads(body)["include"] == ["message.output_text.logprobs"]
+    assert [loss.field for loss in losses] == ["logprobs"]
+
+
+def test_what_another_wire_alone_has_is_refused_or_told() -> None:
+    with pytest.raises(FaultError) as caught:
+        RESPONSES.encode_request(Request(model="m", sampling=Sampling(stop=("a",))), STANDARD)
+    assert caught.value.fault.param == "stop"
+    foreign = (
+        Unknown("chat", "thing", {}),
+        Message("user", (Text("x"), UnknownPart("responses", {"type": "input_video"}))),
+    )
+    tools = (UnknownTool("chat", "thing", {}),)
+    body, losses = RESPONSES.encode_request(
+        Request(model="m", items=foreign, tools=tools, store=False), STANDARD
+    )
+    assert len(losses) == 2
+    assert "tools" not in json.loads(body)
+    assert [item["type"] for item in json.loads(body)["input"]] == ["message"]
+
+
+def test_a_field_the_server_chokes_on_is_dropped_and_told() -> None:
+    dialect = Dialect(drop=frozenset({"metadata", "user"}))
+    body, losses = RESPONSES.encode_request(asked(metadata={"a": "b"}), dialect)
+    assert "metadata" not in json.loads(body)
+    assert losses == (Loss("metadata", "told", "the model's server does not take it"),)
+
+
+def test_options_of_a_stream_that_this_wire_has_not_are_left_out() -> None:
+    options = StreamOptions(include_usage=True)
+    assert "stream_options" not in said(Request(model="m", stream_options=options, store=False))
+
+
+def test_sound_is_read_and_never_sent() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}}
+    request = asked(input=[{"role": "user", "content": [sound]}])
+    assert request.items == (Message("user", (Audio("QQ==", "wav"),)),)
+    with pytest.raises(FaultError):
+        RESPONSES.encode_request(request, STANDARD)
+    spoken = Message("assistant", (Audio("QQ==", "wav", "Hello", "audio_1"),))
+    body, losses = RESPONSES.encode_request(Request(model="m", items=(spoken,)), STANDARD)
+    assert json.loads(body)["input"][0]["content"][0]["text"] == "Hello"
+    assert losses
+
+
+def test_a_tool_of_another_wire_cannot_be_chosen() -> None:
+    request = Request(model="m", tool_choice=UnknownTool("chat", "thing", {}))
+    with pytest.raises(FaultError):
+        RESPONSES.encode_request(request, STANDARD)
+
+
+def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter() -> None:
+    items = ACCEPTED["a client resends what it got"]["input"]
+    short, _ = RESPONSES.encode_request(asked(input=items[:5], temperature=0), STANDARD)
+    long, _ = RESPONSES.encode_request(asked(input=items, temperature=0), STANDARD)
+    assert long.startswith(short.removesuffix(b"]}"))
+
+
+def test_a_choice_by_name_keeps_its_namespace() -> None:
+    choice = decode(ACCEPTED["a forced custom tool in a namespace"]).tool_choice
+    assert choice == NamedTool("t", "custom", "n")
