@@ -82,13 +82,16 @@ class Mock:
         self.probes.clear()
         self.arrived.clear()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it."""
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a connection, until either side ends it."""
         self.connections += 1
-        number = self.connections
-        task = asyncio.current_task()
-        assert task is not None
+        task = asyncio.ensure_future(self._serve(reader, writer, self.connections))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+    ) -> None:
         gone: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         try:
             while await self._exchange(reader, writer, number, gone):
@@ -98,7 +101,6 @@ class Mock:
         finally:
             if not gone.done():
                 gone.set_result(time.monotonic())
-            self._tasks.discard(task)
             writer.close()
 
     async def stop(self) -> None:
@@ -149,11 +151,14 @@ class Mock:
 
 @asynccontextmanager
 async def mock(
-    handler: Handler | Reply, probed: Handler | Reply | None = None
+    handler: Handler | Reply, probed: Handler | Reply | None = None, *, port: int = 0
 ) -> AsyncIterator[Mock]:
-    """A running mock on a free port; a `Reply` in place of a handler is given to everybody."""
+    """A running mock, on a free port unless one is given.
+
+    A `Reply` in place of a handler is given to everybody.
+    """
     server = Mock(_always(handler), _always(probed or NO_SUCH_PATH))
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, limit=1 << 26)
+    listener = await asyncio.start_server(server.accept, "127.0.0.1", port, limit=1 << 26)
     server.port = listener.sockets[0].getsockname()[1]
     try:
         yield server

@@ -24,14 +24,8 @@ from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered, lower
 from dragoman.core.request import Request
 from dragoman.core.secret import Secret
-from dragoman.core.turn import CUT, Turn
-from dragoman.net.error import (
-    DisconnectedError,
-    NetError,
-    NetTimeoutError,
-    RemoteProtocolError,
-    TooLargeError,
-)
+from dragoman.core.turn import Turn
+from dragoman.net.error import NetError, NetTimeoutError
 from dragoman.net.http import Client
 from dragoman.net.limits import Timeouts
 from dragoman.net.proxy import Proxies
@@ -43,7 +37,7 @@ from dragoman.wire.codec import Wire
 from dragoman.wire.loss import worded
 from dragoman.wire.responses import RESPONSES
 
-from . import probe
+from . import failure, probe
 from .fanout import fan_out
 from .mint import new_id, now
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
@@ -51,12 +45,6 @@ from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES)}
 LATE_NEWS = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
-LONGEST_REFUSAL = 256 * 1024
-"""How many bytes of a refusal are read."""
-PATIENCE = 2.0
-"""Seconds a refusal has to say why."""
-LONGEST_WAIT = 60.0
-"""Seconds a configured retry waits at the most, whatever Retry-After says."""
 
 _log = logging.getLogger("dragoman")
 
@@ -98,7 +86,7 @@ class Remote:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         parse_url(self.base_url)  # says at once what is wrong with an address
-        self._key = Secret(key) if isinstance(key, str) else key
+        self._key = failure.sendable(key)
         self._pass_client_key = pass_client_key
         self._retries = retries
         self._header_hold = header_hold
@@ -133,9 +121,9 @@ class Remote:
             self._client, "GET", f"{self.base_url}/models", self._headers(ANYONE), patience=5.0
         )
         if not answer.status:
-            raise FaultError(_unreachable(f"{self.base_url} did not answer"))
+            raise FaultError(failure.unreachable(f"{self.base_url} did not answer"))
         if answer.status != 200:
-            raise FaultError(_unreachable(f"{self.base_url} has no model listing"))
+            raise FaultError(failure.unreachable(f"{self.base_url} has no model listing"))
         self._recognise(probe.recognise(answer))
         return tuple(
             Model(
@@ -181,7 +169,7 @@ class Remote:
             async for batch in batches:
                 for event in batch:
                     if isinstance(event, Finished | Failed):
-                        event = self._stamped(event)
+                        event = self._stamped(event, caller)
                     if undo is None:
                         yield event
                     else:
@@ -220,7 +208,9 @@ class Remote:
                     "POST", url, headers, plan.body, timeouts=self._timeouts
                 ) as response:
                     if response.status in (429, 503) and left:
-                        wait = _wait(response.headers.get("retry-after"), self._retries - left)
+                        wait = failure.wait(
+                            response.headers.get("retry-after"), self._retries - left
+                        )
                     elif response.status != 200:
                         plan.turn.fail(await self._refusal(response, caller))
                         yield plan.turn.take()
@@ -283,36 +273,32 @@ class Remote:
                 think=self.profile.think,
             )
             return _Plan(wire, body, lowered, turn, wire.decoder(turn), request.stream)
-        raise refused or FaultError(_unreachable(f"{self.base_url} speaks no wire we know"))
+        raise refused or FaultError(failure.unreachable(f"{self.base_url} speaks no wire we know"))
 
     def _broken(self, plan: _Plan, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
         turn = plan.turn
         if not turn.finishing and (not turn.spoken or isinstance(error, NetTimeoutError)):
-            turn.fail(_fault(error))
+            turn.fail(failure.broken(error))
         return [*plan.decoder.close(), *turn.take()]
 
     async def _refusal(self, response: Response, caller: Caller) -> Fault:
-        said = await _words(response)
+        said = await failure.words(response)
         fault = wire_error.decode(response.status, said, response.headers.get("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
-            return Fault(
-                "upstream_authentication",
-                f"{self.base_url} refused the key this server has for it ({response.status}). "
-                "Give it a working one (--upstream-key-env).",
-                "server",
-                status=response.status,
-            )
+            return failure.key_refused(self.base_url, response.status)
         if response.status in (401, 403):
             return replace(fault, code="authentication", blame="client")
         return fault
 
-    def _stamped(self, event: Finished | Failed) -> Finished | Failed:
+    def _stamped(self, event: Finished | Failed, caller: Caller) -> Finished | Failed:
         """The end, with the time, and with a word of warning where the profile has one."""
         if event.completed_at is None:
             event = replace(event, completed_at=now())
+        if isinstance(event, Failed):
+            return replace(event, fault=failure.without(event.fault, self._key_for(caller)))
         limit, usage = self.profile.silent_context, event.usage
-        if limit is None or usage is None or not isinstance(event, Finished):
+        if limit is None or usage is None:
             return event
         if (usage.input_tokens or 0) + (usage.output_tokens or 0) != limit:
             return event
@@ -341,9 +327,12 @@ class Remote:
     def _passes(self, caller: Caller) -> bool:
         return self._pass_client_key and caller.key is not None
 
+    def _key_for(self, caller: Caller) -> Secret | None:
+        return caller.key if self._passes(caller) else self._key
+
     def _headers(self, caller: Caller) -> tuple[tuple[str, str], ...]:
         headers: list[tuple[str, str]] = [(HOPS, str(caller.hops + 1))]
-        key = caller.key if self._passes(caller) else self._key
+        key = self._key_for(caller)
         if key:
             name = self.profile.key_header
             value = key.reveal()
@@ -351,52 +340,6 @@ class Remote:
         if caller.trace:
             headers.append(("x-request-id", caller.trace))
         return tuple(headers)
-
-
-async def _words(response: Response) -> bytes:
-    """What a refusal says, as far as it comes: cut, endless or slow, its status counts."""
-    said = b""
-    with suppress(TimeoutError, NetError):
-        async with asyncio.timeout(PATIENCE):
-            async for data in response.chunks():
-                said += data
-                if len(said) >= LONGEST_REFUSAL:
-                    break
-    return said
-
-
-def _fault(error: NetError) -> Fault:
-    """What a failure of the net means to whoever asked."""
-    match error:
-        case NetTimeoutError():
-            return Fault(
-                "upstream_timeout", f"The model's server is too slow: {error}.", "upstream"
-            )
-        case DisconnectedError(before_first_byte=False):
-            return CUT
-        case RemoteProtocolError() | TooLargeError():
-            return Fault(
-                "upstream_error", f"The model's server does not speak HTTP: {error}.", "upstream"
-            )
-        case _:
-            return _unreachable(str(error))
-
-
-def _unreachable(what: str) -> Fault:
-    return Fault(
-        "upstream_unreachable",
-        f"The model's server cannot be reached: {what}. Is it running, and at this address?",
-        "upstream",
-    )
-
-
-def _wait(retry_after: str | None, attempt: int) -> float:
-    """Seconds before a configured retry."""
-    try:
-        asked = float(retry_after or "")
-    except ValueError:
-        asked = 0.5 * 2**attempt
-    return min(max(asked, 0.0), LONGEST_WAIT)
 
 
 def _text(value: object) -> str:
