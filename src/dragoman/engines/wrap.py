@@ -6,6 +6,7 @@ nothing of what the events say, only that there must be one beginning and one en
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any
@@ -66,14 +67,20 @@ async def sealed(events: AsyncGenerator[Event, None], model: str) -> AsyncGenera
     state = _Seal(model)
     try:
         async with aclosing(events):
-            async for event in events:
-                for legal in state.admit(event):
-                    yield legal
-                if state.over:
-                    return
+            try:
+                async for event in events:
+                    for legal in state.admit(event):
+                        yield legal
+                    if state.over:
+                        return
+            except (GeneratorExit, asyncio.CancelledError) as stop:
+                state.stop = stop
+                raise
         yield Failed(CUT)
     except Exception as error:
-        if not state.over:  # a source that fails while it is put away has said all it had to say
+        if state.stop is not None:  # the source objects to being given up, which changes nothing
+            raise state.stop from error
+        if not state.over:  # after the end, nothing is left to be told
             yield Failed(told(error))
 
 
@@ -87,10 +94,11 @@ def told(error: Exception) -> Fault:
 class _Seal:
     """Knows whether an answer has begun and whether it is over."""
 
-    __slots__ = ("begun", "model", "over")
+    __slots__ = ("begun", "model", "over", "stop")
 
     def __init__(self, model: str) -> None:
         self.model = model
+        self.stop: BaseException | None = None  # the answer was given up by this
         self.begun = False
         self.over = False
 
