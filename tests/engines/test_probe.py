@@ -69,10 +69,10 @@ async def test_a_broken_answer_means_chat(client: Client, noise: bytes) -> None:
     assert answer.wires == ("chat",)
 
 
-async def test_nobody_there_means_chat(client: Client) -> None:
+async def test_where_nobody_is_there_nothing_is_known(client: Client) -> None:
     async with mock(plain(500, b"")) as up:
         base_url = up.base_url
-    assert (await look(client, base_url, ())).wires == ("chat",)
+    assert (await look(client, base_url, ())).wires == ()
 
 
 async def test_the_questions_are_free_and_carry_the_key(client: Client) -> None:

@@ -13,7 +13,16 @@ from contextlib import aclosing
 from msgspec.structs import asdict, replace
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Event, Failed, Finished, ItemAdded, Progress, Started
+from dragoman.core.event import (
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    Progress,
+    Started,
+)
+from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
@@ -64,6 +73,7 @@ class _Merge:
         self._started = False
         self._next = 0
         self._indices: dict[tuple[int, int], int] = {}
+        self._owners: dict[str, int] = {}
         self._ends: dict[int, Finished] = {}
         self._count = count
 
@@ -85,9 +95,22 @@ class _Merge:
             case ItemAdded():
                 self._indices[choice, event.index] = self._next
                 self._next += 1
-                return [replace(event, index=self._next - 1, choice=choice)]
+                item = self._distinct(choice, event.item)
+                return [replace(event, index=self._next - 1, choice=choice, item=item)]
+            case ItemDone():
+                index = self._indices[choice, event.index]
+                return [replace(event, index=index, item=self._distinct(choice, event.item))]
             case _:
                 return [replace(event, index=self._indices[choice, event.index or 0])]
+
+    def _distinct(self, choice: int, item: Item) -> Item:
+        """The item under ids that no other choice has: some servers count from zero each time."""
+        ids = {}
+        for name in ("id", "call_id"):
+            if id := getattr(item, name, None):
+                first = self._owners.setdefault(id, choice)
+                ids[name] = id if first == choice else f"{id}_{choice}"
+        return replace(item, **ids)
 
     def _finish(self) -> list[Event]:
         self.over = True

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from dragoman.core.identity import MARK
-from dragoman.net.error import NetError
+from dragoman.net.error import ConnectError, NetError, ProxyError, TLSError
 from dragoman.net.http import Client, HeaderFields
 from dragoman.wire import body
 
@@ -26,17 +26,20 @@ PATIENCE = 1.0
 class Answer(Struct, frozen=True):
     """What came back: the status (0: nothing did), the `Server` header, the JSON if it was that.
 
-    `ours` is set when the answer carries the mark of a Dragoman.
+    `ours` is set when the answer carries the mark of a Dragoman, `there` is not where nobody took
+    the connection.
     """
 
     status: int = 0
     server: str | None = None
     value: Any = None
     ours: bool = False
+    there: bool = True
 
 
 class Found(Struct, frozen=True):
-    """What an address turned out to be, and the wires it speaks, best first."""
+    """What an address turned out to be, and the wires it speaks, best first: none where nobody
+    is there."""
 
     profile: Profile
     wires: tuple[str, ...]
@@ -45,6 +48,8 @@ class Found(Struct, frozen=True):
 async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
     """Find out what is at this address and which wires it speaks. Never raises for silence."""
     listing = await question(client, "GET", f"{base_url}/models", headers)
+    if not listing.there:
+        return Found(GENERIC, ())
     profile = recognise(listing)
     if profile is not None and profile.wires:
         return Found(profile, profile.wires)
@@ -84,6 +89,8 @@ async def question(
             fields = reply.headers
             ours = fields.get(MARK) is not None
             return Answer(reply.status, fields.get("server"), _json(raw), ours)
+    except (ConnectError, TLSError, ProxyError):
+        return Answer(there=False)
     except (NetError, TimeoutError):
         return Answer()
 

@@ -105,8 +105,9 @@ class Remote:
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
         """Answer one request by asking the server once."""
-        if not self._wires:
-            await self._find_out(caller)
+        if not self._wires and not await self._find_out(caller):
+            yield Failed(failure.unreachable(f"nobody answers at {self.base_url}"))
+            return
         if (request.sampling.n or 1) > 1 and not ("chat" in self._wires and self.profile.choices):
             events = fan_out(lambda one: self._ask(one, caller), request)
         else:
@@ -311,14 +312,18 @@ class Remote:
 
     # ---- the server ----------------------------------------------------------------------
 
-    async def _find_out(self, caller: Caller) -> None:
-        """Look once, however many ask at the same time."""
-        if self._looking is None or (self._looking.done() and self._looking.cancelled()):
+    async def _find_out(self, caller: Caller) -> bool:
+        """Look once, however many ask at the same time; false if there is nobody to look at yet."""
+        if self._looking is None:
             headers = self._headers(caller)
             self._looking = asyncio.ensure_future(probe.look(self._client, self.base_url, headers))
-        found = await asyncio.shield(self._looking)
+        looking = self._looking
+        found = await asyncio.shield(looking)
+        if not found.wires and self._looking is looking:
+            self._looking = None
         self._recognise(found.profile if found.profile is not GENERIC else None)
         self._wires = found.wires
+        return bool(found.wires)
 
     def _recognise(self, profile: Profile | None) -> None:
         if profile is not None and not self._recognised:

@@ -1,0 +1,229 @@
+"""Which wire a remote engine speaks: found out once and for free, or known, or told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.event import ItemDone
+from dragoman.core.interfaces import Caller
+from dragoman.core.item import Reasoning, Summary
+from dragoman.core.request import Sampling
+from dragoman.engines import probe, profiles
+from dragoman.engines.profiles import BY_NAME
+from dragoman.engines.remote import Remote
+from tests.engines.asking import ask, asking, events, fault, remote
+from tests.mock import Asked, Mock, Reply, completion, mock, plain, response, said
+
+REFUSES = plain(400, {"error": {"message": "input is missing"}})
+LISTING = {"object": "list", "data": [{"id": "m", "owned_by": "me"}]}
+
+
+def both(asked: Asked) -> Reply:
+    """A server that answers on both wires."""
+    if asked.path.endswith("/responses"):
+        return plain(200, response(said("Responses")))
+    return plain(200, completion({"content": "Chat"}))
+
+
+def probed(posted: Reply, owner: str = "me", *fields: str) -> Any:
+    """Answers the free questions."""
+    listing = {"object": "list", "data": [{"id": "m", "owned_by": owner}]}
+    return lambda asked: plain(200, listing, *fields) if asked.method == "GET" else posted
+
+
+def questions(up: Mock) -> list[tuple[str, bytes]]:
+    return [(f"{each.method} {each.path}", each.body) for each in up.probes]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is taken for an answer after a twentieth of the usual second."""
+    monkeypatch.setattr(probe.question, "__defaults__", (None, 0.05))
+
+
+# ---- auto ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "wire"),
+    [(400, "Responses"), (422, "Responses")]
+    + [(status, "Chat") for status in (200, 401, 403, 404, 405, 500, 503)],
+)
+async def test_auto_asks_once_for_free_and_remembers(status: int, wire: str) -> None:
+    answers = probed(plain(status, {"error": {"message": "?"}}))
+    async with remote(both, wire="auto", probed=answers) as (engine, up):
+        assert (await ask(engine)).text == wire
+        assert (await ask(engine)).text == wire
+        assert questions(up) == [("GET /v1/models", b""), ("POST /v1/responses", b"{}")]
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_auto_takes_silence_for_chat() -> None:
+    async with remote(both, wire="auto", probed=Reply([], hang=True)) as (engine, up):
+        assert (await ask(engine)).text == "Chat"
+        assert (await ask(engine)).text == "Chat"
+        assert len(up.probes) == 2
+
+
+async def test_auto_looks_once_however_many_ask() -> None:
+    async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, up):
+        answers = await asyncio.gather(*(ask(engine) for _ in range(6)))
+        assert len(up.probes) == 2
+    assert {answer.text for answer in answers} == {"Responses"}
+
+
+async def test_one_who_goes_away_while_we_look_stops_nobody_else() -> None:
+    asked = asyncio.Event()
+    gate = asyncio.Event()
+
+    async def slow(question: Asked) -> Reply:
+        asked.set()
+        await gate.wait()
+        return probed(REFUSES)(question)  # type: ignore[no-any-return]
+
+    async with remote(both, wire="auto", probed=slow) as (engine, up), asyncio.timeout(10):
+        leaving = asyncio.ensure_future(ask(engine))
+        staying = asyncio.ensure_future(ask(engine))
+        await asked.wait()
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+        gate.set()
+        assert (await staying).text == "Responses"
+        assert len(up.probes) == 2
+
+
+async def test_making_an_engine_asks_nobody() -> None:
+    async with mock(both) as up:
+        engine = Remote(up.base_url)
+        await engine.capabilities("m")
+        await engine.close()
+        assert up.connections == 0
+
+
+async def test_a_server_that_was_not_there_yet_is_looked_at_again() -> None:
+    async with mock(both) as up:
+        port = up.port
+    engine = Remote(f"http://127.0.0.1:{port}/v1")
+    assert (await fault(engine)).code == "upstream_unreachable"
+    async with mock(both, probed(REFUSES, "me"), port=port):
+        assert (await ask(engine)).text == "Responses"
+        await engine.close()
+
+
+async def test_the_free_questions_carry_the_key() -> None:
+    async with remote(both, wire="auto", key="k", probed=probed(REFUSES)) as (engine, up):
+        await ask(engine)
+        assert {each.headers["authorization"] for each in up.probes} == {"Bearer k"}
+
+
+@pytest.mark.parametrize("name", ["openai", "azure", "openrouter", "deepseek"])
+async def test_a_known_address_is_not_probed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = profiles.Marks(hosts=("127.0.0.1",))
+    known = [replace(p, marks=marks) for p in profiles.PROFILES if p.name == name]
+    monkeypatch.setattr(profiles, "PROFILES", tuple(known))
+    async with remote(both, wire="auto") as (engine, up):
+        await ask(engine)
+        assert engine.profile.name == name
+        assert not up.probes
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_a_wire_that_was_told_is_not_probed(wire: str) -> None:
+    async with remote(both, wire=wire, probed=REFUSES) as (engine, up):
+        assert (await ask(engine)).text.lower() == wire
+        assert not up.probes
+
+
+# ---- profiles ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owner", "fields", "name"),
+    [
+        ("library", (), "ollama"),
+        ("vllm", (), "vllm"),
+        ("me", ("server: llama.cpp",), "llama.cpp"),
+    ],
+)
+async def test_a_server_is_recognised_by_its_answers(
+    owner: str, fields: tuple[str, ...], name: str
+) -> None:
+    async with remote(both, wire="auto", probed=probed(REFUSES, owner, *fields)) as (engine, up):
+        assert (await ask(engine)).text == "Chat"
+        assert engine.profile is BY_NAME[name]
+        assert [each.method for each in up.probes] == ["GET"]
+
+
+async def test_a_server_is_recognised_by_an_ordinary_answer() -> None:
+    named = plain(200, completion({"content": "Hello"}), "server: llama.cpp")
+    async with remote(named) as (engine, _):
+        assert engine.profile.name == "generic"
+        await ask(engine)
+        assert engine.profile.name == "llama.cpp"
+
+
+async def test_a_profile_that_was_told_is_not_second_guessed() -> None:
+    named = plain(200, completion({"content": "Hello"}), "server: llama.cpp")
+    async with remote(named, profile="vllm") as (engine, _):
+        await ask(engine)
+        assert engine.profile.name == "vllm"
+
+
+async def test_the_listing_recognises_too() -> None:
+    async with remote(both, probed=probed(REFUSES, "library")) as (engine, _):
+        await engine.models()
+        assert engine.profile.name == "ollama"
+
+
+# ---- which of two --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_o1_a_server_of_both_is_spoken_to_as_the_caller_speaks(wire: str) -> None:
+    async with remote(both, wire="auto", profile="openai") as (engine, up):
+        await ask(engine, caller=Caller(wire=wire))
+        assert up.asked[0].path.endswith("/responses") is (wire == "responses")
+
+
+async def test_o1_a_responses_server_is_spoken_to_in_responses() -> None:
+    thought = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "**Hm**"}],
+        "encrypted_content": "gAAAA",
+    }
+    whole = plain(200, response(thought, said("Hello")))
+    async with remote(whole, wire="auto", probed=probed(REFUSES)) as (engine, up):
+        answer = await ask(engine, caller=Caller(wire="responses"))
+        assert up.asked[0].path == "/v1/responses"
+        assert up.asked[0].json["input"]
+    item = answer.output[0]
+    assert isinstance(item, Reasoning)
+    assert (item.id, item.encrypted, item.summary) == ("rs_1", "gAAAA", (Summary("**Hm**"),))
+
+
+async def test_a_request_that_one_wire_cannot_say_goes_over_the_other() -> None:
+    async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, up):
+        assert (await ask(engine)).text == "Responses"
+        assert (await ask(engine, asking(sampling=Sampling(stop=("END",))))).text == "Chat"
+        assert up.asked[1].json["stop"] == ["END"]
+
+
+async def test_a_request_that_no_wire_can_say_is_refused_by_the_first() -> None:
+    async with remote(both, wire="responses") as (engine, up):
+        told = await fault(engine, asking(sampling=Sampling(seed=1, stop=("END",))))
+        assert told.param in ("seed", "stop")
+        assert not up.asked
+
+
+async def test_several_answers_over_responses_are_asked_for_one_by_one() -> None:
+    async with remote(both, wire="responses") as (engine, up):
+        heard = await events(engine, asking(sampling=Sampling(n=2)))
+        assert len(up.asked) == 2
+        assert not any("n" in asked.json for asked in up.asked)
+    answers = [event.item for event in heard if isinstance(event, ItemDone)]
+    assert [answer.id for answer in answers] == ["msg_1", "msg_1_1"]
