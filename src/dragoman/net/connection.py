@@ -37,6 +37,40 @@ class Connection(asyncio.Protocol):
     time. The two that wait raise the NetError that ended the exchange.
     """
 
+    __slots__ = (
+        "_answered",
+        "_bodiless",
+        "_buffered",
+        "_deadline",
+        "_error",
+        "_fields",
+        "_first_byte",
+        "_idle",
+        "_keep_alive",
+        "_limits",
+        "_loop",
+        "_overhead",
+        "_parser",
+        "_parts",
+        "_paused",
+        "_state",
+        "_timer",
+        "_timer_at",
+        "_unsent",
+        "_until_eof",
+        "_waiter",
+        "closed",
+        "headers",
+        "on_body",
+        "on_close",
+        "peer",
+        "reason",
+        "reused",
+        "status",
+        "trailers",
+        "transport",
+    )
+
     def __init__(self, peer: str, limits: Limits) -> None:
         self.peer = peer  # how error messages call the other side
         self.reused = False

@@ -10,6 +10,8 @@ from dragoman.net.connection import Connection
 from dragoman.net.decode import Decoder
 from dragoman.net.error import TooLargeError
 
+_CODINGS = (b"content-encoding", b"transfer-encoding")
+
 
 class Headers:
     """Response headers: pairs in the order received, names in lower case."""
@@ -51,9 +53,12 @@ class Response:
         self.headers = Headers(connection.headers)
         self._connection = connection
         self._limit = limit
-        decoder = _decoder(connection.headers)
-        # Without codings the connection is read with nothing in between.
-        self._next = connection.read if decoder is None else _Decoded(connection, decoder).read
+        # Most bodies are not coded: the connection is read with nothing in between.
+        self._next = connection.read
+        for name, value in connection.headers:
+            if name in _CODINGS and value != b"chunked":
+                self._next = _Decoded(connection, _decoder(connection.headers)).read
+                break
 
     @property
     def reason(self) -> str:
@@ -126,16 +131,14 @@ async def _closed() -> bytes:
     raise RuntimeError("the response was read outside its `async with`")
 
 
-def _decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
+def _decoder(headers: list[tuple[bytes, bytes]]) -> Decoder:
     """What undoes the codings; chunking is undone already, and transfer codings came last."""
     contents: list[bytes] = []
     transfers: list[bytes] = []
     for name, value in headers:
         if name == b"content-encoding":
             contents += value.lower().split(b",")
-        elif name == b"transfer-encoding" and value != b"chunked":
+        elif name == b"transfer-encoding":
             transfers += value.lower().split(b",")
-    if not contents and not transfers:
-        return None
     codings = [coding.strip().decode("latin-1") for coding in contents + transfers]
     return Decoder(coding for coding in codings if coding not in ("", "identity", "chunked"))
