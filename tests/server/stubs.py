@@ -169,6 +169,10 @@ class Call:
         """Let nothing of the body arrive, ever."""
         self._inbox.get_nowait()
 
+    def arrive(self, data: bytes, *, more: bool = True) -> None:
+        """Let a piece of the body arrive."""
+        self._inbox.put_nowait({"type": "http.request", "body": data, "more_body": more})
+
     def hang_up(self) -> None:
         self._inbox.put_nowait({"type": "http.disconnect"})
 

@@ -1,0 +1,253 @@
+"""Limits: how large, how many, how long, and what those hear who are over one."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import FaultError
+from dragoman.server.app import App
+from dragoman.server.limits import Gate
+from dragoman.server.settings import Settings
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, post, saying, served
+
+
+def holding(gate: asyncio.Event) -> Stub:
+    return Stub(*OPENING, gate, *closing(""))
+
+
+# ---- the body ------------------------------------------------------------------------------
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_length_alone(wire: str) -> None:
+    call = Call(
+        App(Stub(), Settings(body_limit=1000)),
+        PATHS[wire],
+        asking(wire),
+        headers={"content-length": "1001"},
+    )
+    call.unread()
+    await asyncio.wait_for(call(), 5)
+    assert call.status == 413
+    assert call.json["error"]["code"] == "request_too_large"
+    assert "1000" in call.json["error"]["message"]
+
+
+async def test_a_body_without_a_length_is_read_to_the_limit_and_no_further(wire: str) -> None:
+    call = Call(App(Stub(), Settings(body_limit=1000)), PATHS[wire])
+    call.unread()
+    for _ in range(11):
+        call.arrive(b" " * 100)
+    await asyncio.wait_for(call(), 5)
+    assert call.status == 413
+
+
+async def test_a_length_that_no_number_can_hold_is_too_large() -> None:
+    call = Call(App(Stub(), Settings()), headers={"content-length": "9" * 5000})
+    assert (await call()).status == 413
+
+
+async def test_a_body_in_pieces_is_one_body(wire: str) -> None:
+    data = json.dumps(asking(wire)).encode()
+    call = Call(App(Stub(), Settings(body_limit=len(data))), PATHS[wire])
+    call.unread()
+    for number in range(len(data)):
+        call.arrive(data[number : number + 1])
+    call.arrive(b"", more=False)
+    await call()
+    assert call.status == 200
+
+
+async def test_a_large_prompt_is_answered(wire: str) -> None:
+    text = "x" * 800_000
+    body = (
+        asking(wire, messages=[{"role": "user", "content": text}])
+        if wire == "chat"
+        else asking(wire, input=text)
+    )
+    async with served(App(Stub(), Settings())) as port:
+        assert (await raw(port, post(port, body, PATHS[wire]))).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_body_that_stops_coming_is_not_waited_for(wire: str) -> None:
+    call = Call(App(Stub(), Settings(read_time=0.01)), PATHS[wire])
+    call.unread()
+    call.arrive(b"{")
+    await asyncio.wait_for(call(), 5)
+    assert call.status == 408
+
+
+async def test_a_client_that_leaves_while_it_sends_gets_no_answer(wire: str) -> None:
+    stub = Stub()
+    call = Call(App(stub, Settings()), PATHS[wire])
+    call.unread()
+    call.arrive(b"{")
+    call.hang_up()
+    await asyncio.wait_for(call(), 5)
+    assert not call.sent
+    assert not stub.asked
+
+
+@pytest.mark.parametrize(
+    "type",
+    ["application/json", "application/json; charset=utf-8", "Application/JSON ;charset=latin-1"],
+)
+async def test_json_is_json_with_any_charset(wire: str, type: str) -> None:
+    call = Call(App(Stub(), Settings()), PATHS[wire], asking(wire), headers={"content-type": type})
+    assert (await call()).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "text/plain; charset=application/json"},
+        {"content-type": ""},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "multipart/form-data; boundary=application/json"},
+        {"content-encoding": "gzip"},
+        {"content-encoding": "br"},
+    ],
+)
+async def test_what_a_page_could_send_unasked_is_refused(
+    wire: str, headers: dict[str, str]
+) -> None:
+    stub = Stub()
+    call = await Call(App(stub, Settings()), PATHS[wire], asking(wire), headers=headers)()
+    assert call.status == 415
+    assert call.json["error"]["code"] == "unsupported_media_type"
+    assert not stub.asked
+
+
+# ---- how many ------------------------------------------------------------------------------
+
+
+async def test_as_many_as_allowed_are_answered_at_once_and_the_next_waits(wire: str) -> None:
+    gate = asyncio.Event()
+    stub = holding(gate)
+    app = App(stub, Settings(concurrency=2, queue=1))
+    calls = [Call(app, PATHS[wire], asking(wire, stream=True)) for _ in range(3)]
+    tasks = [asyncio.create_task(call()) for call in calls]
+    while len(stub.asked) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert len(stub.asked) == 2
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert [call.status for call in calls] == [200, 200, 200]
+
+
+async def test_when_the_queue_is_full_the_next_is_told_to_come_again(wire: str) -> None:
+    gate = asyncio.Event()
+    stub = holding(gate)
+    app = App(stub, Settings(concurrency=1, queue=1))
+    tasks = [asyncio.create_task(Call(app, PATHS[wire], asking(wire))()) for _ in range(2)]
+    await stub.begun.wait()
+    await asyncio.sleep(0)
+    call = await Call(app, PATHS[wire], asking(wire))()
+    assert call.status == 429
+    assert call.json["error"]["code"] == "rate_limit_exceeded"
+    assert float(call.headers["retry-after"]) > 0
+    gate.set()
+    assert [(await task).status for task in tasks] == [200, 200]
+
+
+async def test_who_waits_too_long_for_a_turn_is_told_to_come_again(wire: str) -> None:
+    gate = asyncio.Event()
+    stub = holding(gate)
+    app = App(stub, Settings(concurrency=1, queue=9, queue_time=0.01))
+    first = asyncio.create_task(Call(app, PATHS[wire], asking(wire))())
+    await stub.begun.wait()
+    call = await Call(app, PATHS[wire], asking(wire, stream=True))()
+    assert call.status == 503
+    assert call.json["error"]["code"] == "overloaded"
+    assert call.headers["retry-after"]
+    gate.set()
+    await first
+
+
+async def test_who_leaves_the_queue_is_not_answered(wire: str) -> None:
+    gate = asyncio.Event()
+    stub = holding(gate)
+    app = App(stub, Settings(concurrency=1))
+    first = asyncio.create_task(Call(app, PATHS[wire], asking(wire))())
+    await stub.begun.wait()
+    waiting = Call(app, PATHS[wire], asking(wire))
+    task = asyncio.create_task(waiting())
+    await asyncio.sleep(0.01)
+    waiting.hang_up()
+    await asyncio.wait_for(task, 5)
+    gate.set()
+    await first
+    assert len(stub.asked) == 1
+    assert not waiting.sent
+    assert (await Call(app, PATHS[wire], asking(wire))()).status == 200  # the place is free
+
+
+async def test_turns_are_taken_in_order() -> None:
+    gate = Gate(1, 10, 5)
+    order: list[int] = []
+
+    async def enter(number: int) -> None:
+        async with gate:
+            order.append(number)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(enter(number) for number in range(10)))
+    assert order == list(range(10))
+
+
+@pytest.mark.parametrize("moment", ["before", "at", "after"])
+async def test_a_turn_given_up_is_not_lost(moment: str) -> None:
+    gate = Gate(1, 10, 5)
+    await gate.__aenter__()
+    task = asyncio.create_task(gate.__aenter__())
+    await asyncio.sleep(0)
+    if moment == "at":
+        await gate.__aexit__()
+        task.cancel()
+    elif moment == "before":
+        task.cancel()
+        await gate.__aexit__()
+    else:
+        task.cancel()
+        await asyncio.wait([task])
+        await gate.__aexit__()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(gate.__aenter__(), 1)
+    with pytest.raises(FaultError, match="no turn"):
+        await Gate(0, 1, 0.001).__aenter__()
+
+
+async def test_a_failed_answer_gives_its_place_back(wire: str) -> None:
+    app = App(Stub(*OPENING[:1]), Settings(concurrency=1, queue=0))
+    for _ in range(3):
+        assert (await Call(app, PATHS[wire], asking(wire))()).status == 502
+
+
+async def test_ten_streams_at_once(wire: str) -> None:
+    app = App(Stub(*saying(*"abcdefghij")), Settings())
+    request: list[Any] = [asking(wire, stream=True), PATHS[wire], JSON_AND_CLOSE]
+    async with served(app) as port:
+        answers = await asyncio.gather(*(raw(port, post(port, *request)) for _ in range(10)))
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    assert all(answer.count(b"[DONE]") == 1 for answer in answers)
+
+
+JSON_AND_CLOSE = ("content-type: application/json", "connection: close")
+
+
+async def raw(port: int, request: bytes) -> bytes:
+    """What comes back: all of it where the server closes, else as much as its head announces."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        for line in head.lower().split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                return head + await reader.readexactly(int(line[15:]))
+        return head + await reader.read()
+    finally:
+        writer.close()

@@ -1,0 +1,76 @@
+"""A server without a memory: what it declines and tells, and what it refuses by name."""
+
+from typing import Any
+
+import pytest
+
+from dragoman.core.item import ItemReference, Message
+from dragoman.core.request import Request
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from dragoman.server.stateless import without_memory
+from tests.server.stubs import PATHS, Call, Stub, asking
+
+
+async def ask(wire: str = "responses", stub: Stub | None = None, **fields: Any) -> Call:
+    return await Call(App(stub or Stub(), Settings()), PATHS[wire], asking(wire, **fields))()
+
+
+@pytest.mark.parametrize("store", [True, False, None])
+async def test_store_is_taken_in_any_value_and_answered_with_false(store: bool | None) -> None:
+    call = await ask(store=store)
+    assert call.status == 200
+    assert call.json["store"] is False
+    told = call.headers.get("x-dragoman-loss", "")
+    assert ("store" in told) is (store is True)
+
+
+async def test_the_engine_is_never_asked_to_store(wire: str) -> None:
+    for store, asked in ((True, False), (False, False), (None, None)):
+        stub = Stub()
+        await ask(wire, stub, store=store)
+        assert stub.asked[0][0].store is asked
+
+
+async def test_sealed_reasoning_is_accepted_and_told() -> None:
+    call = await ask(include=["reasoning.encrypted_content"])
+    assert call.status == 200
+    assert "include[reasoning.encrypted_content]" in call.headers["x-dragoman-loss"]
+    call = await ask(include=["message.output_text.logprobs"])
+    assert "x-dragoman-loss" not in call.headers
+
+
+async def test_a_response_that_is_not_stored_is_not_found() -> None:
+    call = await ask(previous_response_id="resp_123")
+    assert call.status == 400
+    error = call.json["error"]
+    assert error["code"] == "previous_response_not_found"
+    assert error["param"] == "previous_response_id"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"background": True}, "background"),
+        (
+            {"input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "x"}]},
+            "input[1]",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_needs_a_memory_is_refused_by_name(
+    fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    call = await ask(**fields, stream=stream)
+    assert call.status == 400
+    assert call.json["error"]["param"] == param
+
+
+async def test_what_says_nothing_of_memory_is_left_alone() -> None:
+    request = Request(model="m", items=(Message("user", "hi"),), background=False)
+    assert without_memory(request) == (request, ())
+    with pytest.raises(Exception, match=r"input\[0\]"):
+        without_memory(Request(model="m", items=(ItemReference("x"),)))
