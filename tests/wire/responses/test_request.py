@@ -81,7 +81,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list):
         for each in value:
             yield from leaves(each, name)
-    elif value is not None and name not in ("type", "stop") and value is not False:
+    elif value is not None and name not in ("type", "stop", "stream"):
         yield ("content" if name == "input" else name, value)
 
 

@@ -78,13 +78,13 @@ def _known(parts: tuple[Part, ...], path: str) -> None:
 
 def _check_outputs(items: tuple[Item, ...]) -> None:
     """A call's output follows its call, unless earlier items are out of sight."""
-    calls: set[object] = set()
+    calls: set[str] = set()
     for number, item in enumerate(items):
         match item:
             case FunctionCall() | CustomToolCall():
                 calls.add(item.call_id)
-            case Unknown():
-                calls.add(item.value.get("call_id"))
+            case Unknown(value={"call_id": str(call_id)}):
+                calls.add(call_id)
             case ItemReference() | Compaction():
                 return
             case FunctionCallOutput() | CustomToolCallOutput() if item.call_id not in calls:

@@ -34,6 +34,9 @@ _TIERS = frozenset({"auto", "default"})
 """Service tiers that tell a client nothing."""
 
 
+_SILENT = Fault("upstream_error", "The model's server failed and did not say why.", "upstream")
+
+
 class Decoder:
     """Hears the bytes of one answer.
 
@@ -90,9 +93,10 @@ class Decoder:
         except ValueError:
             return  # what it said comes again when its part, its item or the answer is done
         if isinstance(told, dict) and not self._turn.over:
-            self._told(told.get("type") or name, told)
+            kind = told.get("type")
+            self._told(kind if isinstance(kind, str) else name, told)
 
-    def _told(self, name: JSON, told: Told) -> None:
+    def _told(self, name: str, told: Told) -> None:
         hear = HEAR.get(name)
         if hear is not None:
             hear(self._hearing, told)
@@ -103,7 +107,7 @@ class Decoder:
         elif name == "error" or (not name and told.get("error")):
             said = {n: v for n, v in told.items() if n not in ("type", "sequence_number")}
             self._fault = error.describe(said) or CUT
-        elif isinstance(name, str) and name:
+        elif name:
             beside(self._hearing, name, told)
         elif told.get("object") == "response":
             self._end(told, "failed")
@@ -126,7 +130,7 @@ class Decoder:
     def _header(self, response: Told) -> None:
         """What a snapshot says of the whole: who answers, what was counted, what is unknown."""
         said = {n: v for n, v in dense(response).items() if n not in snapshot.FIELDS}
-        if (tier := response.get("service_tier")) and tier not in _TIERS:
+        if isinstance(tier := response.get("service_tier"), str) and tier not in _TIERS:
             said["service_tier"] = tier
         news = {name: v for name, v in said.items() if self._known.get(name) != v}
         self._known |= news
@@ -148,8 +152,8 @@ class Decoder:
         items = output if isinstance(output, list) else []
         self._hearing.reconcile([mend.item(v) for v in items if isinstance(v, dict)], failed=failed)
         if failed:
-            told = error.describe({"error": response.get("error")}) if status == "failed" else None
-            self._turn.fail((response.get("error") and told) or self._fault or CUT)
+            said = response.get("error") and error.describe({"error": response["error"]})
+            self._turn.fail(said or self._fault or (_SILENT if status == "failed" else CUT))
         else:
             self._complete(status, response)
 

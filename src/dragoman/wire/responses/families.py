@@ -21,7 +21,9 @@ from dragoman.core.item import (
     Message,
     Part,
     Reasoning,
+    Refusal,
     Summary,
+    Text,
     Thought,
 )
 
@@ -74,10 +76,10 @@ _STATES: dict[str, State] = {STATES.get(state, state): state for state in get_ar
 _ADDRESS = ("type", "item_id", "output_index", "sequence_number")
 
 
-def _meant(hearing: Hearing, told: Told, implied: Item) -> Heard:
+def _meant(hearing: Hearing, told: Told, implied: Item, *others: type[Item]) -> Heard:
     """The item an event is about, made up where it was never announced."""
     id, place = told.get("item_id"), told.get("output_index")
-    wanted = CALLS if isinstance(implied, CALLS) else type(implied)
+    wanted = CALLS if isinstance(implied, CALLS) else (type(implied), *others)
     heard = hearing.find(id, place, wanted)
     if heard is None:
         fresh = replace(implied, id=id if isinstance(id, str) else None)
@@ -113,9 +115,15 @@ def _part(kind: str | None, then: Callable[[Heard, Part, JSON], None]) -> Hear:
     def hear(hearing: Hearing, told: Told) -> None:
         part = mend.part(told.get("part"), kind)
         if part is not None:
-            home = Reasoning() if isinstance(part, Thought | Summary) else Message("assistant")
             given = told.get("summary_index", told.get("content_index"))
-            then(_meant(hearing, told, home), part, given)
+            match part:
+                case Thought() | Summary():
+                    heard = _meant(hearing, told, Reasoning())
+                case Text() | Refusal():
+                    heard = _meant(hearing, told, Message("assistant"))
+                case _:
+                    heard = _meant(hearing, told, Message("assistant"), Reasoning)
+            then(heard, part, given)
 
     return hear
 

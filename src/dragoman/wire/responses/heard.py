@@ -50,7 +50,7 @@ class _Numbers:
     def find(self, kind: str, given: JSON) -> int:
         """The number of the part that is meant: the one of that number, else the open one of
         that kind, else one that begins now."""
-        number = self._known.get(given)
+        number = self._known.get(given) if isinstance(given, int) else None
         if number is None:
             number = self._open.get(kind)
         return self.begin(kind, given) if number is None else number

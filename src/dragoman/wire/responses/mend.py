@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.item import JSON, CustomToolCall, FunctionCall, Item, Part, Unknown
+from dragoman.core.item import JSON, Item, Part, Unknown
 from dragoman.wire import body
 
 from . import items, parts
@@ -19,21 +19,22 @@ from .extras import WIRE
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Calls, and the field of what they are called with."""
 
-_WORDS = {"output_text": "text", "refusal": "refusal"}
-"""Kinds of content, and the field of their words where it is not `text`."""
+_WORDED = frozenset({"output_text", "refusal", "reasoning_text", "summary_text"})
+"""Kinds of content that are words."""
 
 
 def item(value: dict[str, JSON]) -> Item:
     """The item that is meant. A call may still have an empty name or call id."""
-    kind = value.get("type") or "message"
+    said = value.get("type")
+    kind = said if isinstance(said, str) else "message"
     try:
         if kind in _CALLS:
             return _call(value, _CALLS[kind])
-        return items.decode(_mended(value, kind))
+        return items.decode(_mended({**value, "type": kind}, kind))
     except FaultError:
         rest = {name: said for name, said in value.items() if name != "type"}
         id = value.get("id")
-        return Unknown(WIRE, str(kind), rest, id if isinstance(id, str) else None)
+        return Unknown(WIRE, kind, rest, id if isinstance(id, str) else None)
 
 
 def _call(value: dict[str, JSON], field: str) -> Item:
@@ -42,17 +43,14 @@ def _call(value: dict[str, JSON], field: str) -> Item:
     text = said if isinstance(said, str) else "" if said is None else body.text(said)
     call_id, name = value.get("call_id") or value.get("id") or "", value.get("name") or ""
     whole = {**value, field: text, "call_id": call_id or "?", "name": name or "?"}
-    match items.decode(whole):
-        case FunctionCall() | CustomToolCall() as call:
-            return replace(call, call_id=call_id, name=name)
-        case other:
-            return other
+    call = items.decode(whole)
+    return replace(call, call_id=call_id, name=name)
 
 
-def _mended(value: dict[str, JSON], kind: JSON) -> dict[str, JSON]:
+def _mended(value: dict[str, JSON], kind: str) -> dict[str, JSON]:
     match kind:
         case "message":
-            role = value.get("role") if value.get("role") in items.ROLES else "assistant"
+            role = next((role for role in items.ROLES if role == value.get("role")), "assistant")
             return {**value, "role": role, "content": _content(value.get("content"), None)}
         case "reasoning":
             content = _content(value.get("content"), "reasoning_text")
@@ -78,9 +76,10 @@ def _content(said: JSON, kind: str | None) -> JSON:
 
 
 def _piece(value: dict[str, JSON]) -> dict[str, JSON]:
-    kind = value.get("type") or "output_text"
-    field = _WORDS.get(kind, "text")
-    if value.get(field) is None and kind in ("output_text", "refusal", "reasoning_text"):
+    said = value.get("type")
+    kind = said if isinstance(said, str) else "output_text"
+    field = "refusal" if kind == "refusal" else "text"
+    if kind in _WORDED and not isinstance(value.get(field), str):
         return {**value, "type": kind, field: ""}
     return {**value, "type": kind}
 

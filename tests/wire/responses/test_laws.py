@@ -1,0 +1,157 @@
+"""Laws 1, 2 and 4 on this wire: what is said is heard again, however it is cut.
+
+The answers are drawn; the streams that break off are those of the scenes.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.fold import fold, unfold
+from dragoman.core.item import Message, Reasoning
+from dragoman.core.lifecycle import check
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.core.turn import Turn
+from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.responses import RESPONSES
+from tests import strategies as values
+from tests.wire.responses.narrow import responses
+from tests.wire.responses.order_checker import check_order, parse
+from tests.wire.responses.scenes import FAILED, SCENES, play
+
+ASKED = Request(model="m")
+dialects = st.sampled_from([STANDARD, Dialect(reasoning_events="reasoning")])
+
+
+def say(events: list[Event], dialect: Dialect = STANDARD) -> list[bytes]:
+    encoder = RESPONSES.encoder(ASKED, dialect)
+    return [encoder.feed(event) for event in events]
+
+
+def hear(pieces: list[bytes], id: str = "0123abcd", created_at: int = 1_700_000_000) -> list[Event]:
+    """What is heard, without what the other side said of itself."""
+    decoder = RESPONSES.decoder(Turn(id, created_at, "?"))
+    events = [event for piece in pieces for event in decoder.feed(piece)] + decoder.close()
+    return [_ours(event) for event in events]
+
+
+def _ours(event: Event) -> Event:
+    if isinstance(event, Started) and event.extra:
+        extra = {wire: said for wire, said in event.extra.items() if wire != "upstream"}
+        return replace(event, extra=extra or None)
+    return event
+
+
+@given(responses(), dialects)
+def test_what_is_said_is_heard_again_event_by_event(response: Response, dialect: Dialect) -> None:
+    events = list(unfold(response))
+    assert hear(say(events, dialect), response.id, response.created_at) == events
+
+
+@given(responses())
+def test_an_answer_given_whole_is_heard_as_it_was(response: Response) -> None:
+    whole = RESPONSES.encode_response(response, ASKED, STANDARD)
+    events = hear([whole], response.id, response.created_at)
+    check(events)
+    assert fold(events) == response
+
+
+@given(responses(), st.data())
+def test_a_stream_is_heard_the_same_however_it_is_cut(
+    response: Response, data: st.DataObject
+) -> None:
+    stream = b"".join(say(list(unfold(response))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    bounds = zip([0, *cuts], [*cuts, len(stream)], strict=True)
+    pieces = [stream[start:end] for start, end in bounds]
+    assert hear(pieces) == hear([stream])
+
+
+@given(values.responses(), dialects)
+def test_whatever_an_engine_gives_is_said_in_order(response: Response, dialect: Dialect) -> None:
+    assume(not _open_side_by_side(response))
+    stream = b"".join(say(list(unfold(response)), dialect))
+    if dialect is STANDARD:
+        check_order(parse(stream)[0])
+    check(hear([stream]))
+
+
+def _open_side_by_side(response: Response) -> bool:
+    """Whether several parts of one item are open at once, which no assembler makes."""
+    item = response.output[-1] if response.output else None
+    if response.status != "failed" or getattr(item, "status", None) != "in_progress":
+        return False
+    return (isinstance(item, Message) and len(item.parts) > 1) or isinstance(item, Reasoning)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_scene_is_heard_byte_by_byte(scene: str) -> None:
+    pieces = say(play(SCENES[scene]))
+    whole = b"".join(pieces)
+    assert hear([whole[n : n + 1] for n in range(len(whole))]) == hear(pieces)
+
+
+@pytest.mark.parametrize("scene", sorted(SCENES.keys() - FAILED - {"parallel_calls"}))
+def test_every_scene_is_heard_as_it_was_played(scene: str) -> None:
+    events = play(SCENES[scene])
+    assert hear(say(events)) == events
+
+
+def test_interleaved_calls_are_heard_one_after_the_other() -> None:
+    events = play(SCENES["parallel_calls"])
+    assert fold(hear(say(events))) == fold(events)
+
+
+@pytest.mark.parametrize("scene", ["sealed_reasoning", "parallel_calls", "hosted_tool"])
+def test_a_stream_cut_at_any_byte_is_a_cut_or_whole(scene: str) -> None:
+    stream = b"".join(say(play(SCENES[scene])))
+    whole = fold(hear([stream]))
+    for end in range(len(stream)):
+        events = hear([stream[:end]])
+        check(events)
+        assert isinstance(events[-1], Failed) or fold(events) == whole
+
+
+@pytest.mark.parametrize("scene", ["sealed_reasoning", "parallel_calls", "probabilities"])
+def test_what_is_heard_is_said_again_and_heard_the_same(scene: str) -> None:
+    heard = hear(say(play(SCENES[scene])))
+    assert hear(say(heard)) == heard
+
+
+@given(st.sampled_from(sorted(SCENES)), st.data())
+def test_a_stream_with_holes_is_heard_without_harm(scene: str, data: st.DataObject) -> None:
+    told, _ = parse(b"".join(say(play(SCENES[scene]))))
+    kept = data.draw(st.lists(st.sampled_from(told), max_size=20))
+    pieces = [_frame(data.draw(_damaged(event))) for event in kept]
+    events = hear(pieces)
+    check(events)
+    assert isinstance(events[-1], Failed | Finished)
+
+
+def _frame(event: Any) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, event: dict[str, Any]) -> Any:
+    """The event with a field gone or replaced by nonsense, at any depth."""
+    if draw(st.booleans()):
+        return event
+    damaged = dict(event)
+    name = draw(st.sampled_from(sorted(damaged)))
+    inside = damaged[name]
+    if isinstance(inside, dict) and inside:
+        damaged[name] = draw(_damaged(inside))
+    elif isinstance(inside, list) and inside and isinstance(inside[0], dict):
+        damaged[name] = [draw(_damaged(inside[0])), *inside[1:]]
+    elif draw(st.booleans()):
+        del damaged[name]
+    else:
+        damaged[name] = draw(values.json | st.none())
+    return damaged
