@@ -10,53 +10,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
 
 from dragoman.core.event import Delta, Event
 from dragoman.core.request import Sampling
 from dragoman.engines.remote import Remote
+from tests.cancel.phases import FIRST, LATEST, PHASES, TRIALS, Phase, closed_after
 from tests.engines.asking import asking, events, remote
-from tests.mock import Asked, Mock, Reply, chunk, head, plain, stream
-from tests.samples import samples
-
-TRIALS = samples(5, 20)
-LATEST = 1.0
-"""Seconds after the caller left within which the server must see it."""
-
-CREATED = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
-SPOKEN = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hello"}
-BUSY = head(429, "content-length: 4", "retry-after: 50")
-FIRST = {"chat": [chunk({"content": "Hello"})], "responses": [CREATED, SPOKEN]}
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A moment to leave in: what the server does, and how it shows that the moment has come."""
-
-    name: str
-    reply: Callable[[str], Reply]
-    streamed: bool = True
-    retries: int = 0
-    heard: bool = False
-    """Wait for the first words, and not only for the request to arrive."""
-
-
-PHASES = (
-    Phase("before headers", lambda wire: Reply([], hang=True)),
-    Phase("inside headers", lambda wire: Reply([b"HTTP/1.1 200 OK\r\nco"], hang=True)),
-    Phase("after headers", lambda wire: Reply([head()], hang=True)),
-    Phase("mid-stream", lambda wire: stream(*FIRST[wire], done=False, hang=True), heard=True),
-    Phase("unary", lambda wire: Reply([], hang=True), streamed=False),
-    Phase(
-        "unary, in the body",
-        lambda wire: Reply([head(200, "content-length: 99"), b"{"], hang=True),
-        streamed=False,
-    ),
-    Phase("in a refusal", lambda wire: Reply([head(500), b"oh"], hang=True)),
-    Phase("between retries", lambda wire: Reply([BUSY], hang=True), retries=3),
-)
+from tests.mock import Asked, Mock, Reply, head, plain, stream
 
 
 @asynccontextmanager
@@ -77,12 +39,6 @@ async def leaving(engine: Remote, phase: Phase, up: Mock) -> AsyncIterator[async
             await asyncio.sleep(0)  # what the server has sent is read, up to where it hangs
         yield task
         await asyncio.wait((task,))
-
-
-async def closed_after(left: float, asked: Asked) -> float:
-    """Seconds from leaving to the close the server saw."""
-    async with asyncio.timeout(10):
-        return await asked.gone - left
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
@@ -122,6 +78,7 @@ async def test_p26_closing_the_events_of_a_stream_begun_in_silence() -> None:
             up.forget()
             answer = engine.stream(asking(stream=True))
             await anext(answer)
+            await up.arrived.wait()
             left = time.monotonic()
             await answer.aclose()
             assert await closed_after(left, up.asked[0]) < LATEST

@@ -1,0 +1,105 @@
+"""A client's socket closes, and the socket to the model's server closes: the whole way, by port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from tests.cancel.phases import LATEST, PHASES, TRIALS, Phase, closed_after
+from tests.engines.asking import remote
+from tests.mock import Asked, Mock, Reply
+from tests.server.stubs import served
+
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+ASKED: dict[str, dict[str, Any]] = {
+    "chat": {"model": "m", "messages": [{"role": "user", "content": "Go."}]},
+    "responses": {"model": "m", "input": "Go."},
+}
+
+
+@asynccontextmanager
+async def house(phase: Phase) -> AsyncIterator[tuple[int, Mock]]:
+    """The whole server before a mock of one phase, which speaks Chat."""
+
+    def handler(asked: Asked) -> Reply:
+        return phase.reply("chat")
+
+    async with remote(handler, retries=phase.retries, header_hold=0.05) as (engine, up):
+        settings = Settings(header_hold=0.05)
+        async with served(App(engine, settings), settings) as port:
+            yield port, up
+
+
+async def ask(
+    port: int, protocol: str, *, stream: bool
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request over a socket of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(ASKED[protocol] | {"stream": stream}).encode()
+    lines = [
+        f"POST {PATHS[protocol]} HTTP/1.1",
+        "host: 127.0.0.1",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
+    writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+    return reader, writer
+
+
+async def enter(port: int, protocol: str, phase: Phase, up: Mock) -> asyncio.StreamWriter:
+    """A client that has asked, once it is in its phase."""
+    up.forget()
+    reader, writer = await ask(port, protocol, stream=phase.streamed)
+    await up.arrived.wait()
+    if phase.heard:
+        await reader.readuntil(b"Hello")
+    return writer
+
+
+def leave(writer: asyncio.StreamWriter, how: str) -> float:
+    """Close the client's socket, and say when."""
+    if how == "reset":
+        sock: socket.socket = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("protocol", ["chat", "responses"])
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
+async def test_p26_a_client_that_goes_away_closes_the_upstream(
+    phase: Phase, protocol: str, how: str
+) -> None:
+    async with house(phase) as (port, up), asyncio.timeout(60):
+        for _ in range(TRIALS):
+            writer = await enter(port, protocol, phase, up)
+            left = leave(writer, how)
+            (asked,) = up.asked
+            assert await closed_after(left, asked) < LATEST
+            assert len(up.asked) == 1
+
+
+async def test_p26_a_client_that_waits_in_silence_and_then_goes() -> None:
+    """The stream was begun while the model was silent, and heartbeats were sent."""
+    settings = Settings(header_hold=0.02, heartbeat=0.1)
+    async with (
+        remote(Reply([], hang=True), header_hold=0.02) as (engine, up),
+        served(App(engine, settings), settings) as port,
+        asyncio.timeout(30),
+    ):
+        reader, writer = await ask(port, "chat", stream=True)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(b"\n\n")
+        left = leave(writer, "close")
+        assert await closed_after(left, up.asked[0]) < LATEST
