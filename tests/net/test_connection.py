@@ -131,6 +131,7 @@ async def test_what_came_before_a_cut_is_handed_out_first() -> None:
     connection.send(b"")
     connection.data_received(plain(b"hello")[:-2])
     connection.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
+    await connection.read_head()
     assert await connection.read() == b"hel"
     with pytest.raises(DisconnectedError, match=r"in the middle .*Connection reset by peer"):
         await connection.read()
@@ -278,6 +279,8 @@ async def test_a_bad_chunk_is_a_protocol_error_after_what_came_before(bad: bytes
     connection.data_received(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n" + bad
     )
+    await connection.read_head()
+    assert connection.status == 200
     assert (await connection.read()).startswith(b"ab")
     with pytest.raises(RemoteProtocolError):
         await connection.read()

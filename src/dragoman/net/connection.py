@@ -129,7 +129,8 @@ class Connection(asyncio.Protocol):
         """Wait until `status`, `reason` and `headers` are those of the final answer."""
         while self._state == _HEAD:
             await self._wakeup()
-        if self._error is not None and not self.status:  # else `read` gives what came, then raises
+        # With the headers here, `read` first gives what came and raises then.
+        if self._error is not None and not self.status:
             raise self._error
 
     async def read(self) -> bytes:
@@ -227,7 +228,7 @@ class Connection(asyncio.Protocol):
 
     def on_status(self, reason: bytes) -> None:
         if self._state == _DONE:
-            raise _StopParsing
+            raise _NotOurAnswerError
         self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -235,7 +236,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         if self._state == _DONE:
-            raise _StopParsing
+            raise _NotOurAnswerError
         status = self._parser.get_status_code()
         if status < 200:
             self.reason = b""
@@ -256,7 +257,7 @@ class Connection(asyncio.Protocol):
         if self._bodiless:
             self._keep_alive = False
             self.on_message_complete()
-            raise _StopParsing
+            raise _NotOurAnswerError
 
     def on_message_complete(self) -> None:
         if self._state == _BODY:  # and not after a 1xx
@@ -370,8 +371,8 @@ class Connection(asyncio.Protocol):
             self._fail(NetTimeoutError(message, "idle"))
 
 
-class _StopParsing(Exception):  # noqa: N818  # a signal through the parser, not an error
-    """What follows is not part of the answer."""
+class _NotOurAnswerError(Exception):
+    """Stops the parser: what follows is not part of the answer."""
 
 
 def _ends_with_connection(headers: list[tuple[bytes, bytes]]) -> bool:
