@@ -19,6 +19,8 @@ from dragoman.wire import error as wire_error
 from .exchange import ABORT, JSON_TYPE, MARKS, new_request_id
 
 HEADER_LIMIT = 64 * 1024
+LINGER = 1.0
+"""Seconds a refused client has to take the refusal."""
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -34,14 +36,18 @@ class HTTPProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limit = config.h11_max_incomplete_event_size or HEADER_LIMIT
         self._in_head = False
-        self._received = 0  # bytes since the piece in which the head began
+        self._fresh = True  # whether nothing but a head has come since data was last received
+        self._received = 0  # bytes that were all head
         self._parsed = 0  # bytes of the head that the parser has given
+        self._refused = False
         self._problem: tuple[int, Fault] | None = None
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._in_head
+        if self._refused:
+            return
+        self._fresh = True
         super().data_received(data)
-        if was_in_head and self._in_head and not self.transport.is_closing():
+        if self._in_head and self._fresh and not self._refused:
             self._received += len(data)
             if self._received > self._limit:
                 self._find_too_large()
@@ -52,6 +58,10 @@ class HTTPProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
         self._in_head = True
         self._received = self._parsed = 0
+
+    def on_message_complete(self) -> None:
+        self._fresh = False
+        super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -81,13 +91,23 @@ class HTTPProtocol(HttpToolsProtocol):
         ]
         lines = [b"%s: %s\r\n" % header for header in headers]
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
-        self.transport.close()
+        self._linger()
 
     def _count(self, size: int) -> None:
         self._parsed += size
         if self._parsed > self._limit:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
+
+    def _linger(self) -> None:
+        """Say that this was all, and hear the other side out for a moment.
+
+        To close at once while it is still sending would tear our answer out of its hands.
+        """
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)
 
     def _find_too_large(self) -> None:
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."

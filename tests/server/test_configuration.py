@@ -1,0 +1,174 @@
+"""dragoman.toml: what it may say, and that whatever is wrong is said with line and field."""
+
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+from msgspec import Meta, Struct
+
+from dragoman.core.secret import Secret
+from dragoman.server.configuration import (
+    Configuration,
+    ConfigurationError,
+    Upstream,
+    load,
+    read,
+    with_keys,
+)
+from dragoman.server.settings import DIALECTS, Settings
+
+EVERYTHING = """
+# A comment with [brackets] = and more
+[server]
+host = "0.0.0.0"
+port = 9000
+workers = 2
+backlog = 100
+keep_alive = 30
+api_key_env = ["A_KEY"]
+allowed_hosts = ["my.box"]
+cors_origins = ["https://app.example"]
+body_limit = 1_000
+header_limit = 2_000
+read_time = 3
+concurrency = 4
+queue = 0
+queue_time = 6.5
+deadline = 7
+header_hold = 8
+heartbeat = 9
+heartbeat_data = ["agent"]
+stall = 10
+drain = 0
+dialect = "open-responses"
+
+[[upstreams]]
+name = "local"
+url = "http://127.0.0.1:11434/v1"
+
+[[upstreams]]
+name = "cloud"
+url = "https://api.example/v1"
+key_env = "CLOUD_KEY"
+wire = "responses"
+profile = "generic"
+models = ["big", "small"]
+pass_client_key = true
+
+[upstreams.aliases]
+fast = "small"
+"gpt 5" = "big"
+"""
+
+
+def test_every_setting_can_be_written() -> None:
+    configuration = read(EVERYTHING)
+    settings = configuration.server
+    default = Settings()
+    written = [n for n in Settings.__struct_fields__ if getattr(settings, n) != getattr(default, n)]
+    assert set(Settings.__struct_fields__) - set(written) == {"keys"}
+    assert settings.port == 9000
+    assert settings.api_key_env == ("A_KEY",)
+    assert configuration.upstreams == (
+        Upstream(name="local", url="http://127.0.0.1:11434/v1"),
+        Upstream(
+            name="cloud",
+            url="https://api.example/v1",
+            key_env="CLOUD_KEY",
+            wire="responses",
+            profile="generic",
+            models=("big", "small"),
+            aliases={"fast": "small", "gpt 5": "big"},
+            pass_client_key=True,
+        ),
+    )
+
+
+def test_an_empty_file_changes_nothing() -> None:
+    assert read("") == Configuration()
+
+
+@pytest.mark.parametrize("kind", [Settings, Upstream])
+def test_every_setting_explains_itself(kind: type[Struct]) -> None:
+    hints = get_type_hints(kind, include_extras=True)
+    hints.pop("keys", None)
+    for name, hint in hints.items():
+        (meta,) = [extra for extra in get_args(hint) if isinstance(extra, Meta)]
+        assert (meta.description or "").endswith("."), name
+
+
+def test_dialects_are_those_that_can_be_set() -> None:
+    assert {Settings(dialect=name).dialect for name in ("openai", "open-responses")} == set(
+        DIALECTS
+    )
+
+
+MISTAKES = {
+    "[server]\n\nport = 'x'": "3: server.port: is a string, and must be an integer",
+    "[server]\nport = 65536": "2: server.port: is 65536, and must be between 0 and 65535",
+    "[server]\nport = true": "2: server.port: is a boolean, and must be an integer",
+    "[server]\nheartbeat = 0": "2: server.heartbeat: is 0, and must be at least 0.1",
+    "[server]\nprot = 1": "2: server.prot: is not a setting; did you mean port?",
+    "[server]\nzzz = 1": "2: server.zzz: is not a setting",
+    "[server]\nkeys = ['k']": "2: server.keys: is not a setting",
+    "[server]\nhost = 'a'\ncors_origins = [\n'a',\n1]": (
+        "3: server.cors_origins[1]: is a number, and must be a string"
+    ),
+    "[server]\ndialect = 'x'": (
+        "2: server.dialect: is 'x', and must be one of open-responses, openai"
+    ),
+    "[servr]\nport = 1": "1: servr: is not a setting; did you mean server?",
+    "port = 1": "1: port: is not a setting",
+    "server = 1": "1: server: is a number, and must be an object",
+    "\nserver.port = 'x'": "2: server.port: is a string, and must be an integer",
+    "server = { port = 'x' }": "1: server.port: is a string, and must be an integer",
+    "[[upstreams]]\nname = 'a'\nurl = 'b'\n\n[[upstreams]]\nname = 'b'": (
+        "5: upstreams[1].url: is missing"
+    ),
+    "[[upstreams]]\nname = ''\nurl = 'b'\nwire = 'smoke'": (
+        "4: upstreams[0].wire: is 'smoke', and must be one of auto, chat, responses"
+    ),
+    "[[upstreams]]\nname = 'a'\nurl = 'b'\n[upstreams.aliases]\nx = 1": (
+        "5: upstreams[0].aliases.x: is a number, and must be a string"
+    ),
+    "[upstreams]\nname = 'a'": "1: upstreams: is an object, and must be an array",
+    "upstreams = [1]": "1: upstreams[0]: is a number, and must be an object",
+    "[server]\nport = 1\nport = 2\n[x]": "3: Cannot overwrite a value (at line 3, column 9)",
+    "[server\n": "1: Expected ']' at the end of a table declaration (at line 1, column 8)",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_is_told_with_line_and_field(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(text)
+    assert str(caught.value) == f"dragoman.toml:{MISTAKES[text]}"
+
+
+def test_a_file_is_named_as_it_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[server]\nport = 'x'")
+    with pytest.raises(ConfigurationError, match=r"mine\.toml:2: server\.port"):
+        load(path)
+    path.write_text("[server]\nport = 1")
+    assert load(path).server.port == 1
+    path.write_text("x =")
+    with pytest.raises(ConfigurationError, match=r"mine\.toml(:1)?: Invalid value"):
+        load(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        load(path)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        load(tmp_path / "none.toml")
+
+
+def test_keys_come_from_the_environment() -> None:
+    settings = Settings(api_key_env=("ONE", "TWO"), keys=(Secret("made"),))
+    keys = with_keys(settings, {"ONE": " first ", "TWO": "second"}).keys
+    assert [key.reveal() for key in keys] == ["made", "first", "second"]
+
+
+@pytest.mark.parametrize("environ", [{}, {"ONE": ""}, {"ONE": "  "}])
+def test_a_variable_without_a_key_is_named(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="ONE"):
+        with_keys(Settings(api_key_env=("ONE",)), environ)

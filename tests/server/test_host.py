@@ -1,0 +1,362 @@
+"""The host: where it listens, how it speaks HTTP to those who cannot, and how it ends."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from dragoman.core.secret import Secret
+from dragoman.server.app import App
+from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind
+from dragoman.server.settings import Settings
+from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, post, served, word
+
+# ---- where ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my.box", ""])
+def test_no_other_address_than_loopback_without_a_key(host: str) -> None:
+    with pytest.raises(HostError, match="--generate-key"):
+        bind(Settings(host=host, port=0), exact=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9"])
+def test_loopback_needs_none(host: str) -> None:
+    with bind(Settings(host=host, port=0), exact=True) as listener:
+        assert listener.getsockname()[1]
+
+
+def test_with_a_key_any_address_will_do() -> None:
+    settings = Settings(host="0.0.0.0", port=0, keys=(Secret("key"),))
+    with bind(settings, exact=True) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_a_taken_port_is_passed_over_unless_it_was_asked_for() -> None:
+    with bind(Settings(port=0), exact=True) as first:
+        port = first.getsockname()[1]
+        with bind(Settings(port=port), exact=False) as second:
+            assert port < second.getsockname()[1] < port + PORTS_TRIED
+        with pytest.raises(HostError, match=f"Port {port} is taken"):
+            bind(Settings(port=port), exact=True)
+
+
+def test_a_port_that_another_only_bound_is_taken_too() -> None:
+    with bind(Settings(port=0), exact=True) as listener:
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def test_an_address_that_is_not_ours_is_told() -> None:
+    settings = Settings(host="203.0.113.1", port=0, keys=(Secret("key"),))
+    with pytest.raises(HostError, match=r"Cannot listen on 203\.0\.113\.1"):
+        bind(settings, exact=False)
+    with pytest.raises(HostError, match=r"Cannot listen on no-such-host\.invalid"):
+        bind(Settings(host="no-such-host.invalid", port=0, keys=(Secret("k"),)), exact=False)
+
+
+def test_the_address_can_be_pasted() -> None:
+    with bind(Settings(port=0), exact=True) as listener:
+        assert address(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with socket.socket(socket.AF_INET6) as six:
+        six.bind(("::1", 0))
+        assert address(six) == f"http://[::1]:{six.getsockname()[1]}"
+
+
+# ---- HTTP ----------------------------------------------------------------------------------
+
+
+async def exchange(port: int, *pieces: bytes) -> bytes:
+    """Send and read until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+BAD_HTTP = {
+    "no HTTP": b"HELLO\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "NUL in a header": b"GET /healthz HTTP/1.1\r\nhost: a\0b\r\n\r\n",
+    "a space before a colon": b"GET /healthz HTTP/1.1\r\nhost : a\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx",
+    "length and chunks": (
+        b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "no number": b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: x\r\n\r\n",
+    "not ASCII": b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n",
+    "an authority": b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n",
+    "a star": b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD_HTTP)
+async def test_bad_http_is_4xx_in_the_protocols_shape(name: str) -> None:
+    async with served(App(Stub(), Settings())) as port:
+        answer = await exchange(port, BAD_HTTP[name])
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert b'{"error":{"message":"' in answer
+    assert b"\r\nx-dragoman: " in answer
+
+
+HUGE = {
+    "one huge header": [b"GET /healthz HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 100_000],
+    "one huge header in pieces": [b"GET /healthz HTTP/1.1\r\nx: ", *[b"y" * 10_000] * 10],
+    "many headers": [b"GET /healthz HTTP/1.1\r\n" + b"x: y\r\n" * 20_000 + b"\r\n"],
+    "many headers in pieces": [b"GET /healthz HTTP/1.1\r\n", *[b"x: y\r\n" * 2_000] * 10],
+    "a huge path": [b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n"],
+    "a huge path in pieces": [b"GET /", *[b"a" * 10_000] * 10],
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+async def test_a_huge_head_is_431(name: str) -> None:
+    async with served(App(Stub(), Settings())) as port:
+        answer = await exchange(port, *HUGE[name])
+    assert answer.startswith(b"HTTP/1.1 431 "), answer
+    assert b"65536 bytes (header_limit)" in answer
+
+
+async def test_the_head_of_each_request_is_measured_alone() -> None:
+    """A large body does not count, nor do the requests before on the same connection."""
+    settings = Settings(header_limit=2048)
+    body = asking(messages=[{"role": "user", "content": "x" * 100_000}])
+    async with served(App(Stub(), settings), settings) as port:
+        requests = [post(port, body, headers=[JSON, f"x: {'y' * 1500}"]) for _ in range(5)]
+        requests.append(post(port, body, headers=[JSON, "connection: close"]))
+        assert (await exchange(port, *requests)).count(b"HTTP/1.1 200") == 6
+        requests = [post(port, body, headers=[JSON, f"x: {'y' * 2500}"])]
+        assert (await exchange(port, *requests)).startswith(b"HTTP/1.1 431 ")
+
+
+JSON = "content-type: application/json"
+
+
+async def test_bad_http_behind_a_request_never_breaks_into_its_answer() -> None:
+    gate = asyncio.Event()
+    stub = Stub(*OPENING, word("a"), gate, *closing("a"))
+    async with served(App(stub, Settings())) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(stream=True)))
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"\x00GARBAGE\r\n\r\n")
+        rest = await asyncio.wait_for(reader.read(), 10)
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1" not in rest
+        await asyncio.wait_for(stub.ended.wait(), 10)
+        writer.close()
+
+
+async def test_an_upgrade_is_answered_as_plain_http() -> None:
+    request = (
+        f"GET {PATHS['responses']} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
+        "upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        "sec-websocket-version: 13\r\n\r\n"
+    )
+    async with served(App(Stub(), Settings())) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request.encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+        writer.close()
+
+
+async def test_a_connection_is_kept_and_pipelined_requests_are_answered_in_order() -> None:
+    async with served(App(Stub(), Settings())) as port:
+        get = f"GET {{}} HTTP/1.1\r\nhost: localhost:{port}\r\n\r\n"
+        pieces = "".join(get.format(path) for path in ("/healthz", "/readyz", "/v1/models"))
+        last = f"GET /healthz HTTP/1.1\r\nhost: localhost:{port}\r\nconnection: close\r\n\r\n"
+        answer = await exchange(port, pieces.encode(), last.encode())
+    found = [answer.find(word) for word in (b'"ok"', b'"ready"', b'"list"')]
+    assert found == sorted(found)
+    assert answer.count(b"HTTP/1.1 200") == 4
+
+
+async def test_expect_continue_is_heeded_and_a_large_body_refused_before_it_comes() -> None:
+    settings = Settings(body_limit=10)
+    async with served(App(Stub(), settings), settings) as port:
+        head = post(port, b"x" * 100, headers=[JSON, "expect: 100-continue"])[:-100]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
+# ---- the end -------------------------------------------------------------------------------
+
+
+async def test_a_stalled_connection_is_dropped() -> None:
+    text = "x" * 1_000_000
+    settings = Settings(stall=0.05, heartbeat=0.05)
+    stub = Stub(*OPENING, *(word(text) for _ in range(100)), *closing("x"))
+    async with served(App(stub, settings), settings) as port:
+        with socket.socket() as small:
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            small.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(small, ("127.0.0.1", port))
+            await loop.sock_sendall(small, post(port, asking(stream=True)))
+            await asyncio.wait_for(stub.ended.wait(), 10)
+            received = b""
+            with suppress(ConnectionResetError):
+                while piece := await asyncio.wait_for(loop.sock_recv(small, 1 << 20), 10):
+                    received += piece
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"[DONE]" not in received
+    assert not received.endswith(b"0\r\n\r\n")
+
+
+async def test_draining_lets_answers_end() -> None:
+    gate = asyncio.Event()
+    stub = Stub(*OPENING, word("a"), gate, *closing("a"))
+    settings = Settings(drain=10)
+    async with serving(stub, settings) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(stream=True)))
+        await reader.readuntil(b'"a"')
+        signalled(server, signal.SIGTERM)
+        while b"503" not in await exchange(port, READY):
+            await asyncio.sleep(0.01)
+        gate.set()
+        assert b"[DONE]" in await reader.read()
+        writer.close()
+
+
+READY = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+async def test_what_does_not_end_in_time_is_told_and_stopped(wire: str, sig: int) -> None:
+    stub = Stub(*OPENING, word("a"), asyncio.Event())
+    settings = Settings(drain=0.02 if sig == signal.SIGTERM else 1000)
+    async with serving(stub, settings) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(wire, stream=True), PATHS[wire]))
+        await reader.readuntil(b"a")
+        await stub.begun.wait()
+        signalled(server, sig)
+        if sig == signal.SIGINT:  # whoever asks twice does not want to wait
+            signalled(server, sig)
+        rest = await asyncio.wait_for(reader.read(), 10)
+        assert b"shutting down" in rest
+        assert stub.cancelled.is_set()
+        writer.close()
+    assert not stub.running
+
+
+def signalled(server: Server, sig: int) -> None:
+    """As if the signal had come; uvicorn would raise it again in this process at its end."""
+    server.handle_exit(sig, None)
+    server._captured_signals.clear()
+
+
+class serving:
+    """A server in this loop whose end is not hurried."""
+
+    def __init__(self, stub: Stub, settings: Settings) -> None:
+        self._listener = bind(Settings(port=0), exact=True)
+        self._ready = asyncio.Event()
+        self._server = Server(App(stub, settings), settings, self._ready.set)
+
+    async def __aenter__(self) -> tuple[Server, int]:
+        self._task = asyncio.create_task(self._server.serve([self._listener]))
+        await self._ready.wait()
+        return self._server, self._listener.getsockname()[1]
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.wait_for(self._task, 10)
+
+
+# ---- processes -----------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+from dragoman.server.app import App
+from dragoman.server.host import bind, run
+from dragoman.server.settings import Settings
+from tests.server.stubs import Stub, OPENING, closing, word
+
+settings = Settings(port=0, workers=int(sys.argv[1]), drain=5)
+listener = bind(settings, exact=True)
+stub = Stub(*OPENING, word("a"), 0.5, *closing("a"))
+if sys.argv[2:] == ["broken"]:
+    App = None
+run(lambda: App(stub, settings), settings, listener,
+    lambda: print(listener.getsockname()[1], flush=True))
+"""
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123  # no file of ours
+        return [int(child) for child in file.read().split()]
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_after_the_last_answer(workers: str, sig: int) -> None:
+    with running(workers) as process:
+        assert process.stdout is not None
+        port = int(await asyncio.to_thread(process.stdout.readline))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(stream=True)))
+        await reader.readuntil(b'"a"')
+        process.send_signal(sig)
+        assert b"[DONE]" in await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert await asyncio.to_thread(process.wait, 20) in (0, -sig, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_worker_that_dies_is_replaced_and_none_outlives_the_first_process() -> None:
+    with running("2") as process:
+        assert process.stdout is not None
+        await asyncio.to_thread(process.stdout.readline)
+        await asyncio.sleep(1.1)
+        before = children(process.pid)
+        assert len(before) == 2
+        os.kill(before[0], signal.SIGKILL)
+        while len(now := children(process.pid)) < 2 or before[0] in now:
+            await asyncio.sleep(0.01)
+        process.kill()
+        deadline = time.monotonic() + 20
+        while any(alive(pid) for pid in now) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert not any(alive(pid) for pid in now)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123  # no file of ours
+            return file.read().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_that_cannot_start_are_not_started_for_ever() -> None:
+    with running("2", "broken") as process:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "as soon as it was started" in errors
