@@ -11,7 +11,8 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
 from dragoman.wire.dialect import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
-from tests import oracle, sdk
+from tests import oracle
+from tests.sdk import offline
 from tests.wire.responses.order_checker import check_order, parse
 from tests.wire.responses.scenes import FAILED, SCENES, play
 
@@ -88,9 +89,9 @@ def test_r4_4_the_plain_answer_is_the_response_of_the_terminal_event(scene: str)
 @pytest.mark.parametrize("scene", sorted(SCENES.keys() - FAILED))
 def test_the_official_client_reads_the_same_answer_streamed_and_whole(scene: str) -> None:
     events = play(SCENES[scene])
-    plain = sdk.client(RESPONSES.encode_response(fold(events), ASKED, STANDARD))
+    plain = offline.client(RESPONSES.encode_response(fold(events), ASKED, STANDARD))
     whole = plain.responses.create(model="m", input="hi").to_dict()
-    with sdk.client(say(events)).responses.stream(model="m", input="hi") as stream:
+    with offline.client(say(events)).responses.stream(model="m", input="hi") as stream:
         last = list(stream)[-1]
     final = last.response.to_dict()
     assert _unparsed(final) == whole
