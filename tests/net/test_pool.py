@@ -154,8 +154,7 @@ async def test_an_idle_connection_the_peer_closed_is_not_used() -> None:
     async with Peer(answering(plain(b"hello"))) as peer, Client() as client:
         for round_ in (1, 2, 3):
             assert await post(client, peer.url) == b"hello"
-            await until(lambda: peer.open == 0)
-            await asyncio.sleep(0.02)  # the close arrives
+            await until(lambda: client._pool(parse_url(peer.url), None).empty)
             assert peer.accepted == len(peer.requests) == round_
 
 
