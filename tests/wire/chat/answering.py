@@ -125,7 +125,8 @@ def gathered(stream: bytes) -> Any:
                 total["usage"] = each["usage"]
             for choice in each["choices"]:
                 _gather_choice(total.setdefault("choices", {}), choice)
-    return total | {"choices": [total["choices"][n] for n in sorted(total["choices"])]}
+    choices = total.get("choices", {})
+    return total | {"choices": [choices[number] for number in sorted(choices)]}
 
 
 def _gather_choice(choices: dict[int, Any], piece: dict[str, Any]) -> None:

@@ -64,6 +64,7 @@ class Reader:
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
         self._details: dict[int, Details] = {}
         self._voices: dict[int, Voice] = {}  # what each choice said last
+        self._spelt: set[int] = set()  # choices that gave their reasoning as text
 
     def read(self, value: dict[str, JSON]) -> None:
         """One chunk, or one whole answer."""
@@ -123,8 +124,8 @@ class Reader:
         reason, weighed = finish.decode(choice.get("finish_reason")), choice.get("logprobs")
         tokens = self._message(number, said, weighed, more if whole else None)
         if tokens:
-            beside["logprobs"] = {"content": logprobs.encode(tokens)}
-        if whole or reason is not None:
+            beside["logprobs"] = {"content": logprobs.encode(tokens), "refusal": None}
+        if beside and (whole or reason is not None):
             self._ends.setdefault(number, {}).update(beside)
             beside = {}
         if beside or (more and not whole):
@@ -171,11 +172,11 @@ class Reader:
         """The thought, which servers that mean well give under several names at once."""
         details = said.get("reasoning_details")
         details = details if isinstance(details, list) else []
-        for name in ("reasoning_content", "reasoning"):
-            if isinstance(thought := said.get(name), str) and thought:
-                thoughts = [thought]
-                break
-        else:
+        named = (said.get(name) for name in ("reasoning_content", "reasoning"))
+        thoughts = [thought for thought in named if isinstance(thought, str) and thought][:1]
+        if thoughts:
+            self._spelt.add(number)
+        elif number not in self._spelt:  # else the details only say again what was said
             thoughts = words(details)
         for thought in thoughts:
             self._voices[number] = "thought"
@@ -221,15 +222,12 @@ class Reader:
 
     def _call(self, number: int, entry: dict[str, JSON], position: int | None) -> None:
         self._voices[number] = "call"
-        kind = entry.get("type")
-        inner = entry.get("custom") if kind == "custom" else entry.get("function")
-        if isinstance(inner, dict):
-            self._turn.call(_fragment(entry, inner, position), number)
-        elif isinstance(kind, str) and kind not in ("custom", "function"):
+        kind, known = entry.get("type"), "function" in entry or "custom" in entry
+        if isinstance(kind, str) and kind not in ("custom", "function") and not known:
             rest = {name: v for name, v in entry.items() if name not in ("type", "index")}
             self._turn.shut(self._turn.open(Unknown(NAME, kind, rest), number))
         else:
-            self._turn.call(_fragment(entry, {}, position), number)
+            self._turn.call(_fragment(entry, position), number)
 
     def _seal(self, number: int) -> None:
         """What must go back with the reasoning is known once something else is said."""
@@ -270,20 +268,20 @@ def _listed(said: dict[str, JSON]) -> list[dict[str, JSON]]:
     return [entry for entry in calls if isinstance(entry, dict)]
 
 
-def _fragment(entry: dict[str, JSON], inner: dict[str, JSON], place: int | None) -> CallFragment:
+def _fragment(entry: dict[str, JSON], place: int | None) -> CallFragment:
     """A piece of a call; in a whole answer its place in the list is what tells calls apart."""
-    index, custom = entry.get("index"), entry.get("type") == "custom"
-    if place is not None or type(index) is not int:
-        index = place
-    said = inner.get("input" if custom else "arguments")
+    kind = "custom" if entry.get("type") == "custom" or "custom" in entry else "function"
+    inner, index = entry.get(kind), entry.get("index")
+    inner = inner if isinstance(inner, dict) else {}
+    said = inner.get("input" if kind == "custom" else "arguments")
     return CallFragment(
-        index,
+        index if place is None and type(index) is int else place,
         _word(entry.get("id")),
         _word(inner.get("name")),
         said if isinstance(said, str) else "" if said is None else body.text(said),
-        custom,
+        kind == "custom",
         _word(inner.get("namespace")),
-        keep(_rest(entry, _ENTRY), **{"custom" if custom else "function": _rest(inner, _CALL)}),
+        keep(_rest(entry, _ENTRY), **{kind: _rest(inner, _CALL)}),
     )
 
 

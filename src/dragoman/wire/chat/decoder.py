@@ -61,8 +61,10 @@ class Decoder:
             if self._whole is not None:
                 self._read_whole(bytes(self._whole))
             else:
+                garbled = self._garbled
                 for name, data in self._sse.close():
                     self._event(name, data)
+                self._garbled = garbled  # half an event is not garbage
                 self._end()
         return self._turn.take()
 
@@ -82,6 +84,8 @@ class Decoder:
             self._said = True
             if self._turn.usage is not None:
                 self._end()
+            return
+        if not data.strip():
             return
         try:
             value = body.load(data)

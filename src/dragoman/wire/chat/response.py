@@ -38,19 +38,20 @@ OBJECT = "chat.completion"
 def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
     extra = dict(kept(response.extra))
-    ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
+    ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())}
     choices = []
     for number, reason in enumerate(response.reasons):
         writer = _Writer(request, dialect)
         for item in response.choice(number):
             writer.add(item)
+        end = ends.get(number, {})
         choice = {
             "index": number,
             "message": writer.message(),
-            "logprobs": writer.logprobs(),
+            "logprobs": writer.logprobs(end.pop("logprobs", {}).get("content", [])),
             "finish_reason": finish.encode(reason, legacy=writer.legacy),
         }
-        choices.append(join(choice, ends.get(number, {})))
+        choices.append(join(choice, end))
     said = {
         "id": ID_PREFIX + response.id,
         "object": OBJECT,
@@ -113,12 +114,12 @@ class _Writer:
         said |= {name: value for name, value in optional.items() if value is not None}
         return join(said, self._more)
 
-    def logprobs(self) -> JSON:
-        """The tokens, where they were asked for or given."""
-        if not (self._tokens or self._refusal_tokens or self._wants_logprobs):
-            return None
+    def logprobs(self, late: list[JSON]) -> JSON:
+        """The tokens, where they were asked for or given; `late` are those of no text."""
+        content = logprobs.encode(self._tokens) + late
         refusal = logprobs.encode(self._refusal_tokens) or None
-        content = logprobs.encode(self._tokens)
+        if not (content or refusal or self._wants_logprobs):
+            return None
         return {"content": content if content or self._wants_logprobs else None, "refusal": refusal}
 
     def _message(self, item: Message) -> None:
