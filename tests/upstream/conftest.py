@@ -1,0 +1,5 @@
+"""Gives this folder's tests the real upstream."""
+
+from tests.upstream.llamacpp import llamacpp
+
+__all__ = ["llamacpp"]

@@ -1,0 +1,48 @@
+"""A llama.cpp server as a process: serves one model on a free loopback port until stdin closes.
+
+Run as a script by `tests.upstream.llamacpp`, because the server lives in native threads that only
+the end of a process stops for certain. It knows nothing of the tests: it prints its URL, no more.
+"""
+
+import argparse
+import os
+import sys
+
+import xllamacpp
+
+CONTEXT = 8192  # tokens of each slot
+
+
+def parameters(model: str, alias: str, slots: int, api_key: str | None) -> xllamacpp.CommonParams:
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.model_alias = {alias}
+    params.n_parallel = slots
+    params.n_ctx = CONTEXT * slots
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.endpoint_slots = params.endpoint_metrics = params.endpoint_props = True
+    params.ui = params.warmup = False
+    params.verbosity = 0
+    if api_key is not None:
+        params.api_keys = [api_key]
+    return params
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--alias", required=True)
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--api-key")
+    options = parser.parse_args()
+    server = xllamacpp.Server(
+        parameters(options.model, options.alias, options.slots, options.api_key)
+    )
+    print(server.listening_address, flush=True)
+    sys.stdin.buffer.read()
+    # The server's threads may still be writing an answer that nobody will read.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
