@@ -1,0 +1,183 @@
+"""The in-process transport: the official SDK over an engine, with no port and true streaming."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Failed
+from dragoman.core.secret import Secret
+from dragoman.server.settings import Settings
+from dragoman.server.transport import transport
+from tests.server.stubs import OPENING, Stub, asking, closing, saying, word
+
+BASE = "http://dragoman/v1"
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+
+
+@asynccontextmanager
+async def client(stub: Stub, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    http = httpx2.AsyncClient(transport=transport(stub, **options))
+    sdk = openai.AsyncOpenAI(base_url=BASE, api_key="mine", http_client=http, max_retries=0)
+    async with sdk:
+        yield sdk
+
+
+@contextmanager
+def sync_client(stub: Stub) -> Iterator[openai.OpenAI]:
+    http = httpx2.Client(transport=transport(stub))
+    with openai.OpenAI(base_url=BASE, api_key="mine", http_client=http, max_retries=0) as sdk:
+        yield sdk
+
+
+async def test_whole_answers_over_both_wires() -> None:
+    stub = Stub(*saying("Hello", ", world"))
+    async with client(stub) as sdk:
+        chat = await sdk.chat.completions.create(model="stub", messages=HELLO)
+        assert chat.choices[0].message.content == "Hello, world"
+        response = await sdk.responses.create(model="stub", input="Hi")
+        assert response.output_text == "Hello, world"
+        assert [model.id async for model in sdk.models.list()] == ["stub"]
+    key = stub.asked[0][1].key
+    assert key is not None
+    assert key.reveal() == "mine"
+
+
+async def test_streams_come_as_the_engine_speaks_and_not_at_the_end() -> None:
+    gates = [asyncio.Event() for _ in range(3)]
+    cues = [cue for gate in gates for cue in (gate, word("x"))]
+    async with client(Stub(*OPENING, *cues, *closing("xxx"))) as sdk:
+        stream = await sdk.responses.create(model="stub", input="Hi", stream=True)
+        heard = 0
+        gates[0].set()
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                heard += 1
+                if heard < 3:
+                    gates[heard].set()
+        assert heard == 3
+
+
+async def test_the_sdks_own_stream_helpers_work() -> None:
+    async with client(Stub(*saying("Hello", ", world"))) as sdk:
+        async with sdk.responses.stream(model="stub", input="Hi") as stream:
+            assert (await stream.get_final_response()).output_text == "Hello, world"
+        async with sdk.chat.completions.stream(model="stub", messages=HELLO) as chat:
+            final = await chat.get_final_completion()
+        assert final.choices[0].message.content == "Hello, world"
+
+
+async def test_errors_are_the_sdks_own() -> None:
+    fault = Fault("upstream_refused", "Slow down.", "upstream", status=429, retry_after="3")
+    async with client(Stub(Failed(fault))) as sdk:
+        with pytest.raises(openai.RateLimitError) as caught:
+            await sdk.responses.create(model="stub", input="Hi")
+        assert caught.value.response.headers["retry-after"] == "3"
+        with pytest.raises(openai.NotFoundError):
+            await sdk.models.retrieve("none")
+    async with client(Stub(), settings=Settings(keys=(Secret("other"),))) as sdk:
+        with pytest.raises(openai.AuthenticationError):
+            await sdk.models.list()
+
+
+async def test_closing_a_stream_stops_the_engine() -> None:
+    stub = Stub(*OPENING, word("a"), asyncio.Event())
+    async with client(stub) as sdk:
+        stream = await sdk.responses.create(model="stub", input="Hi", stream=True)
+        await anext(aiter(stream))
+        assert stub.running == 1
+        await stream.close()
+        assert stub.cancelled.is_set()
+        assert not stub.running
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_cancelling_a_request_stops_the_engine(streamed: bool) -> None:
+    stub = Stub(asyncio.Event())
+    async with client(stub) as sdk:
+        task = asyncio.create_task(sdk.responses.create(model="stub", input="Hi", stream=streamed))
+        await stub.begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stub.cancelled.is_set()
+
+
+async def test_closing_the_client_stops_what_runs_and_leaves_the_engine_open() -> None:
+    stub = Stub(*OPENING, asyncio.Event())
+    async with client(stub) as sdk:
+        stream = await sdk.responses.create(model="stub", input="Hi", stream=True)
+        await anext(aiter(stream))
+    assert stub.cancelled.is_set()
+    assert not stub.closed
+
+
+async def test_a_reader_that_lags_holds_the_engine_back() -> None:
+    stub = Stub(
+        *OPENING, *[cue for _ in range(500) for cue in (word("x" * 1000), 0)], *closing("x")
+    )
+    async with client(stub) as sdk:
+        stream = await sdk.responses.create(model="stub", input="Hi", stream=True)
+        await asyncio.sleep(0.1)
+        assert stub.running == 1  # far from its end
+        assert len([event async for event in stream]) > 500
+
+
+async def test_an_answer_that_breaks_off_is_an_error() -> None:
+    settings = Settings(stall=0.01, heartbeat=0.01)
+    stub = Stub(
+        *OPENING, *[cue for _ in range(500) for cue in (word("x" * 1000), 0)], *closing("x")
+    )
+    async with httpx2.AsyncClient(transport=transport(stub, settings=settings)) as http:
+        request = http.build_request(
+            "POST", f"{BASE}/responses", json=asking("responses", stream=True)
+        )
+        answer = await http.send(request, stream=True)
+        await stub.ended.wait()
+        with pytest.raises(httpx2.RemoteProtocolError, match="broke off"):
+            await answer.aread()
+        await answer.aclose()
+
+
+def test_the_sync_client_streams_too() -> None:
+    seen: list[float] = []
+    stub = Stub(*OPENING, word("a"), 0.05, word("b"), *closing("ab"))
+    with sync_client(stub) as sdk:
+        assert sdk.responses.create(model="stub", input="Hi").output_text == "ab"
+        for event in sdk.responses.create(model="stub", input="Hi", stream=True):
+            if event.type == "response.output_text.delta":
+                seen.append(time.monotonic())
+    assert seen[1] - seen[0] > 0.02
+    assert not [t for t in threading.enumerate() if t.name == "dragoman-transport"]
+
+
+def test_the_sync_client_stops_the_engine_by_closing() -> None:
+    stub = Stub(*OPENING, word("a"), 60, *closing("a"))
+    with sync_client(stub) as sdk:
+        stream = sdk.responses.create(model="stub", input="Hi", stream=True)
+        next(iter(stream))
+        stream.close()
+        assert stub.cancelled.is_set()
+        assert not stub.running
+
+
+def test_closing_a_client_that_was_never_used_is_nothing() -> None:
+    with sync_client(Stub()):
+        pass
+
+
+def test_without_httpx2_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+    import sys
+
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    monkeypatch.delitem(sys.modules, "dragoman.server.transport")
+    with pytest.raises(ImportError, match="pip install openai"):
+        importlib.import_module("dragoman.server.transport")
