@@ -37,33 +37,54 @@ class Answer(Struct, frozen=True):
     there: bool = True
 
 
+Senses = dict[str, frozenset[str] | None]
+"""What each listed model takes in (`text`, `image`, `audio` …); None where that is not said."""
+
+
 class Found(Struct, frozen=True):
-    """What an address turned out to be, and the wires it speaks, best first: none where nobody
-    is there."""
+    """What an address turned out to be, the wires it speaks, best first (none where nobody is
+    there), and what its models take in."""
 
     profile: Profile
     wires: tuple[str, ...]
+    senses: Senses
 
 
 async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
     """Find out what is at this address and which wires it speaks. Never raises for silence."""
     listing = await question(client, "GET", f"{base_url}/models", headers)
     if not listing.there:
-        return Found(GENERIC, ())
-    profile = recognise(listing)
+        return Found(GENERIC, (), {})
+    profile, taken = recognise(listing), senses(entries(listing.value))
     if profile is not None and profile.wires:
-        return Found(profile, profile.wires)
+        return Found(profile, profile.wires, taken)
     reply = await question(client, "POST", f"{base_url}/responses", headers, b"{}")
     profile = profile or by_answers(reply.server)
     if profile is not None and profile.wires:
-        return Found(profile, profile.wires)
+        return Found(profile, profile.wires, taken)
     speaks = reply.status in (400, 422)
-    return Found(profile or GENERIC, ("responses", "chat") if speaks else ("chat",))
+    return Found(profile or GENERIC, ("responses", "chat") if speaks else ("chat",), taken)
 
 
 def recognise(listing: Answer) -> Profile | None:
     """The profile a model listing gives away."""
     return by_answers(listing.server, entries(listing.value))
+
+
+def senses(listing: list[dict[str, Any]]) -> Senses:
+    """What a listing says its models take in.
+
+    >>> senses([{"id": "m", "architecture": {"input_modalities": ["text"]}}, {"id": "n"}])
+    {'m': frozenset({'text'}), 'n': None}
+    """
+    found: Senses = {}
+    for entry in listing:
+        match entry:
+            case {"id": str(name), "architecture": {"input_modalities": [*taken]}}:
+                found[name] = frozenset(map(str, taken))
+            case {"id": str(name)}:
+                found[name] = None
+    return found
 
 
 def entries(value: Any) -> list[dict[str, Any]]:

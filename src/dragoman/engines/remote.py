@@ -21,7 +21,7 @@ from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.identity import HOPS
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Decoder, Model
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Lowered, lower
+from dragoman.core.lower import Limits, Lowered, lower
 from dragoman.core.request import Request
 from dragoman.core.secret import Secret
 from dragoman.core.turn import Turn
@@ -98,6 +98,7 @@ class Remote:
         self._recognised = known is not None
         self._wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
         self._looking: asyncio.Task[probe.Found] | None = None
+        self._senses: probe.Senses = {}
 
     # ---- the engine ----------------------------------------------------------------------
 
@@ -126,6 +127,8 @@ class Remote:
         if answer.status != 200:
             raise FaultError(failure.unreachable(f"{self.base_url} has no model listing"))
         self._recognise(probe.recognise(answer))
+        listing = probe.entries(answer.value)
+        self._senses = probe.senses(listing)
         return tuple(
             Model(
                 entry["id"],
@@ -136,15 +139,16 @@ class Remote:
                     "upstream": {"url": self.base_url, "kind": self.profile.name},
                 },
             )
-            for entry in probe.entries(answer.value)
+            for entry in listing
             if isinstance(entry.get("id"), str)
         )
 
     async def capabilities(self, model: str) -> Capabilities:
-        """What the profile says."""
-        limits = self.profile.limits
+        """What the profile says, and what the server's listing said of the model."""
+        limits = self._limits(model)
         return Capabilities(
             images=limits.images,
+            audio=limits.audio,
             custom_tools=limits.custom_tools,
             namespaces=limits.namespaces,
             choices=self.profile.choices,
@@ -257,7 +261,7 @@ class Remote:
         names = sorted(self._wires, key=lambda name: name != caller.wire)
         if caller.wire is None or len(self.profile.wires) < 2:
             names = list(self._wires)
-        lowered = lower(request, self.profile.limits)
+        lowered = lower(request, self._limits(request.model))
         refused: FaultError | None = None
         for name in names:
             wire = WIRES[name]
@@ -322,12 +326,20 @@ class Remote:
         if not found.wires and self._looking is looking:
             self._looking = None
         self._recognise(found.profile if found.profile is not GENERIC else None)
-        self._wires = found.wires
+        self._wires, self._senses = found.wires, found.senses
         return bool(found.wires)
 
     def _recognise(self, profile: Profile | None) -> None:
         if profile is not None and not self._recognised:
             self.profile, self._recognised = profile, True
+
+    def _limits(self, model: str) -> Limits:
+        """What a model can take. A server that lists one model answers every name with that."""
+        only = next(iter(self._senses.values())) if len(self._senses) == 1 else None
+        senses = self._senses.get(model, only)
+        if senses is None:
+            return self.profile.limits
+        return replace(self.profile.limits, images="image" in senses, audio="audio" in senses)
 
     def _passes(self, caller: Caller) -> bool:
         return self._pass_client_key and caller.key is not None
