@@ -1,1 +1,74 @@
-"""placeholder"""
+"""Any client that speaks an OpenAI protocol, in front of any model, with nothing lost in between.
+
+`connect` gives an engine a handle, `serve` puts the protocols in front of one, `transport` puts
+them in front of one without a network. What asks and answers is named here; everything else is
+imported from the room it lives in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .client import Answer, AnswerError, Client, Stream, connect, connect_sync
+from .core import identity
+from .core.error import Fault, FaultError
+from .core.interfaces import Engine
+from .core.item import FunctionCallOutput, Image, Message, Text
+from .core.request import CustomTool, FunctionTool, JSONSchema, Request
+
+if TYPE_CHECKING:
+    from .server.settings import Settings
+
+__version__ = identity.VERSION
+
+__all__ = [
+    "Answer",
+    "AnswerError",
+    "Client",
+    "CustomTool",
+    "Engine",
+    "Fault",
+    "FaultError",
+    "FunctionCallOutput",
+    "FunctionTool",
+    "Image",
+    "JSONSchema",
+    "Message",
+    "Request",
+    "Stream",
+    "Text",
+    "__version__",
+    "connect",
+    "connect_sync",
+    "serve",
+    "transport",
+]
+
+
+def serve(engine: Engine, settings: Settings | None = None) -> None:
+    """Serve an engine over Chat Completions and Responses until a signal says to stop.
+
+    `settings` are those of `dragoman.server.settings`; by default it listens on
+    `http://127.0.0.1:8000/v1`, for this machine only. Raises `dragoman.server.host.HostError` when
+    it cannot listen there.
+
+        dragoman.serve(dragoman.connect("http://127.0.0.1:11434/v1"))
+    """
+    from .server.app import App
+    from .server.host import bind, run
+    from .server.settings import Settings
+
+    settings = settings or Settings()
+    run(lambda: App(engine, settings), settings, bind(settings, exact=True))
+
+
+def transport(engine: Engine, settings: Settings | None = None) -> Any:
+    """A transport that answers the official SDK out of `engine`, in this process.
+
+    Pass it to `httpx2.AsyncClient` or `httpx2.Client` as `transport`, and that to the SDK as
+    `http_client`: no port, no network, no key. Raises ImportError where httpx2, which comes with
+    the SDK, is not installed.
+    """
+    from .server.transport import transport as make
+
+    return make(engine, settings)

@@ -81,18 +81,19 @@ async def test_silence_is_not_waited_for(client: Client, monkeypatch: pytest.Mon
     assert await answer(client, Reply([], hang=True)) is None
 
 
-async def test_only_what_answers_is_found_and_what_is_skipped_is_not_asked(
+async def test_only_what_answers_is_found_and_one_of_us_only_when_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with (
         mock(plain(500, b""), probed=plain(200, LISTING)) as good,
         mock(plain(500, b""), probed=plain(404, b"")) as bad,
-        mock(plain(500, b""), probed=plain(200, LISTING)) as skipped,
+        mock(plain(500, b""), probed=plain(200, LISTING, "x-dragoman: 0.1.0")) as one_of_us,
     ):
-        monkeypatch.setattr(room, "PORTS", (bad.port, good.port, skipped.port))
-        found = await discover({}, skip=frozenset({skipped.port}))
+        monkeypatch.setattr(room, "PORTS", (bad.port, good.port, one_of_us.port))
+        found = await discover({})
         assert [server.base_url for server in found] == [good.base_url]
-        assert skipped.connections == 0
+        found = await discover({}, ours=True)
+        assert [server.base_url for server in found] == [good.base_url, one_of_us.base_url]
 
 
 async def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,8 @@ def welcome(base_url: str, rows: Sequence[Row], *, key_env: str | None = None) -
     )
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The models, in columns.
+def table(rows: Sequence[Row], *, most: int = MOST) -> str:
+    """The models, in columns; beyond `most` they are only counted.
 
     >>> print(table([Row("m", "http://127.0.0.1:11434/v1", "ollama")]))
       MODEL  ANSWERED BY
@@ -74,11 +74,11 @@ def table(rows: Sequence[Row]) -> str:
     """
     if not rows:
         return "  No models are listed; any name is passed through."
-    width = max(5, *(len(row.model) for row in rows[:MOST]))
+    width = max(5, *(len(row.model) for row in rows[:most]))
     lines = [f"  {'MODEL':<{width}}  ANSWERED BY"]
-    for row in rows[:MOST]:
+    for row in rows[:most]:
         note = f"  ({row.note})" if row.note else ""
         lines.append(f"  {row.model:<{width}}  {row.source}{note}")
-    if len(rows) > MOST:
-        lines.append(f"  … and {len(rows) - MOST} more: dragoman models")
+    if len(rows) > most:
+        lines.append(f"  … and {len(rows) - most} more: dragoman models")
     return "\n".join(lines)

@@ -20,8 +20,9 @@ from .secret import Secret
 class Caller(Struct, frozen=True, omit_defaults=True):
     """Who asks: whose data it is, with which key, until when (monotonic seconds), traced how.
 
-    `key` is the client's own key; it goes upstream only where the configuration says so. `wire` is the protocol the caller speaks: an engine that could ask
-    over several prefers that one. `hops` counts the Dragomans this request has passed.
+    `key` is the client's own key; it goes upstream only where the configuration says so. `wire` is
+    the protocol the caller speaks: an engine that could ask over several prefers that one. `hops`
+    counts the Dragomans this request has passed.
     """
 
     tenant: str = ""

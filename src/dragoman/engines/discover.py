@@ -42,13 +42,16 @@ class Discovered(Struct, frozen=True):
 
 
 async def discover(
-    environ: Mapping[str, str], *, skip: frozenset[int] = frozenset(), client: Client | None = None
+    environ: Mapping[str, str], *, ours: bool = False, client: Client | None = None
 ) -> tuple[Discovered, ...]:
-    """What the environment names, then what answers on the usual local ports except `skip`."""
+    """What the environment names, then what answers on the usual local ports.
+
+    `ours` takes Dragomans too: right for whoever asks, wrong for whoever serves.
+    """
     own = client or Client(connect_retries=0, timeouts=Timeouts(connect=PATIENCE))
     try:
-        ports = [port for port in PORTS if port not in skip]
-        found = await asyncio.gather(*(look(own, f"http://127.0.0.1:{port}/v1") for port in ports))
+        places = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
+        found = await asyncio.gather(*(look(own, place, ours=ours) for place in places))
     finally:
         if client is None:
             await own.aclose()
@@ -71,10 +74,10 @@ def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
     return tuple(servers)
 
 
-async def look(client: Client, base_url: str) -> Discovered | None:
-    """The server at an address, if what answers there is a model server and not one of us."""
+async def look(client: Client, base_url: str, *, ours: bool = False) -> Discovered | None:
+    """The server at an address, if what answers there is a model server; one of us if `ours`."""
     answer = await probe.question(client, "GET", f"{base_url}/models", (), patience=PATIENCE)
-    if answer.status != 200 or answer.ours:
+    if answer.status != 200 or (answer.ours and not ours):
         return None
     models = tuple(e["id"] for e in probe.entries(answer.value) if isinstance(e.get("id"), str))
     if not models and not _is_empty_listing(answer.value):

@@ -1,0 +1,173 @@
+"""`dragoman ask`, `chat` and `models`: a model's words on a terminal.
+
+Reasoning is dim, tool calls are named, text is plain; colours only where a person looks. Ctrl-C
+stops the answer that is running, and only at the prompt the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from dragoman.client import Client, Stream, connect
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Delta, Failed, Finished, ItemAdded
+from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message
+from dragoman.engines.discover import discover
+
+from .welcome import Row, table
+
+_DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
+
+
+def talk(options: Namespace) -> int:
+    """Run one of the three commands."""
+    return asyncio.run(_COMMANDS[options.command](options))
+
+
+async def _models(options: Namespace) -> int:
+    async with await _client(options) as client:
+        models = await client.models()
+        places = [(model.extra or {}).get("upstream", {}) for model in models]
+        print(
+            table(
+                [
+                    Row(model.id, place.get("url", "this program"), place.get("kind", ""))
+                    for model, place in zip(models, places, strict=True)
+                ],
+                most=len(models),
+            )
+        )
+    return 0
+
+
+async def _ask(options: Namespace) -> int:
+    question = " ".join(options.question) or sys.stdin.read()
+    async with await _client(options) as client:
+        answer = await _print_answer(client, (Message("user", question),), options)
+    return 0 if answer is not None else 1
+
+
+async def _chat(options: Namespace) -> int:
+    said: tuple[Item, ...] = ()
+    async with await _client(options) as client:
+        while True:
+            try:
+                line = await asyncio.to_thread(input, "> ")
+            except EOFError:
+                print()
+                return 0
+            if line.strip():
+                asked = (*said, Message("user", line))
+                answer = await _print_answer(client, asked, options)
+                said = (*asked, *answer) if answer is not None else said
+
+
+async def _print_answer(
+    client: Client, items: tuple[Item, ...], options: Namespace
+) -> tuple[Item, ...] | None:
+    """Stream one answer to the terminal; the items of it, or None where it failed."""
+    settings = {
+        "model": options.model,
+        "instructions": options.system,
+        "reasoning": options.effort,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    stream = client.stream(items, **given)
+    pen = _Pen(sys.stdout.isatty())
+    with _stopped_by_ctrl_c(stream):
+        async with stream:
+            async for event in stream:
+                match event:
+                    case Delta(kind="reasoning" | "summary", data=str(text)):
+                        pen.write(text, _DIM)
+                    case Delta(kind="text" | "refusal", data=str(text)):
+                        pen.write(text)
+                    case Delta(kind="arguments" | "input", data=str(text)):
+                        pen.write(text, _CALL)
+                    case ItemAdded(item=FunctionCall(name=name) | CustomToolCall(name=name)):
+                        pen.line(f"[{name}] ", _CALL)
+                    case ItemAdded():
+                        pen.line("")
+                    case Finished(status="incomplete", reasons=reasons):
+                        pen.line(f"(cut short: {', '.join(reasons)})", _BAD)
+                    case Failed(fault=fault):
+                        pen.line(fault.message, _BAD)
+    pen.line("")
+    answer = stream.answer
+    return None if answer.status == "failed" else answer.response.output
+
+
+@contextmanager
+def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
+    """While this holds, Ctrl-C closes the stream."""
+    loop = asyncio.get_running_loop()
+    closing: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        closing.append(asyncio.ensure_future(stream.close()))
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, stop)
+    except (NotImplementedError, RuntimeError, ValueError):  # no signals in this loop
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+class _Pen:
+    """Writes to the terminal, changing colour only where there is one to change."""
+
+    def __init__(self, colours: bool) -> None:
+        self._colours = colours
+        self._colour = _PLAIN
+        self._at_start = True
+
+    def write(self, text: str, colour: str = _PLAIN) -> None:
+        """Write on."""
+        if self._colours and colour != self._colour:
+            sys.stdout.write(_PLAIN + colour)
+            self._colour = colour
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if text:
+            self._at_start = text.endswith("\n")
+
+    def line(self, text: str, colour: str = _PLAIN) -> None:
+        """Write on a line of its own."""
+        if not self._at_start:
+            self.write("\n", self._colour)
+        self.write(text, colour)
+        if self._colours:
+            sys.stdout.write(_PLAIN)
+            self._colour = _PLAIN
+
+
+async def _client(options: Namespace) -> Client:
+    """A client of the server that was named, or of the first that answers."""
+    if options.at == "script":
+        return connect("script")
+    key = os.environ.get(options.key_env) if options.key_env else None
+    if options.key_env and not key:
+        raise FaultError(Fault("authentication", f"{options.key_env} is empty.", "client"))
+    if options.at:
+        with suppress(ValueError):
+            return connect(options.at, key=key)
+        problem = f"{options.at!r} is neither an http(s) address nor `script`."
+        raise FaultError(Fault("invalid_request", problem, "client"))
+    for found in await discover(os.environ, ours=True):
+        own = os.environ.get(found.key_env) if found.key_env else key
+        return connect(found.base_url, key=own)
+    print("No model server found: this is the rehearsal.", file=sys.stderr)
+    return connect("script")
+
+
+_COMMANDS = {"models": _models, "ask": _ask, "chat": _chat}
