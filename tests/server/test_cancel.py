@@ -1,0 +1,156 @@
+"""Whoever hangs up stops the engine at once, in every phase, and nothing is left running.
+
+Here the engine is a stub and the time is taken at its `CancelledError`; what becomes of an
+upstream's connection is tested in tests/cancel.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from dragoman.core.interfaces import Model
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served, word
+
+GOAL = 0.1
+"""Seconds from hanging up to the engine's cancellation."""
+SLACK = 10
+
+PHASES: dict[str, tuple[tuple[Any, ...], bool, Settings]] = {
+    "before the first event": ((asyncio.Event,), True, Settings()),
+    "after the header hold": ((asyncio.Event,), True, Settings(header_hold=0.001)),
+    "after the first event": ((*OPENING, asyncio.Event), True, Settings()),
+    "in mid-stream": ((*OPENING, word("a"), 0, word("b"), asyncio.Event), True, Settings()),
+    "between heartbeats": ((*OPENING, asyncio.Event), True, Settings(heartbeat=0.001)),
+    "in a plain answer": ((*OPENING, word("a"), asyncio.Event), False, Settings()),
+}
+
+
+def playing(phase: str) -> tuple[Stub, App, bool]:
+    cues, stream, settings = PHASES[phase]
+    stub = Stub(*(cue() if cue is asyncio.Event else cue for cue in cues))
+    return stub, App(stub, settings), stream
+
+
+async def settle(phase: str) -> None:
+    """Let the phase be reached: the engine waits, and what should have gone out has."""
+    await asyncio.sleep(0.01 if phase in ("after the header hold", "between heartbeats") else 0)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_p26_hanging_up_cancels_the_engine(wire: str, phase: str) -> None:
+    stub, app, stream = playing(phase)
+    before = asyncio.all_tasks()
+    call = Call(app, PATHS[wire], asking(wire, stream=stream))
+    task = asyncio.create_task(call())
+    await stub.begun.wait()
+    await settle(phase)
+    left = time.monotonic()
+    call.hang_up()
+    await task
+    assert time.monotonic() - left < GOAL * SLACK
+    assert stub.cancelled.is_set()
+    assert not stub.running
+    assert not task.cancelling()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    if not stream:
+        assert not call.sent
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_p26_a_closed_connection_is_noticed(wire: str, phase: str) -> None:
+    stub, app, stream = playing(phase)
+    async with served(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(wire, stream=stream), PATHS[wire]))
+        await stub.begun.wait()
+        await settle(phase)
+        left = time.monotonic()
+        writer.close()
+        await asyncio.wait_for(stub.cancelled.wait(), 10)
+        assert time.monotonic() - left < GOAL * SLACK
+        assert not stub.running
+
+
+async def test_p26_who_hangs_up_with_a_large_request_is_noticed(wire: str) -> None:
+    """The host pauses reading such a connection; the hang-up must get through."""
+    stub = Stub(asyncio.Event())
+    text = "x" * 2_000_000
+    body = (
+        asking(wire, messages=[{"role": "user", "content": text}])
+        if wire == "chat"
+        else asking(wire, input=text)
+    )
+    async with served(App(stub, Settings())) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, body, PATHS[wire]))
+        await asyncio.wait_for(stub.begun.wait(), 10)
+        writer.close()
+        await asyncio.wait_for(stub.cancelled.wait(), GOAL * SLACK)
+
+
+async def test_p26_a_listing_is_given_up_too() -> None:
+    waiting, given_up = asyncio.Event(), asyncio.Event()
+
+    class Slow(Stub):
+        async def models(self) -> tuple[Model, ...]:
+            waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+            return ()
+
+    call = Call(App(Slow(), Settings()), "/v1/models", method="GET")
+    task = asyncio.create_task(call())
+    await waiting.wait()
+    call.hang_up()
+    await task
+    assert given_up.is_set()
+    assert not call.sent
+
+
+async def test_an_engine_that_takes_its_time_to_stop_is_waited_for(wire: str) -> None:
+    stopped = asyncio.Event()
+
+    class Tidy(Stub):
+        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+            try:
+                for event in OPENING:
+                    yield event
+                self.begun.set()
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.01)
+                stopped.set()
+
+    engine = Tidy()
+    call = Call(App(engine, Settings()), PATHS[wire], asking(wire, stream=True))
+    task = asyncio.create_task(call())
+    await engine.begun.wait()
+    call.hang_up()
+    await task
+    assert stopped.is_set()
+
+
+async def test_a_cancellation_from_outside_is_not_swallowed(wire: str) -> None:
+    stub = Stub(*OPENING, asyncio.Event())
+    call = Call(App(stub, Settings()), PATHS[wire], asking(wire, stream=True))
+    task = asyncio.create_task(call())
+    await stub.begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stub.cancelled.is_set()
+
+
+async def test_a_hang_up_after_the_end_disturbs_nobody(wire: str) -> None:
+    call = Call(App(Stub(), Settings()), PATHS[wire], asking(wire, stream=True))
+    await call()
+    call.hang_up()
+    await asyncio.sleep(0)
+    assert call.whole
