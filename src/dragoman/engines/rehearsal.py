@@ -20,7 +20,6 @@ from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
     Image,
-    Item,
     Message,
     Reasoning,
     Summary,
@@ -43,7 +42,7 @@ from dragoman.core.response import Response
 from .filler import fill
 from .mint import new_id, now
 from .script import NAME, Script
-from .words import pieces, shortened, usage
+from .words import Said, pieces, shortened, usage
 
 PACE = 0.02
 """Seconds between two words: quick, and still to be seen."""
@@ -82,7 +81,7 @@ def rehearse(request: Request) -> Response:
     '1, 2, 3.'
     """
     id = new_id()
-    output: list[Item] = []
+    output: list[Said] = []
     choices: list[int] = []
     reasons: list[str] = []
     for choice in range(request.sampling.n or 1):
@@ -111,10 +110,10 @@ class _Take:
         self._choice = choice
         self._said = _last_said(request)
 
-    def perform(self) -> tuple[list[Item], str]:
+    def perform(self) -> tuple[list[Said], str]:
         """The items, and why they end where they end."""
         calls = self._calls()
-        items: list[Item] = [*self._thoughts(), *(calls or [self._message()])]
+        items: list[Said] = [*self._thoughts(), *(calls or [self._message()])]
         kept, short = shortened(items, self._request.max_output_tokens)
         return kept, "length" if short else "tool_calls" if calls else "stop"
 
@@ -174,7 +173,7 @@ class _Take:
         names = _CAPITAL.findall(self._said)
         return names[-1] if names else "rehearsal"
 
-    def _calls(self) -> list[Item]:
+    def _calls(self) -> list[Said]:
         request, offers = self._request, _offers(self._request)
         forced = False
         match request.tool_choice:
@@ -195,7 +194,7 @@ class _Take:
         most = MOST_CALLS if request.max_tool_calls is None else request.max_tool_calls
         return [self._call(offer) for offer in chosen[: max(most, 0)]]
 
-    def _call(self, offer: _Offer) -> Item:
+    def _call(self, offer: _Offer) -> Said:
         tool, namespace = offer
         if isinstance(tool, CustomTool):
             return CustomToolCall("", tool.name, self._subject(), namespace, status="completed")
@@ -272,7 +271,7 @@ def _telling(text: str) -> set[str]:
     return {word for word in _WORD.findall(spaced.lower()) if len(word) > 3} - _COMMON
 
 
-def _named(item: Item, id: str, index: int) -> Item:
+def _named(item: Said, id: str, index: int) -> Said:
     match item:
         case Message():
             return replace(item, id=f"msg_{id}_{index}")
@@ -282,5 +281,3 @@ def _named(item: Item, id: str, index: int) -> Item:
             return replace(item, id=f"fc_{id}_{index}", call_id=f"call_{id}_{index}")
         case CustomToolCall():
             return replace(item, id=f"ctc_{id}_{index}", call_id=f"call_{id}_{index}")
-        case _:
-            return item

@@ -28,6 +28,9 @@ from dragoman.core.request import Request
 from dragoman.core.response import Usage
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
+Said = Message | Reasoning | FunctionCall | CustomToolCall
+"""What an engine without a model can say."""
+
 _WORDED = ("text", "refusal", "reasoning", "summary", "arguments", "input")
 
 
@@ -73,11 +76,11 @@ def length(item: Item) -> int:
     return len(pieces(text))
 
 
-def shortened(items: list[Item], limit: int | None) -> tuple[list[Item], bool]:
+def shortened(items: list[Said], limit: int | None) -> tuple[list[Said], bool]:
     """As many words as the limit allows, and whether that cut anything off."""
     if limit is None:
         return items, False
-    kept: list[Item] = []
+    kept: list[Said] = []
     for item in items:
         words = length(item)
         if words > limit:
@@ -87,25 +90,25 @@ def shortened(items: list[Item], limit: int | None) -> tuple[list[Item], bool]:
     return kept, False
 
 
-def cut(item: Item, words: int) -> Item:
-    """An item broken off after so many words."""
+def cut(item: Said, words: int) -> Said:
+    """An item broken off after so many words; of a message or a reasoning, its first part."""
 
     def first(text: str) -> str:
         return "".join(pieces(text)[:words])
 
     status: ItemStatus = "incomplete"
     match item:
-        case Message(content=(Text() as part,)):
+        case Message(parts=(Text() as part, *_)):
             part = replace(part, text=first(part.text), tokens=part.tokens[:words])
             return replace(item, content=(part,), status=status)
-        case Reasoning(content=(Thought(text=text),)):
+        case Reasoning(content=(Thought(text=text), *_)):
             return replace(item, content=(Thought(first(text)),), summary=(), status=status)
         case FunctionCall():
             return replace(item, arguments=first(item.arguments), status=status)
         case CustomToolCall():
             return replace(item, input=first(item.input), status=status)
-        case _:
-            return item
+        case _:  # there is nothing in it to be cut
+            return replace(item, status=status)
 
 
 def usage(request: Request, output: Iterable[Item]) -> Usage:

@@ -73,15 +73,20 @@ async def sealed(events: AsyncGenerator[Event, None], model: str) -> AsyncGenera
                         yield legal
                     if state.over:
                         return
-            except (GeneratorExit, asyncio.CancelledError) as stop:
-                state.stop = stop
+            except GeneratorExit:
+                state.over = True
                 raise
         yield Failed(CUT)
     except Exception as error:
-        if state.stop is not None:  # the source objects to being given up, which changes nothing
-            raise state.stop from error
+        if _cancelled():  # the source objects to being given up, which changes nothing
+            raise asyncio.CancelledError from error
         if not state.over:  # after the end, nothing is left to be told
             yield Failed(told(error))
+
+
+def _cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def told(error: Exception) -> Fault:
@@ -94,11 +99,10 @@ def told(error: Exception) -> Fault:
 class _Seal:
     """Knows whether an answer has begun and whether it is over."""
 
-    __slots__ = ("begun", "model", "over", "stop")
+    __slots__ = ("begun", "model", "over")
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.stop: BaseException | None = None  # the answer was given up by this
         self.begun = False
         self.over = False
 

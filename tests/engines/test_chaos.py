@@ -1,0 +1,108 @@
+"""Mischief: each kind does what it says, and a seed brings the same again."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, Started
+from dragoman.core.fold import fold
+from dragoman.core.item import FunctionCall, Message, Text
+from dragoman.core.lifecycle import check
+from dragoman.core.response import Response, Usage
+from dragoman.core.turn import CUT
+from dragoman.engines.chaos import BROKEN, LIMITED, Chaos, Mischief
+from dragoman.engines.script import Script
+from dragoman.engines.wrap import sealed
+from tests.engines.stage import ASKED, answered, heard
+
+CALLS = Response(
+    id="r",
+    created_at=0,
+    model="m",
+    status="completed",
+    output=(
+        Message("assistant", (Text("wait a bit"),), id="a", status="completed"),
+        FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
+        FunctionCall("d", "g", '{"b": 2}', id="c", status="completed"),
+    ),
+    reasons=("tool_calls",),
+    usage=Usage(1, 2, 3),
+)
+
+
+async def spoilt(mischief: Mischief, seed: int = 0) -> list[Event]:
+    async with aclosing(Chaos(Script(CALLS), mischief, seed=seed).stream(ASKED)) as events:
+        return [event async for event in events]
+
+
+async def test_no_mischief_is_none() -> None:
+    assert await spoilt(Mischief()) == await heard(Script(CALLS))
+
+
+async def test_refusals_come_first_and_say_when_to_try_again() -> None:
+    assert await spoilt(Mischief(limited=1)) == [Failed(LIMITED)]
+    assert (LIMITED.status, LIMITED.retry_after) == (429, "1")
+    assert await spoilt(Mischief(broken=1)) == [Failed(BROKEN)]
+
+
+async def test_a_cut_stops_without_an_end_and_the_seal_makes_it_one() -> None:
+    whole = await heard(Script(CALLS))
+    for seed in range(8):
+        cut = await spoilt(Mischief(cut=1), seed)
+        assert cut == whole[: len(cut)]
+        assert len(cut) < len(whole)
+        engine = Chaos(Script(CALLS), Mischief(cut=1), seed=seed)
+        events = [event async for event in sealed(engine.stream(ASKED), "m")]
+        check(events)
+        assert events == [*cut, Failed(CUT)]
+
+
+async def test_a_crash_raises_after_some_event() -> None:
+    with pytest.raises(ConnectionResetError):
+        await spoilt(Mischief(crash=1))
+
+
+async def test_interleaved_calls_are_legal_and_the_same_answer() -> None:
+    events = await spoilt(Mischief(interleave=1))
+    check(events)
+    assert fold(events) == CALLS
+    added = [n for n, e in enumerate(events) if isinstance(e, ItemAdded) and e.index > 0]
+    assert added[1] == added[0] + 1
+
+
+async def test_usage_may_be_kept_silent() -> None:
+    end = (await spoilt(Mischief(silent=1)))[-1]
+    assert isinstance(end, Finished)
+    assert end.usage is None
+
+
+async def test_a_slow_start_is_slow() -> None:
+    events = Chaos(Script(CALLS), Mischief(slow=1, seconds=3600)).stream(ASKED)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await anext(events)
+    quick = Chaos(Script(CALLS), Mischief(slow=1, seconds=0))
+    assert isinstance((await heard(quick))[0], Started)
+
+
+async def test_the_same_seed_brings_the_same_again() -> None:
+    mischief = Mischief(limited=0.3, broken=0.2, cut=0.3, silent=0.5, interleave=0.5)
+
+    async def season(seed: int) -> list[list[str]]:
+        engine = Chaos(Script(CALLS), mischief, seed=seed)
+        answers = []
+        for _ in range(12):
+            async with aclosing(engine.stream(ASKED)) as events:
+                answers.append([type(event).__name__ async for event in events])
+        return answers
+
+    assert await season(1) == await season(1)
+    assert await season(1) != await season(2)
+    assert len({len(answer) for answer in await season(1)}) > 1
+
+
+async def test_chaos_is_an_engine_like_the_one_inside() -> None:
+    engine = Chaos(Script("Hi"), Mischief())
+    assert (await engine.models())[0].id == "script"
+    assert (await answered(engine)).text == "Hi"

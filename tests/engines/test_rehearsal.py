@@ -1,0 +1,297 @@
+"""The rehearsal keeps to what it is asked, says what it is, and is the same every time."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from dragoman.core.event import Delta
+from dragoman.core.fold import fold
+from dragoman.core.item import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Item,
+    ItemReference,
+    Message,
+    Reasoning,
+    Summary,
+    Text,
+    Thought,
+)
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    Namespace,
+    ReasoningOptions,
+    Request,
+    Sampling,
+    UnknownTool,
+)
+from dragoman.core.response import Response, Usage
+from dragoman.engines.rehearsal import rehearsal, rehearse
+from tests.engines.stage import answered, heard
+
+WEATHER = FunctionTool(
+    "get_weather",
+    "Get the current weather for a location",
+    {
+        "type": "object",
+        "properties": {"location": {"type": "string"}},
+        "required": ["location"],
+    },
+)
+TIME = FunctionTool("localTime", "The hour somewhere", {"properties": {"zone": {"enum": ["UTC"]}}})
+SHELL = CustomTool("shell", "Runs a command")
+QUESTION = "What's the weather like in San Francisco?"
+
+
+async def ask(*said: str | Item, **settings: Any) -> Response:
+    items = tuple(Message("user", each) if isinstance(each, str) else each for each in said)
+    return await answered(rehearsal(0), Request(model="script", items=items, **settings))
+
+
+def call_of(response: Response) -> FunctionCall:
+    (call,) = response.calls
+    assert isinstance(call, FunctionCall)
+    return call
+
+
+# ---- text --------------------------------------------------------------------------------
+
+
+async def test_it_says_that_it_is_no_model_and_what_it_heard() -> None:
+    said = (await ask("Hello!")).text
+    assert "rehearsal, not a model" in said
+    assert "Hello!" in said
+    assert "You said nothing" in (await ask()).text
+
+
+async def test_a_long_question_is_quoted_in_part() -> None:
+    assert len((await ask("x" * 100_000)).text) < 1_000
+
+
+async def test_a_picture_is_accepted_and_not_seen() -> None:
+    shown = Message("user", (Text("What is this?"), Image("data:image/png;base64,AA==")))
+    response = await ask(shown)
+    assert response.status == "completed"
+    assert "1 image(s)" in response.text
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Count to 3", "1, 2, 3."),
+        ("please count up to four!", "1, 2, 3, 4."),
+        ("Count from 1 to 2", "1, 2."),
+    ],
+)
+async def test_it_counts(question: str, answer: str) -> None:
+    assert (await ask(question)).text == answer
+
+
+async def test_it_does_not_count_for_ever() -> None:
+    assert (await ask("count to 999999")).text.endswith(" 1000.")
+
+
+async def test_the_same_question_gets_the_same_answer() -> None:
+    one, two = await ask("Hello!"), await ask("Hello!")
+    assert one.id != two.id
+    assert (one.text, one.usage) == (two.text, two.usage)
+
+
+async def test_choices_are_told_apart() -> None:
+    response = await ask("Hello!", sampling=Sampling(n=3))
+    assert response.choices == (0, 1, 2)
+    assert response.reasons == ("stop",) * 3
+    assert len({item.text for item in response.output if isinstance(item, Message)}) == 3
+    assert len({item.id for item in response.output}) == 3
+
+
+async def test_it_stops_where_it_is_told() -> None:
+    response = await ask("count to 9", sampling=Sampling(stop=("", "5", "7")))
+    assert (response.text, response.reasons) == ("1, 2, 3, 4, ", ("stop",))
+
+
+async def test_it_thinks_only_when_asked_to() -> None:
+    assert (await ask("Hello!", reasoning=ReasoningOptions("none"))).reasoning == ""
+    assert (await ask("Hello!", reasoning=ReasoningOptions())).reasoning == ""
+    response = await ask("Hello!", reasoning=ReasoningOptions("high", "auto"))
+    thought = response.output[0]
+    assert isinstance(thought, Reasoning)
+    assert isinstance(thought.content[0], Thought)
+    assert isinstance(thought.summary[0], Summary)
+    assert (await ask("Hello!", reasoning=ReasoningOptions("low"))).output[0] != thought
+
+
+async def test_v12_probabilities_are_those_of_something_certain() -> None:
+    events = await heard(
+        rehearsal(0),
+        Request(
+            model="script",
+            items=(Message("user", "count to 2"),),
+            sampling=Sampling(logprobs=True, top_logprobs=1),
+        ),
+    )
+    tokens = [e.tokens[0] for e in events if isinstance(e, Delta)]
+    assert [(t.text, t.logprob, t.bytes) for t in tokens] == [
+        ("1,", 0.0, b"1,"),
+        (" 2.", 0.0, b" 2."),
+    ]
+    assert [t.top[0].text for t in tokens] == ["1,", " 2."]
+    plain = await ask("count to 2", sampling=Sampling(logprobs=True))
+    assert isinstance(plain.output[0], Message)
+    assert isinstance(plain.output[0].parts[0], Text)
+    assert plain.output[0].parts[0].tokens[0].top == ()
+
+
+# ---- limits and counts -------------------------------------------------------------------
+
+
+async def test_the_limit_of_tokens_is_a_limit_of_words() -> None:
+    response = await ask("count to 9", max_output_tokens=3)
+    assert (response.text, response.status) == ("1, 2, 3,", "incomplete")
+    assert response.reasons == ("length",)
+    assert response.usage == Usage(3, 3, 6, reasoning_tokens=0)
+    assert (await ask("count to 3", max_output_tokens=3)).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"reasoning": ReasoningOptions("low", "auto")}, Reasoning),
+        ({"tools": (WEATHER,), "tool_choice": "required"}, FunctionCall),
+        ({"tools": (SHELL,), "tool_choice": "required"}, CustomToolCall),
+    ],
+)
+async def test_whatever_is_being_said_is_cut_at_the_limit(
+    settings: dict[str, Any], kind: type[Item]
+) -> None:
+    last = (await ask("In San Francisco", max_output_tokens=1, **settings)).output[-1]
+    assert isinstance(last, kind)
+    assert last.status == "incomplete"  # type: ignore[union-attr]
+
+
+async def test_words_are_counted_on_both_sides() -> None:
+    response = await ask(
+        Message("developer", "be kind"),
+        Message("user", "call it"),
+        FunctionCall("c", "f", '{"a": 1}'),
+        FunctionCallOutput("c", "it is done"),
+        CustomToolCallOutput("d", (Text("two words"),)),
+        ItemReference("x"),
+        instructions="three more words",
+        reasoning=ReasoningOptions("low"),
+    )
+    usage = response.usage
+    assert usage is not None
+    assert usage.input_tokens == 2 + 2 + 2 + 3 + 2 + 0 + 3
+    assert usage.reasoning_tokens == len(response.reasoning.split())
+    assert usage.output_tokens == len(response.text.split()) + usage.reasoning_tokens
+    other = await ask("x", instructions=(Message("system", "one two"),))
+    assert other.usage is not None
+    assert other.usage.input_tokens == 3
+
+
+# ---- tools -------------------------------------------------------------------------------
+
+
+async def test_a_tool_the_question_is_about_is_called_unasked() -> None:
+    response = await ask(QUESTION, tools=(TIME, WEATHER))
+    call = call_of(response)
+    assert (call.name, call.arguments) == ("get_weather", '{"location": "San Francisco"}')
+    assert response.reasons == ("tool_calls",)
+    assert (await ask("Hello!", tools=(TIME, WEATHER))).calls == ()
+
+
+async def test_a_tool_is_found_by_its_description_or_by_the_word_tool() -> None:
+    assert call_of(await ask("At what hour?", tools=(WEATHER, TIME))).name == "localTime"
+    assert call_of(await ask("Use a tool!", tools=(WEATHER, TIME))).name == "get_weather"
+
+
+async def test_p7_two_tools_are_called_side_by_side_unless_that_is_not_wanted() -> None:
+    both = "The weather and the time, please"
+    asked = {"tools": (WEATHER, TIME)}
+    assert [c.name for c in (await ask(both, **asked)).calls] == ["get_weather", "localTime"]
+    assert call_of(await ask(both, **asked, parallel_tool_calls=False)).name == "get_weather"
+    assert call_of(await ask(both, **asked, max_tool_calls=1)).name == "get_weather"
+
+
+async def test_a_choice_of_tools_is_obeyed() -> None:
+    tools = (WEATHER, TIME, SHELL, UnknownTool("responses", "web_search", {}))
+    assert (await ask(QUESTION, tools=tools, tool_choice="none")).calls == ()
+    assert call_of(await ask("Hi", tools=tools, tool_choice="required")).name == "get_weather"
+    assert call_of(await ask("Hi", tools=tools, tool_choice=NamedTool("localTime"))).name == (
+        "localTime"
+    )
+    (custom,) = (await ask("Hi", tools=tools, tool_choice=NamedTool("shell", "custom"))).calls
+    assert isinstance(custom, CustomToolCall)
+    named = (NamedTool("localTime"), UnknownTool("responses", "web_search", {}))
+    assert call_of(
+        await ask(QUESTION, tools=tools, tool_choice=AllowedTools("required", named))
+    ).name == "localTime"  # fmt: skip
+    assert (await ask(QUESTION, tools=tools, tool_choice=AllowedTools("auto", named))).calls == ()
+    assert (await ask("Hi", tool_choice="required")).calls == ()
+
+
+async def test_tools_in_a_namespace_are_called_by_it() -> None:
+    space = Namespace("city", (WEATHER, SHELL, UnknownTool("responses", "x", {})))
+    call = call_of(await ask(QUESTION, tools=(space,)))
+    assert (call.namespace, call.name) == ("city", "get_weather")
+    choice = NamedTool("get_weather", namespace="elsewhere")
+    assert (await ask("Hi", tools=(space,), tool_choice=choice)).calls == ()
+
+
+async def test_a_tool_without_parameters_gets_none() -> None:
+    tool = FunctionTool("restart")
+    assert call_of(await ask("restart it", tools=(tool,))).arguments == "{}"
+
+
+async def test_results_are_answered_in_words() -> None:
+    history = (
+        QUESTION,
+        FunctionCall("c", "get_weather", "{}"),
+        FunctionCallOutput("c", "sunny"),
+        CustomToolCall("d", "shell", "ls"),
+        CustomToolCallOutput("d", (Text("a.txt"),)),
+        FunctionCallOutput("unknown", "?"),
+    )
+    response = await ask(*history, tools=(WEATHER,))
+    assert response.calls == ()
+    for told in ("get_weather returned sunny", "shell returned a.txt", "a tool returned ?"):
+        assert told in response.text
+    assert call_of(await ask(*history, QUESTION, tools=(WEATHER,))).name == "get_weather"
+
+
+# ---- forms -------------------------------------------------------------------------------
+
+
+async def test_a_schema_is_filled_in() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 2}},
+        "required": ["city", "days"],
+    }
+    value = json.loads((await ask("A week in Rome", format=JSONSchema("trip", schema))).text)
+    jsonschema.validate(value, schema)
+    assert value["city"] == "Rome"
+    assert json.loads((await ask("Hi", format=JSONObject())).text)["rehearsal"] is True
+
+
+async def test_a_forced_tool_comes_before_a_form() -> None:
+    response = await ask("Hi", format=JSONObject(), tools=(WEATHER,), tool_choice="required")
+    assert call_of(response).name == "get_weather"
+
+
+def test_what_is_played_is_what_was_rehearsed() -> None:
+    request = Request(model="script", items=(Message("user", "Hello!"),))
+    response = rehearse(request)
+    assert response.model == "script"
+    assert fold([]) != response

@@ -1,0 +1,162 @@
+"""Names to engines: routes, aliases, engines that take any name, and names nobody has."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Failed
+from dragoman.core.interfaces import Capabilities, Model
+from dragoman.core.request import Request
+from dragoman.engines import router
+from dragoman.engines.router import MOST_NAMES, Route, Router
+from dragoman.engines.script import Script
+from tests.engines.stage import answered, heard
+
+DOWN = FaultError(Fault("upstream_unreachable", "nobody there", "upstream"))
+
+
+class Server(Script):
+    """An engine that says its name and the model it was asked for, and lists some models."""
+
+    def __init__(self, name: str, *models: str, error: Exception | None = None) -> None:
+        super().__init__(lambda request: f"{name}:{request.model}", name=name)
+        self._listed = models
+        self._error = error
+        self.asked = 0
+        self.closed = 0
+
+    async def models(self) -> tuple[Model, ...]:
+        self.asked += 1
+        if self._error is not None:
+            raise self._error
+        return tuple(Model(model, owned_by=self.name) for model in self._listed)
+
+    async def close(self) -> None:
+        self.closed += 1
+        if self._error is not None:
+            raise self._error
+
+
+async def told(engine: Router, model: str) -> str:
+    return (await answered(engine, Request(model=model))).text
+
+
+async def test_a_name_goes_to_the_engine_that_has_it() -> None:
+    one, two = Server("one"), Server("two")
+    routed = Router([Route(one, ("a", "b")), Route(two, ("b", "c"), {"fast": "c"})])
+    assert [await told(routed, m) for m in ("a", "b", "c", "fast")] == [
+        *("one:a", "one:b", "two:c", "two:c")
+    ]
+
+
+async def test_an_unknown_name_is_a_fault_that_says_what_there_is() -> None:
+    routed = Router([Route(Server("one"), tuple(f"m{n:02}" for n in range(MOST_NAMES + 5)))])
+    (failed,) = await heard(routed, Request(model="nothing"))
+    assert isinstance(failed, Failed)
+    fault = failed.fault
+    assert (fault.code, fault.param, fault.blame) == ("model_not_found", "model", "client")
+    assert "'nothing'" in fault.message
+    assert "m00" in fault.message
+    assert fault.message.endswith("and 5 more.")
+    (failed,) = await heard(Router([]), Request(model=""))
+    assert isinstance(failed, Failed)
+    assert failed.fault.message == "The request names no model. The models are: none."
+
+
+async def test_a_request_that_names_no_model_gets_the_default() -> None:
+    routed = Router([Route(Server("one"), ("a", "b"))], default="b")
+    assert await told(routed, "") == "one:b"
+
+
+async def test_one_engine_that_takes_any_name_gets_all_others_unasked() -> None:
+    named, any_name = Server("named"), Server("any", "x")
+    routed = Router([Route(named, ("a",)), Route(any_name)])
+    assert [await told(routed, m) for m in ("a", "x", "never-heard-of")] == [
+        *("named:a", "any:x", "any:never-heard-of")
+    ]
+    assert any_name.asked == 0
+
+
+async def test_of_several_the_one_that_lists_the_name_gets_it() -> None:
+    first, down, second = Server("first", "x"), Server("down", error=DOWN), Server("second", "y")
+    routed = Router(map(Route, (first, down, second)))
+    assert [await told(routed, m) for m in ("y", "x", "z", "z")] == [
+        *("second:y", "first:x", "first:z", "first:z")
+    ]
+    assert first.asked == 1  # and again only after a while
+
+
+async def test_a_new_model_is_found_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "MEMORY", 0.0)
+    first, second = Server("first", "x"), Server("second")
+    routed = Router([Route(first), Route(second)])
+    assert await told(routed, "new") == "first:new"
+    second._listed = ("new",)
+    assert await told(routed, "new") == "second:new"
+
+
+async def test_an_engine_that_does_not_tell_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router, "PATIENCE", 0.01)
+
+    class Silent(Server):
+        async def models(self) -> tuple[Model, ...]:
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+    routed = Router([Route(Silent("silent")), Route(Server("second", "y"))])
+    assert await told(routed, "y") == "second:y"
+
+
+async def test_all_models_are_listed_and_who_fails_is_left_out() -> None:
+    down = Server("down", error=DOWN)
+    routed = Router(
+        [
+            Route(Server("one", "a", "hidden"), ("a", "unlisted")),
+            Route(down, ("b",)),
+            Route(down),
+            Route(Server("two", "a", "c"), (), {"fast": "c", "odd": "elsewhere"}),
+        ]
+    )
+    assert [(model.id, model.owned_by) for model in await routed.models()] == [
+        ("a", "one"),
+        ("unlisted", "dragoman"),
+        ("b", "dragoman"),
+        ("c", "two"),
+        ("fast", "two"),
+        ("odd", "dragoman"),
+    ]
+
+
+async def test_a_listing_nobody_can_give_is_a_fault() -> None:
+    with pytest.raises(FaultError, match="nobody there"):
+        await Router([Route(Server("down", error=DOWN))]).models()
+    assert await Router([Route(Server("empty"))]).models() == ()
+
+
+async def test_capabilities_are_those_of_the_models_engine() -> None:
+    routed = Router([Route(Server("one"), ("a",))])
+    assert (await routed.capabilities("a")).tools is True
+    assert await routed.capabilities("b") == Capabilities()
+
+
+async def test_every_engine_is_closed_once_even_if_one_cannot() -> None:
+    down, up = Server("down", error=DOWN), Server("up")
+    with pytest.raises(FaultError, match="nobody there"):
+        await Router([Route(down), Route(up, ("a",)), Route(up, ("b",))]).close()
+    assert (down.closed, up.closed) == (1, 1)
+    await Router([Route(up)]).close()
+
+
+async def test_giving_up_reaches_the_engine() -> None:
+    gate = asyncio.Event()
+    routed = Router([Route(Script([gate.wait]))])
+    async with aclosing(routed.stream(Request(model="x"))) as events:
+        task = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

@@ -1,0 +1,102 @@
+"""Scripts: what is played, in which order, at which pace."""
+
+import asyncio
+import time
+
+import pytest
+
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.event import Delta, Failed, Finished, ItemAdded, Started
+from dragoman.core.fold import unfold
+from dragoman.core.item import FunctionCall, Message, Reasoning, Text, Thought, Token
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.engines.script import Script
+from tests.engines.stage import ASKED, answered, heard
+
+WHOLE = Response(
+    id="r",
+    created_at=7,
+    model="m",
+    status="completed",
+    output=(
+        Reasoning((Thought("well then"),), id="a", status="completed"),
+        FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
+    ),
+    reasons=("tool_calls",),
+)
+
+
+async def test_a_text_is_played_in_words() -> None:
+    events = await heard(Script("Good day to\nyou "))
+    assert [e.data for e in events if isinstance(e, Delta)] == ["Good", " day", " to", "\nyou", " "]
+    assert isinstance(events[0], Started)
+    assert events[0].model == "script"
+
+
+async def test_a_response_is_played_in_words_and_folds_back_to_itself() -> None:
+    events = await heard(Script(WHOLE))
+    pieces = [e.data for e in events if isinstance(e, Delta)]
+    assert pieces == ["well", " then", '{"a":', " 1}"]
+    assert await answered(Script(WHOLE)) == WHOLE
+
+
+async def test_a_text_with_tokens_is_played_in_tokens() -> None:
+    tokens = (Token("un"), Token("known"))
+    spelled, misspelled = Text("unknown", tokens=tokens), Text("other", tokens=tokens)
+    for part, pieces in ((spelled, ["un", "known"]), (misspelled, ["other"])):
+        said = Message("assistant", (part,), id="m", status="completed")
+        whole = Response(
+            id="r", created_at=0, model="m", status="completed", output=(said,), reasons=("stop",)
+        )
+        events = await heard(Script(whole))
+        assert [e.data for e in events if isinstance(e, Delta)] == pieces
+        assert await answered(Script(whole)) == whole
+
+
+async def test_takes_are_played_in_turn_and_from_the_first_again() -> None:
+    script = Script("one", "two")
+    assert [(await answered(script)).text for _ in range(3)] == ["one", "two", "one"]
+
+
+async def test_a_function_decides_by_the_request() -> None:
+    script = Script(lambda request: f"You asked {request.model}")
+    assert (await answered(script, Request(model="x"))).text == "You asked x"
+
+
+async def test_cues_are_events_pauses_gates_and_exceptions() -> None:
+    gate = asyncio.Event()
+    start, *rest = list(unfold(WHOLE))
+    script = Script([start, 0.001, gate.wait, *rest])
+    events = script.stream(ASKED)
+    assert await anext(events) == start
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    gate.set()
+    assert await waiting == rest[0]
+    await events.aclose()
+    fault = bad_request("no", "n")
+    assert await heard(Script([start, FaultError(fault)])) == [start, Failed(fault)]
+
+
+async def test_a_take_without_a_beginning_or_an_end_is_made_legal() -> None:
+    (added,) = [e for e in unfold(WHOLE) if isinstance(e, ItemAdded)][:1]
+    assert [type(e) for e in await heard(Script([added]))] == [Started, ItemAdded, Failed]
+
+
+async def test_the_pace_is_kept_between_words() -> None:
+    began = time.perf_counter()
+    await heard(Script("one two three", pace=0.01))
+    assert time.perf_counter() - began >= 0.03
+
+
+async def test_a_script_says_what_it_is() -> None:
+    script = Script("Hi", name="parrot")
+    (model,) = await script.models()
+    assert (model.id, model.owned_by) == ("parrot", "dragoman")
+    assert (await script.capabilities("parrot")).tools
+    assert isinstance((await heard(script))[-1], Finished)
+    await script.close()
+    with pytest.raises(ValueError, match="something to play"):
+        Script()
