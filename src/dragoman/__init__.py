@@ -5,9 +5,7 @@ them in front of one without a network. What asks and answers is named here; eve
 imported from the room it lives in.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from .client import Answer, AnswerError, Client, Stream, connect, connect_sync
 from .core import identity
@@ -16,7 +14,7 @@ from .core.interfaces import Engine
 from .core.item import FunctionCallOutput, Image, Message, Text
 from .core.request import CustomTool, FunctionTool, JSONSchema, Request
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from .server.settings import Settings
 
 __version__ = identity.VERSION
@@ -45,7 +43,7 @@ __all__ = [
 ]
 
 
-def serve(engine: Engine, settings: Settings | None = None) -> None:
+def serve(engine: Engine, settings: "Settings | None" = None) -> None:
     """Serve an engine over Chat Completions and Responses until a signal says to stop.
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
@@ -62,7 +60,7 @@ def serve(engine: Engine, settings: Settings | None = None) -> None:
     run(lambda: App(engine, settings), settings, bind(settings, exact=True))
 
 
-def transport(engine: Engine, settings: Settings | None = None) -> Any:
+def transport(engine: Engine, settings: "Settings | None" = None) -> _typing.Any:
     """A transport that answers the official SDK out of `engine`, in this process.
 
     Pass it to `httpx2.AsyncClient` or `httpx2.Client` as `transport`, and that to the SDK as
