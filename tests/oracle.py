@@ -72,6 +72,11 @@ def request_problems(value: JSON, wire: str) -> list[str]:
     return _check("openai", _REQUESTS[wire], value)
 
 
+def required(document: Document, name: str) -> set[str]:
+    """The fields that a schema demands."""
+    return set(_schemas(document)[name]["required"])
+
+
 def _check(document: Document, name: str, value: JSON) -> list[str]:
     error = best_match(_validator(document, name).iter_errors(value))
     return [] if error is None else [f"{name} {error.json_path}: {error.message}"]

@@ -5,15 +5,39 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.event import Event
+from dragoman.core.error import Fault
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
 from dragoman.core.fold import fold
+from dragoman.core.item import (
+    Annotation,
+    Audio,
+    FunctionCall,
+    Message,
+    Text,
+    Token,
+    Unknown,
+    UnknownPart,
+)
 from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
+from dragoman.core.response import Usage
+from dragoman.core.turn import CUT
 from dragoman.wire.dialect import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
 from tests.sdk import offline
-from tests.wire.responses.order_checker import check_order, parse
+from tests.wire.responses.order_checker import TERMINALS, check_order, parse
 from tests.wire.responses.scenes import FAILED, SCENES, play
 
 ASKED = RESPONSES.decode_request(
@@ -31,7 +55,6 @@ ASKED = RESPONSES.decode_request(
         }
     ).encode()
 )
-OPEN = Dialect(reasoning_events="reasoning", error_event="nested")
 OPEN_ITEMS = {"message", "function_call", "function_call_output", "reasoning", "compaction"}
 
 
@@ -104,3 +127,333 @@ def _unparsed(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {k: _unparsed(v) for k, v in value.items() if not k.startswith("parsed")}
+
+
+# ---- numbers -----------------------------------------------------------------------------
+
+VALUED = ("temperature", "top_p", "top_logprobs", "service_tier", "truncation", "tool_choice")
+VALUED += ("presence_penalty", "frequency_penalty", "background", "store", "tools", "metadata")
+
+
+def test_o2_every_item_has_a_place_of_its_own() -> None:
+    for scene in ("parallel_calls", "call_after_text", "sealed_reasoning"):
+        events = told(play(SCENES[scene]))
+        output = events[-1]["response"]["output"]
+        for event in events:
+            if "item_id" in event:
+                assert output[event["output_index"]]["id"] == event["item_id"]
+        assert len({item["id"] for item in output}) == len(output)
+
+
+def test_o3_every_snapshot_has_all_fields_and_values_where_values_are_wanted() -> None:
+    required = oracle.required("openresponses", "ResponseResource")
+    assert len(required) == 31
+    for event in told(play(SCENES["text"]), Request(model="m")):
+        if "response" in event:
+            assert event["response"].keys() >= required
+            assert None not in [event["response"][name] for name in VALUED]
+
+
+def test_o4_every_event_has_its_name_in_a_line_of_its_own() -> None:
+    frames = say(play(SCENES["sealed_reasoning"])).decode().split("\n\n")[:-2]
+    for frame in frames:
+        name, data = frame.split("\n")
+        assert name == "event: " + json.loads(data.removeprefix("data: "))["type"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        (Fault("upstream_error", "x", "upstream"), "server_error"),
+        (Fault("upstream_refused", "x", "upstream", status=503), "server_error"),
+        (Fault("upstream_refused", "x", "upstream", status=429), "rate_limit_exceeded"),
+        (Fault("rate_limited", "x"), "rate_limit_exceeded"),
+        (Fault("invalid_request", "x", "client", "input"), "invalid_prompt"),
+        (Fault("upstream_refused", "x", upstream_code="invalid_image"), "invalid_image"),
+        (Fault("upstream_refused", "x", upstream_code="odd", status=400), "server_error"),
+        (CUT, "server_error"),
+    ],
+)
+def test_o5_a_failure_in_mid_stream_has_a_code_of_the_protocol(fault: Fault, code: str) -> None:
+    events = told([Started("1", 0, "m"), Failed(fault)])
+    assert [event["type"] for event in events][2:] == ["response.failed"]
+    assert events[-1]["response"]["error"]["code"] == code
+    assert oracle.problems(events[-1]) == oracle.sdk_problems(events[-1]) == []
+
+
+def test_r4_3_a_stream_is_frames_of_two_lines_and_a_blank_one_and_done() -> None:
+    stream = say(play(SCENES["one_call"]))
+    assert stream.endswith(b"}\n\ndata: [DONE]\n\n")
+    assert b"\r" not in stream
+    assert isinstance(json.loads(RESPONSES.encode_response(fold([]), ASKED, STANDARD)), dict)
+
+
+def test_r4_6_what_was_asked_is_repeated_in_every_snapshot() -> None:
+    asked = {
+        "model": "m",
+        "input": "hi",
+        "instructions": [{"type": "message", "role": "developer", "content": "Be brief."}],
+        "max_output_tokens": 5,
+        "max_tool_calls": 2,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "k",
+        "reasoning": {"effort": "low", "summary": "auto", "context": "all_turns"},
+        "safety_identifier": "s",
+        "service_tier": "flex",
+        "temperature": 0,
+        "text": {
+            "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}},
+            "verbosity": "low",
+        },
+        "tool_choice": {"type": "function", "name": "f"},
+        "tools": [
+            {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True},
+            {"type": "web_search", "search_context_size": "low"},
+        ],
+        "top_logprobs": 2,
+        "top_p": 0.5,
+        "truncation": "auto",
+        "user": "u",
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+    }
+    request = RESPONSES.decode_request(json.dumps(asked).encode())
+    described = {**asked["text"]["format"], "description": "", "strict": False}
+    expected = {k: v for k, v in asked.items() if k not in ("input", "model", "text", "tools")}
+    expected["text"] = {"format": described, "verbosity": "low"}
+    expected["tools"] = [{**asked["tools"][0], "description": None}, asked["tools"][1]]
+    for event in told(play(SCENES["text"]), request):
+        if "response" in event:
+            assert expected.items() <= event["response"].items()
+            assert event["response"]["model"] == "model-1"
+            assert oracle.problems(event) == oracle.sdk_problems(event) == []
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_p15_every_stream_has_one_terminal_event_and_it_is_the_last(scene: str) -> None:
+    stream = say(play(SCENES[scene]))
+    events, done = parse(stream)
+    ends = [event["type"] for event in events if event["type"] in TERMINALS]
+    assert ends == [events[-1]["type"]]
+    assert done == (scene != "cut_off")
+
+
+def test_p16_a_custom_call_has_the_events_of_its_own_kind() -> None:
+    types = {event["type"] for event in told(play(SCENES["custom_call"]))}
+    assert "response.custom_tool_call_input.delta" in types
+    assert not any("function_call" in type for type in types)
+    called = told(play(SCENES["namespaced_call"]))[-1]["response"]["output"][0]
+    assert (called["name"], called["namespace"]) == ("search", "mail")
+
+
+# ---- the end, and what is before the beginning -------------------------------------------
+
+
+def test_a_cut_is_never_given_out_as_done() -> None:
+    assert b"[DONE]" not in say(play(SCENES["cut_off"]))
+
+
+def test_a_failed_response_has_all_that_came_and_leaves_it_open() -> None:
+    events = told(play(SCENES["failed_during_calls"]))
+    response = events[-1]["response"]
+    assert [item["status"] for item in response["output"]] == ["in_progress"] * 2
+    assert [item["arguments"] for item in response["output"]] == ['{"a"', '{"b"']
+    assert "response.function_call_arguments.done" not in {event["type"] for event in events}
+
+
+@pytest.mark.parametrize("scene", ["failed_during_text", "cut_off"])
+def test_the_official_client_sees_the_failed_response(scene: str) -> None:
+    with offline.client(say(play(SCENES[scene]))).responses.stream(model="m", input="hi") as stream:
+        last = list(stream)[-1]
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+
+
+def test_a_failure_before_the_beginning_is_an_error_event() -> None:
+    fault = Fault("model_not_found", "There is no model m.", "client", "model")
+    (flat,) = told([Failed(fault)])
+    assert oracle.problems(flat) == oracle.sdk_problems(flat) == []
+    assert (flat["code"], flat["param"]) == ("model_not_found", "model")
+    (nested,) = told([Failed(fault)], error_event="nested")
+    assert oracle.problems(nested, "openresponses") == []
+    assert nested["error"]["type"] == "invalid_request_error"
+
+
+def test_nothing_is_said_after_the_end() -> None:
+    encoder = RESPONSES.encoder(ASKED, STANDARD)
+    for event in play(SCENES["text"]):
+        encoder.feed(event)
+    assert encoder.feed(Failed(CUT)) == encoder.heartbeat() == b""
+
+
+def test_a_cancelled_answer_is_one_that_stopped_early() -> None:
+    last = told([Started("1", 0, "m"), Finished("cancelled")])[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["status"] == "cancelled"
+    assert oracle.problems(last) == oracle.sdk_problems(last) == []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        (("length",), "max_output_tokens"),
+        (("stop", "length"), "max_output_tokens"),
+        (("content_filter",), "content_filter"),
+        (("steered",), "steered"),
+        ((), "max_output_tokens"),
+    ],
+)
+def test_why_an_answer_is_incomplete(reasons: tuple[str, ...], said: str) -> None:
+    last = told([Started("1", 0, "m"), Finished("incomplete", reasons)])[-1]
+    assert last["response"]["incomplete_details"] == {"reason": said}
+
+
+# ---- heartbeats --------------------------------------------------------------------------
+
+
+def test_a_heartbeat_is_a_comment_or_the_next_event() -> None:
+    encoder = RESPONSES.encoder(ASKED, STANDARD)
+    assert encoder.heartbeat() == encoder.heartbeat(data=True) == b""
+    stream = encoder.feed(Started("1", 0, "m"))
+    assert encoder.heartbeat().startswith(b":")
+    stream += encoder.heartbeat(data=True) + encoder.feed(Finished("completed"))
+    events, _ = parse(stream)
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
+    assert events[2]["response"] == events[1]["response"]
+    assert events[2]["type"] == "response.in_progress"
+
+
+# ---- what has no words here --------------------------------------------------------------
+
+
+def _answer(*inside: Event) -> list[dict[str, Any]]:
+    return told([Started("1", 0, "m"), *inside, Finished("completed")])
+
+
+def test_items_and_parts_of_other_wires_have_no_place() -> None:
+    foreign, part = Unknown("chat", "thing", {}, "x"), UnknownPart("chat", {"type": "y"})
+    whole = Message("assistant", (part, Text("Hi")), "msg_1", "completed")
+    events = _answer(
+        ItemAdded(0, foreign),
+        Progress(0, "searching"),
+        Progress(0, "raw", {"responses": {"type": "response.x"}}),
+        ItemDone(0, foreign),
+        ItemAdded(1, Message("assistant", (), "msg_1", "in_progress")),
+        PartAdded(1, 0, part),
+        PartDone(1, 0, part),
+        PartAdded(1, 1, Text("")),
+        Delta(1, 1, "text", "Hi"),
+        PartDone(1, 1, Text("Hi")),
+        Delta(1, 0, "annotation", Annotation("url_citation")),
+        ItemDone(1, whole),
+    )
+    check_order(events)
+    assert [item["id"] for item in events[-1]["response"]["output"]] == ["msg_1"]
+    assert len(events[-1]["response"]["output"][0]["content"]) == 1
+
+
+def test_what_a_server_said_beside_the_protocol_is_said_on_this_wire_only() -> None:
+    thing = Unknown("responses", "x_call", {"id": "x_1"}, "x_1")
+    beside = {"type": "vendor.news", "item_id": "?", "output_index": 9, "n": 1}
+    events = _answer(
+        Progress(None, "raw", {"chat": {"vendor": 1}}),
+        Progress(None, "raw", {"responses": {"type": "keepalive"}}),
+        Progress(None, "queued"),
+        ItemAdded(0, thing),
+        Progress(0, "raw", {"responses": beside}),
+        Delta(0, 0, "code", "x = 1"),
+        Delta(0, 0, "arguments", "{}"),
+        ItemDone(0, thing),
+    )
+    types = [event["type"] for event in events]
+    assert types[2:] == [
+        "keepalive",
+        "response.output_item.added",
+        "vendor.news",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert events[4] == {**beside, "item_id": "x_1", "output_index": 0, "sequence_number": 4}
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_an_item_without_an_id_gets_one_from_its_place() -> None:
+    called = FunctionCall("c", "f", "{}", status="completed")
+    events = _answer(
+        ItemAdded(0, FunctionCall("c", "f", "")),
+        Delta(0, 0, "arguments", "{}"),
+        ItemDone(0, called),
+    )
+    check_order(events)
+    assert events[-1]["response"]["output"][0]["id"] == "fc_1_0"
+
+
+def test_sound_is_said_in_words() -> None:
+    events = _answer(
+        ItemAdded(0, Message("assistant", (), "msg_1")),
+        PartAdded(0, 0, Audio(id="audio_1", format="wav")),
+        Delta(0, 0, "audio", "QUJD"),
+        Delta(0, 0, "transcript", "Hel"),
+        Delta(0, 0, "transcript", "lo"),
+        PartDone(0, 0, Audio("QUJD", "wav", "Hello", "audio_1")),
+        ItemDone(0, Message("assistant", (Audio("QUJD", "wav", "Hello", "audio_1"),), "msg_1")),
+    )
+    check_order(events)
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hello"
+
+
+def test_probabilities_that_are_not_known_are_left_out() -> None:
+    tokens = (Token("a", -1.0), Token("b"), Token("é", -2.0, None, (Token("x"), Token("y", -3.0))))
+    events = _answer(
+        ItemAdded(0, Message("assistant", (), "msg_1")),
+        PartAdded(0, 0, Text("")),
+        Delta(0, 0, "text", "abé", tokens),
+        PartDone(0, 0, Text("abé", (), tokens)),
+        ItemDone(0, Message("assistant", (Text("abé", (), tokens),), "msg_1")),
+    )
+    check_order(events)
+    first, last = events[4]["logprobs"]
+    assert first == {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}
+    assert last["bytes"] == [195, 169]
+    assert [top["token"] for top in last["top_logprobs"]] == ["y"]
+    assert all(oracle.problems(e) == oracle.sdk_problems(e) == [] for e in events)
+
+
+def test_an_annotation_has_every_field_its_type_demands() -> None:
+    notes = tuple(
+        Annotation(kind)
+        for kind in ("url_citation", "file_citation", "container_file_citation", "file_path")
+    )
+    events = _answer(
+        ItemAdded(0, Message("assistant", (), "msg_1")),
+        PartAdded(0, 0, Text("")),
+        *(Delta(0, 0, "annotation", note) for note in notes),
+        PartDone(0, 0, Text("", notes)),
+        ItemDone(0, Message("assistant", (Text("", notes),), "msg_1")),
+    )
+    check_order(events)
+    assert all(oracle.problems(e) == oracle.sdk_problems(e) == [] for e in events)
+
+
+# ---- usage and the rest of the response --------------------------------------------------
+
+
+def test_usage_that_was_never_reported_is_null_and_otherwise_complete() -> None:
+    assert _answer()[-1]["response"]["usage"] is None
+    counted = Usage(input_tokens=3, output_tokens=2)
+    last = told([Started("1", 0, "m"), Finished("completed", usage=counted)])[-1]
+    assert last["response"]["usage"] == {
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 5,
+    }
+
+
+def test_what_the_upstream_said_of_the_response_is_said_again() -> None:
+    extra = {"responses": {"service_tier": "priority", "tool_usage": {"n": 1}}, "chat": {"x": 1}}
+    last = told([Started("1", 0, "m", extra=extra), Finished("completed")])[-1]["response"]
+    assert (last["service_tier"], last["tool_usage"]) == ("priority", {"n": 1})
+    assert "x" not in last
