@@ -11,6 +11,7 @@ import atexit
 import inspect
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 _T = TypeVar("_T")
@@ -102,9 +103,9 @@ class _Loop:
 
     @staticmethod
     def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(1.0)
-        if not loop.is_running():
+        with suppress(RuntimeError):  # it is closed, or something blocks it: the process ends
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(1.0)
             loop.close()
 
 
