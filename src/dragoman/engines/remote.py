@@ -38,7 +38,7 @@ from dragoman.wire.loss import worded
 from dragoman.wire.responses import RESPONSES
 
 from . import failure, probe
-from .fanout import fan_out
+from .fanout import Ask, fan_out
 from .mint import new_id, now
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
 
@@ -96,6 +96,7 @@ class Remote:
         known = BY_NAME[profile] if profile else by_url(self.base_url)
         self.profile: Profile = known or GENERIC
         self._recognised = known is not None
+        self._server: str | None = None  # the last `Server` header that told nothing
         self._wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
         self._looking: asyncio.Task[probe.Found] | None = None
         self._senses: probe.Senses = {}
@@ -110,12 +111,30 @@ class Remote:
             yield Failed(failure.unreachable(f"nobody answers at {self.base_url}"))
             return
         if (request.sampling.n or 1) > 1 and not ("chat" in self._wires and self.profile.choices):
-            events = fan_out(lambda one: self._ask(one, caller), request)
-        else:
-            events = self._ask(request, caller)
-        async with aclosing(events):
-            async for event in events:
-                yield event
+            async with aclosing(fan_out(self._one(caller), request)) as events:
+                async for event in events:
+                    yield event
+            return
+        try:
+            plan = self._plan(request, caller)
+        except FaultError as error:
+            yield Failed(error.fault)
+            return
+        undo = plan.lowered.events
+        heard = self._held(plan, caller) if plan.stream else self._hear(plan, caller)
+        async with aclosing(heard) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if isinstance(event, Finished | Failed):
+                        event = self._stamped(event, caller)
+                    if undo is None:
+                        yield event
+                    else:
+                        for raised in undo(event):
+                            yield raised
+
+    def _one(self, caller: Caller) -> Ask:
+        return lambda request: self.stream(request, caller)
 
     async def models(self) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
@@ -163,32 +182,9 @@ class Remote:
 
     # ---- one exchange --------------------------------------------------------------------
 
-    async def _ask(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        try:
-            plan = self._plan(request, caller)
-        except FaultError as error:
-            yield Failed(error.fault)
-            return
-        undo = plan.lowered.events
-        async with aclosing(self._batches(plan, caller)) as batches:
-            async for batch in batches:
-                for event in batch:
-                    if isinstance(event, Finished | Failed):
-                        event = self._stamped(event, caller)
-                    if undo is None:
-                        yield event
-                    else:
-                        for raised in undo(event):
-                            yield raised
-
-    async def _batches(self, plan: _Plan, caller: Caller) -> AsyncGenerator[list[Event], None]:
+    async def _held(self, plan: _Plan, caller: Caller) -> AsyncGenerator[list[Event], None]:
         """The events as they come, begun after `header_hold` whatever the server does."""
         heard = self._hear(plan, caller)
-        if not plan.stream:
-            async with aclosing(heard):
-                async for events in heard:
-                    yield events
-            return
         first = asyncio.ensure_future(anext(heard))
         try:
             if not (await asyncio.wait((first,), timeout=self._header_hold))[0]:
@@ -205,7 +201,7 @@ class Remote:
 
     async def _hear(self, plan: _Plan, caller: Caller) -> AsyncGenerator[list[Event], None]:
         """Send the request and give the events of each read. Gives at least one list."""
-        url = self.base_url + plan.wire.path
+        decoder, url = plan.decoder, self.base_url + plan.wire.path
         headers = (("content-type", "application/json"), *self._headers(caller))
         try:
             for left in range(self._retries, -1, -1):
@@ -221,30 +217,23 @@ class Remote:
                         yield plan.turn.take()
                         return
                     else:
-                        async with aclosing(self._read(plan, response)) as heard:
-                            async for events in heard:
-                                yield events
+                        self._note_server(response.headers.get("server"))
+                        chunks = response.chunks()
+                        async for data in chunks:
+                            if events := decoder.feed(data):
+                                try:
+                                    yield events
+                                except GeneratorExit:  # who has the end need not wait for more
+                                    if decoder.ended:
+                                        await self._late(decoder, chunks)
+                                    raise
+                            if decoder.ended:
+                                break
+                        yield (await self._late(decoder, chunks)) + decoder.close()
                         return
                 await asyncio.sleep(wait)
         except NetError as error:
             yield self._broken(plan, error)
-
-    async def _read(self, plan: _Plan, response: Response) -> AsyncGenerator[list[Event], None]:
-        self._recognise(by_answers(response.headers.get("server")))
-        decoder = plan.decoder
-        chunks = response.chunks()
-        async for data in chunks:
-            if events := decoder.feed(data):
-                try:
-                    yield events
-                except GeneratorExit:
-                    if decoder.ended:
-                        await self._late(decoder, chunks)
-                    raise
-            if decoder.ended:
-                yield await self._late(decoder, chunks) + decoder.close()
-                return
-        yield decoder.close()
 
     async def _late(self, decoder: Decoder, chunks: AsyncIterator[bytes]) -> list[Event]:
         """What comes after the end. Usage may, and a body read to its end frees the connection
@@ -328,6 +317,11 @@ class Remote:
         self._recognise(found.profile if found.profile is not GENERIC else None)
         self._wires, self._senses = found.wires, found.senses
         return bool(found.wires)
+
+    def _note_server(self, header: str | None) -> None:
+        if not self._recognised and header != self._server:
+            self._server = header
+            self._recognise(by_answers(header))
 
     def _recognise(self, profile: Profile | None) -> None:
         if profile is not None and not self._recognised:

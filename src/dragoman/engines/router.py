@@ -61,10 +61,18 @@ class Router:
         self._looked: float | None = None
         self._looking = asyncio.Lock()
 
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
+    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Answer with the engine that has the model, under the name it has there."""
+        found = self._at_once(request.model or self._default)
+        if found is None:
+            return self._searched(request, caller)
+        engine, model = found
+        if model != request.model:
+            request = replace(request, model=model)
+        return engine.stream(request, caller)  # the engine's own: nothing is laid on top of it
+
+    async def _searched(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        """The same where an engine must be asked first, or there is none."""
         try:
             engine, model = await self.route(request.model)
         except FaultError as error:
@@ -73,6 +81,12 @@ class Router:
         async with aclosing(engine.stream(replace(request, model=model), caller)) as events:
             async for event in events:
                 yield event
+
+    def _at_once(self, name: str) -> tuple[Engine, str] | None:
+        """The engine for a model, where that is known without asking anybody."""
+        if name in self._named:
+            return self._named[name]
+        return (self._open[0], name) if name and len(self._open) == 1 else None
 
     async def route(self, name: str) -> tuple[Engine, str]:
         """The engine for a model, and the model's name there.
