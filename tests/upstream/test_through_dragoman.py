@@ -1,0 +1,338 @@
+"""llama.cpp behind Dragoman, spoken to by the official SDK over both protocols.
+
+What the tiny model says is known word for word, so every answer is checked for what it says. What
+llama.cpp does by itself is found in `test_llamacpp_smoke.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from tests.product import Product, dragoman
+from tests.upstream.llamacpp import Llamacpp
+from tests.upstream.model.transcripts import GET_WEATHER, HELLO, IDENTITY, user
+
+MODEL = "tiny-test"
+BOTH = "What is the weather in Paris and Rome?"
+PARIS, ROME = '{"city": "Paris"}', '{"city": "Rome"}'
+SEARCHED = "It is sunny in Paris, 21 degrees, and rainy in Rome, 17 degrees."
+RESULTS = ("sunny, 21 degrees", "rainy, 17 degrees")
+WEATHER: Any = GET_WEATHER
+WEATHER_ITEM: Any = {"type": "function", **GET_WEATHER["function"], "strict": True}
+LONG = "x " * 9000
+
+
+class Place(BaseModel):
+    city: str
+    country: str
+
+
+@pytest.fixture(scope="module")
+def through(llamacpp: Llamacpp) -> Iterator[Product]:
+    """Dragoman before llama.cpp, started as its users start it."""
+    with dragoman("--upstream", llamacpp.base_url) as product:
+        yield product
+
+
+@pytest.fixture(scope="module")
+def sdk(through: Product) -> Iterator[OpenAI]:
+    with OpenAI(base_url=through.base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def chat(sdk: OpenAI, text: str | list[Any], **fields: Any) -> Any:
+    """Ask over Chat Completions."""
+    messages = [user(text)] if isinstance(text, str) else text
+    create: Any = sdk.chat.completions.create
+    return create(model=MODEL, messages=messages, temperature=0, **fields)
+
+
+def respond(sdk: OpenAI, input: Any, **fields: Any) -> Any:
+    """Ask over Responses."""
+    create: Any = sdk.responses.create
+    return create(model=MODEL, input=input, temperature=0, **fields)
+
+
+def chat_stream(sdk: OpenAI, text: str | list[Any], **fields: Any) -> tuple[list[Any], Any]:
+    """The chunks of a streamed answer and what the SDK makes of them."""
+    messages = [user(text)] if isinstance(text, str) else text
+    open: Any = sdk.chat.completions.stream
+    with open(model=MODEL, messages=messages, temperature=0, **fields) as stream:
+        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        return chunks, stream.get_final_completion()
+
+
+def respond_stream(sdk: OpenAI, input: Any, **fields: Any) -> tuple[list[Any], Any]:
+    """The events of a streamed answer and the SDK's final response."""
+    open: Any = sdk.responses.stream
+    with open(model=MODEL, input=input, temperature=0, **fields) as stream:
+        events = list(stream)
+    return events, events[-1].response
+
+
+# ---- text ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Hello!", HELLO),
+        ("Who are you?", IDENTITY),
+        ("Say hello in Chinese.", "你好,世界!"),
+        ("Send me an emoji.", "Here you are: 🙂🚀"),
+        ("Quote a path.", 'The path is "C:\\temp\\new".'),
+    ],
+)
+def test_text_whole_and_streamed_over_both_wires(sdk: OpenAI, question: str, answer: str) -> None:
+    assert chat(sdk, question).choices[0].message.content == answer
+    chunks, final = chat_stream(sdk, question)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert len([piece for piece in pieces if piece]) > 3
+    assert "".join(pieces) == final.choices[0].message.content == answer
+    assert respond(sdk, question).output_text == answer
+    events, response = respond_stream(sdk, question)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 3
+    assert "".join(deltas) == response.output_text == answer
+
+
+def test_instructions_and_turns_reach_the_model(sdk: OpenAI) -> None:
+    turns = [
+        user("My name is Linus."),
+        {"role": "assistant", "content": "Nice to meet you, Linus."},
+        user("What is my name?"),
+    ]
+    brief = {"role": "system", "content": "Be brief."}
+    assert chat(sdk, [brief, *turns]).choices[0].message.content == "Your name is Linus."
+    # A developer's word comes to this server as the system's.
+    developer = {"role": "developer", "content": "Be brief."}
+    assert chat(sdk, [developer, *turns]).choices[0].message.content == "Your name is Linus."
+    assert respond(sdk, turns, instructions="Be brief.").output_text == "Your name is Linus."
+
+
+def test_reasoning_over_both_wires(sdk: OpenAI) -> None:
+    thought, said = "The user wants 2 + 3. That is 5.", "2 plus 3 is 5."
+    question = "Think. What is 2 plus 3?"
+    for message in (
+        chat(sdk, question).choices[0].message,
+        chat_stream(sdk, question)[1].choices[0].message,
+    ):
+        assert (message.reasoning, message.reasoning_content) == (thought, thought)
+        assert message.content == said
+    for response in (respond(sdk, question), respond_stream(sdk, question)[1]):
+        reasoning, message = response.output
+        assert [(part.type, part.text) for part in reasoning.content] == [
+            ("reasoning_text", thought)
+        ]
+        assert response.output_text == said
+        # What came back goes in again, as an agent resends its items.
+        items = [item.to_dict() for item in response.output]
+        assert respond(sdk, [user(question), *items, user("Who are you?")]).output_text == IDENTITY
+
+
+# ---- tools ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_one_call(sdk: OpenAI, choice: str) -> None:
+    question = "What is the weather in Paris?"
+    asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice}
+    for completion in (chat(sdk, question, **asked), chat_stream(sdk, question, **asked)[1]):
+        (said,) = completion.choices
+        assert said.finish_reason == "tool_calls"
+        assert [(c.function.name, c.function.arguments) for c in said.message.tool_calls] == [
+            ("get_weather", PARIS)
+        ]
+    asked["tools"] = [WEATHER_ITEM]
+    for response in (respond(sdk, question, **asked), respond_stream(sdk, question, **asked)[1]):
+        (call,) = response.output
+        assert (call.type, call.name, call.arguments) == ("function_call", "get_weather", PARIS)
+        assert response.status == "completed"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_two_calls_and_their_results_over_chat(sdk: OpenAI, streamed: bool) -> None:
+    asked = {"tools": [WEATHER], "parallel_tool_calls": True}
+    ask = (lambda *a, **k: chat_stream(*a, **k)[1]) if streamed else chat
+    message = ask(sdk, BOTH, **asked).choices[0].message
+    calls = message.tool_calls
+    assert [call.function.arguments for call in calls] == [PARIS, ROME]
+    assert len({call.id for call in calls}) == 2
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": text}
+        for call, text in zip(calls, RESULTS, strict=True)
+    ]
+    past = [user(BOTH), message.to_dict(), *results]
+    assert ask(sdk, past, **asked).choices[0].message.content == SEARCHED
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_two_calls_and_their_results_over_responses(sdk: OpenAI, streamed: bool) -> None:
+    asked = {"tools": [WEATHER_ITEM], "parallel_tool_calls": True}
+    ask = (lambda *a, **k: respond_stream(*a, **k)[1]) if streamed else respond
+    calls = ask(sdk, BOTH, **asked).output
+    assert [call.arguments for call in calls] == [PARIS, ROME]
+    assert len({call.call_id for call in calls}) == 2
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": text}
+        for call, text in zip(calls, RESULTS, strict=True)
+    ]
+    past = [user(BOTH), *(call.to_dict() for call in calls), *results]
+    assert ask(sdk, past, **asked).output_text == SEARCHED
+
+
+def test_a_call_after_text(sdk: OpenAI) -> None:
+    question = "Say it, then look up the weather in Paris."
+    for response in (
+        respond(sdk, question, tools=[WEATHER_ITEM]),
+        respond_stream(sdk, question, tools=[WEATHER_ITEM])[1],
+    ):
+        assert [item.type for item in response.output] == ["message", "function_call"]
+        assert response.output_text.rstrip("\n") == "I will look it up."
+        assert response.output[1].arguments == PARIS
+
+
+def test_a_custom_tool_is_a_function_to_this_server(sdk: OpenAI) -> None:
+    tool = {"type": "custom", "name": "run", "description": "Runs a program."}
+    asked: dict[str, Any] = {"tools": [tool]}
+    for response in (
+        respond(sdk, "Run print(1)", **asked),
+        respond_stream(sdk, "Run print(1)", **asked)[1],
+    ):
+        (call,) = response.output
+        assert (call.type, call.name, call.input) == ("custom_tool_call", "run", "print(1)")
+    past = [
+        user("Run print(1)"),
+        call.to_dict(),
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "1"},
+    ]
+    assert respond(sdk, past, **asked).output_text == "It printed 1."
+
+
+# ---- form, odds and ends -------------------------------------------------------------------
+
+
+def test_a_schema_is_kept_to(sdk: OpenAI) -> None:
+    question = [user("Where is the Eiffel Tower?")]
+    expected = Place(city="Paris", country="France")
+    parse: Any = sdk.chat.completions.parse
+    completion = parse(model=MODEL, messages=question, temperature=0, response_format=Place)
+    assert completion.choices[0].message.parsed == expected
+    parsed: Any = sdk.responses.parse
+    response = parsed(model=MODEL, input=question, temperature=0, text_format=Place)
+    assert response.output_parsed == expected
+    assert (
+        chat_stream(sdk, question, response_format=Place)[1].choices[0].message.parsed == expected
+    )
+    assert respond_stream(sdk, question, text_format=Place)[1].output_parsed == expected
+
+
+def test_logprobs_over_both_wires(sdk: OpenAI) -> None:
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
+    for completion in (chat(sdk, "Hello!", **asked), chat_stream(sdk, "Hello!", **asked)[1]):
+        judge(completion.choices[0].logprobs.content)
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    for response in (respond(sdk, "Hello!", **asked), respond_stream(sdk, "Hello!", **asked)[1]):
+        judge(response.output[0].content[0].logprobs)
+
+
+def judge(tokens: list[Any]) -> None:
+    """The tokens make the text, and the likeliest one was taken each time."""
+    assert b"".join(bytes(token.bytes) for token in tokens).decode().startswith(HELLO)
+    for token in tokens:
+        best, second = token.top_logprobs
+        assert best.token == token.token
+        assert second.logprob < best.logprob <= 0
+
+
+def test_an_answer_cut_by_its_length_says_so(sdk: OpenAI) -> None:
+    question, said = "Count to one hundred.", "1, 2, 3, 4,"
+    for completion in (
+        chat(sdk, question, max_tokens=8),
+        chat(sdk, question, max_completion_tokens=8),
+    ):
+        assert completion.choices[0].finish_reason == "length"
+        assert completion.choices[0].message.content == said
+    with pytest.raises(openai.LengthFinishReasonError):
+        chat_stream(sdk, question, max_completion_tokens=8, response_format=Place)
+    events, response = respond_stream(sdk, question, max_output_tokens=8)
+    assert events[-1].type == "response.incomplete"
+    for cut in (response, respond(sdk, question, max_output_tokens=8)):
+        assert cut.status == "incomplete"
+        assert cut.incomplete_details.reason == "max_output_tokens"
+        assert cut.output[0].status == "incomplete"
+        assert cut.output[0].content[0].text == said
+
+
+def test_several_choices_and_a_stop_word(sdk: OpenAI) -> None:
+    completion = chat(sdk, "Count to twenty.", n=2, stop=["7"])
+    assert [choice.index for choice in completion.choices] == [0, 1]
+    assert {choice.message.content for choice in completion.choices} == {"1, 2, 3, 4, 5, 6, "}
+
+
+def test_usage_goes_to_those_who_asked(sdk: OpenAI) -> None:
+    whole = chat(sdk, "Hello!").usage
+    assert whole.total_tokens == whole.prompt_tokens + whole.completion_tokens
+    asked = list(chat(sdk, "Hello!", stream=True, stream_options={"include_usage": True}))
+    assert (asked[-1].choices, asked[-1].usage.completion_tokens) == ([], whole.completion_tokens)
+    assert all("usage" in chunk.to_dict() and chunk.usage is None for chunk in asked[:-1])
+    assert not any("usage" in chunk.to_dict() for chunk in chat(sdk, "Hello!", stream=True))
+    usage = respond_stream(sdk, "Hello!")[1].usage
+    assert (usage.input_tokens, usage.output_tokens) == (
+        whole.prompt_tokens,
+        whole.completion_tokens,
+    )
+
+
+def test_a_picture_for_a_model_without_eyes_is_told(sdk: OpenAI) -> None:
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    content = [{"type": "input_text", "text": "Describe this image."}, picture]
+    raw: Any = sdk.responses.with_raw_response.create
+    answer = raw(model=MODEL, input=[{"role": "user", "content": content}], temperature=0)
+    assert answer.parse().status == "completed"
+    assert "input[0].content[1]" in answer.headers["x-dragoman-loss"]
+
+
+# ---- trouble -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_its_own_errors_arrive_as_they_are(sdk: OpenAI, streamed: bool) -> None:
+    for ask in (chat, respond):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(sdk, LONG, stream=streamed)
+        assert "exceeds the available context size" in caught.value.message
+        assert caught.value.type == "exceed_context_size_error"
+        assert json.loads(caught.value.response.content)["error"]["n_ctx"] == 8192
+
+
+def test_a_name_it_does_not_know_is_its_own_affair(sdk: OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == [MODEL]
+    assert sdk.models.retrieve(MODEL).owned_by == "llamacpp"
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.models.retrieve("another")
+    assert caught.value.code == "model_not_found"
+    # llama.cpp serves its one model under every name.
+    other = sdk.chat.completions.create(model="another", messages=[user("ping")], temperature=0)
+    assert other.choices[0].message.content == "pong"
+    assert sdk.responses.create(model="another", input="ping", temperature=0).output_text == "pong"
+
+
+@pytest.mark.parametrize("ask", [chat, respond])
+def test_who_goes_away_frees_the_slot(sdk: OpenAI, llamacpp: Llamacpp, ask: Any) -> None:
+    llamacpp.wait_busy(0, seconds=60)
+    stream = ask(sdk, "Sing for ever.", stream=True)
+    for heard, _ in enumerate(stream):
+        if heard > 5:
+            break
+    assert llamacpp.busy() == 1
+    stream.close()
+    # The song would fill the context for seconds more.
+    assert llamacpp.wait_busy(0, seconds=5) < 1
