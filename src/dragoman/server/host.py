@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable
@@ -130,6 +131,9 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._lifeline is not None:
             self._loop.add_reader(self._lifeline, self._orphaned)
+        # What is here now stays: the collector need not look at it again, nor so often.
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
         if self.started:
             self._ready()
 

@@ -42,6 +42,13 @@ class HTTPProtocol(HttpToolsProtocol):
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
 
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(_Corked(transport))  # type: ignore[arg-type]
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().on_response_complete()
+
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
@@ -113,3 +120,38 @@ class HTTPProtocol(HttpToolsProtocol):
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
         fault = Fault("too_large", problem, "client")
         self._problem = 431, fault
+
+
+class _Corked:
+    """A transport that keeps the head of an answer until the first of the body comes, and writes
+    both at once: a system call is the dearest thing in a short answer. All else it hands on.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Write, a head together with what follows it."""
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and data[9:10] != b"1":
+            self._head = data  # and nothing else; not a 100-continue, which the client waits for
+            return
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write a head that nothing followed."""
+        if self._head:
+            data, self._head = self._head, b""
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close, when all is written."""
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
