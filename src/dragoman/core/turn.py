@@ -434,6 +434,7 @@ class Turn:
             if not state.spoken and state.reason != "content_filter":
                 item = self._open(Message("assistant"), number)
                 self.emit(item.write("text", ""))
+                item.status = "incomplete" if state.reason in _SHORT else "completed"
                 self.shut(item.index)
 
     def _reasons(self) -> tuple[str, ...]:

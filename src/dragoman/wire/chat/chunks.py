@@ -134,8 +134,8 @@ class Reader:
         self._end(number, choice, reason)
 
     def _end(self, number: int, choice: dict[str, JSON], reason: str | None) -> None:
-        error = describe({"error": choice.get("error")})
-        if error is None and choice.get("finish_reason") in finish.BROKEN:
+        error = describe({"error": choice["error"]}) if choice.get("error") else None
+        if error is None and finish.broken(choice.get("finish_reason")):
             error = BROKEN
         if error is not None:
             self._turn.fail(error)
@@ -155,11 +155,11 @@ class Reader:
         tokens = logprobs.decode(weighed, "content")
         self._reasoning(number, said)
         tokens = self._content(number, said.get("content"), tokens, calling=bool(calls))
-        self._refusal(number, said.get("refusal"), logprobs.decode(weighed, "refusal"))
-        self._audio(number, said.get("audio"))
         listed = said.get("annotations")
         for note in filter(None, map(notes.decode, listed if isinstance(listed, list) else ())):
             self._turn.annotate(note, number)
+        self._refusal(number, said.get("refusal"), logprobs.decode(weighed, "refusal"))
+        self._audio(number, said.get("audio"))
         if beside:
             self._seal(number)
             self._turn.attach({NAME: beside}, number)

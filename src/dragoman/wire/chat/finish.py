@@ -23,7 +23,7 @@ WORDS: dict[str, str] = {
 }
 """What servers say, and what is meant."""
 
-BROKEN = frozenset({"error", "abort"})
+BROKEN = ("error", "abort")
 """Words with which servers end an answer that they could not finish."""
 
 
@@ -37,6 +37,11 @@ def decode(value: JSON) -> str | None:
         return None
     word = value.lower().replace("-", "_") if isinstance(value, str) else ""
     return WORDS.get(word, "stop")
+
+
+def broken(value: JSON) -> bool:
+    """Whether the reason is that the answer could not be finished."""
+    return value in BROKEN
 
 
 def encode(reason: str, *, legacy: bool = False) -> str:

@@ -324,11 +324,8 @@ def _stream(request: Request, dialect: Dialect, ledger: Ledger) -> dict[str, JSO
         if options is not None:
             ledger.note("stream_options", "told", "the answer is not streamed")
         return {}
-    said: dict[str, JSON] = {}
-    if options is not None:
-        given = {"include_usage": options.include_usage}
-        given["include_obfuscation"] = options.include_obfuscation
-        said = restore(_given(given), options.extra)
-    if dialect.ask_usage:
-        said["include_usage"] = True
-    return {"stream": True} | ({"stream_options": said} if said or options is not None else {})
+    options = options or StreamOptions()
+    usage = True if dialect.ask_usage else options.include_usage
+    given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
+    said = restore(_given(given), options.extra)
+    return {"stream": True} | ({"stream_options": said} if said else {})

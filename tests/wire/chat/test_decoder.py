@@ -1,0 +1,737 @@
+"""Answers are heard whatever shape they are in, and what is no answer is a fault that says why."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, Started
+from dragoman.core.fold import fold
+from dragoman.core.item import (
+    CustomToolCall,
+    FunctionCall,
+    Message,
+    Reasoning,
+    Refusal,
+    Text,
+    Thought,
+    Token,
+)
+from dragoman.core.response import Usage
+from dragoman.core.turn import Turn
+from dragoman.wire import sse as wire_sse
+from dragoman.wire.chat import CHAT
+from tests.wire.chat.answering import (
+    DONE,
+    UPSTREAM,
+    WITH_USAGE,
+    body,
+    chunk,
+    chunks,
+    deltas,
+    failed,
+    finished,
+    hear,
+    heard,
+    output,
+    read,
+    sse,
+    tell,
+    whole,
+)
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TEXT = chunk({"role": "assistant", "content": "Hi"})
+STOP = chunk({}, "stop")
+
+
+def call(**fragment: Any) -> dict[str, Any]:
+    """A chunk with one fragment of a call: `index`, `id`, `name`, `arguments` as given."""
+    names = [name for name in ("name", "arguments") if name in fragment]
+    function = {name: fragment.pop(name) for name in names}
+    return chunk({"tool_calls": [{**fragment, "function": function}]})
+
+
+def calls(*chunks: Any) -> list[tuple[str, str, str]]:
+    """The calls of a stream: id, name, arguments."""
+    items = output(*chunks, chunk({}, "tool_calls"))
+    return [(i.call_id, i.name, i.arguments) for i in items if isinstance(i, FunctionCall)]
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+# ---- what is no answer -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "says"),
+    [
+        (b"", "no answer in it"),
+        (b" \r\n\n", "no answer in it"),
+        (b"<html><h1>502</h1></html>", "web page"),
+        (b"upstream exploded", "upstream exploded"),
+        (b"\xff\xfe\x00garbage", "garbage"),
+        (b"[1, 2]", "an array, and not with an object"),
+        (b"{}", "no choices"),
+        (b'{"choices": null}', "no choices"),
+        (b'{"choices": "x"}', "no choices"),
+        (b'{"choices": []}', "no choices"),
+        (b'{"choices": [null]}', "a choice that is null"),
+        (b'{"choices": [{"index": 0}]}', "a choice without a message"),
+        (b'{"choices": [{"message": null}]}', "a choice without a message"),
+        (b'{"choices": [}', "not valid JSON"),
+        (b"data: x\n\ndata: 7\n\n", "not JSON objects"),
+        (b"data: [DONE]\n\n", "no answer in it"),
+    ],
+)
+def test_r1_4_what_is_no_answer_is_a_fault_that_says_which(bytes_: bytes, says: str) -> None:
+    fault = failed(bytes_)
+    assert (fault.code, fault.blame) == ("upstream_error", "upstream")
+    assert says in fault.message
+    assert "<" not in fault.message
+
+
+def test_r2_31_a_choice_without_a_message_is_a_fault_and_null_content_is_no_text() -> None:
+    assert "without a message" in failed(b'{"choices": [{"finish_reason": "stop"}]}').message
+    (item,) = read(whole({"content": None, "tool_calls": [CALL]})).output
+    assert isinstance(item, FunctionCall)
+
+
+@pytest.mark.parametrize(
+    "cut", [b"d", b"da", b"data", b": ping", b": ping\n\n", b'{"choices": [{"in']
+)
+def test_r1_w11_a_beginning_that_breaks_off_is_a_cut(cut: bytes) -> None:
+    assert failed(cut).code == "upstream_cut"
+
+
+def test_an_event_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_sse, "MAX_EVENT", 1000)
+    events = hear(sse(TEXT, done=False), b"data: " + b"x" * 2000, sse(STOP))
+    assert isinstance(events[-1], Failed)
+    assert "larger than 1000 bytes" in events[-1].fault.message
+
+
+@given(st.binary(max_size=60))
+def test_garbage_ends_in_one_fault_and_never_in_an_exception(garbage: bytes) -> None:
+    assert isinstance(hear(garbage)[-1], Failed)
+
+
+# ---- a whole answer ----------------------------------------------------------------------
+
+
+def test_r1_5_a_whole_answer_is_text_calls_reason_usage_and_what_we_do_not_know() -> None:
+    message = {"role": "assistant", "content": "Hi", "tool_calls": [CALL], "vendor": {"x": 1}}
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    data = whole(message, "tool_calls", choice={"stop_reason": 7}, usage=usage, tier="a")
+    response = read(data)
+    assert response.output == (
+        Message(
+            "assistant", (Text("Hi"),), "msg_R_0", "completed", extra={"chat": {"vendor": {"x": 1}}}
+        ),
+        FunctionCall("c1", "f", '{"a": 1}', id="fc_R_1", status="completed"),
+    )
+    assert (response.model, response.reasons, response.usage) == (
+        "big",
+        ("tool_calls",),
+        Usage(1, 2, 3),
+    )
+    assert response.extra == {
+        "upstream": {"id": "up-1", "created": 7},
+        "chat": {"tier": "a", "choices": [{"index": 0, "stop_reason": 7}]},
+    }
+    said = body(response)
+    assert said["choices"][0]["stop_reason"] == 7
+    assert said["choices"][0]["message"]["vendor"] == {"x": 1}
+    assert (said["tier"], said["usage"]) == ("a", usage)
+    bare = read(whole({"content": None, "vendor": 1, "tool_calls": [CALL]}))
+    assert [type(item) for item in bare.output] == [Message, FunctionCall]
+    assert body(bare)["choices"][0]["message"]["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("x", "x"),
+        ([{"type": "text", "text": "a"}, "b", {"text": "c"}, None], "abc"),
+        ([{"n": "é"}], '{"n":"é"}'),
+        (7, "7"),
+        (True, "true"),
+        ({"text": "x"}, "x"),
+    ],
+)
+def test_r1_6_content_of_any_shape_reads_as_one_text(content: Any, text: str) -> None:
+    (item,) = read(whole({"content": content})).output
+    assert item == Message("assistant", (Text(text),), "msg_R_0", "completed")
+    assert "None" not in read(whole({"content": [None, "a"]})).text
+
+
+@pytest.mark.parametrize(
+    ("given", "read_as"),
+    [
+        (None, "{}"),
+        ("", "{}"),
+        ({"b": 1, "a": "é"}, '{"b":1,"a":"é"}'),
+        ('{ "b":1 }', '{ "b":1 }'),
+        ("not JSON", "not JSON"),
+        ([1], "[1]"),
+        (7, "7"),
+    ],
+)
+def test_r1_7_arguments_of_any_shape_stay_readable(given: Any, read_as: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": given}}
+    (item,) = read(whole({"tool_calls": [call]})).output
+    assert isinstance(item, FunctionCall)
+    assert item.arguments == read_as
+    (streamed,) = output(chunk({"tool_calls": [{"index": 0, **call}]}), chunk({}, "tool_calls"))
+    assert streamed == item
+
+
+def test_r1_8_entries_that_are_no_calls_ids_that_are_missing_and_the_legacy_form() -> None:
+    bare = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    odd = [None, "x", 7, [], {}, {"type": "function"}, {"function": None}, bare, {**bare, "id": ""}]
+    response = read(whole({"tool_calls": odd}))
+    assert [(c.call_id, c.name) for c in response.calls] == [("call_R_0", "f"), ("call_R_1", "f")]
+    legacy = {"name": "g", "arguments": "{}"}
+    assert [c.name for c in read(whole({"function_call": legacy})).calls] == ["g"]
+    assert [c.name for c in read(whole({"tool_calls": "x", "function_call": legacy})).calls] == [
+        "g"
+    ]
+    assert read(whole({"content": "x", "tool_calls": [], "function_call": legacy})).calls == ()
+    nameless = [{"id": "c", "function": {"arguments": '{"a":1}'}}]
+    assert "never got a name" in failed(whole({"tool_calls": nameless})).message
+
+
+def test_whole_calls_are_told_apart_by_their_place() -> None:
+    same = {"index": 0, "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    calls = read(whole({"tool_calls": [same, same, {**same, "id": "x"}]})).calls
+    assert [call.call_id for call in calls] == ["call_R_0", "call_R_1", "x"]
+
+
+def test_r1_w3_whole_reasoning_and_refusals_have_kinds_of_their_own() -> None:
+    details = [{"type": "reasoning.text", "text": "Hm", "signature": "s", "index": 0}]
+    message = {"content": None, "refusal": "No.", "reasoning": "Hm", "reasoning_details": details}
+    assert read(whole(message)).output == (
+        Reasoning(
+            (Thought("Hm"),),
+            id="rs_R_0",
+            status="completed",
+            extra={"chat": {"reasoning_details": details}},
+        ),
+        Message("assistant", (Refusal("No."),), "msg_R_1", "completed"),
+    )
+
+
+def test_r1_w7_one_json_body_for_a_stream_gives_the_events_of_a_stream() -> None:
+    data = whole({"role": "assistant", "content": "Hi", "tool_calls": [CALL]}, "tool_calls")
+    events = hear(*(data[n : n + 1] for n in range(len(data))))
+    assert kinds(events) == [
+        "Started",
+        "ItemAdded",
+        "PartAdded",
+        "Delta",
+        "PartDone",
+        "ItemDone",
+        "ItemAdded",
+        "Delta",
+        "ItemDone",
+        "Finished",
+    ]
+    assert events == hear(b"\xef\xbb\xbf\n " + data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "status"),
+    [
+        (b'{"error": {"message": "No.", "code": 429}}', "No.", 429),
+        (b'{"error": "No."}', "No.", None),
+        (b'{"detail": "No."}', "No.", None),
+        (b'{"object": "error", "message": "No.", "code": 400}', "No.", 400),
+        (b'[{"error": {"message": "No."}}]', "No.", None),
+        (b'{"error": {"message": "No."}, "choices": []}', "No.", None),
+    ],
+)
+def test_an_error_in_a_whole_answer_is_a_fault(
+    data: bytes, message: str, status: int | None
+) -> None:
+    events = hear(data)
+    assert kinds(events) == ["Failed"]
+    assert (failed(data).message, failed(data).status) == (message, status)
+
+
+def test_an_error_beside_a_whole_answer_ends_it_as_failed() -> None:
+    events = hear(whole({"content": "Hi"}, error={"message": "Broke off."}))
+    assert fold(events).text == "Hi"
+    assert failed(whole({"content": "Hi"}, error={"message": "Broke off."})).message == "Broke off."
+
+
+def test_a_whole_answer_without_a_reason_is_complete() -> None:
+    assert read(whole({"content": "Hi"}, None)).reasons == ("stop",)
+    assert read(whole({"tool_calls": [CALL]}, None)).reasons == ("tool_calls",)
+    delta = json.dumps({"choices": [{"delta": {"content": "Hi"}}]}).encode()
+    assert read(delta).text == "Hi"
+    assert read(json.dumps({"choices": [{"text": "Hi"}]}).encode()).text == "Hi"
+
+
+# ---- a stream ----------------------------------------------------------------------------
+
+
+def test_r1_10_a_stream_opens_with_one_started_and_an_error_at_once_opens_nothing() -> None:
+    assert kinds(hear(sse(TEXT, STOP))).count("Started") == 1
+    assert isinstance(hear(sse(TEXT, STOP))[0], Started)
+    assert kinds(hear(sse({"error": {"message": "No."}}))) == ["Failed"]
+
+
+def test_r1_12_every_part_of_a_chunk_is_read_whichever_come_together() -> None:
+    full = chunk(
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm",
+            "content": "Hi",
+            "refusal": "No",
+            "tool_calls": [{"index": 0, **CALL}, "x", None],
+        },
+        "tool_calls",
+        usage={"prompt_tokens": 1, "completion_tokens": 2},
+    )
+    second = {"index": 1, "delta": {"content": "Yo"}, "finish_reason": "stop"}
+    full["choices"] += [None, "x", second]
+    response = heard(full)
+    assert [type(item) for item in response.choice(0)] == [Reasoning, Message, FunctionCall]
+    assert (response.text, response.refusal) == ("Hi", "No")
+    (other,) = response.choice(1)
+    assert isinstance(other, Message)
+    assert (other.text, response.reasons) == ("Yo", ("tool_calls", "stop"))
+    assert response.usage == Usage(1, 2)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_r1_13_one_order_of_events_whatever_the_order_of_chunks(late: bool) -> None:
+    usage = {**UPSTREAM, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+    events = hear(
+        sse(TEXT, STOP, done=False) + (DONE + sse(usage, done=False) if late else sse(usage))
+    )
+    assert (kinds(events)[0], kinds(events)[-1]) == ("Started", "Finished")
+    assert kinds(events).count("Finished") == 1
+    assert finished(events).usage == Usage(1, 2)
+    assert finished(events).reasons == ("stop",)
+
+
+def test_the_end_comes_at_once_where_usage_is_known_and_waits_for_it_where_not() -> None:
+    decoder = CHAT.decoder(Turn("R", 5, "m"))
+    events = decoder.feed(sse(TEXT, chunk({}, "stop", usage={"prompt_tokens": 1})))
+    assert isinstance(events[-1], Finished)
+    assert decoder.feed(sse(TEXT)) == decoder.close() == []
+    waiting = CHAT.decoder(Turn("R", 5, "m"))
+    assert not waiting.ended
+    assert not isinstance(waiting.feed(sse(TEXT, STOP))[-1], Finished)
+    assert waiting.ended
+    assert waiting.feed(sse(TEXT)) == []  # no text is news after the end
+    assert isinstance(waiting.close()[-1], Finished)
+    assert waiting.close() == []
+
+
+def test_r1_w2_w9_cached_tokens_are_read_and_repeated_usage_is_not_added_up() -> None:
+    def counted(n: int) -> Any:
+        details = {"cached_tokens": 4}
+        usage = {"prompt_tokens": 5, "completion_tokens": n, "prompt_tokens_details": details}
+        return chunk({"content": "x"}, usage=usage)
+
+    response = heard(counted(1), counted(2), {**STOP, "usage": None})
+    assert response.usage == Usage(5, 2, cached_tokens=4)
+
+
+def test_p29_usage_that_was_null_first_is_read_last_also_without_choices() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    last = {**UPSTREAM, "choices": [], "usage": usage}
+    events = hear(sse({**TEXT, "usage": None}, {**STOP, "usage": None}, last))
+    assert chunks(tell(events, WITH_USAGE))[-2]["usage"] == usage
+
+
+def test_r1_w4_a_legacy_call_in_a_stream_is_a_call_like_any_other() -> None:
+    pieces = [{"name": "f"}, {"arguments": '{"a"'}, {"arguments": ":1}"}]
+    response = heard(*(chunk({"function_call": p}) for p in pieces), chunk({}, "function_call"))
+    assert [(c.call_id, c.name) for c in response.calls] == [("call_R_0", "f")]
+    assert response.calls[0] == FunctionCall(
+        "call_R_0", "f", '{"a":1}', id="fc_R_0", status="completed"
+    )
+    assert response.reasons == ("tool_calls",)
+
+
+def test_r1_w5_calls_without_an_index_remain_several() -> None:
+    first, second = (
+        call(id="a", name="f", arguments='{"x":1}'),
+        call(id="b", name="f", arguments="{"),
+    )
+    assert calls(first, second, call(arguments='"y":2}')) == [
+        ("a", "f", '{"x":1}'),
+        ("b", "f", '{"y":2}'),
+    ]
+
+
+def test_p1_a_null_or_missing_index_gets_a_stable_place() -> None:
+    stream = [call(index=None, id="a", name="f", arguments="{}"), call(id="b", name="g")]
+    assert [c[0] for c in calls(*stream)] == ["a", "b"]
+    said = [d["tool_calls"][0] for d in deltas(tell(hear(sse(*stream)))) if "tool_calls" in d]
+    assert all("index" in fragment for fragment in said)
+    assert sorted({fragment["index"] for fragment in said}) == [0, 1]
+
+
+def test_p2_the_same_index_for_all_calls_is_repaired_by_their_ids_and_starts() -> None:
+    by_id = [call(index=0, id=n, name="f", arguments=f'{{"n":"{n}"}}') for n in "abc"]
+    assert [c[0] for c in calls(*by_id)] == ["a", "b", "c"]
+    by_start = [call(index=0, name="f", arguments=f'{{"n":{n}}}') for n in range(3)]
+    assert [c[2] for c in calls(*by_start)] == ['{"n":0}', '{"n":1}', '{"n":2}']
+
+
+def test_p3_an_orphan_fragment_belongs_to_the_open_call() -> None:
+    stream = [call(index=0, id="a", name="f", arguments='{"x"'), call(index=5, arguments=":1}")]
+    assert calls(*stream) == [("a", "f", '{"x":1}')]
+
+
+def test_p4_interleaved_fragments_reach_their_own_calls() -> None:
+    opened = [call(index=n, id=f"c{n}", name="f", arguments="") for n in (0, 1)]
+    rest = [call(index=n, arguments=a) for a in ('{"p":', '"A"}') for n in (0, 1)]
+    assert calls(*opened, *rest) == [("c0", "f", '{"p":"A"}'), ("c1", "f", '{"p":"A"}')]
+    said = deltas(tell(hear(sse(*opened, *rest, chunk({}, "tool_calls")))))
+    order = [d["tool_calls"][0]["index"] for d in said if "tool_calls" in d]
+    assert order == [0, 1, 0, 1, 0, 1]
+
+
+def test_p7_parallel_calls_of_one_delta_are_all_kept() -> None:
+    many = [
+        {"index": n, "id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(5)
+    ]
+    response = heard(chunk({"tool_calls": many}), chunk({}, "tool_calls"))
+    assert [call.call_id for call in response.calls] == [f"c{n}" for n in range(5)]
+
+
+def test_r1_w6_an_error_object_in_the_stream_ends_it_as_failed() -> None:
+    error = {"message": "Out of memory", "type": "server_error", "code": "oom", "param": "n"}
+    events = hear(sse(TEXT, {"error": error}, STOP))
+    fault = failed(sse(TEXT, {"error": error}, STOP))
+    assert (fault.message, fault.upstream_type, fault.upstream_code, fault.param) == (
+        "Out of memory",
+        "server_error",
+        "oom",
+        "n",
+    )
+    assert fold(events).text == "Hi"
+    assert kinds(events).count("Failed") == 1
+    said = chunks(tell(events))[-1]["error"]
+    assert (said["message"], said["code"]) == ("Out of memory", "oom")
+
+
+def test_p24_an_error_glued_to_half_an_event_is_not_swallowed() -> None:
+    half = (
+        sse(TEXT, done=False)
+        + b'data: {"choices": [{"delta": {"con{"error": {"message": "Gone"}}\n\n'
+    )
+    assert failed(half).message == "Gone"
+
+
+def test_r1_w8_two_data_lines_with_no_blank_line_between_are_two_events() -> None:
+    two = b"data: %s\ndata: %s\n\n" % (json.dumps(TEXT).encode(), json.dumps(STOP).encode())
+    assert heard(two.removeprefix(b"data: ").removesuffix(b"\n\n")).text == "Hi"
+    assert finished(hear(two)).reasons == ("stop",)
+    spread = json.dumps(TEXT, indent=1).replace("\n", "\ndata: ").encode()
+    assert heard(spread, STOP).text == "Hi"
+
+
+def test_r1_w10_every_choice_keeps_its_own_items_text_and_reason() -> None:
+    stream = [
+        chunk({"content": "a"}, index=1),
+        chunk({"content": "b"}, index=0),
+        call(index=0, id="c", name="f", arguments="{}"),
+        chunk({"content": "c"}, "length", index=1),
+        chunk({}, "tool_calls"),
+    ]
+    response = heard(*stream)
+    assert [type(item) for item in response.choice(0)] == [Message, FunctionCall]
+    (second,) = response.choice(1)
+    assert isinstance(second, Message)
+    assert (response.text, second.text) == ("b", "ac")
+    assert response.reasons == ("tool_calls", "length")
+    assert [c["finish_reason"] for c in body(response)["choices"]] == ["tool_calls", "length"]
+
+
+def test_r1_w11_a_stream_that_breaks_off_is_failed_and_keeps_what_came() -> None:
+    events = hear(sse(TEXT, done=False))
+    assert fold(events).text == "Hi"
+    assert failed(sse(TEXT, done=False)).code == "upstream_cut"
+    one_of_two = sse(chunk({"content": "a"}, index=1), TEXT, STOP, done=False)
+    assert failed(one_of_two).code == "upstream_cut"
+
+
+# ---- R2 and V ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "read_as"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("tool_calls", "tool_calls"),
+        ("content_filter", "content_filter"),
+        ("function_call", "tool_calls"),
+        ("tool-calls", "tool_calls"),
+        ("Content-Filter", "content_filter"),
+        ("max_tokens", "length"),
+        ("eos", "stop"),
+        ("eom", "stop"),
+        (7, "stop"),
+        (["x"], "stop"),
+    ],
+)
+def test_r2_28_v11_one_table_of_reasons_for_whole_and_streamed(word: Any, read_as: str) -> None:
+    assert heard(TEXT, chunk({}, word)).reasons == (read_as,)
+    assert read(whole({"content": "Hi"}, word)).reasons == (read_as,)
+
+
+def test_r2_28_none_yet_is_none_yet() -> None:
+    for none in (None, ""):
+        assert failed(sse(TEXT, chunk({}, none), done=False)).code == "upstream_cut"
+
+
+@pytest.mark.parametrize("word", ["error", "abort"])
+def test_a_reason_that_tells_of_a_failure_is_one(word: str) -> None:
+    assert failed(sse(TEXT, chunk({}, word))).code == "upstream_error"
+
+
+@pytest.mark.parametrize("none", [None, [], ()])
+def test_r2_29_a_null_and_an_empty_list_are_no_calls(none: Any) -> None:
+    assert heard(chunk({"content": "Hi", "tool_calls": none}), STOP).calls == ()
+    assert read(whole({"content": "Hi", "tool_calls": none})).calls == ()
+
+
+def test_r2_29_v13_arguments_that_do_not_parse_stand_beside_the_good_ones() -> None:
+    bad = call(index=0, id="a", name="f", arguments='{"x": oops')
+    good = call(index=1, id="b", name="g", arguments='{"y":2}')
+    assert calls(bad, good) == [("a", "f", '{"x": oops'), ("b", "g", '{"y":2}')]
+
+
+WEIGHED = {
+    "token": "H",
+    "logprob": -0.5,
+    "bytes": [72],
+    "top_logprobs": [
+        {"token": "J", "logprob": -1, "bytes": [74]},
+        {"token": "J", "logprob": -2, "bytes": None},
+    ],
+}
+H = Token("H", -0.5, b"H", (Token("J", -1, b"J"), Token("J", -2)))
+
+
+def test_r2_30_v12_tokens_keep_text_bytes_value_and_alternatives_doubles_included() -> None:
+    logprobs = {"logprobs": {"content": [WEIGHED, WEIGHED], "refusal": None}}
+    streamed = heard(chunk({"content": "HH"}, choice=logprobs), STOP)
+    plain = read(whole({"content": "HH"}, choice=logprobs))
+    for response in (streamed, plain):
+        (item,) = response.output
+        assert isinstance(item, Message)
+        assert item.parts == (Text("HH", tokens=(H, H)),)
+        assert body(response)["choices"][0]["logprobs"] == logprobs["logprobs"]
+
+
+@pytest.mark.parametrize(
+    "none", [None, 7, [], {}, {"content": None}, {"content": 7}, {"content": [None, 7]}]
+)
+def test_r2_30_log_probabilities_may_be_missing_at_every_level(none: Any) -> None:
+    response = heard(chunk({"content": "H"}, choice={"logprobs": none}), STOP)
+    assert response.output == (Message("assistant", (Text("H"),), "msg_R_0", "completed"),)
+
+
+def test_tokens_of_half_a_character_stay_with_the_text() -> None:
+    half = {"token": "\\xf0", "logprob": -1, "bytes": [240], "top_logprobs": []}
+    first = chunk({"content": ""}, choice={"logprobs": {"content": [half]}})
+    response = heard(first, chunk({"content": "😀"}), STOP)
+    (item,) = response.output
+    assert isinstance(item, Message)
+    assert item.parts == (Text("😀", tokens=(Token("\\xf0", -1, b"\xf0"),)),)
+
+
+def test_tokens_of_calls_alone_are_kept_in_a_whole_answer() -> None:
+    logprobs = {"logprobs": {"content": [WEIGHED], "refusal": None}}
+    response = read(whole({"content": None, "tool_calls": [CALL]}, "tool_calls", choice=logprobs))
+    assert [type(item) for item in response.output] == [FunctionCall]
+    assert body(response)["choices"][0]["logprobs"] == logprobs["logprobs"]
+
+
+def test_r2_32_text_before_calls_and_nothing_for_nothing() -> None:
+    both = chunk({"tool_calls": [{"index": 0, **CALL}], "content": "Hi"})
+    events = hear(sse(chunk({"content": ""}), both, chunk({}), chunk({}, "tool_calls")))
+    added = [type(e.item) for e in events if isinstance(e, ItemAdded)]
+    assert added == [Message, FunctionCall]
+    assert [e.data for e in events if isinstance(e, Delta)] == ["Hi", '{"a": 1}']
+
+
+@given(st.data())
+def test_r2_33_a_call_whole_in_one_delta_is_the_same_as_in_pieces(data: st.DataObject) -> None:
+    text = '{"a": "b{}\\"", "c": [1, 2]}'
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=5)))
+    places = [0, *cuts, len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    whole = calls(call(index=0, id="c", name="f", arguments=text))
+    assert calls(
+        call(index=0, id="c", name="f"), *(call(index=0, arguments=p) for p in pieces)
+    ) == (whole)
+    # Half an argument string never ends a stream; its call is incomplete.
+    (item,) = output(call(index=0, id="c", name="f", arguments=text[:5]), chunk({}, "length"))
+    assert isinstance(item, FunctionCall)
+    assert (item.arguments, item.status) == (text[:5], "incomplete")
+
+
+def test_r2_34_names_and_arguments_in_any_order_lose_nothing() -> None:
+    assert calls(
+        call(index=0, id="c", arguments='{"a"'), call(index=0, name="f", arguments=":1}")
+    ) == [("c", "f", '{"a":1}')]
+    together = [call(index=n, id=f"c{n}", name="f", arguments='{"a') for n in (0, 1)]
+    rest = [call(index=n, arguments='":1}') for n in (0, 1)]
+    assert [c[2] for c in calls(*together, *rest)] == ['{"a":1}'] * 2
+    assert calls(call(index=0, id="c", name="f")) == [("c", "f", "{}")]
+
+
+def test_r2_35_v2_the_last_stated_reason_counts_and_usage_may_follow_it() -> None:
+    usage = {**UPSTREAM, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+    response = heard(TEXT, chunk({}, "length"), chunk({}, None), chunk({}, ""), usage)
+    assert (response.reasons, response.usage) == (("length",), Usage(1, 2))
+    assert heard(TEXT, chunk({}, "length"), chunk({}, "stop")).reasons == ("stop",)
+
+
+def test_v1_a_chunk_with_no_choices_disturbs_nothing() -> None:
+    empty = {**UPSTREAM, "choices": []}
+    assert heard(empty, TEXT, empty, STOP, empty).output == heard(TEXT, STOP).output
+
+
+def test_v3_text_in_the_finishing_chunk_is_delivered() -> None:
+    assert heard(TEXT, chunk({"content": " you"}, "stop")).text == "Hi you"
+
+
+def test_v4_a_reader_knows_each_call_at_every_moment() -> None:
+    events = hear(
+        sse(call(index=0, id="c", name="f", arguments='{"a":1}'), chunk({}, "tool_calls"))
+    )
+    added, delta, done = events[1:4]
+    assert isinstance(added, ItemAdded)
+    assert isinstance(added.item, FunctionCall)
+    assert (added.item.call_id, added.item.name, added.item.arguments) == ("c", "f", "")
+    assert isinstance(delta, Delta)
+    assert (delta.index, delta.kind, delta.data) == (0, "arguments", '{"a":1}')
+    assert isinstance(done, ItemDone)
+
+
+def test_v10_text_beside_calls_is_kept_in_the_order_in_which_both_came() -> None:
+    stream = [
+        chunk({"content": "a"}),
+        call(index=0, id="c", name="f", arguments='{"x":1}'),
+        chunk({"content": "b"}),
+        chunk({}, "tool_calls"),
+    ]
+    items = output(*stream)
+    assert [type(item) for item in items] == [Message, FunctionCall, Message]
+    said = read(whole({"content": "a", "tool_calls": [CALL]})).output
+    assert [type(item) for item in said] == [Message, FunctionCall]
+
+
+def test_v11_a_filter_and_a_refusal_keep_their_meaning_whole_and_streamed() -> None:
+    for response in (
+        heard(chunk({"refusal": "No."}), chunk({}, "content_filter")),
+        read(whole({"content": None, "refusal": "No."}, "content_filter")),
+    ):
+        assert (response.refusal, response.reasons, response.status) == (
+            "No.",
+            ("content_filter",),
+            "incomplete",
+        )
+        choice = body(response)["choices"][0]
+        assert (choice["message"]["refusal"], choice["finish_reason"]) == ("No.", "content_filter")
+
+
+@pytest.mark.parametrize("text", ['{ "b":1, "a" : "\\u00e9" }', '{"n": 1.0, "e": 1e5}', "[1,  2]"])
+def test_v14_arguments_pass_byte_for_byte_whole_and_streamed(text: str) -> None:
+    assert calls(call(index=0, id="c", name="f", arguments=text)) == [("c", "f", text)]
+    entry = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+    response = read(whole({"tool_calls": [entry]}))
+    assert body(response)["choices"][0]["message"]["tool_calls"] == [entry]
+
+
+def test_v17_everything_that_is_not_text_is_carried_too() -> None:
+    note = {"type": "url_citation", "url_citation": {"url": "http://x", "start_index": 0}}
+    audio = {"id": "a1", "data": "QUJD", "transcript": "Hi.", "expires_at": 9}
+    message = {"content": "Hi", "annotations": [note], "audio": audio, "reasoning_content": "Hm"}
+    said = body(read(whole(message)))["choices"][0]["message"]
+    assert (said["annotations"], said["audio"], said["reasoning_content"]) == ([note], audio, "Hm")
+
+
+def test_v18_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    hear(sse(b"garbage", call(index=0, id="c", name="f", arguments="oops"), chunk({}, "x-y")))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_v19_ids_are_the_same_in_deltas_final_items_and_on_every_reading() -> None:
+    stream = sse(call(name="f", arguments='{"a":1}'), call(name="g"), chunk({}, "tool_calls"))
+    events = hear(stream)
+    assert events == hear(stream)
+    added = [e.item for e in events if isinstance(e, ItemAdded)]
+    done = [e.item for e in events if isinstance(e, ItemDone)]
+    for first, last in zip(added, done, strict=True):
+        assert isinstance(first, FunctionCall)
+        assert isinstance(last, FunctionCall)
+        assert (first.id, first.call_id) == (last.id, last.call_id)
+    plain = body(fold(events))["choices"][0]["message"]["tool_calls"]
+    said = [d["tool_calls"][0] for d in deltas(tell(events)) if "tool_calls" in d]
+    assert [c["id"] for c in plain] == [c["id"] for c in said if "id" in c]
+
+
+def test_p5_think_tags_become_reasoning_where_the_profile_says_so_in_any_split() -> None:
+    text = "\n<think>\nHm, <b>.\n</think>\n\nYes </think>"
+    for size in (1, 3, len(text)):
+        pieces = [chunk({"content": text[n : n + size]}) for n in range(0, len(text), size)]
+        forgotten = heard(*pieces, STOP, think="reasoning")
+        assert (forgotten.reasoning, forgotten.text) == ("Hm, <b>.", "Yes </think>")
+        assert body(forgotten)["choices"][0]["message"]["reasoning_content"] == "Hm, <b>."
+        inline = heard(*pieces, STOP)
+        assert inline.output[0].extra == {
+            "inline": {"open": "\n<think>\n", "close": "\n</think>\n\n"}
+        }
+        assert body(inline)["choices"][0]["message"]["content"] == text
+        alone = heard(*pieces, STOP, think=None)
+        assert (alone.reasoning, alone.text) == ("", text)
+    assert fold(hear(whole({"content": text}))).output == inline.output
+
+
+def test_p16_custom_calls_and_namespaces_come_back_as_they_are() -> None:
+    custom = {"id": "c1", "type": "custom", "custom": {"name": "g", "input": "x", "z": 1}}
+    spaced = {
+        "id": "c2",
+        "type": "function",
+        "function": {"name": "f", "namespace": "s", "arguments": "{}"},
+    }
+    response = read(whole({"tool_calls": [custom, spaced]}, "tool_calls"))
+    first, second = response.calls
+    assert isinstance(first, CustomToolCall)
+    assert (first.name, first.input, first.extra) == ("g", "x", {"chat": {"custom": {"z": 1}}})
+    assert (second.name, second.namespace) == ("f", "s")
+    assert body(response)["choices"][0]["message"]["tool_calls"] == [custom, spaced]
+
+
+def test_p30_a_reported_zero_is_zero_and_nothing_reported_is_absent() -> None:
+    zero = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    assert body(heard(TEXT, {**STOP, "usage": zero}))["usage"] == zero
+    half = heard(TEXT, {**STOP, "usage": {"completion_tokens": 3}})
+    assert half.usage == Usage(output_tokens=3)
+    assert body(half)["usage"] == {"completion_tokens": 3}
+    assert heard(TEXT, STOP).usage is None
+
+
+@pytest.mark.parametrize("surrogates", ['"a\\ud83d", "\\ude00b"', '"a\\ud83d\\ude00", "b"'])
+def test_halves_of_a_character_split_over_deltas_are_joined(surrogates: str) -> None:
+    pieces = [
+        b'{"choices": [{"delta": {"content": %s}}]}' % each.encode()
+        for each in surrogates.split(", ")
+    ]
+    assert heard(*pieces, STOP).text == "a😀b"
