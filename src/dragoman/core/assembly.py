@@ -201,7 +201,8 @@ class OpenItem:
             events.append(PartAdded(self.index, part.index, base))
             if number is not None:
                 self._numbered[type(base), number] = part
-        self._part, self._number, self.kind = part, number, kind
+        self._part, self._number = part, number
+        self.kind = kind if isinstance(base, type(_BLANKS[kind])) else None
         return events, part
 
     # ---- closing -------------------------------------------------------------------------

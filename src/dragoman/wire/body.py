@@ -67,13 +67,21 @@ def _check_depth(data: bytes) -> None:
 
 
 def dump(value: JSON) -> bytes:
-    """Encode as compact JSON, keys in the order they have."""
-    return _encoder.encode(value)
+    """Encode as compact JSON, keys in the order they have.
+
+    Half a character that never met its other half becomes U+FFFD.
+    """
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        said = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        units = said.encode("utf-16-le", "surrogatepass")
+        return units.decode("utf-16-le", "replace").encode()
 
 
 def text(value: JSON) -> str:
     """The same as text."""
-    return _encoder.encode(value).decode()
+    return dump(value).decode()
 
 
 def parse(body: bytes) -> Fields:

@@ -6,6 +6,7 @@ them. Which item is meant is found by `hearing`; of the response as a whole noth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import get_args
 
@@ -73,6 +74,7 @@ _PARTS = {
 """Families of parts, and the kind all their parts are of."""
 
 _STATES: dict[str, State] = {STATES.get(state, state): state for state in get_args(State)}
+_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _ADDRESS = ("type", "item_id", "output_index", "sequence_number")
 
 
@@ -150,7 +152,12 @@ def _item_done(hearing: Hearing, told: Told) -> None:
 
 
 def beside(hearing: Hearing, name: str, told: Told) -> None:
-    """Progress of a hosted tool; or something we do not know, kept as it is."""
+    """Progress of a hosted tool; or something we do not know, kept as it is.
+
+    A name that could break out of its line is not repeated, and so neither is what it names.
+    """
+    if not _NAME.fullmatch(name):
+        return
     heard = hearing.any(told.get("item_id"), told.get("output_index"))
     index = None if heard is None else heard.index
     family, _, word = name.removeprefix("response.").rpartition(".")
