@@ -65,6 +65,11 @@ class Decoder:
 
     def close(self) -> list[Event]:
         """No more bytes will come: what was not ended is ended now, as what it is."""
+        if not self._turn.over:
+            self._close()
+        return self._turn.take()
+
+    def _close(self) -> None:
         for name, said in self._incoming.close():
             self._event(name, said)
         whole = self._incoming.whole
@@ -75,7 +80,6 @@ class Decoder:
         elif self._done and self._turn.spoken:
             self._complete("completed", {})
         self._turn.fail(CUT)
-        return self._turn.take()
 
     @property
     def ended(self) -> bool:
@@ -115,7 +119,7 @@ class Decoder:
     def _whole(self, data: bytes) -> None:
         """An answer that is no stream."""
         try:
-            value = body.load(data) if data.strip() else {}
+            value = body.load(data) if data else {}
         except ValueError:
             value = data.decode("utf-8", "replace")
         if isinstance(value, dict) and isinstance(value.get("output"), list):

@@ -43,7 +43,8 @@ class Incoming:
             if not begun or begun[0] not in _FIELDS:
                 return []
             self._sse, data = SSEDecoder(), bytes(self._whole)
-            self._head, self._whole = data[:_HEAD], bytearray()
+        if not self._heard:
+            self._head = (self._head + data)[:_HEAD]
         return self._noted(self._sse.feed(data))
 
     def close(self) -> list[tuple[str, bytes]]:
@@ -54,7 +55,7 @@ class Incoming:
     def whole(self) -> bytes | None:
         """What came instead of a stream; of one without a single event, its beginning."""
         if self._sse is None:
-            return bytes(self._whole)
+            return bytes(self._whole.lstrip(_BEFORE))
         return None if self._heard else self._head
 
     def _noted(self, events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

@@ -80,7 +80,7 @@ def decode(value: dict[str, JSON], path: str = "") -> Item:
             return Compaction(sealed, fields.string("id"), keep(fields.rest()))
         case "item_reference":
             return ItemReference(fields.need("id"), keep(fields.rest()))
-        case str(other):
+        case other:
             id = value.get("id")
             rest = {name: said for name, said in value.items() if name != "type"}
             return Unknown(WIRE, other, rest, id if isinstance(id, str) else None)
@@ -188,7 +188,7 @@ def encode(item: Item, *, full: bool = False) -> dict[str, JSON] | None:
             return dense({"type": "compaction", **said, **kept(item.extra)})
         case ItemReference():
             return {"type": "item_reference", "id": item.id, **kept(item.extra)}
-        case Unknown():
+        case _:
             return {"type": item.kind, **item.value} if item.wire == WIRE else None
     identity = {"type": _TYPES[type(item)], "id": item.id, "status": item.status}
     return dense({**identity, **said, **kept(item.extra)})

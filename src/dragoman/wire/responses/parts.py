@@ -190,7 +190,7 @@ def encode(part: Part, text: str = "input_text", *, full: bool = False) -> dict[
             said = {"type": "summary_text", "text": part.text}
         case UnknownPart():
             return part.value if part.wire == WIRE else None
-        case Audio() if text == "output_text" or part.data is None:
+        case Audio():
             return encode(Text(part.transcript or ""), text, full=full)  # no sound here, but words
         case _:
             said = dense(_media(part))
@@ -205,7 +205,7 @@ def encode_all(
     return [part for part in said if part is not None]
 
 
-def _media(part: Image | File | Audio) -> dict[str, JSON]:
+def _media(part: Image | File) -> dict[str, JSON]:
     match part:
         case Image():
             return {
@@ -214,7 +214,7 @@ def _media(part: Image | File | Audio) -> dict[str, JSON]:
                 "file_id": part.file_id,
                 "detail": part.detail,
             }
-        case File():
+        case _:
             return {
                 "type": "input_file",
                 "file_id": part.file_id,
@@ -222,9 +222,6 @@ def _media(part: Image | File | Audio) -> dict[str, JSON]:
                 "file_data": part.data,
                 "file_url": part.url,
             }
-        case Audio():
-            sound = dense({"data": part.data, "format": part.format})
-            return {"type": "input_audio", "input_audio": sound}
 
 
 def encode_annotation(note: Annotation) -> dict[str, JSON]:

@@ -161,7 +161,7 @@ def encode(tool: Tool) -> dict[str, JSON] | None:
         case Namespace():
             said = {"type": "namespace", "name": tool.name, "description": tool.description}
             return dense({**said, "tools": encode_all(tool.tools), **kept(tool.extra)})
-        case UnknownTool():
+        case _:
             return {"type": tool.kind, **tool.value} if tool.wire == WIRE else None
 
 
@@ -209,5 +209,5 @@ def encode_format(form: OutputFormat, *, full: bool = False) -> dict[str, JSON]:
             return {"type": "json_schema", **default, **set_}
         case JSONObject():
             return {"type": "json_object"}
-        case TextFormat():
+        case _:
             return {"type": "text"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dragoman.core.event import Delta, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
+from dragoman.core.event import Delta, ItemAdded, ItemDone, PartAdded, PartDone, Progress
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -29,6 +29,9 @@ from .snapshot import item_id
 
 Said = tuple[str, dict[str, JSON]]
 """The name of an event and its fields, all but its type and number."""
+
+Inside = PartAdded | Delta | PartDone | ItemDone
+ItemEvent = ItemAdded | Inside | Progress
 
 STATES = {"partial": "partial_image"}
 """States of hosted tools that are called otherwise on this wire."""
@@ -78,17 +81,15 @@ class Wording:
         self._words = {**_WORDS, "reasoning": reasoning}
         self._places: dict[int, _Place] = {}  # by our index
 
-    def say(self, event: Event) -> Iterator[Said]:
-        """The events to say for one about an item."""
+    def say(self, event: ItemEvent) -> Iterator[Said]:
+        """The events to say for one about an item, or beside all items."""
         match event:
             case ItemAdded(index=index, item=item):
                 yield from self._item_added(index, item)
             case Progress():
                 yield from self._progress(event)
-            case PartAdded() | Delta() | PartDone() | ItemDone():
-                place = self._places.get(event.index)
-                if place is not None:
-                    yield from self._inside(place, event)
+            case _ if (place := self._places.get(event.index)) is not None:
+                yield from self._inside(place, event)
 
     def _item_added(self, index: int, item: Item) -> Iterator[Said]:
         id, position = item_id(item, self.response_id, index), len(self._places)
@@ -97,9 +98,7 @@ class Wording:
             self._places[index] = _Place(item, id, position)
             yield "response.output_item.added", {"output_index": position, "item": said}
 
-    def _inside(
-        self, place: _Place, event: PartAdded | Delta | PartDone | ItemDone
-    ) -> Iterator[Said]:
+    def _inside(self, place: _Place, event: Inside) -> Iterator[Said]:
         match event:
             case PartAdded(part=part):
                 at = place.open(part, event.part_index)
@@ -112,7 +111,7 @@ class Wording:
                 yield from self._delta(place, event)
             case PartDone():
                 yield from self._part_done(place, event)
-            case ItemDone():
+            case _:
                 yield from _item_done(place, event.item)
 
     def _delta(self, place: _Place, event: Delta) -> Iterator[Said]:

@@ -1,0 +1,274 @@
+"""What servers send for a Responses answer, and what is made of it.
+
+The corpus has a row for everything that servers do; each is heard whole, byte by byte, and with
+every one of its events torn in two.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.event import Delta, Event, Failed, Finished, Progress, Started
+from dragoman.core.fold import fold
+from dragoman.core.item import (
+    Annotation,
+    Compaction,
+    CustomToolCall,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    Text,
+    Token,
+    Unknown,
+)
+from dragoman.core.lifecycle import check
+from dragoman.core.response import Response, Usage
+from dragoman.core.turn import Turn
+from dragoman.wire import sse
+from dragoman.wire.responses import RESPONSES
+from dragoman.wire.responses.heard import Heard
+
+ROWS: dict[str, Any] = json.loads(
+    Path(__file__).with_name("cases").joinpath("upstreams.json").read_text()
+)
+
+
+def stream_of(row: Any) -> bytes:
+    if "raw" in row:
+        return str(row["raw"]).encode()
+    said = (each if isinstance(each, str) else json.dumps(each) for each in row["stream"])
+    return b"".join(sse.frame(each.encode()) for each in said)
+
+
+def hear(*pieces: bytes) -> list[Event]:
+    decoder = RESPONSES.decoder(Turn("1", 0, "m"))
+    return [event for piece in pieces for event in decoder.feed(piece)] + decoder.close()
+
+
+def heard(*events: Any) -> list[Event]:
+    return hear(b"".join(sse.frame(json.dumps(event).encode()) for event in events))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_servers_send_is_made_sense_of(name: str) -> None:
+    events = hear(stream_of(ROWS[name]))
+    check(events)
+    assert _says(fold(events)) == ROWS[name]["says"]
+    end = ROWS[name]["ends"]
+    assert _ends(events[-1])[: len(end)] == end
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_is_the_same_byte_by_byte(name: str) -> None:
+    stream = stream_of(ROWS[name])
+    assert hear(*(stream[n : n + 1] for n in range(len(stream)))) == hear(stream)
+
+
+def _says(response: Response) -> list[str]:
+    return [_brief(item) for item in response.output]
+
+
+def _brief(item: Item) -> str:
+    status = getattr(item, "status", None)
+    short = "" if status in (None, "completed") else f" {status}"
+    match item:
+        case Message():
+            refused = "".join(getattr(part, "text", "") for part in item.parts)
+            return (f"text {item.text}" if item.text else f"refusal {refused}") + short
+        case Reasoning(summary=()):
+            return f"thought {item.text}{short}"
+        case Reasoning():
+            return f"summary {item.text} {item.encrypted or ''}".rstrip()
+        case FunctionCall():
+            return f"call {item.name} {item.call_id} {item.arguments}"
+        case CustomToolCall():
+            return f"custom {item.name} {item.call_id} {item.input}"
+        case FunctionCallOutput():
+            return f"output {item.call_id}"
+        case Compaction():
+            return f"compaction {item.encrypted}"
+        case Unknown():
+            return item.kind
+        case _:
+            return repr(item)
+
+
+def _ends(event: Event) -> str:
+    if isinstance(event, Failed):
+        fault = event.fault
+        words = (fault.code, fault.upstream_code, fault.message)
+        return "failed " + " ".join(word for word in words if word)
+    assert isinstance(event, Finished)
+    return event.reasons[0] if event.status != "cancelled" else "cancelled"
+
+
+# ---- what a response says of itself ------------------------------------------------------
+
+
+def test_who_answers_is_taken_from_the_upstream() -> None:
+    created = {"id": "resp_9", "created_at": 5, "model": "up-1", "tool_usage": {"n": 1}}
+    again = {**created, "service_tier": "flex", "moderation": None, "status": "completed"}
+    events = heard(
+        {"type": "response.created", "response": created},
+        {"type": "response.in_progress", "response": created},
+        {"type": "response.completed", "response": {**again, "completed_at": 9.0}},
+    )
+    assert events == [
+        Started(
+            "1",
+            0,
+            "up-1",
+            extra={
+                "responses": {"tool_usage": {"n": 1}},
+                "upstream": {"id": "resp_9", "created_at": 5},
+            },
+        ),
+        Finished("completed", completed_at=9, extra={"responses": {"service_tier": "flex"}}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "usage"),
+    [
+        (None, None),
+        ({}, None),
+        ([], None),
+        ({"input_tokens": True}, None),
+        ({"total_tokens": 3}, Usage(total_tokens=3)),
+        ({"prompt_tokens": 1, "completion_tokens": 2}, Usage(1, 2, 3)),
+        (
+            {
+                "input_tokens": 5,
+                "output_tokens": 2,
+                "total_tokens": 7,
+                "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 1, "x": 1},
+                "output_tokens_details": {"reasoning_tokens": 1.0},
+                "cost": 0.5,
+            },
+            Usage(
+                5,
+                2,
+                7,
+                4,
+                1,
+                1,
+                extra={"responses": {"cost": 0.5, "input_tokens_details": {"x": 1}}},
+            ),
+        ),
+        (
+            {
+                "prompt_tokens": 1,
+                "prompt_tokens_details": {"cached_tokens": 1},
+                "input_tokens_details": None,
+                "output_tokens": 0,
+            },
+            Usage(1, 0, 1),
+        ),
+    ],
+)
+def test_usage_is_what_was_reported(said: Any, usage: Usage | None) -> None:
+    last = heard({"type": "response.completed", "response": {"usage": said}})[-1]
+    assert isinstance(last, Finished)
+    assert last.usage == usage
+
+
+def test_usage_that_was_told_before_the_failure_is_kept() -> None:
+    said = {"usage": {"input_tokens": 1, "output_tokens": 0}}
+    last = heard({"type": "response.in_progress", "response": said}, {"type": "error"})[-1]
+    assert isinstance(last, Failed)
+    assert last.usage == Usage(1, 0, 1)
+
+
+# ---- beside the protocol -----------------------------------------------------------------
+
+
+def test_progress_of_hosted_tools_is_heard() -> None:
+    at = {"item_id": "ws_1", "output_index": 0, "sequence_number": 7}
+    item = {"type": "web_search_call", "id": "ws_1"}
+    events = heard(
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.web_search_call.searching", **at},
+        {"type": "response.web_search_call.weighing", **at},
+        {"type": "response.image_generation_call.partial_image", **at, "b64": "QQ=="},
+        {"type": "vendor.news", "n": 1},
+        {"type": "response.completed", "response": {}},
+    )
+    told = [event for event in events if isinstance(event, Progress)]
+    raw = {"item_id": "ws_1", "output_index": 0}
+    assert told == [
+        Progress(0, "searching"),
+        Progress(0, "raw", {"responses": {"type": "response.web_search_call.weighing", **raw}}),
+        Progress(
+            0,
+            "raw",
+            {
+                "responses": {
+                    "type": "response.image_generation_call.partial_image",
+                    **raw,
+                    "b64": "QQ==",
+                }
+            },
+        ),
+        Progress(None, "raw", {"responses": {"type": "vendor.news", "n": 1}}),
+    ]
+
+
+def test_annotations_and_probabilities_are_heard() -> None:
+    odd = [{"token": "x", "logprob": "?", "bytes": [300]}, 5, {"token": "y", "bytes": "?"}]
+    note = {"type": "url_citation", "url": "u", "title": 5, "start_index": True, "end_index": 2}
+    events = heard(
+        {"type": "response.output_text.delta", "delta": "xy", "logprobs": odd},
+        {"type": "response.output_text.annotation.added", "annotation": note},
+        {"type": "response.completed", "response": {}},
+    )
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert deltas[0].tokens == (Token("x"), Token("y"))
+    assert deltas[1].data == Annotation(
+        "url_citation", end=2, url="u", extra={"responses": {"title": 5, "start_index": True}}
+    )
+
+
+# ---- the end -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "ended"),
+    [
+        ({"type": "response.created", "response": {}}, False),
+        ({"type": "response.completed", "response": {}}, True),
+        ({"type": "error", "message": "x"}, True),
+    ],
+)
+def test_the_end_is_known_when_it_is_said(event: Any, ended: bool) -> None:
+    decoder = RESPONSES.decoder(Turn("1", 0, "m"))
+    decoder.feed(sse.frame(json.dumps(event).encode()))
+    assert decoder.ended is ended
+    assert RESPONSES.decoder(Turn("1", 0, "m")).ended is False
+
+
+def test_the_end_may_be_said_by_word_alone() -> None:
+    decoder = RESPONSES.decoder(Turn("1", 0, "m"))
+    decoder.feed(sse.DONE)
+    assert decoder.ended
+
+
+def test_an_event_that_is_too_large_ends_the_answer() -> None:
+    decoder = RESPONSES.decoder(Turn("1", 0, "m"))
+    decoder.feed(b'data: {"type":"response.created"}\n\ndata: "')
+    events = decoder.feed(b"x" * sse.MAX_EVENT) + decoder.close()
+    check([Started("1", 0, "m"), *events])
+    assert isinstance(events[-1], Failed)
+    assert events[-1].fault.code == "upstream_error"
+
+
+def test_a_call_without_a_name_holds_no_content() -> None:
+    turn = Turn("1", 0, "m")
+    heard = Heard(turn, FunctionCall("", "", ""), 0)
+    heard.begin_part(Text("x"), 0)
+    heard.annotate(Annotation("file_path"), 0)
+    heard.end_part(Text("x"), 0)
+    assert turn.take() == []
