@@ -101,7 +101,9 @@ class Decoder:
         """Not JSON: several events with no blank line between, or an error after half of one."""
         lines = data.split(b"\n")
         at = data.rfind(_ERROR)
-        if len(lines) > 1:
+        if data.strip() == END:
+            self._event(name, END)
+        elif len(lines) > 1:
             for line in lines:
                 self._event(name, line)
         elif at > 0:
