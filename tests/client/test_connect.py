@@ -5,7 +5,7 @@ import pytest
 from dragoman.client import AnswerError, Client, connect, connect_sync
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Started
-from dragoman.core.interfaces import Model
+from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.core.item import FunctionCallOutput, Message
 from dragoman.core.request import FunctionTool, Request
 from dragoman.engines.remote import Remote
@@ -44,7 +44,7 @@ class Mute(Script):
         super().__init__("Hi")
         self._fault = fault
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         if self._fault is not None:
             raise FaultError(self._fault)
         return ()

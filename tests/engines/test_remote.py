@@ -366,6 +366,19 @@ async def test_a_server_without_a_listing_says_so(probed: Reply) -> None:
     assert caught.value.fault.code == "upstream_unreachable"
 
 
+async def test_a_listing_is_asked_for_in_the_name_of_the_caller() -> None:
+    caller = Caller(key=Secret("theirs"), hops=3)
+    async with remote(
+        HELLO, probed=plain(200, {"data": []}), key="ours", pass_client_key=True
+    ) as (engine, up):
+        await engine.models(caller)
+        await engine.models()
+    assert [(p.headers["authorization"], p.headers["x-dragoman-hops"]) for p in up.probes] == [
+        ("Bearer theirs", "4"),
+        ("Bearer ours", "1"),
+    ]
+
+
 async def test_capabilities_are_the_profiles() -> None:
     async with remote(HELLO, profile="ollama") as (engine, _):
         can = await engine.capabilities("m")

@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import Capabilities, Model
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.request import Request
 from dragoman.engines import router
 from dragoman.engines.router import MOST_NAMES, Route, Router
@@ -27,7 +27,7 @@ class Server(Script):
         self.asked = 0
         self.closed = 0
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         self.asked += 1
         if self._error is not None:
             raise self._error
@@ -103,7 +103,7 @@ async def test_an_engine_that_does_not_tell_is_not_waited_for(
     monkeypatch.setattr(router, "PATIENCE", 0.01)
 
     class Silent(Server):
-        async def models(self) -> tuple[Model, ...]:
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
             await asyncio.Event().wait()
             raise AssertionError("never")
 

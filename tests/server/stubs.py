@@ -94,7 +94,7 @@ class Stub:
             self.running -= 1
             self.ended.set()
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         return tuple(Model(name) for name in self.names)
 
     async def capabilities(self, model: str) -> Capabilities:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.interfaces import Model
+from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served, word
@@ -97,7 +97,7 @@ async def test_p26_a_listing_is_given_up_too() -> None:
     waiting, given_up = asyncio.Event(), asyncio.Event()
 
     class Slow(Stub):
-        async def models(self) -> tuple[Model, ...]:
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
             waiting.set()
             try:
                 await asyncio.Event().wait()

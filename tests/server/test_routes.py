@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.identity import HOPS, VERSION
-from dragoman.core.interfaces import Model
+from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.server.app import MAX_HOPS, App
 from dragoman.server.settings import Settings
 from tests.server.stubs import PATHS, Call, Stub, asking
@@ -87,7 +87,7 @@ async def test_while_draining_it_is_healthy_and_not_ready_and_takes_nothing_new(
 
 async def test_models_are_listed_with_all_that_is_known_of_them() -> None:
     class Listing(Stub):
-        async def models(self) -> tuple[Model, ...]:
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
             return (Model("a"), Model("org/b", "them", 7, {"models": {"id": "x", "context": 9}}))
 
     call = await get("/v1/models", app=app(Listing()))
@@ -110,7 +110,7 @@ async def test_a_model_that_is_not_there_is_not_found() -> None:
 
 async def test_a_listing_that_cannot_be_had_says_why() -> None:
     class Unreachable(Stub):
-        async def models(self) -> tuple[Model, ...]:
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
             raise FaultError(Fault("upstream_unreachable", "Nobody is there.", "upstream"))
 
     call = await get("/v1/models", app=app(Unreachable()))
@@ -241,7 +241,7 @@ async def test_the_engine_is_closed_with_the_server() -> None:
 
 async def test_a_handler_that_breaks_is_our_mistake(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Stub):
-        async def models(self) -> tuple[Model, ...]:
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
             raise ZeroDivisionError("by accident")
 
     call = await get("/v1/models", app=app(Broken()))

@@ -69,8 +69,8 @@ class Engine(Protocol):
         """Answer one request."""
         ...
 
-    def models(self) -> Awaitable[tuple[Model, ...]]:
-        """The models on offer. Raises FaultError when they cannot be learned."""
+    def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
+        """The models on offer to a caller. Raises FaultError when they cannot be learned."""
         ...
 
     def capabilities(self, model: str) -> Awaitable[Capabilities]:

@@ -67,7 +67,7 @@ class Function:
         """Call the callable and give what it gives."""
         return sealed(self._events(request), request.model)
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The names it was given."""
         return tuple(map(Model, self._models))
 

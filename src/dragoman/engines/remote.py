@@ -136,10 +136,10 @@ class Remote:
     def _one(self, caller: Caller) -> Ask:
         return lambda request: self.stream(request, caller)
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
         answer = await probe.question(
-            self._client, "GET", f"{self.base_url}/models", self._headers(ANYONE), patience=5.0
+            self._client, "GET", f"{self.base_url}/models", self._headers(caller), patience=5.0
         )
         if not answer.status:
             raise FaultError(failure.unreachable(f"{self.base_url} did not answer"))

@@ -74,7 +74,7 @@ class Router:
     async def _searched(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         """The same where an engine must be asked first, or there is none."""
         try:
-            engine, model = await self.route(request.model)
+            engine, model = await self.route(request.model, caller)
         except FaultError as error:
             yield Failed(error.fault)
             return
@@ -88,7 +88,7 @@ class Router:
             return self._named[name]
         return (self._open[0], name) if name and len(self._open) == 1 else None
 
-    async def route(self, name: str) -> tuple[Engine, str]:
+    async def route(self, name: str, caller: Caller = ANYONE) -> tuple[Engine, str]:
         """The engine for a model, and the model's name there.
 
         Raises FaultError (`model_not_found`) where no engine takes the name.
@@ -102,16 +102,16 @@ class Router:
         if len(self._open) == 1:
             return self._open[0], name
         if name not in self._listed:
-            await self._look()
+            await self._look(caller)
         return self._listed.get(name, self._open[0]), name
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """All models of all engines, aliases among them; those that cannot tell are left out.
 
         Raises FaultError when no engine can tell and no route names a model.
         """
         listings = await asyncio.gather(
-            *(route.engine.models() for route in self._routes), return_exceptions=True
+            *(route.engine.models(caller) for route in self._routes), return_exceptions=True
         )
         found: dict[str, Model] = {}
         for route, listing in zip(self._routes, listings, strict=True):
@@ -141,12 +141,12 @@ class Router:
             if outcome is not None:
                 raise outcome
 
-    async def _look(self) -> None:
+    async def _look(self, caller: Caller) -> None:
         """Ask the engines that take any name which they have; those that do not tell have none."""
         async with self._looking:
             if self._looked is not None and time.monotonic() - self._looked < MEMORY:
                 return
-            listings = await asyncio.gather(*map(_listing, self._open))
+            listings = await asyncio.gather(*(_listing(engine, caller) for engine in self._open))
             self._looked = time.monotonic()
             for engine, models in zip(self._open, listings, strict=True):
                 for model in models:
@@ -161,9 +161,9 @@ class Router:
         return Fault("model_not_found", message, "client", "model")
 
 
-async def _listing(engine: Engine) -> tuple[Model, ...]:
+async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:
     try:
         async with asyncio.timeout(PATIENCE):
-            return await engine.models()
+            return await engine.models(caller)
     except (FaultError, TimeoutError):
         return ()

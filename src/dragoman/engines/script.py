@@ -60,7 +60,7 @@ class Script:
         """Play the next take."""
         return sealed(self._play(request), self.name)
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The one model there is: this script."""
         return (Model(self.name),)
 

@@ -38,9 +38,9 @@ class Wrapper:
             async for event in events:
                 yield event
 
-    def models(self) -> Awaitable[tuple[Model, ...]]:
+    def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
         """The models of the engine inside."""
-        return self.engine.models()
+        return self.engine.models(caller)
 
     def capabilities(self, model: str) -> Awaitable[Capabilities]:
         """What the engine inside knows of a model."""
