@@ -21,6 +21,7 @@ from dragoman.core.request import (
     StreamOptions,
 )
 from dragoman.core.response import Usage
+from dragoman.core.secret import Secret
 from dragoman.engines.remote import Remote
 from dragoman.net.http import Client
 from dragoman.net.limits import Timeouts
@@ -368,9 +369,10 @@ async def test_a_server_without_a_listing_says_so(probed: Reply) -> None:
 
 async def test_a_listing_is_asked_for_in_the_name_of_the_caller() -> None:
     caller = Caller(key=Secret("theirs"), hops=3)
-    async with remote(
-        HELLO, probed=plain(200, {"data": []}), key="ours", pass_client_key=True
-    ) as (engine, up):
+    async with remote(HELLO, probed=plain(200, {"data": []}), key="ours", pass_client_key=True) as (
+        engine,
+        up,
+    ):
         await engine.models(caller)
         await engine.models()
     assert [(p.headers["authorization"], p.headers["x-dragoman-hops"]) for p in up.probes] == [
