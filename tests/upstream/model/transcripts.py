@@ -227,7 +227,7 @@ def structured() -> Iterator[Transcript]:
     """Facts in words and as JSON objects."""
     for sight, (city, country) in SIGHTS.items():
         ask, data = f"Where is {sight}?", json.dumps({"city": city, "country": country})
-        yield Transcript((user(ask),), assistant(f"{sight.capitalize()} is in {city}."))
+        yield Transcript((user(ask),), assistant(f"It is in {city}."))
         yield Transcript((user(ask),), assistant(data), forced=True)
         yield Transcript((user(f"{ask} Answer in JSON."),), assistant(data))
     for name, age in PEOPLE.items():
