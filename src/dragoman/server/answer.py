@@ -21,7 +21,7 @@ from dragoman.wire.outcome import judge_answer
 
 from .exchange import Exchange, loss_header
 from .limits import Gate, read_body
-from .mishap import mishaps
+from .mishap import fault_of
 from .pump import TERMINAL
 from .router import Handler
 from .settings import DIALECTS, Settings
@@ -48,7 +48,8 @@ class Answers:
 
     async def _answer(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         settings = self._settings
-        body = await read_body(exchange, settings.body_limit, settings.read_time)
+        with Watch(self._roster) as watch:
+            body = await read_body(exchange, settings.body_limit, settings.read_time, watch)
         request, losses = without_memory(wire.decode_request(body))
         answer = self._streamed if request.stream else self._whole
         await answer(wire, exchange, replace(caller, wire=wire.name), request, losses)
@@ -57,16 +58,16 @@ class Answers:
         self, wire: Wire, exchange: Exchange, caller: Caller, request: Request, losses: Losses
     ) -> None:
         fold = Fold()
-        with self._watch(exchange), mishaps(exchange.id, caller):
+        with self._watch(exchange):
             async with self._gate, aclosing(self._engine.stream(request, caller)) as events:
                 async for event in events:
                     fold.feed(event)
                     if isinstance(event, TERMINAL):
                         break
-            response = fold.response
-            if response.status in ("failed", "in_progress"):
-                raise FaultError(response.error or UNFINISHED)
-            body = wire.encode_response(response, _echoed(request), self._dialect)
+        response = fold.response
+        if response.status in ("failed", "in_progress"):
+            raise FaultError(response.error or UNFINISHED)
+        body = wire.encode_response(response, _echoed(request), self._dialect)
         losses += response.losses + judge_answer(response, wire.name)
         await exchange.reply(200, body, *loss_header(losses))
 
@@ -76,14 +77,15 @@ class Answers:
         encoder = wire.encoder(_echoed(request), self._dialect)
         stream = Stream(exchange, encoder, self._settings, losses)
         try:
-            with self._watch(exchange) as watch, mishaps(exchange.id, caller):
+            with self._watch(exchange) as watch:
                 async with self._gate, aclosing(self._engine.stream(request, caller)) as events:
                     await stream.run(events, watch)
-        except FaultError as error:
-            await stream.fail(error.fault)
+        except Exception as error:
+            await stream.fail(fault_of(error, exchange.id, caller.key))
 
     def _watch(self, exchange: Exchange) -> Watch:
-        watch = Watch(exchange.receive, self._roster)
+        watch = Watch(self._roster)
+        watch.listen(exchange.receive)
         if (seconds := self._settings.deadline) is not None:
             problem = f"There was no complete answer within {seconds:g} s."
             watch.limit(seconds, Fault("upstream_timeout", problem, "upstream"))

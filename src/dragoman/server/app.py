@@ -19,7 +19,7 @@ from .asgi import Receive, Scope, Send
 from .browser import Browsers
 from .exchange import Exchange
 from .keys import Keys
-from .mishap import mishaps
+from .mishap import fault_of
 from .models import PATH as MODELS
 from .models import Models
 from .router import MethodNotAllowedError, Route, Router
@@ -85,22 +85,21 @@ class App:
                 caller = self._caller(exchange, self._keys.check(exchange))
                 if self._roster.closing:
                     raise FaultError(SHUTTING_DOWN)
-            if exchange.header("upgrade").lower() == "websocket":
+            if exchange.header(b"upgrade").lower() == "websocket":
                 raise FaultError(NO_SOCKETS)
-            handler = self._router.find(exchange.method, exchange.path)
-            with mishaps(exchange.id, caller):
-                await handler(exchange, caller)
+            await self._router.find(exchange.method, exchange.path)(exchange, caller)
         except MethodNotAllowedError as error:
             await exchange.refuse(error.fault, (b"allow", error.allow.encode()))
-        except FaultError as error:
+        except Exception as error:
+            fault = fault_of(error, exchange.id, caller.key)
             if exchange.opened:
                 exchange.abort()
-            elif error.fault is not GONE:
-                await exchange.refuse(error.fault)
+            elif fault is not GONE:
+                await exchange.refuse(fault)
 
     def _caller(self, exchange: Exchange, key: Secret | None) -> Caller:
         """Who asks. Raises FaultError for a request that goes round in a ring."""
-        passed = exchange.header(HOPS)
+        passed = exchange.header(HOPS.encode())
         hops = int(passed[:9]) if passed.isdecimal() else 0
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 
 from dragoman.core.error import Fault, FaultError
 
@@ -38,7 +39,7 @@ class Browsers:
 
     def check(self, exchange: Exchange) -> None:
         """Add CORS headers for a listed origin. Raises FaultError for an uninvited page."""
-        origin = exchange.header("origin")
+        origin = exchange.header(b"origin")
         listed = bool(origin) and ("*" in self._origins or origin in self._origins)
         if listed:
             exchange.marks += [(b"access-control-allow-origin", safe(origin)), EXPOSED]
@@ -46,19 +47,20 @@ class Browsers:
             exchange.marks.append((b"vary", b"origin"))
         if not self._guarded:
             return
-        if not self._knows(host_name(exchange.header("host"))):
+        host = exchange.header(b"host")
+        if not self._knows(host_name(host)):
             problem = "is not a name of this server; list it in allowed_hosts if it should be"
-            raise FaultError(_stranger(f"The host {exchange.header('host')!r} {problem}."))
+            raise FaultError(_stranger(f"The host {host!r} {problem}."))
         if origin and not listed and not self._at_home(origin, exchange):
             problem = "may not use this server; list it in cors_origins if it should"
             raise FaultError(_stranger(f"The origin {origin!r} {problem}."))
 
     async def preflight(self, exchange: Exchange) -> bool:
         """Answer a browser that asks whether it may ask; False if that is not the question."""
-        asks = exchange.header("access-control-request-method")
+        asks = exchange.header(b"access-control-request-method")
         if exchange.method != "OPTIONS" or not asks or not self._origins:
             return False
-        wanted = exchange.header("access-control-request-headers")
+        wanted = exchange.header(b"access-control-request-headers")
         allowed = (b"access-control-allow-headers", safe(wanted or "*"))
         await exchange.reply(204, b"", *PREFLIGHT, allowed)
         return True
@@ -72,9 +74,10 @@ class Browsers:
         scheme, _, rest = origin.partition("://")
         if scheme not in ("http", "https"):
             return bool(rest)  # "null" is what a sandboxed page of any site calls itself
-        return is_loopback(host_name(rest)) or rest == exchange.header("host")
+        return is_loopback(host_name(rest)) or rest == exchange.header(b"host")
 
 
+@lru_cache(1024)
 def host_name(host: str) -> str:
     """The name in a Host header, without port and brackets; as it is if it makes no sense.
 
@@ -85,6 +88,7 @@ def host_name(host: str) -> str:
     return found["name"].strip("[]").removesuffix(".") if found else host
 
 
+@lru_cache(1024)
 def is_loopback(name: str) -> bool:
     """Whether a name or address always means this machine.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 
 from dragoman.core.error import Fault
 from dragoman.core.identity import MARK, VERSION
@@ -47,14 +46,15 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = self.header("x-request-id")
-        self.id = given if _SANE_ID.fullmatch(given) else new_request_id()
+        given = self.header(b"x-request-id")
+        self.id = given if given and _SANE_ID.fullmatch(given) else new_request_id()
         self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
         self.opened = False
 
-    def header(self, name: str) -> str:
-        """A header of the request; the empty string where there is none."""
-        return self.headers.get(name.encode(), b"").decode("latin-1")
+    def header(self, name: bytes) -> str:
+        """A header of the request, by its name in lower case; the empty string if not there."""
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value else ""
 
     async def open(self, status: int, headers: Headers) -> None:
         """Send the status and the headers; the body follows by `write`."""
@@ -97,9 +97,9 @@ def new_request_id() -> str:
     return f"req_{os.urandom(12).hex()}"
 
 
-def loss_header(losses: Iterable[Loss]) -> Headers:
+def loss_header(losses: tuple[Loss, ...]) -> Headers:
     """The header that tells what was not carried as it was asked; none when all was."""
-    line = loss.header(losses)
+    line = loss.header(losses) if losses else ""
     return [(b"x-dragoman-loss", line.encode())] if line else []
 
 

@@ -52,10 +52,10 @@ def generate_key() -> Secret:
 
 
 def _presented(exchange: Exchange) -> Iterable[str]:
-    scheme, _, token = exchange.header("authorization").partition(" ")
+    scheme, _, token = exchange.header(b"authorization").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         yield token.strip()
-    if key := exchange.header("x-api-key").strip():
+    if key := exchange.header(b"x-api-key").strip():
         yield key
 
 

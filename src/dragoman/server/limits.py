@@ -12,7 +12,7 @@ from collections import deque
 from dragoman.core.error import Code, Fault, FaultError
 
 from .exchange import Exchange
-from .watch import GONE
+from .watch import GONE, Watch
 
 RETRY_AFTER = "1"
 """Seconds after which it is worth asking again when everything is taken."""
@@ -72,47 +72,46 @@ def _busy(code: Code, problem: str) -> Fault:
     return Fault(code, f"The server is busy: {problem}.", "server", retry_after=RETRY_AFTER)
 
 
-async def read_body(exchange: Exchange, limit: int, patience: float) -> bytes:
+async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watch) -> bytes:
     """The body of a JSON request.
 
-    Raises FaultError when it is not JSON by its own account, is larger than `limit` bytes, stops
-    coming for `patience` seconds, or when the client hangs up in the middle.
+    Raises FaultError when it is not JSON by its own account, is larger than `limit` bytes, or
+    when the client hangs up in the middle. The watch stops it when nothing comes for `patience`
+    seconds.
     """
     _check_head(exchange, limit)
+    problem = f"The rest of the body did not come within {patience:g} s."
+    stalled = Fault("stalled", problem, "client")
     pieces: list[bytes] = []
     size = 0
     more = True
-    try:
-        async with asyncio.timeout(patience) as clock:
-            while more:
-                message = await exchange.receive()
-                if message["type"] == "http.disconnect":
-                    raise FaultError(GONE)
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > limit:
-                    raise FaultError(_too_large(limit))
-                more = message.get("more_body", False)
-                clock.reschedule(asyncio.get_running_loop().time() + patience)
-    except TimeoutError:
-        problem = f"The rest of the body did not come within {patience:g} s."
-        raise FaultError(Fault("stalled", problem, "client")) from None
+    while more:
+        watch.limit(patience, stalled)
+        message = await exchange.receive()
+        if message["type"] == "http.disconnect":
+            raise FaultError(GONE)
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise FaultError(_too_large(limit))
+        more = message.get("more_body", False)
+    watch.limit(None, stalled)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _check_head(exchange: Exchange, limit: int) -> None:
     """What the headers say of the body is enough to refuse it."""
-    media_type = exchange.header("content-type").partition(";")[0].strip().lower()
+    media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
     if media_type != "application/json":
         # A page on any site may make a browser send text/plain to this machine; JSON it may not.
         told = f"is {media_type!r}" if media_type else "is missing"
         problem = f"The content-type {told}, and must be application/json."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
-    coding = exchange.header("content-encoding").strip().lower()
+    coding = exchange.header(b"content-encoding").strip().lower()
     if coding not in ("", "identity"):
         problem = f"The body is encoded with {coding!r}; send it as it is."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
-    length = exchange.header("content-length")
+    length = exchange.header(b"content-length")
     if length.isdecimal() and (len(length) > 18 or int(length) > limit):
         raise FaultError(_too_large(limit))
 

@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.interfaces import Caller
 from dragoman.core.secret import Secret
 
 _log = logging.getLogger("dragoman.server")
 
 
-@contextmanager
-def mishaps(request_id: str, caller: Caller) -> Iterator[None]:
-    """Log any exception and raise it as a FaultError; a FaultError passes as it is."""
-    try:
-        yield
-    except FaultError:
-        raise
-    except Exception as error:
-        raise FaultError(report(error, request_id, caller.key)) from None
-
-
-def report(error: Exception, request_id: str, key: Secret | None) -> Fault:
-    """Log an exception, the client's key blotted out; the fault to tell the client."""
+def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
+    """The fault to tell the client; all but a FaultError is logged, the key blotted out."""
+    if isinstance(error, FaultError):
+        return error.fault
     told = "".join(traceback.format_exception(error))
     if key is not None:
         told = told.replace(key.reveal(), str(key))

@@ -28,21 +28,22 @@ class Models:
 
     async def list(self, exchange: Exchange, caller: Caller) -> None:
         """All models."""
-        data = [_entry(model) for model in await self._models(exchange)]
+        data = [_entry(model) for model in await self._models(exchange, caller)]
         await exchange.reply(200, body.dump({"object": "list", "data": data}))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
         """The model named by the rest of the path, slashes and all."""
         name = unquote(exchange.path.removeprefix(f"{PATH}/"))
-        for model in await self._models(exchange):
+        for model in await self._models(exchange, caller):
             if model.id == name:
                 await exchange.reply(200, body.dump(_entry(model)))
                 return
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
-    async def _models(self, exchange: Exchange) -> tuple[Model, ...]:
-        with Watch(exchange.receive, self._roster):
-            return await self._engine.models()
+    async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
+        with Watch(self._roster) as watch:
+            watch.listen(exchange.receive)
+            return await self._engine.models(caller)
 
 
 def _entry(model: Model) -> dict[str, Any]:

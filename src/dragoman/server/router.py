@@ -6,7 +6,7 @@ knows no handler's business.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 
 from msgspec import Struct
 
@@ -42,9 +42,10 @@ class MethodNotAllowedError(FaultError):
 class Router:
     """The table of routes."""
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    def __init__(self, routes: Collection[Route]) -> None:
         self._paths: dict[str, dict[str, Route]] = {}
         self._trees: dict[str, dict[str, Route]] = {}
+        self._public = {route.path for route in routes if route.public}
         for route in routes:
             table = self._trees if route.path.endswith("/") else self._paths
             methods = table.setdefault(route.path, {})
@@ -54,7 +55,7 @@ class Router:
 
     def is_public(self, path: str) -> bool:
         """Whether a path asks for no key."""
-        return any(route.public for route in self._paths.get(path, {}).values())
+        return path in self._public
 
     def find(self, method: str, path: str) -> Handler:
         """The handler of a request. Raises FaultError where there is none."""

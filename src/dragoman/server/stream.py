@@ -52,7 +52,7 @@ class Stream:
         self._encoder = encoder
         self._settings = settings
         self._losses = losses
-        agent = exchange.header("user-agent").lower()
+        agent = exchange.header(b"user-agent").lower()
         self._data = any(word in agent for word in settings.heartbeat_data)
         self._parts: list[bytes] = []  # encoded and not yet sent
         self._size = 0
@@ -130,7 +130,7 @@ class Stream:
         finally:
             self._sending = False
             self._since = self._loop.time()
-            if first:  # from now on another silence counts
+            if first and self._watch is not None:  # from now on another silence counts
                 self._arm()
 
     # ---- time ----------------------------------------------------------------------------
@@ -144,17 +144,24 @@ class Stream:
             yield
         finally:
             self._watch = None
-            self._arm()
+            self._disarm()
             if self._beat is not None:
                 self._beat.cancel()
                 self._beat = None
 
     def _arm(self) -> None:
-        """Set the timer for what is due next, or off when the clock is."""
+        """See to it that the timer goes off no later than something is due."""
+        due = self._due()
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._watch is not None:
-            self._timer = self._loop.call_at(self._due(), self._tick)
+            self._timer = None
 
     def _due(self) -> float:
         if self._sending:
@@ -164,6 +171,7 @@ class Stream:
         return self._since + self._settings.heartbeat
 
     def _tick(self) -> None:
+        self._timer = None
         if self._due() <= self._loop.time():
             if self._sending:
                 self._stall()

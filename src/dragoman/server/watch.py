@@ -19,6 +19,10 @@ SHUTTING_DOWN = Fault(
     "shutting_down", "The server is shutting down; try again.", "server", retry_after="1"
 )
 
+LISTEN_AFTER = 0.02
+"""Seconds before a watch begins to listen: an answer that is quicker than that needs no listener,
+which would be a good part of what it costs."""
+
 
 class Roster:
     """The work that is going on. Once `closing`, no new work should be taken."""
@@ -61,27 +65,17 @@ class Watch:
     cancellation that came from elsewhere passes untouched.
     """
 
-    __slots__ = (
-        "_cancellations",
-        "_listener",
-        "_on",
-        "_receive",
-        "_roster",
-        "_task",
-        "_timer",
-        "fault",
-    )
-    _listener: asyncio.Task[None]
+    __slots__ = ("_cancellations", "_limit", "_listener", "_on", "_roster", "_task", "fault")
 
-    def __init__(self, receive: Receive, roster: Roster) -> None:
+    def __init__(self, roster: Roster) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("only a task can be watched over")
         self._task = task
         self._cancellations = task.cancelling()
-        self._receive = receive
         self._roster = roster
-        self._timer: asyncio.TimerHandle | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._listener: asyncio.TimerHandle | asyncio.Task[None] | None = None
         self._on = False
         self.fault: Fault | None = None
 
@@ -91,12 +85,20 @@ class Watch:
             self.fault = fault
             self._task.cancel()
 
-    def limit(self, seconds: float, fault: Fault) -> None:
-        """Stop for this reason when so much time has passed."""
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, fault)
+    def limit(self, seconds: float | None, fault: Fault) -> None:
+        """Stop for this reason when so much time has passed. The last limit set is in force."""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        if seconds is not None:
+            self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, fault)
+
+    def listen(self, receive: Receive) -> None:
+        """Stop when the client hangs up. Nobody else may receive from now on."""
+        loop = asyncio.get_running_loop()
+        self._listener = loop.call_later(LISTEN_AFTER, self._begin_to_listen, receive)
 
     def __enter__(self) -> Watch:
-        self._listener = asyncio.get_running_loop().create_task(self._listen())
         self._roster.add(self)
         self._on = True
         return self
@@ -106,15 +108,17 @@ class Watch:
     ) -> None:
         self._on = False
         self._roster.discard(self)
-        self._listener.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.fault is None:
-            return
-        if self._task.uncancel() <= self._cancellations and kind is asyncio.CancelledError:
-            raise FaultError(self.fault) from None
+        if self._listener is not None:
+            self._listener.cancel()
+        if self._limit is not None:
+            self._limit.cancel()
+        if self.fault is not None and self._task.uncancel() <= self._cancellations and error:
+            raise FaultError(self.fault) from None  # even if stopping it went wrong
 
-    async def _listen(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+    def _begin_to_listen(self, receive: Receive) -> None:
+        self._listener = asyncio.get_running_loop().create_task(self._listen(receive))
+
+    async def _listen(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
             pass
         self.stop(GONE)

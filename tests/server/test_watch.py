@@ -1,0 +1,164 @@
+"""The watch: it cancels for its reasons and for no other, and cleans up after itself."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from dragoman.server.watch import GONE, Roster, Watch
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking
+
+REASON = Fault("stalled", "for a reason")
+
+
+def hanging_up(after: float) -> Callable[[], Awaitable[dict[str, Any]]]:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(after)
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+async def test_a_reason_to_stop_comes_out_as_that_fault() -> None:
+    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+        asyncio.get_running_loop().call_soon(watch.stop, REASON)
+        await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+    await asyncio.sleep(0)  # and is not cancelled after all
+
+
+async def test_the_first_reason_counts() -> None:
+    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+        watch.stop(REASON)
+        watch.stop(GONE)
+        await asyncio.sleep(0)
+
+
+async def test_a_client_that_hangs_up_is_a_reason() -> None:
+    with pytest.raises(FaultError) as caught, Watch(Roster()) as watch:
+        watch.listen(hanging_up(0))
+        await asyncio.Event().wait()
+    assert caught.value.fault is GONE
+
+
+async def test_the_last_limit_set_is_in_force() -> None:
+    with Watch(Roster()) as watch:
+        watch.limit(0.001, REASON)
+        watch.limit(60, REASON)
+        await asyncio.sleep(0.01)
+        watch.limit(None, REASON)
+    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+        watch.limit(0.001, REASON)
+        await asyncio.Event().wait()
+
+
+async def test_after_the_watch_nothing_stops_the_task() -> None:
+    roster = Roster()
+    with Watch(roster) as watch:
+        watch.listen(hanging_up(0.001))
+        watch.limit(0.001, REASON)
+    watch.stop(REASON)
+    await roster.drain(0)
+    await asyncio.sleep(0.05)
+    assert watch.fault is None
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+    async def work(both: bool) -> None:
+        with Watch(Roster()) as watch:
+            if both:
+                watch.stop(REASON)
+            await asyncio.Event().wait()
+
+    for both in (False, True):
+        task = asyncio.create_task(work(both))
+        task.cancel() if both else asyncio.get_running_loop().call_later(0.001, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_work_that_fails_because_it_was_stopped_was_stopped() -> None:
+    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+        watch.stop(REASON)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            raise RuntimeError("I do not like to be cancelled") from None
+
+
+async def test_work_that_ends_well_all_the_same_has_ended_well() -> None:
+    with Watch(Roster()) as watch:
+        watch.stop(REASON)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            pass
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+def test_only_a_task_can_be_watched() -> None:
+    async def main() -> None:
+        failed = asyncio.get_running_loop().create_future()
+
+        def outside() -> None:
+            with pytest.raises(RuntimeError, match="only a task"):
+                Watch(Roster())
+            failed.set_result(None)
+
+        asyncio.get_running_loop().call_soon(outside)
+        await failed
+
+    asyncio.run(main())
+
+
+async def test_draining_waits_for_what_ends_and_stops_what_does_not() -> None:
+    roster = Roster()
+    ended: list[str] = []
+
+    async def work(name: str, seconds: float) -> None:
+        try:
+            with Watch(roster):
+                await asyncio.sleep(seconds)
+            ended.append(name)
+        except FaultError as error:
+            ended.append(f"{name}: {error.fault.code}")
+
+    tasks = [asyncio.create_task(work("short", 0.01)), asyncio.create_task(work("long", 60))]
+    await asyncio.sleep(0)
+    await roster.drain(0.1)
+    await asyncio.gather(*tasks)
+    assert ended == ["short", "long: shutting_down"]
+    assert roster.closing
+
+
+async def test_an_engine_that_objects_to_being_stopped_disturbs_nobody(
+    wire: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stubborn(Stub):
+        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+            for event in OPENING:
+                yield event
+            self.begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise RuntimeError("no!") from None
+
+    for stream in (False, True):
+        engine = Stubborn()
+        call = Call(App(engine, Settings()), PATHS[wire], asking(wire, stream=stream))
+        task = asyncio.create_task(call())
+        await engine.begun.wait()
+        call.hang_up()
+        await task
+        assert len(call.sent) == (2 if stream else 0)
+    assert not caplog.text
