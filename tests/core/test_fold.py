@@ -112,7 +112,7 @@ def test_losses_and_news_come_from_both_ends() -> None:
 
 def test_unfolding_what_says_too_little_is_still_legal() -> None:
     for status, reason in (("completed", "stop"), ("incomplete", "length"), ("cancelled", "stop")):
-        bare = Response(id="r", created_at=0, model="m", status=status)  # type: ignore[arg-type]
+        bare = Response(id="r", created_at=0, model="m", status=status)
         events = list(unfold(bare))
         check(events)
         assert events[-1] == Finished(bare.status, (reason,))

@@ -29,4 +29,4 @@ async def answered(engine: Engine, request: Request = ASKED) -> Response:
 
 def others() -> set[asyncio.Task[object]]:
     """Every task that lives, but for the one that asks."""
-    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+    return asyncio.all_tasks() - {asyncio.current_task()}

@@ -53,13 +53,13 @@ class Source:
 class AsyncSource(Source):
     """The same, asynchronous."""
 
-    __iter__ = None  # type: ignore[assignment]
+    __iter__ = None
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for piece in self._pieces:
             yield piece
 
-    async def close(self) -> None:  # type: ignore[override]
+    async def close(self) -> None:
         self.closed.set()
 
 
@@ -179,7 +179,7 @@ async def test_p45_other_exceptions_are_told_by_type_only() -> None:
 
 
 async def test_what_is_no_answer_is_a_fault_that_says_so() -> None:
-    assert "NoneType" in (await answered(Function(lambda **asked: None))).error.message  # type: ignore[union-attr]
+    assert "NoneType" in (await answered(Function(lambda **asked: None))).error.message
     wrong = await answered(Function(lambda **asked: [3]))
     assert wrong.error is not None
     assert wrong.error.code == "internal"

@@ -176,7 +176,7 @@ async def test_whatever_is_being_said_is_cut_at_the_limit(
 ) -> None:
     last = (await ask("In San Francisco", max_output_tokens=1, **settings)).output[-1]
     assert isinstance(last, kind)
-    assert last.status == "incomplete"  # type: ignore[union-attr]
+    assert last.status == "incomplete"
 
 
 async def test_words_are_counted_on_both_sides() -> None:

@@ -125,7 +125,7 @@ async def test_closing_a_wrapper_closes_the_engine_inside() -> None:
     closed = []
 
     class Watched(Script):
-        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+        async def stream(self, request, caller=None):
             try:
                 yield START
                 yield Delta(0, 0, "text", "never")

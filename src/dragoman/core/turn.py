@@ -225,6 +225,8 @@ class Turn:
         """The choice is at its end, for this reason."""
         state = self._settled(choice)
         state.reason = reason
+        if reason in ("stop", "length"):
+            self._say_nothing(state)
         self._hush(state, "incomplete" if reason in _SHORT else "completed")
         for call in state.calls.calls:
             broken = reason in _SHORT and not call.whole
@@ -244,7 +246,8 @@ class Turn:
             if any(map(_nameless, self._choices.values())):
                 self.fail(NAMELESS)
                 return
-            self._finish_empty()
+            for state in self._choices.values():
+                self._say_nothing(state)
             reasons = self._reasons()
             short = any(reason in _SHORT for reason in reasons)
             self.complete("incomplete" if short else "completed", reasons)
@@ -428,14 +431,11 @@ class Turn:
             item.status = status
             self.shut(call.item)
 
-    def _finish_empty(self) -> None:
+    def _say_nothing(self, state: _Choice) -> None:
         """A choice that ended well and said nothing at all still said an empty message."""
-        for number, state in self._choices.items():
-            if not state.spoken and state.reason != "content_filter":
-                item = self._open(Message("assistant"), number)
-                self.emit(item.write("text", ""))
-                item.status = "incomplete" if state.reason in _SHORT else "completed"
-                self.shut(item.index)
+        if not state.spoken and state.reason != "content_filter":
+            state.open = self._open(Message("assistant"), state.number)
+            self.emit(state.open.write("text", ""))
 
     def _reasons(self) -> tuple[str, ...]:
         """The finish reason of every choice up to the last that spoke."""
