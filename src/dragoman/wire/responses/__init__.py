@@ -1,4 +1,10 @@
-"""Responses: `POST /responses`, whole and streamed, heard and told."""
+"""Responses: `POST /responses`, whole and streamed, heard and told.
+
+`request` is how one asks and `snapshot` what is answered; `encoder` says an answer as a stream,
+in the words of `wording`, and `decoder` hears one, item by item, through `families`, `hearing` and
+`heard`. The other rooms hold one kind of thing each, both ways. What this wire does not know is
+kept under its name (`extras`) and said again on it.
+"""
 
 from dragoman.wire.codec import Wire
 

@@ -89,16 +89,25 @@ class Decoder:
     # ---- events --------------------------------------------------------------------------
 
     def _event(self, name: str, data: bytes) -> None:
-        if data.strip() == sse.END:
+        if data == sse.END:
             self._done = True
             return
         try:
             told = body.load(data)
         except ValueError:
-            return  # what it said comes again when its part, its item or the answer is done
+            self._mend(name, data)
+            return
         if isinstance(told, dict) and not self._turn.over:
             kind = told.get("type")
             self._told(kind if isinstance(kind, str) else name, told)
+
+    def _mend(self, name: str, data: bytes) -> None:
+        """Several events with no blank line between are taken apart. Anything else is passed
+        over: what it said comes again when its part, its item or the answer is done."""
+        lines = data.split(b"\n")
+        if len(lines) > 1:
+            for line in lines:
+                self._event(name, line)
 
     def _told(self, name: str, told: Told) -> None:
         hear = HEAR.get(name)

@@ -30,7 +30,7 @@ from dragoman.core.item import (
 
 from . import mend, parts
 from .extras import WIRE
-from .heard import CALLS, Heard
+from .heard import CALLS, Heard, Types
 from .hearing import Hearing
 from .wording import STATES
 
@@ -40,21 +40,35 @@ Told = dict[str, JSON]
 Hear = Callable[[Hearing, Told], None]
 
 
+class _Home(Struct, frozen=True):
+    """Where something belongs: in an item of one of these types, or in one that is made up."""
+
+    types: Types
+    fresh: Item
+
+
+_MESSAGE = _Home((Message,), Message("assistant"))
+_THOUGHT = _Home((Reasoning,), Reasoning())
+_ANYWHERE = _Home((Message, Reasoning), Message("assistant"))
+_FUNCTION_CALL = _Home(CALLS, FunctionCall("", "", ""))
+_CUSTOM_CALL = _Home(CALLS, CustomToolCall("", "", ""))
+
+
 class _Family(Struct, frozen=True):
-    """Events of one kind of delta: the kind of item they imply, and where the whole stands."""
+    """Events of one kind of delta: what they bring, where to, and the field of the whole."""
 
     kind: DeltaKind
-    implied: Item
+    home: _Home
     whole: str
     number: str = "content_index"
 
 
-_TEXT = _Family("text", Message("assistant"), "text")
-_REFUSAL = _Family("refusal", Message("assistant"), "refusal")
-_REASONING = _Family("reasoning", Reasoning(), "text")
-_SUMMARY = _Family("summary", Reasoning(), "text", "summary_index")
-_FUNCTION = _Family("arguments", FunctionCall("", "", ""), "arguments")
-_CUSTOM = _Family("input", CustomToolCall("", "", ""), "input")
+_TEXT = _Family("text", _MESSAGE, "text")
+_REFUSAL = _Family("refusal", _MESSAGE, "refusal")
+_REASONING = _Family("reasoning", _THOUGHT, "text")
+_SUMMARY = _Family("summary", _THOUGHT, "text", "summary_index")
+_FUNCTION = _Family("arguments", _FUNCTION_CALL, "arguments")
+_CUSTOM = _Family("input", _CUSTOM_CALL, "input")
 
 _FAMILIES = {
     "output_text": _TEXT,
@@ -73,18 +87,23 @@ _PARTS = {
 }
 """Families of parts, and the kind all their parts are of."""
 
+_HOMES: dict[type, _Home] = {
+    Text: _MESSAGE,
+    Refusal: _MESSAGE,
+    Thought: _THOUGHT,
+    Summary: _THOUGHT,
+}
 _STATES: dict[str, State] = {STATES.get(state, state): state for state in get_args(State)}
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _ADDRESS = ("type", "item_id", "output_index", "sequence_number")
 
 
-def _meant(hearing: Hearing, told: Told, implied: Item, *others: type[Item]) -> Heard:
+def _meant(hearing: Hearing, told: Told, home: _Home) -> Heard:
     """The item an event is about, made up where it was never announced."""
     id, place = told.get("item_id"), told.get("output_index")
-    wanted = CALLS if isinstance(implied, CALLS) else (type(implied), *others)
-    heard = hearing.find(id, place, wanted)
+    heard = hearing.find(id, place, home.types)
     if heard is None:
-        fresh = replace(implied, id=id if isinstance(id, str) else None)
+        fresh = replace(home.fresh, id=id if isinstance(id, str) else None)
         heard = hearing.add(fresh, place)
     return heard
 
@@ -95,7 +114,7 @@ def _delta(family: _Family) -> Hear:
         if isinstance(delta, str):
             probabilities = told.get("logprobs")
             tokens = parts.decode_tokens(probabilities) if probabilities else ()
-            heard = _meant(hearing, told, family.implied)
+            heard = _meant(hearing, told, family.home)
             heard.write(family.kind, delta, told.get(family.number), tokens)
 
     return hear
@@ -105,7 +124,7 @@ def _whole(family: _Family) -> Hear:
     def hear(hearing: Hearing, told: Told) -> None:
         text = told.get(family.whole)
         if isinstance(text, str) and text:
-            heard = _meant(hearing, told, family.implied)
+            heard = _meant(hearing, told, family.home)
             heard.name(told.get("name"), told.get("call_id"))
             tokens = parts.decode_tokens(told.get("logprobs"))
             heard.whole(family.kind, text, told.get(family.number), tokens)
@@ -118,14 +137,7 @@ def _part(kind: str | None, then: Callable[[Heard, Part, JSON], None]) -> Hear:
         part = mend.part(told.get("part"), kind)
         if part is not None:
             given = told.get("summary_index", told.get("content_index"))
-            match part:
-                case Thought() | Summary():
-                    heard = _meant(hearing, told, Reasoning())
-                case Text() | Refusal():
-                    heard = _meant(hearing, told, Message("assistant"))
-                case _:
-                    heard = _meant(hearing, told, Message("assistant"), Reasoning)
-            then(heard, part, given)
+            then(_meant(hearing, told, _HOMES.get(type(part), _ANYWHERE)), part, given)
 
     return hear
 
@@ -133,7 +145,7 @@ def _part(kind: str | None, then: Callable[[Heard, Part, JSON], None]) -> Hear:
 def _annotation(hearing: Hearing, told: Told) -> None:
     value = told.get("annotation")
     if isinstance(value, dict):
-        heard = _meant(hearing, told, Message("assistant"))
+        heard = _meant(hearing, told, _MESSAGE)
         heard.annotate(parts.decode_annotation(value), told.get("content_index"))
 
 
@@ -147,7 +159,7 @@ def _item_done(hearing: Hearing, told: Told) -> None:
     value = told.get("item")
     if isinstance(value, dict):
         item, place = mend.item(value), told.get("output_index")
-        heard = hearing.find(item.id, place, type(item)) or hearing.add(item, place)
+        heard = hearing.find(item.id, place, (type(item),)) or hearing.add(item, place)
         heard.end(item)
 
 

@@ -25,8 +25,8 @@ from dragoman.core.turn import Turn
 
 from .items import hosted
 
-CALLS = (FunctionCall, CustomToolCall)
-Wanted = type[Item] | tuple[type[Item], ...]
+CALLS: tuple[type[FunctionCall], type[CustomToolCall]] = (FunctionCall, CustomToolCall)
+Types = tuple[type[Item], ...]
 
 
 class _Numbers:
@@ -92,9 +92,9 @@ class Heard:
         self._numbers = {False: _Numbers(), True: _Numbers()}  # content, summary
         self.open(item)
 
-    def is_open(self, wanted: Wanted) -> bool:
+    def is_open(self, wanted: Types) -> bool:
         """Whether the item is of one of these types and not done."""
-        return not self.done and issubclass(self.type, wanted)
+        return not self.done and self.type in wanted
 
     def open(self, item: Item) -> None:
         """Open the item in the turn, unless it is a call that has no name."""
@@ -116,7 +116,7 @@ class Heard:
         """More of the item, in the part the upstream gives a number for."""
         if self.index is None:
             self._said.append(data)
-        elif issubclass(self.type, CALLS):
+        elif self.type in CALLS:
             self._turn.write(self.index, self._call_kind, data)
         else:
             number = self._numbers[kind == "summary"].find(kind, given)
@@ -128,7 +128,7 @@ class Heard:
         if item is None:
             if not self._said:
                 self._said.append(data)
-        elif issubclass(self.type, CALLS):
+        elif self.type in CALLS:
             if not str(item.data):
                 self.write(kind, data)
         elif not str(self._part(item, kind, given).data):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dragoman.core.item import JSON, Item
 from dragoman.core.turn import Turn
 
-from .heard import CALLS, Heard, Wanted
+from .heard import CALLS, Heard, Types
 
 
 class Hearing:
@@ -26,7 +26,7 @@ class Hearing:
         self._heard.append(self._last)
         return self._last
 
-    def find(self, id: JSON, place: JSON, wanted: Wanted) -> Heard | None:
+    def find(self, id: JSON, place: JSON, wanted: Types) -> Heard | None:
         """The item that is meant, among those of the wanted types that are not done."""
         last = self._last
         if last is not None and last.id == id and last.place == place and last.is_open(wanted):
@@ -35,7 +35,7 @@ class Hearing:
         self._last = found or last
         return found
 
-    def _search(self, id: JSON, place: JSON, wanted: Wanted) -> Heard | None:
+    def _search(self, id: JSON, place: JSON, wanted: Types) -> Heard | None:
         open = [heard for heard in self._heard if heard.is_open(wanted)]
         same = [h for h in open if h.id == id] if id is not None else []
         if not same and place is not None:
@@ -79,7 +79,7 @@ class Hearing:
     @property
     def called(self) -> bool:
         """Whether any tool was called."""
-        return any(issubclass(heard.type, CALLS) for heard in self._heard)
+        return any(heard.type in CALLS for heard in self._heard)
 
     @property
     def nameless(self) -> bool:

@@ -213,9 +213,9 @@ def _say_message(item: Message, full: bool) -> dict[str, JSON]:
 
 
 def _say_output(item: CallOutput) -> dict[str, JSON]:
-    whole = isinstance(item.output, str)
-    output = item.output if whole else parts.encode_all(item.output)  # type: ignore[arg-type]
-    return {"call_id": item.call_id, "output": output}
+    output = item.output
+    said = output if isinstance(output, str) else parts.encode_all(output)
+    return {"call_id": item.call_id, "output": said}
 
 
 def encode_output(item: Item, id: str) -> dict[str, JSON] | None:
