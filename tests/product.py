@@ -105,12 +105,12 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 @contextmanager
 def dragoman(*words: str, **environ: str) -> Iterator[Product]:
-    """Run `dragoman serve WORDS --port 0` from when it is ready to the end of the block.
+    """Run `dragoman serve --port 0 WORDS` from when it is ready to the end of the block.
 
     Raises RuntimeError with what it said if it does not start, and AssertionError at the end if
     it showed a traceback or a warning on the way, or did not stop when told to.
     """
-    command = [sys.executable, "-W", "error", "-m", "dragoman", "serve", *words, "--port", "0"]
+    command = [sys.executable, "-W", "error", "-m", "dragoman", "serve", "--port", "0", *words]
     environment = {"PATH": os.environ["PATH"], "NO_COLOR": "1", **environ}
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(

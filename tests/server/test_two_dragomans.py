@@ -1,0 +1,194 @@
+"""Two of us in a row are as good as one, and two in a ring find out that they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
+from typing import Any
+
+import httpx2
+import pytest
+
+from dragoman.engines import discover as room
+from dragoman.engines.discover import discover
+from dragoman.engines.remote import Remote
+from dragoman.server.app import MAX_HOPS, App
+from dragoman.server.host import Server, address, bind
+from dragoman.server.settings import Settings
+from tests.product import PATHS, Answer, Product, dragoman
+
+WEATHER = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {}}}}
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Changes files."}
+
+
+# ---- in a row --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def inner() -> Iterator[Product]:
+    with dragoman("script") as product:
+        yield product
+
+
+@pytest.fixture(scope="module", params=["auto", "chat", "responses"])
+def outer(inner: Product, request: pytest.FixtureRequest) -> Iterator[Product]:
+    with dragoman("--upstream", inner.base_url, "--wire", request.param) as product:
+        yield product
+
+
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "text": {"said": "Count to three."},
+    "call": {"said": "What is the weather in Paris?", "tool": WEATHER},
+    "reasoning": {"said": "Count to two.", "effort": "high"},
+    "cut": {"said": "Count to ten.", "limit": 6},
+    "form": {"said": "Where is Rome?", "schema": {"type": "object", "properties": {"city": {}}}},
+}
+
+
+Case = tuple[str, str, bool]
+CASES: list[Case] = list(product(("chat", "responses"), QUESTIONS, (False, True)))
+
+
+def question(wire: str, name: str, streamed: bool) -> dict[str, Any]:
+    """The question in the words of a wire."""
+    asked = QUESTIONS[name]
+    body: dict[str, Any] = {"model": "script", "stream": streamed}
+    form = {"name": "place", "schema": asked.get("schema", {})}
+    if wire == "chat":
+        body["messages"] = [{"role": "user", "content": asked["said"]}]
+        more = {
+            "tool": ("tools", [{"type": "function", "function": asked.get("tool")}]),
+            "effort": ("reasoning_effort", asked.get("effort")),
+            "limit": ("max_completion_tokens", asked.get("limit")),
+            "schema": ("response_format", {"type": "json_schema", "json_schema": form}),
+        }
+        body |= {"stream_options": {"include_usage": True}} if streamed else {}
+    else:
+        body["input"] = asked["said"]
+        more = {
+            "tool": ("tools", [{"type": "function", **asked.get("tool", {})}]),
+            "effort": ("reasoning", {"effort": asked.get("effort")}),
+            "limit": ("max_output_tokens", asked.get("limit")),
+            "schema": ("text", {"format": {"type": "json_schema", **form}}),
+        }
+    return body | dict(more[name] for name in more if name in asked)
+
+
+def timeless(value: Any) -> Any:
+    """What was said, without ids and times, and without zeros: Responses must write some."""
+    passing = {"id", "call_id", "item_id", "created", "created_at", "completed_at"}
+    if isinstance(value, dict):
+        kept = {k: timeless(v) for k, v in value.items() if k not in passing}
+        return {k: v for k, v in kept.items() if v not in (0, {})}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def told(answer: Answer) -> Any:
+    assert answer.status == 200, answer.body
+    return timeless(answer.data if "stream" in answer.headers["content-type"] else answer.json)
+
+
+def all_told(product: Product) -> dict[Case, Any]:
+    """What a server says to every question, asked all at the same time."""
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        answers = pool.map(lambda case: product.post(case[0], question(*case)), CASES)
+        return dict(zip(CASES, map(told, answers), strict=True))
+
+
+@pytest.fixture(scope="module")
+def one_says(inner: Product) -> dict[Case, Any]:
+    return all_told(inner)
+
+
+@pytest.fixture(scope="module")
+def two_say(outer: Product) -> dict[Case, Any]:
+    return all_told(outer)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_two_say_what_one_says(
+    one_says: dict[Case, Any], two_say: dict[Case, Any], case: Case
+) -> None:
+    assert two_say[case] == one_says[case]
+
+
+def test_what_only_responses_can_say_passes_both(inner: Product, outer: Product) -> None:
+    body = {
+        "model": "script",
+        "input": "Please apply the patch to Readme.",
+        "tools": [PATCH, {"type": "namespace", "name": "mail", "tools": []}],
+        "reasoning": {"effort": "low", "summary": "auto"},
+    }
+    one, two = inner.post("responses", body), outer.post("responses", body)
+    assert [item["type"] for item in two.json["output"]] == ["reasoning", "custom_tool_call"]
+    if "x-dragoman-loss" in two.headers:  # the line between them is Chat, and it is told
+        assert "summary" in two.headers["x-dragoman-loss"]
+    else:
+        assert told(one) == told(two)
+
+
+def test_the_models_of_one_are_the_models_of_both(inner: Product, outer: Product) -> None:
+    one, two = (p.request("GET", "/v1/models").json for p in (inner, outer))
+    assert one == two
+    assert two["data"][0]["id"] == "script"
+    missing = outer.post(
+        "chat", {"model": "no-such", "messages": [{"role": "user", "content": ""}]}
+    )
+    assert missing.status == 404
+    assert missing.json["error"]["code"] == "model_not_found"
+
+
+async def test_one_knows_the_other_by_its_answers(inner: Product) -> None:
+    engine = Remote(inner.base_url)
+    await engine.models()
+    await engine.close()
+    assert engine.profile.name == "dragoman"
+
+
+async def test_discovery_never_takes_one_of_us(
+    inner: Product, outer: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "PORTS", (inner.port, outer.port))
+    assert await discover({}) == ()
+
+
+# ---- in a ring -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def ring(size: int, wire: str) -> AsyncIterator[str]:
+    """Servers each of which is the next one's upstream; the base URL of one of them."""
+    listeners = [bind(Settings(port=0), exact=True) for _ in range(size)]
+    urls = [f"{address(listener)}/v1" for listener in listeners]
+    async with AsyncExitStack() as stack:
+        for number, listener in enumerate(listeners):
+            app = App(Remote(urls[number - 1], wire=wire), Settings())
+            server, ready = Server(app, Settings(), (event := asyncio.Event()).set), event
+            running = asyncio.create_task(server.serve([listener]))
+            stack.push_async_callback(_stop, server, running)
+            await ready.wait()
+        yield urls[0]
+
+
+async def _stop(server: Server, running: asyncio.Task[None]) -> None:
+    server.should_exit = True
+    await running
+
+
+@pytest.mark.parametrize("between", ["auto", "chat", "responses"])
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_ring_is_refused_and_named(size: int, between: str) -> None:
+    async with ring(size, between) as base_url, httpx2.AsyncClient(timeout=60) as client:
+        host = base_url.removesuffix("/v1")
+        cases = [case for case in CASES if case[1] == "text"]
+        posts = (client.post(host + PATHS[case[0]], json=question(*case)) for case in cases)
+        for answer in await asyncio.gather(*posts):
+            assert answer.status_code == 400
+            message = answer.json()["error"]["message"]
+            assert f"passed {MAX_HOPS + 1} servers like this one" in message
+        listing = await client.get(f"{base_url}/models")
+        assert listing.status_code == 502
+        assert listing.json()["error"]["message"]
