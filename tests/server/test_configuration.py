@@ -54,6 +54,7 @@ wire = "responses"
 profile = "generic"
 models = ["big", "small"]
 pass_client_key = true
+retries = 2
 
 [upstreams.aliases]
 fast = "small"
@@ -80,6 +81,7 @@ def test_every_setting_can_be_written() -> None:
             models=("big", "small"),
             aliases={"fast": "small", "gpt 5": "big"},
             pass_client_key=True,
+            retries=2,
         ),
     )
 

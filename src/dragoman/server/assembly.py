@@ -69,6 +69,7 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             upstream.url,
             key=_key(upstream, environ),
             pass_client_key=upstream.pass_client_key,
+            retries=upstream.retries,
             wire=upstream.wire,
             profile=upstream.profile,
             header_hold=settings.header_hold,

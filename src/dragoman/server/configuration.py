@@ -62,6 +62,15 @@ class Upstream(Struct, frozen=True, kw_only=True):
     pass_client_key: Annotated[
         bool, Meta(description="Whether a client's own key travels to it in place of ours.")
     ] = False
+    retries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10,
+            description="How often a 429 or 503 is tried again, as its Retry-After says, before "
+            "it is passed on; 0 passes it on at once.",
+        ),
+    ] = 0
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
@@ -91,11 +100,11 @@ def read(text: str, name: str = FILE) -> Configuration:
 
     >>> read("[server]\\nport = 9000").server.port
     9000
-    >>> read("[server]\\nport = 'x'")
-    Traceback (most recent call last):
-        ...
-    dragoman.server.configuration.ConfigurationError: dragoman.toml:2: server.port: is a string, \\
-and must be an integer
+    >>> try:
+    ...     read("[server]\\nport = 'x'")
+    ... except ConfigurationError as error:
+    ...     print(error)
+    dragoman.toml:2: server.port: is a string, and must be an integer
     """
     try:
         fields = Fields(tomllib.loads(text))
