@@ -124,8 +124,9 @@ class _Merge:
 def add_usage(usages: list[Usage]) -> Usage | None:
     """The sum of several reports; what nobody reported stays unreported.
 
-    >>> add_usage([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=5)])
-    Usage(input_tokens=3, output_tokens=5)
+    >>> usage = add_usage([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=5)])
+    >>> usage.input_tokens, usage.output_tokens, usage.cached_tokens
+    (3, 5, None)
     """
     if not usages:
         return None
