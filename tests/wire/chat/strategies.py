@@ -267,6 +267,9 @@ def messages(draw: st.DrawFn) -> Message:
     return Message("assistant", parts or (Text("x"),))
 
 
+_EMPTY = Message("assistant", (Text(""),))
+
+
 @st.composite
 def choices(draw: st.DrawFn, number: int, empty: str) -> tuple[list[Item], str]:
     """The items of one alternative, and the reason for which it ended.
@@ -283,9 +286,10 @@ def choices(draw: st.DrawFn, number: int, empty: str) -> tuple[list[Item], str]:
     )
     called = draw(st.lists(calls, max_size=3, unique_by=lambda call: call.call_id))
     if thought is None and reply is None and not called:
-        reply = Message("assistant", (Text(empty),))
+        reply = _EMPTY if empty == "" else Message("assistant", (Text(empty),))
     items = [item for item in (thought, reply, *called) if item is not None]
-    short = st.sampled_from(["length", "content_filter"])
+    # An answer that was filtered before its first word has no items.
+    short = st.sampled_from(["length", "content_filter"] if items != [_EMPTY] else ["length"])
     long = st.sampled_from(["stop", "tool_calls"])
     reason = draw(long if called else long | short)
     done = [replace(item, status="completed") for item in items]

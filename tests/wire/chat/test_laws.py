@@ -18,7 +18,7 @@ from tests.samples import samples
 from tests.wire.chat.answering import ASKED, body, gathered, told
 from tests.wire.chat.strategies import requests, responses
 
-some_examples = settings(max_examples=samples(30, 2_000))
+some_examples = settings(max_examples=samples(30, 400))
 PLAIN = Dialect(ask_usage=False)
 ALL = Request(
     model="m",

@@ -157,6 +157,7 @@ class Reader:
         tokens = self._content(number, said.get("content"), tokens, calling=bool(calls))
         listed = said.get("annotations")
         for note in filter(None, map(notes.decode, listed if isinstance(listed, list) else ())):
+            self._seal(number)
             self._turn.annotate(note, number)
         self._refusal(number, said.get("refusal"), logprobs.decode(weighed, "refusal"))
         self._audio(number, said.get("audio"))
@@ -214,11 +215,12 @@ class Reader:
     def _audio(self, number: int, audio: JSON) -> None:
         if not isinstance(audio, dict):
             return
-        words = {n: v for n in _AUDIO if isinstance(v := audio.get(n), str) and v}
+        heard = {n: v for n in _AUDIO if isinstance(v := audio.get(n), str) and v}
         expires = audio.get("expires_at")
         at = int(expires) if isinstance(expires, int | float) else None
-        if words or at is not None:
-            self._turn.audio(number, **words, expires_at=at)
+        if heard or at is not None:
+            self._seal(number)
+            self._turn.audio(number, **heard, expires_at=at)
 
     def _call(self, number: int, entry: dict[str, JSON], position: int | None) -> None:
         self._voices[number] = "call"
