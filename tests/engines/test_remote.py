@@ -400,3 +400,12 @@ async def test_deltas_come_as_they_are_said() -> None:
             await up.asked[0].gone
     assert isinstance(event, Delta)
     assert event.data == "a"
+
+
+@pytest.mark.parametrize(("profile", "streams"), [("llama.cpp", True), ("generic", False)])
+async def test_a_server_that_stops_only_streams_is_asked_for_streams(
+    profile: str, streams: bool
+) -> None:
+    async with remote(HELLO_STREAM if streams else HELLO, profile=profile) as (engine, up):
+        assert (await ask(engine)).text == "Hello"
+        assert up.asked[0].json.get("stream", False) is streams

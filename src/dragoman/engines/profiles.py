@@ -35,8 +35,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     """One kind of server.
 
     `wires` are the protocols it speaks well, best first; empty means "find out". `think` is what
-    to do with think tags in its text, `choices` whether it can give several alternatives, and
-    `silent_context` the context size at which it cuts prompts without a word.
+    to do with think tags in its text, `choices` whether it can give several alternatives,
+    `silent_context` the context size at which it cuts prompts without a word, and `only_streams`
+    says that whole answers are asked for as streams too, since it stops no others when we leave.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     think: Think = "inline"
     choices: bool = True
     silent_context: int | None = None
+    only_streams: bool = False
     key_header: str = "authorization"
 
 
@@ -134,6 +136,7 @@ PROFILES: tuple[Profile, ...] = (
         dialect=Dialect(max_tokens="max_tokens", repetition_penalty="repeat_penalty"),
         limits=_LOCAL,
         think="reasoning",
+        only_streams=True,
     ),
     Profile(
         # Another of us: it takes everything as it is, in either protocol.

@@ -251,11 +251,14 @@ class Remote:
         if caller.wire is None or len(self.profile.wires) < 2:
             names = list(self._wires)
         lowered = lower(request, self._limits(request.model))
+        asked = lowered.request
+        if self.profile.only_streams and not asked.stream:
+            asked = replace(asked, stream=True)
         refused: FaultError | None = None
         for name in names:
             wire = WIRES[name]
             try:
-                body, losses = wire.encode_request(lowered.request, self.profile.dialect)
+                body, losses = wire.encode_request(asked, self.profile.dialect)
             except FaultError as error:
                 refused = refused or error
                 continue
