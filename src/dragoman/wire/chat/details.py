@@ -49,7 +49,9 @@ class Details:
         entry = self._entries[place]
         for name, value in piece.items():
             if name in _JOINED and isinstance(value, str):
-                entry.setdefault(name, _Pieces()).append(value)
+                if not isinstance(entry.get(name), _Pieces):
+                    entry[name] = _Pieces()
+                entry[name].append(value)
             elif value is not None or name not in entry:
                 entry[name] = value
 
