@@ -105,6 +105,28 @@ async def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert "canary" not in repr(found)
 
 
+async def test_the_environment_may_name_one_of_us_or_nobody(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "PORTS", ())
+    mark, nobody = plain(401, b"", "x-dragoman: 0.1.0"), "http://127.0.0.1:9/v1"
+    async with (
+        mock(plain(500, b""), probed=mark) as ours,
+        mock(plain(500, b""), probed=plain(200, LISTING)) as other,
+    ):
+        for url, kept in ((ours.base_url, False), (other.base_url, True), (nobody, True)):
+            found = await discover({"OPENAI_BASE_URL": url}, client=client)
+            assert [server.base_url for server in found] == [url] * kept
+            found = await discover({"OPENAI_BASE_URL": url}, ours=True, client=client)
+            assert [server.base_url for server in found] == [url]
+
+
+async def test_what_is_no_address_is_left_for_whoever_uses_it(client: Client) -> None:
+    for url in ("nonsense", "http://[::1"):
+        found = await discover({"OPENAI_BASE_URL": url}, client=client)
+        assert found[0].base_url == url
+
+
 def test_the_usual_ports() -> None:
     assert PORTS == (11434, 1234, 8000, 30000, 8080, 1337, 8321)
 

@@ -19,7 +19,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Engine, Model
 from dragoman.engines.discover import discover
 from dragoman.server.app import App
-from dragoman.server.assembly import as_upstreams, assemble
+from dragoman.server.assembly import as_upstreams, assemble, others
 from dragoman.server.configuration import FILE, Configuration, Upstream, load, with_keys
 from dragoman.server.host import address, bind, run
 from dragoman.server.keys import generate_key
@@ -39,9 +39,12 @@ def serve(options: Namespace) -> int:
         key = generate_key()
         settings = replace(settings, keys=(*settings.keys, key))
         print(f"Clients present this key: {key.reveal()}", flush=True)
-    upstreams = _upstreams(options, configuration)
+    chosen = _chosen(options, configuration)
+    upstreams = _found() if chosen is None else chosen
     assemble(upstreams, options.targets, settings, os.environ)  # what is wrong is said before all
     listener = bind(settings, exact=options.port is not None)
+    if chosen is None:  # the environment that tells clients where we are may have named us
+        upstreams = others(upstreams, address(listener))
     greeting = _Greeting(f"{address(listener)}/v1", options.api_key_env)
 
     def build() -> App:
@@ -99,8 +102,8 @@ def _settings(options: Namespace, settings: Settings) -> Settings:
     return replace(settings, **given)
 
 
-def _upstreams(options: Namespace, configuration: Configuration) -> list[Upstream]:
-    """The servers to stand in front of: named here, in the file, or found."""
+def _chosen(options: Namespace, configuration: Configuration) -> list[Upstream] | None:
+    """The servers to stand in front of, as words or the file name them; None: find some."""
     if options.upstream:
         return [
             Upstream(
@@ -114,5 +117,9 @@ def _upstreams(options: Namespace, configuration: Configuration) -> list[Upstrea
         ]
     if configuration.upstreams or options.targets:
         return list(configuration.upstreams) if not options.targets else []
+    return None
+
+
+def _found() -> list[Upstream]:
     print("Looking for model servers …", file=sys.stderr, flush=True)
     return as_upstreams(asyncio.run(discover(os.environ)))

@@ -52,10 +52,11 @@ async def discover(
     try:
         places = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
         found = await asyncio.gather(*(look(own, place, ours=ours) for place in places))
+        told = named(environ) if ours else await _strangers(own, named(environ))
     finally:
         if client is None:
             await own.aclose()
-    return (*named(environ), *(server for server in found if server is not None))
+    return (*told, *(server for server in found if server is not None))
 
 
 def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
@@ -83,6 +84,19 @@ async def look(client: Client, base_url: str, *, ours: bool = False) -> Discover
     if not models and not _is_empty_listing(answer.value):
         return None
     return Discovered(base_url, models, probe.recognise(answer))
+
+
+async def _strangers(client: Client, servers: tuple[Discovered, ...]) -> tuple[Discovered, ...]:
+    """Those that are none of us: an address is often in the environment for its clients.
+
+    Well-known addresses are not asked, and who does not answer may be started later.
+    """
+    unknown = [server for server in servers if server.profile is None]
+    urls = (f"{server.base_url.rstrip('/')}/models" for server in unknown)
+    questions = (probe.question(client, "GET", url, (), patience=PATIENCE) for url in urls)
+    answers = zip(unknown, await asyncio.gather(*questions), strict=True)
+    ours = [server for server, answer in answers if answer.ours]
+    return tuple(server for server in servers if server not in ours)
 
 
 def _is_empty_listing(value: Any) -> bool:

@@ -150,12 +150,15 @@ BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}
 
 
 def by_url(base_url: str) -> Profile | None:
-    """The profile of a well-known address.
+    """The profile of a well-known address; None for any other, and for what is no address.
 
     >>> by_url("https://api.openai.com/v1").name
     'openai'
     """
-    host = f".{urlsplit(base_url).hostname or ''}"
+    try:
+        host = f".{urlsplit(base_url).hostname or ''}"
+    except ValueError:
+        return None
     for profile in PROFILES:
         if any(host.endswith(end if end[0] == "." else f".{end}") for end in profile.marks.hosts):
             return profile

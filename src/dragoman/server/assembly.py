@@ -7,6 +7,7 @@ It knows what stands where, and nothing of requests. Keys are read from the envi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from dragoman.core.interfaces import Engine
 from dragoman.core.secret import Secret
@@ -16,6 +17,7 @@ from dragoman.engines.rehearsal import rehearsal
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 
+from .browser import is_loopback
 from .configuration import ConfigurationError, Upstream
 from .settings import Settings
 
@@ -56,6 +58,16 @@ def as_upstreams(found: Sequence[Discovered]) -> list[Upstream]:
             profile=server.profile.name if server.profile else None,
         )
         for server in found
+    ]
+
+
+def others(upstreams: Sequence[Upstream], own: str) -> list[Upstream]:
+    """Those that are not the server at `own`, a URL on this machine."""
+    port = urlsplit(own).port
+    return [
+        upstream
+        for upstream in upstreams
+        if (place := urlsplit(upstream.url)).port != port or not is_loopback(place.hostname or "")
     ]
 
 
