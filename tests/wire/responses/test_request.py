@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.core.error import FaultError
+from dragoman.core.event import Started
 from dragoman.core.item import (
     Audio,
     FunctionCall,
@@ -31,10 +34,12 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import error
+from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD, Dialect
 from dragoman.wire.loss import judge
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
+from tests.wire.responses.damage import damaged
 
 CASES = Path(__file__).with_name("cases")
 ACCEPTED: dict[str, Any] = json.loads((CASES / "accepted.json").read_text())
@@ -121,6 +126,20 @@ BEYOND_OPENAI = {
 }
 
 
+@given(st.sampled_from(sorted(ACCEPTED)), st.data())
+def test_a_damaged_request_is_taken_or_refused(name: str, data: st.DataObject) -> None:
+    body = json.dumps(data.draw(damaged(ACCEPTED[name]))).encode()
+    statuses = []
+    try:
+        request = RESPONSES.decode_request(body)
+        again, _ = RESPONSES.encode_request(request, STANDARD)
+        assert RESPONSES.decode_request(again).model
+        assert RESPONSES.encoder(request, STANDARD).feed(Started("1", 0, "m"))
+    except FaultError as refusal:
+        statuses.append(error.status(refusal.fault))
+    assert statuses in ([], [400])
+
+
 # ---- numbers -----------------------------------------------------------------------------
 
 
@@ -168,6 +187,14 @@ def test_o8_equal_messages_are_all_kept() -> None:
     assert said(asked(input=[same, same, same]))["input"] == [same, same, same]
 
 
+def test_p6_calls_in_a_row_become_one_turn_of_the_other_wire() -> None:
+    calls = [_call("a"), _call("b"), _output("a"), _output("b")]
+    body, _ = CHAT.encode_request(asked(input=[{"role": "user", "content": "x"}, *calls]), STANDARD)
+    messages = json.loads(body)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["a", "b"]
+
+
 def test_p8_sealed_reasoning_goes_back_byte_for_byte() -> None:
     item = {
         "type": "reasoning",
@@ -183,8 +210,10 @@ def test_p16_custom_tools_grammars_and_namespaces_are_carried_whole() -> None:
     tools = ACCEPTED["tools of every kind"]["tools"]
     request = asked(tools=tools)
     kinds = [type(tool) for tool in request.tools]
-    assert kinds == [FunctionTool] * 3 + [CustomTool] * 3 + [Namespace] + [UnknownTool] * 3
-    assert said(request)["tools"][3:] == tools[3:]
+    assert (
+        kinds == [FunctionTool] * 3 + [CustomTool] * 3 + [Namespace, CustomTool] + [UnknownTool] * 3
+    )
+    assert said(request)["tools"][5:] == tools[5:]
     assert said(request)["tools"][5]["format"]["definition"] == 'start: "a"'
 
 

@@ -41,8 +41,9 @@ class Decoder:
     """Hears the bytes of one answer.
 
     >>> decoder = Decoder(Turn("1", 0, "m"))
-    >>> decoder.feed(b'data: {"type": "response.created", "response": {"model": "n"}}\\n\\n')
-    [Started(id='1', created_at=0, model='n')]
+    >>> (event,) = decoder.feed(b'data: {"type": "response.created", "response": {}}\\n\\n')
+    >>> event.id, event.model
+    ('1', 'm')
     """
 
     def __init__(self, turn: Turn) -> None:

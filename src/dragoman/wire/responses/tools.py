@@ -73,15 +73,14 @@ def _function(fields: Fields) -> FunctionTool:
 def _custom(fields: Fields) -> CustomTool:
     name, about = fields.need("name"), fields.string("description")
     syntax = grammar = None
-    other: dict[str, JSON] = {}
+    rest: dict[str, JSON] = {}
     if (form := fields.object("format")) is not None:
-        type = form.need("type")
-        if type == "grammar":
+        kind = form.need("type")
+        if kind == "grammar":
             syntax, grammar = form.need("syntax"), form.need("definition")
-            other = form.rest()
-        else:
-            other = {"type": type, **form.rest()}
-    rest = {**({"format": other} if other else {}), **fields.rest()}
+        named = {} if kind in ("grammar", "text") else {"type": kind}
+        rest = {"format": form.rest() | named}
+    rest = {field: said for field, said in rest.items() if said} | fields.rest()
     return CustomTool(name, about, syntax, grammar, keep(rest))
 
 
