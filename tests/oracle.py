@@ -39,7 +39,13 @@ _Validator = extend(Draft202012Validator, {"oneOf": Draft202012Validator.VALIDAT
 
 @cache
 def _schemas(document: Document) -> dict[str, JSON]:
-    return json.loads((DATA / f"{document}.json").read_text())["components"]["schemas"]
+    text = (DATA / f"{document}.json").read_text()
+    return json.loads(text, object_hook=_nullable)["components"]["schemas"]
+
+
+def _nullable(schema: dict[str, JSON]) -> dict[str, JSON]:
+    """`nullable`, which the older schemas still have, as what it says."""
+    return {"anyOf": [schema, {"type": "null"}]} if schema.get("nullable") is True else schema
 
 
 @cache
