@@ -304,3 +304,26 @@ async def test_an_interrupted_pump_leaves_no_cycle_behind() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+async def test_cancelled_while_what_the_engine_waits_for_is_done_it_still_cancels() -> None:
+    done = asyncio.get_running_loop().create_future()
+    told = asyncio.Event()
+
+    async def events() -> AsyncGenerator[Event, None]:
+        yield STARTED
+        try:
+            await done
+        except asyncio.CancelledError:
+            told.set()
+            raise
+
+    sink = Sink()
+    sink.open.clear()
+    task = asyncio.create_task(sink.run(events()))
+    await asyncio.sleep(0)
+    done.set_result(None)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told.is_set()

@@ -248,3 +248,24 @@ async def test_a_handler_that_breaks_is_our_mistake(caplog: pytest.LogCaptureFix
     assert call.status == 500
     assert json.loads(call.body)["error"]["code"] == "internal_error"
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_an_answer_that_breaks_after_its_head_is_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing good can follow: no second head is sent, and the host is asked to cut."""
+    dropped = []
+    call = Call(app(), "/v1/models", method="GET")
+    call.extensions = {"dragoman.abort": {"call": lambda: dropped.append(True)}}
+    keep = call.send
+
+    async def broken(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            raise RuntimeError("no more")
+        await keep(message)
+
+    call.send = broken  # type: ignore[method-assign]
+    await call()
+    assert dropped == [True]
+    assert [message["type"] for message in call.sent] == ["http.response.start"]
+    assert "no more" in caplog.text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Failed
+from dragoman.core.event import Failed, Progress
 from dragoman.core.loss import Loss
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
@@ -344,3 +344,74 @@ async def test_a_host_that_raises_for_a_client_that_left_is_understood(wire: str
     call.send = broken
     await call()
     assert stub.cancelled.is_set()
+
+
+async def test_a_failure_at_the_very_moment_of_the_hold_is_still_plain(wire: str) -> None:
+    """A heartbeat may be due in the same turn of the loop; nothing has gone out yet."""
+    stub = Stub(0.01, Failed(BUSY))
+    call = streaming(stub, wire, settings=Settings(header_hold=0.01))
+    await call()
+    assert call.status in (200, 429)
+    assert call.whole
+    if call.status == 429:
+        assert call.json["error"]["message"] == "Slow down."
+
+
+async def test_a_stream_may_begin_with_progress(wire: str) -> None:
+    alive = Progress(None, "alive")
+    call = await streaming(Stub(STARTED, alive, *saying("a")[1:]), wire)()
+    assert len(ends(call.body)) == 1
+
+
+async def test_an_end_that_could_not_be_sent_is_sent_once(wire: str) -> None:
+    """The server shuts down while the client does not read the last piece."""
+    app = App(Stub(*saying("a")), Settings())
+    call = Call(app, PATHS[wire], asking(wire, stream=True))
+    call.reading.clear()
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0.01)
+    await app.drain(0)
+    call.reading.set()
+    await task
+    assert len(ends(call.body)) == 1
+    assert call.whole
+
+
+async def test_who_does_not_read_the_last_words_is_not_waited_for(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.server.stream.LAST_WORDS", 0.01)
+    app = App(Stub(*OPENING, 0, asyncio.Event()), Settings())
+    call = Call(app, PATHS[wire], asking(wire, stream=True))
+    task = asyncio.create_task(call())
+    await call.until(lambda: len(call.writes) == 1)
+    call.reading.clear()
+    await app.drain(0)
+    await asyncio.wait_for(task, 5)
+    assert not call.whole
+
+
+async def test_a_timeout_of_the_engine_survives_a_heartbeat_that_is_not_read() -> None:
+    class Timed(Stub):
+        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+            for event in OPENING:
+                yield event
+            try:
+                async with asyncio.timeout(0.05):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                yield word("late")
+            for event in closing("late"):
+                yield event
+
+    settings = Settings(heartbeat=0.01, heartbeat_data=("",))
+    call = streaming(Timed(), "responses", settings=settings)
+    task = asyncio.create_task(call())
+    await call.until(lambda: len(call.writes) == 1)
+    call.reading.clear()
+    await asyncio.sleep(0.1)
+    call.reading.set()
+    await task
+    assert ends(call.body) == ["response.completed"]
+    numbers = [d["sequence_number"] for d in data(call.body) if "sequence_number" in d]
+    assert numbers == list(range(len(numbers)))

@@ -58,13 +58,13 @@ class Exchange:
 
     async def open(self, status: int, headers: Headers) -> None:
         """Send the status and the headers; the body follows by `write`."""
-        self.opened = True
         start = {
             "type": "http.response.start",
             "status": status,
             "headers": [*self.marks, *headers],
         }
         await self._send(start)
+        self.opened = True  # and not before: it may have been interrupted
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a piece of the body, the last one with `more=False`. Waits for a slow client."""

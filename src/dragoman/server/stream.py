@@ -27,6 +27,8 @@ BURST = 64 * 1024
 """Bytes that are sent at once although more is ready."""
 LAST_WORDS = 5.0
 """Seconds a client has to take the end of a stream that was stopped."""
+WAITING = sse.comment("waiting")
+"""The sign of life of a stream that has not begun."""
 
 SSE_HEADERS: Headers = [
     (b"content-type", b"text/event-stream"),
@@ -56,6 +58,7 @@ class Stream:
         self._data = any(word in agent for word in settings.heartbeat_data)
         self._parts: list[bytes] = []  # encoded and not yet sent
         self._size = 0
+        self._begun = False  # an event was encoded
         self._over = False  # the terminal event is encoded
         self._done = False  # and sent
         self._loop = asyncio.get_running_loop()
@@ -87,7 +90,7 @@ class Stream:
         if fault.code == "stalled":  # there is nobody who would read why
             self._exchange.abort()
             return
-        if not self._exchange.opened and not self._parts:
+        if not self._exchange.opened and not self._begun:
             await self._exchange.refuse(fault)
             return
         with suppress(OSError, TimeoutError):
@@ -99,27 +102,28 @@ class Stream:
     # ---- sending -------------------------------------------------------------------------
 
     def _take(self, event: Event) -> bool:
-        data = self._encoder.feed(event)
-        self._parts.append(data)
-        self._size += len(data)
+        self._begun = True
         if isinstance(event, TERMINAL):
             self._over = True
+        return self._add(self._encoder.feed(event))
+
+    def _add(self, data: bytes) -> bool:
+        self._parts.append(data)
+        self._size += len(data)
         return self._size >= BURST
 
     async def _flush(self, *, more: bool = True) -> None:
-        if self._beat is not None:  # what was begun earlier goes first
-            await self._beat
+        if self._beat is not None:  # what was begun earlier ends first
+            await asyncio.shield(self._beat)
             self._beat = None
         if self._size or not more:
-            await self._send(b"".join(self._parts), more=more)
-            self._parts.clear()  # and not before: an interrupted send is made again
-            self._size = 0
-            self._done = not more
+            await self._send(more=more)
 
-    async def _send(self, data: bytes, *, more: bool = True) -> None:
+    async def _send(self, *, more: bool = True) -> None:
+        count, data = len(self._parts), b"".join(self._parts)
+        first = not self._exchange.opened
         self._sending = True
         self._since = self._loop.time()
-        first = not self._exchange.opened
         try:
             if first:
                 await self._exchange.open(200, [*SSE_HEADERS, *loss_header(self._losses)])
@@ -130,8 +134,12 @@ class Stream:
         finally:
             self._sending = False
             self._since = self._loop.time()
-            if first and self._watch is not None:  # from now on another silence counts
-                self._arm()
+        # Only now: a send that is interrupted is made again.
+        del self._parts[:count]
+        self._size -= len(data)
+        self._done = not more
+        if first and self._watch is not None:  # from now on another silence counts
+            self._arm()
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -177,13 +185,11 @@ class Stream:
                 self._stall()
             else:
                 self._since = self._loop.time()
-                self._beat = self._loop.create_task(self._send(self._sign_of_life()))
+                self._add(self._encoder.heartbeat(data=self._data) or WAITING)
+                self._beat = self._loop.create_task(self._send())
         self._arm()
 
     def _stall(self) -> None:
         if self._watch is not None:
             problem = f"The client read nothing for {self._settings.stall:g} s."
             self._watch.stop(Fault("stalled", problem, "client"))
-
-    def _sign_of_life(self) -> bytes:
-        return self._encoder.heartbeat(data=self._data) or sse.comment("waiting")
