@@ -1,58 +1,35 @@
 """Writes the parts of the documentation that are derived from the code: `make docs`.
 
 A page marks such a part with `<!-- generated: NAME -->` and `<!-- end -->`; the text between is
-replaced by what the generator of that name returns. A test fails when a page is stale. This knows
-how to print, and asks the code for every fact.
+replaced by what the generator of that name returns. A test fails when a page is stale. What the
+parts say stands in `facts`.
 """
 
-import ast
 import re
-import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from dragoman.wire.policy import ANSWER, REQUEST, Table
+from . import facts
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "dragoman"
 MARKED = re.compile(
     r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<close><!-- end -->)", re.S
 )
 
-
-def rooms() -> str:
-    """The rooms in the order of the layers, each with the first sentence it says of itself."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (layers,) = (c["layers"] for c in contracts["contracts"] if c["id"] == "layers")
-    rows = ["| room | what it is |", "|---|---|"]
-    for name in re.findall(r"\w+", " ".join(layers)):
-        for path in (PACKAGE / name / "__init__.py", PACKAGE / f"{name}.py"):
-            if path.exists():
-                rows.append(f"| `{path.relative_to(PACKAGE)}` | {purpose(path)} |")
-    return "\n".join(rows).replace("/__init__.py", "/") + "\n"
-
-
-def purpose(module: Path) -> str:
-    """The first paragraph of a module's docstring, on one line."""
-    docstring = ast.get_docstring(ast.parse(module.read_text())) or ""
-    return " ".join(docstring.split("\n\n")[0].split())
-
-
-def fates(table: Table) -> str:
-    """One table of the loss policy."""
-    rows = ["| field | when | fate | why |", "|---|---|---|---|"]
-    for row in table.values():
-        field = row.field if row.field.startswith("(") else f"`{row.field}`"
-        rows.append(f"| {field} | {row.when} | **{row.fate}** | {row.why} |")
-    return "\n".join(rows).replace("**carried**", "carried") + "\n"
-
-
 GENERATORS: dict[str, Callable[[], str]] = {
-    "rooms": rooms,
-    "chat-request": lambda: fates(REQUEST["responses"]),
-    "responses-request": lambda: fates(REQUEST["chat"]),
-    "chat-answer": lambda: fates(ANSWER["responses"]),
-    "responses-answer": lambda: fates(ANSWER["chat"]),
+    "rooms": facts.rooms,
+    "modules": facts.modules,
+    "decisions": facts.decisions,
+    "chat-request": partial(facts.fates, facts.REQUEST["responses"]),
+    "responses-request": partial(facts.fates, facts.REQUEST["chat"]),
+    "chat-answer": partial(facts.fates, facts.ANSWER["responses"]),
+    "responses-answer": partial(facts.fates, facts.ANSWER["chat"]),
+    "settings": partial(facts.fields, facts.Settings),
+    "upstreams": partial(facts.fields, facts.Upstream),
+    "profiles": facts.profiles,
+    "command-line": facts.commands,
+    "faults": facts.faults,
 }
 
 

@@ -1,7 +1,8 @@
 """What the documentation shows is run: Python in Markdown, docstring examples, examples/*.py.
 
-Nothing is mocked and nothing leaves the machine. Where a page speaks to the server at the address
-that a first start prints, a rehearsal server stands there for the test, on a free port.
+What is printed is compared, word by word, with the lines marked `#>`, or with the last comment of a
+file. Nothing is mocked and nothing leaves the machine: where a page speaks to the server at the
+address that a first start prints, a rehearsal server stands there for the test, on a free port.
 """
 
 import doctest
@@ -10,9 +11,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
 
 import pytest
-from pytest_examples import CodeExample, EvalExample, find_examples
+from pytest_examples import EvalExample, find_examples
 
 from tests.architecture.tree import PACKAGE, ROOT, sources
 from tests.docs.rehearsal import rehearsing
@@ -20,12 +23,20 @@ from tests.docs.rehearsal import rehearsing
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs"]
 PRINTED_ADDRESS = "http://127.0.0.1:8000"
 PROMPT = re.compile(r"^ *>>> ", re.M)
+PRINTED = re.compile(r"^ *#> ?(.*)$", re.M)
 DOCTESTED = [
     ".".join(source.path.relative_to(above).with_suffix("").parts)
     for folder, above in ((PACKAGE, PACKAGE.parent), (ROOT / "tests", ROOT))
     for source in sources(folder)
     if PROMPT.search(source.text)
 ]
+BY_PAGE = {
+    path.relative_to(ROOT).as_posix(): list(examples)
+    for path, examples in groupby(find_examples(*PAGES), key=lambda example: example.path)
+}
+FILES = sorted((ROOT / "examples").glob("*.py"))
+SAID = {"chat.py": "Count to three.\nCount to two.\n"}
+"""What is typed into the examples that listen."""
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +45,23 @@ def rehearsal() -> Iterator[str]:
         yield address
 
 
-@pytest.mark.parametrize("example", list(find_examples(*PAGES)), ids=str)
+@pytest.mark.parametrize("page", BY_PAGE)
 def test_pages(
-    example: CodeExample, eval_example: EvalExample, request: pytest.FixtureRequest
+    page: str,
+    eval_example: EvalExample,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if PRINTED_ADDRESS in example.source:
-        address = request.getfixturevalue("rehearsal")
-        example.source = example.source.replace(PRINTED_ADDRESS, address)
-    elif eval_example.update_examples:
-        eval_example.run_print_update(example)
-        return
-    eval_example.run_print_check(example)
+    """The examples of a page run one after the other, as if typed into one session."""
+    known: dict[str, object] = {}
+    for example in BY_PAGE[page]:
+        promised = " ".join(PRINTED.findall(example.source)).split()
+        if PRINTED_ADDRESS in example.source:
+            address = request.getfixturevalue("rehearsal")
+            example.source = example.source.replace(PRINTED_ADDRESS, address)
+        defined = eval_example.run(example, module_globals=known)
+        known.update((name, value) for name, value in defined.items() if name[:2] != "__")
+        assert capsys.readouterr().out.split() == promised, f"{page}:{example.start_line}"
 
 
 @pytest.mark.parametrize("module", DOCTESTED)
@@ -54,11 +71,18 @@ def test_docstrings(module: str) -> None:
     assert not outcome.failed
 
 
-def test_example_files() -> None:
-    failed = {}
-    for path in sorted((ROOT / "examples").glob("*.py")):
-        command = [sys.executable, "-W", "error", str(path)]
-        outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if outcome.returncode:
-            failed[path.name] = outcome.stderr
-    assert not failed
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_example_files(path: Path) -> None:
+    """Each ends well, warns of nothing, and prints what its last comment says."""
+    command = [sys.executable, "-W", "error", str(path)]
+    outcome = subprocess.run(
+        command,
+        cwd=ROOT,
+        input=SAID.get(path.name, ""),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not outcome.returncode, outcome.stderr
+    promised = path.read_text().partition("it prints:\n")[2].replace("#", "")
+    assert outcome.stdout.split() == promised.split()

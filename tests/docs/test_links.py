@@ -1,6 +1,6 @@
-"""Links between the pages lead somewhere: the file is there, and so is the heading.
+"""Links between the pages lead somewhere, and to every page leads one.
 
-Links to the network are not followed.
+The file must be there, and so must the heading. Links to the network are not followed.
 """
 
 import re
@@ -37,3 +37,15 @@ def test_links_lead_somewhere() -> None:
         if "://" not in target and leads_nowhere(page, target)
     ]
     assert not dead
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page.suffix == ".md" and page.exists() and page not in reached:
+            reached.add(page)
+            targets = (target.partition("#")[0] for target in LINK.findall(prose(page)))
+            waiting += [(page.parent / target).resolve() for target in targets]
+    assert not set((ROOT / "docs").rglob("*.md")) - reached

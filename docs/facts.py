@@ -1,0 +1,232 @@
+"""What the code says of itself, as Markdown: its rooms, settings, commands, profiles and faults.
+
+Each function asks the code for every fact and only lays it out; where it is put is not known here.
+"""
+
+import argparse
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.cli.arguments import parser
+from dragoman.engines.profiles import GENERIC, PROFILES, Profile
+from dragoman.server.configuration import Upstream
+from dragoman.server.settings import Settings
+from dragoman.wire.error import TABLE
+from dragoman.wire.policy import ANSWER, REQUEST, Table
+
+__all__ = ["ANSWER", "REQUEST", "Settings", "Upstream"]
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "dragoman"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    cells = [list(head), *map(list, rows)]
+    lines = [f"| {' | '.join(row)} |\n" for row in cells]
+    return "".join([lines[0], "|---" * len(cells[0]), "|\n", *lines[1:]])
+
+
+# ---- rooms -------------------------------------------------------------------------------
+
+
+def layers() -> list[str]:
+    """The rooms that are built, from the top."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (found,) = (c["layers"] for c in contracts["contracts"] if c["id"] == "layers")
+    return re.findall(r"\w+", " ".join(found))
+
+
+def rooms() -> str:
+    """The rooms in the order of the layers, each with the first sentence it says of itself."""
+    rows = []
+    for name in layers():
+        for path in (PACKAGE / name / "__init__.py", PACKAGE / f"{name}.py"):
+            if path.exists():
+                place = path.relative_to(PACKAGE).as_posix().replace("/__init__.py", "/")
+                rows.append((f"`{place}`", purpose(path)))
+    return table(("room", "what it is"), rows)
+
+
+def modules() -> str:
+    """Every module, by room, with the first sentence it says of itself."""
+    parts = []
+    for name in layers():
+        paths = sorted((PACKAGE / name).rglob("*.py"))
+        rows = [
+            (f"`{path.relative_to(PACKAGE)}`", sentence(purpose(path)))
+            for path in paths
+            if path.name != "__init__.py"
+        ]
+        if rows:
+            parts.append(f"### {name}\n\n" + table(("module", "what it does"), rows))
+    return "\n".join(parts)
+
+
+def purpose(module: Path) -> str:
+    """The first paragraph of a module's docstring, on one line."""
+    docstring = ast.get_docstring(ast.parse(module.read_text())) or ""
+    return " ".join(docstring.split("\n\n")[0].split())
+
+
+def sentence(text: str) -> str:
+    """The first sentence of a text.
+
+    >>> sentence("Reads `dragoman.toml`: one file. Nothing else.")
+    'Reads `dragoman.toml`: one file.'
+    """
+    return re.split(r"(?<=\.)\s", text)[0]
+
+
+def decisions() -> str:
+    """The decisions, by their titles."""
+    lines = []
+    for page in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        title = page.read_text().partition("\n")[0].lstrip("# ")
+        number, _, name = title.partition(". ")
+        lines.append(f"{number}. [{name}](decisions/{page.name})\n")
+    return "".join(lines)
+
+
+# ---- wires -------------------------------------------------------------------------------
+
+
+def fates(fields: Table) -> str:
+    """One table of the loss policy."""
+    rows = []
+    for row in fields.values():
+        field = row.field if row.field.startswith("(") else f"`{row.field}`"
+        fate = row.fate if row.fate == "carried" else f"**{row.fate}**"
+        rows.append((field, row.when, fate, row.why))
+    return table(("field", "when", "fate", "why"), rows)
+
+
+def faults() -> str:
+    """Every fault, and what a client sees of it."""
+    rows = [
+        (f"`{code}`", str(row.status), f"`{row.type}`", f"`{row.code}`" if row.code else "null")
+        for code, row in TABLE.items()
+    ]
+    return table(("fault", "status", "`type`", "`code`"), rows)
+
+
+# ---- configuration -----------------------------------------------------------------------
+
+
+def fields(kind: type[Struct]) -> str:
+    """The settings of a struct, with their defaults as the file would have them."""
+    hints = get_type_hints(kind, include_extras=True)
+    rows = []
+    for field in msgspec.structs.fields(kind):
+        if get_origin(hints[field.name]) is not Annotated:
+            continue  # not a setting of the file
+        hint, meta = get_args(hints[field.name])
+        rows.append(
+            (f"`{field.name}`", default(field), f"{meta.description}{range_of(hint, meta)}")
+        )
+    return table(("field", "default", "meaning"), rows)
+
+
+def default(field: msgspec.structs.FieldInfo) -> str:
+    """The value that is taken where the file has none."""
+    if field.required:
+        return "required"
+    value = field.default
+    if value is msgspec.NODEFAULT:
+        value = field.default_factory()
+    return "none" if value is None else f"`{json.dumps(value)}`"
+
+
+def range_of(hint: object, meta: Meta) -> str:
+    """What values are taken, where not all of the type are."""
+    words = [json.dumps(value) for value in get_args(hint) if isinstance(value, str)]
+    if words:
+        return f" One of {', '.join(f'`{word}`' for word in words)}."
+    return f" At least {meta.ge:g}." if meta.ge else ""
+
+
+def profiles() -> str:
+    """The kinds of server, and what is taken into account for each."""
+    rows = [
+        (f"`{p.name}`", "; ".join(marks(p)) or "–", " and ".join(p.wires) or "found out", habits(p))
+        for p in (GENERIC, *PROFILES)
+    ]
+    return table(("profile", "recognised by", "wires", "habits"), rows)
+
+
+def marks(profile: Profile) -> Iterator[str]:
+    """By what a server is recognised."""
+    told = {
+        "address": profile.marks.hosts,
+        "`Server`": profile.marks.server,
+        "`owned_by`": profile.marks.owned_by,
+        "field": profile.marks.fields,
+    }
+    for where, values in told.items():
+        if values:
+            yield f"{where} {', '.join(f'`{value}`' for value in values)}"
+
+
+def habits(profile: Profile) -> str:
+    """What differs from a server that takes everything and says everything well."""
+    limits, dialect = profile.limits, profile.dialect
+    careful = profile is not GENERIC and limits == GENERIC.limits
+    told = {
+        "as `generic`": careful,
+        "custom tools become functions": not (careful or limits.custom_tools),
+        "namespaces become prefixes": not (careful or limits.namespaces),
+        "allowed tools are the only ones offered": not (careful or limits.allowed_tools),
+        "developer messages become system messages": not careful
+        and limits.developer_role == "system",
+        "one system message, in front": not careful and limits.system_messages == "front",
+        f"a limit is `{dialect.max_tokens}`": dialect.max_tokens != GENERIC.dialect.max_tokens,
+        f"reasoning goes back as `{dialect.reasoning_field}`": dialect.reasoning_field
+        != GENERIC.dialect.reasoning_field,
+        "`n` is asked one by one": not profile.choices,
+        f"an answer that fills {profile.silent_context} tokens is suspected of a cut prompt": (
+            profile.silent_context is not None
+        ),
+        f"the key goes in `{profile.key_header}`": profile.key_header != GENERIC.key_header,
+    }
+    return ", ".join(habit for habit, has in told.items() if has)
+
+
+# ---- command line ------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command with its arguments, as `--help` has them."""
+    (choices,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    about = {action.dest: action.help for action in choices._choices_actions}
+    parts = []
+    for name, command in choices.choices.items():
+        rows = [(signature(action), meaning(action)) for action in command._actions]
+        text = command.description or f"{(about[name] or '').capitalize()}."
+        parts.append(f"## dragoman {name}\n\n{text}\n\n" + table(("argument", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def signature(action: argparse.Action) -> str:
+    """How an argument is written."""
+    if not action.option_strings:
+        name = str(action.metavar or action.dest.upper())
+        return f"`[{name} …]`" if action.nargs == "*" else f"`{name}`"
+    names = ", ".join(f"`{option}`" for option in action.option_strings)
+    if action.nargs == 0:
+        return names
+    value = "\\|".join(action.choices) if action.choices else action.metavar or action.dest.upper()
+    return f"{names[:-1]} {value}`"
+
+
+def meaning(action: argparse.Action) -> str:
+    """What an argument is for."""
+    repeated = isinstance(action, argparse._AppendAction)
+    return f"{action.help}{'; may be given several times' if repeated else ''}"

@@ -1,0 +1,43 @@
+"""Reading what was lost: fields that the other protocol cannot say are told, emulated or refused.
+
+The engine here is a function that is asked in Chat Completions; the client speaks Responses.
+"""
+
+import httpx2
+import openai
+
+import dragoman
+from dragoman.engines.function import Function
+
+
+def parrot(messages, **fields):
+    """Stands for a server that speaks Chat Completions only."""
+    yield f"{len(messages)} messages; asked with: {', '.join(sorted(fields))}"
+
+
+engine = Function(parrot, models=("parrot",))
+http = httpx2.Client(transport=dragoman.transport(engine))
+with openai.OpenAI(base_url="http://dragoman/v1", api_key="none", http_client=http) as client:
+    answer = client.responses.with_raw_response.create(
+        model="parrot", input="Hello!", max_tool_calls=3, store=True
+    )
+    print(answer.parse().output_text)
+    print(answer.headers["x-dragoman-loss"])
+
+    # What would change the answer is refused, and the field is named.
+    try:
+        client.responses.create(model="parrot", input="Hello!", prompt={"id": "pmpt_1"})
+    except openai.BadRequestError as error:
+        print(error.param, error.code)
+
+# The same list, as values, for whoever asks from Python.
+with dragoman.connect_sync(engine) as client:
+    answer = client.respond("Hello!", max_tool_calls=3)
+    for loss in answer.response.losses:
+        print(loss.field, "was", loss.action, "because", loss.why)
+
+# Run, it prints:
+#     1 messages; asked with: model, store
+#     told: store, max_tool_calls
+#     prompt unsupported_parameter
+#     max_tool_calls was told because Chat runs no tools by itself
