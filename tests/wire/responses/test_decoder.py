@@ -217,6 +217,11 @@ def test_progress_of_hosted_tools_is_heard() -> None:
     ]
 
 
+def test_a_name_that_would_break_out_of_its_line_is_not_repeated() -> None:
+    events = heard({"type": "x\ndata: {}"}, {"type": "response.completed", "response": {}})
+    assert not any(isinstance(event, Progress) for event in events)
+
+
 def test_annotations_and_probabilities_are_heard() -> None:
     odd = [{"token": "x", "logprob": "?", "bytes": [300]}, 5, {"token": "y", "bytes": "?"}]
     note = {"type": "url_citation", "url": "u", "title": 5, "start_index": True, "end_index": 2}

@@ -33,7 +33,6 @@ _REASONS = {theirs: ours for ours, theirs in snapshot.REASONS.items()}
 _TIERS = frozenset({"auto", "default"})
 """Service tiers that tell a client nothing."""
 
-
 _SILENT = Fault("upstream_error", "The model's server failed and did not say why.", "upstream")
 
 

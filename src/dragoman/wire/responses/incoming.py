@@ -27,22 +27,25 @@ class Incoming:
     ([('', b'2')], None)
     """
 
-    __slots__ = ("_head", "_heard", "_sse", "_whole")
+    __slots__ = ("_begun", "_head", "_heard", "_sse", "_whole")
 
     def __init__(self) -> None:
+        self._begun = False
         self._sse: SSEDecoder | None = None
-        self._whole = bytearray()
-        self._head = b""
+        self._whole = bytearray()  # as long as it is no stream
+        self._head = b""  # of a stream, as long as no event came
         self._heard = False
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
         """The events that are whole now. Raises ValueError for one that is too large."""
+        if not self._begun:
+            data = data.lstrip(_BEFORE)
+            if data:
+                self._begun = True
+                self._sse = SSEDecoder() if data[0] in _FIELDS else None
         if self._sse is None:
             self._whole += data
-            begun = self._whole.lstrip(_BEFORE)
-            if not begun or begun[0] not in _FIELDS:
-                return []
-            self._sse, data = SSEDecoder(), bytes(self._whole)
+            return []
         if not self._heard:
             self._head = (self._head + data)[:_HEAD]
         return self._noted(self._sse.feed(data))
@@ -55,7 +58,7 @@ class Incoming:
     def whole(self) -> bytes | None:
         """What came instead of a stream; of one without a single event, its beginning."""
         if self._sse is None:
-            return bytes(self._whole.lstrip(_BEFORE))
+            return bytes(self._whole)
         return None if self._heard else self._head
 
     def _noted(self, events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

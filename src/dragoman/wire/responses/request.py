@@ -78,7 +78,7 @@ def decode(data: bytes) -> Request:
     )
     unknown = {**fields.rest(), **({"text": rest} if rest else {})}
     if known["store"] is None:
-        unknown["store"] = None
+        unknown["store"] = None  # absent, which here means yes: see `encode`
     extra = keep(unknown) or {}
     if vendor:
         extra[_VENDOR] = vendor
@@ -182,6 +182,9 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
 
     Raises FaultError where a loss would change the answer. The same request always gives the
     same bytes, and a longer conversation begins with the bytes of the shorter one.
+
+    An absent `store` means yes on this wire and no elsewhere. So it stays absent where a client
+    of this wire left it out, and is `false` where nobody on another wire asked for it.
     """
     vendor = (request.extra or {}).get(_VENDOR, {})
     own = replace(request.sampling, **dict.fromkeys(vendor))

@@ -1,10 +1,9 @@
 """Tools, the choice among them, and the format of the answer, as Responses spells them.
 
-Two spellings need a word. A tool's `strict`: the protocol's default is "if the schema allows it",
-which no wire can say aloud, while our None means "nobody asked", which here must be said as
-`false`. So an absent `strict` is remembered in `extra` as such and left out again, while None
-from anywhere else is written out: either way the model sees what the client meant. And a custom
-tool's format: plain text is remembered as it was given, a grammar is taken apart.
+A tool's `strict` needs a word. Where it is absent the protocol means "if the schema allows it",
+which no wire can say aloud; our None means "nobody asked", which must be said here as `false`. So
+an absent `strict` is remembered in `extra` as such and left out again, and None from anywhere
+else is written out: either way the model's server sees what the client meant.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from .parts import objects
 # ---- reading -----------------------------------------------------------------------------
 
 
-def decode_all(fields: Fields, name: str = "tools") -> tuple[Tool, ...]:
-    """The tools of a list. Raises FaultError naming the tool and the field that is wrong."""
-    return tuple(decode(v, at) for v, at in objects(fields.array(name) or [], fields.at(name)))
+def decode_all(fields: Fields) -> tuple[Tool, ...]:
+    """The field `tools`. Raises FaultError naming the tool and the field that is wrong."""
+    return tuple(decode(*tool) for tool in objects(fields.array("tools") or [], fields.at("tools")))
 
 
 def decode(value: dict[str, JSON], path: str = "") -> Tool:
@@ -51,10 +50,18 @@ def decode(value: dict[str, JSON], path: str = "") -> Tool:
             return _custom(fields)
         case "namespace":
             name, about = fields.need("name"), fields.string("description")
-            members = tuple(t for t in decode_all(fields) if not isinstance(t, Namespace))
-            return Namespace(name, members, about, keep(fields.rest()))
+            members = objects(fields.array("tools") or [], fields.at("tools"))
+            return Namespace(name, tuple(_member(*m) for m in members), about, keep(fields.rest()))
         case other:
             return UnknownTool(WIRE, other, _without_type(value))
+
+
+def _member(value: dict[str, JSON], path: str) -> FunctionTool | CustomTool | UnknownTool:
+    """A tool of a namespace, in which no other namespace means anything to us."""
+    tool = decode(value, path)
+    if isinstance(tool, Namespace):
+        return UnknownTool(WIRE, "namespace", _without_type(value))
+    return tool
 
 
 def _without_type(value: dict[str, JSON]) -> dict[str, JSON]:
