@@ -200,7 +200,7 @@ def _body(row: dict[str, Any]) -> list[bytes]:
 
 def _gzipped(pieces: list[bytes], whole: bool) -> list[bytes]:
     if whole and len(pieces) == 1:
-        return [gzip.compress(pieces[0])]
+        return [gzip.compress(pieces[0], mtime=0)]
     packer = zlib.compressobj(wbits=31)
     packed = [packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH) for piece in pieces]
     return [*packed, packer.flush()] if whole else packed

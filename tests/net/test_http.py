@@ -182,7 +182,7 @@ async def test_a_stream_is_handed_on_as_it_arrives() -> None:
     [
         plain(b"hello " * 20),
         chunked(*[b"hello "] * 20),
-        plain(gzip.compress(b"hello " * 20), "Content-Encoding: gzip"),
+        plain(gzip.compress(b"hello " * 20, mtime=0), "Content-Encoding: gzip"),
     ],
     ids=["length", "chunked", "gzip"],
 )
@@ -198,13 +198,13 @@ async def test_one_byte_at_a_time(answer: bytes) -> None:
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
-        (["Content-Encoding: gzip"], gzip.compress(b"hello")),
-        (["Content-Encoding: GZIP"], gzip.compress(b"hello")),
+        (["Content-Encoding: gzip"], gzip.compress(b"hello", mtime=0)),
+        (["Content-Encoding: GZIP"], gzip.compress(b"hello", mtime=0)),
         (["Content-Encoding: deflate"], zlib.compress(b"hello")),
-        (["Content-Encoding: deflate, gzip"], gzip.compress(zlib.compress(b"hello"))),
+        (["Content-Encoding: deflate, gzip"], gzip.compress(zlib.compress(b"hello"), mtime=0)),
         (
             ["Content-Encoding: deflate", "Content-Encoding: gzip"],
-            gzip.compress(zlib.compress(b"hello")),
+            gzip.compress(zlib.compress(b"hello"), mtime=0),
         ),
         (["Content-Encoding: identity"], b"hello"),
         (["Content-Encoding:"], b"hello"),
@@ -218,7 +218,7 @@ async def test_codings_nobody_asked_for_are_undone(headers: list[str], body: byt
 
 
 async def test_a_transfer_coding_is_undone() -> None:
-    coded = gzip.compress(b"hello")
+    coded = gzip.compress(b"hello", mtime=0)
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
     async with Peer(answering(answer % (len(coded), coded))) as peer, Client() as client:
         assert await fetch(client, peer.url) == b"hello"
@@ -247,7 +247,7 @@ async def test_a_coded_stream_comes_event_by_event() -> None:
 
 
 async def test_a_coding_that_is_cut_or_unknown_is_a_protocol_error() -> None:
-    cut = plain(gzip.compress(b"hello")[:-1], "Content-Encoding: gzip")
+    cut = plain(gzip.compress(b"hello", mtime=0)[:-1], "Content-Encoding: gzip")
     unknown = plain(b"hello", "Content-Encoding: br")
     async with Peer(answering(cut, unknown)) as peer, Client() as client:
         with pytest.raises(RemoteProtocolError, match="gzip body ends too early"):
@@ -261,7 +261,7 @@ async def test_a_coding_that_is_cut_or_unknown_is_a_protocol_error() -> None:
     [
         plain(b"x" * 1001),
         chunked(*[b"x" * 100] * 11),
-        plain(gzip.compress(b"\0" * 50_000_000), "Content-Encoding: gzip"),
+        plain(gzip.compress(b"\0" * 50_000_000, mtime=0), "Content-Encoding: gzip"),
         b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001,
     ],
     ids=["length", "chunked", "bomb", "until the end"],
