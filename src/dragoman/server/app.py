@@ -27,6 +27,7 @@ from .settings import Settings
 from .watch import GONE, SHUTTING_DOWN, Roster
 
 WIRES = (CHAT, RESPONSES)
+_HOPS = HOPS.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
@@ -80,7 +81,7 @@ class App:
         try:
             if not self._router.is_public(exchange.path):
                 self._browsers.check(exchange)
-                if await self._browsers.preflight(exchange):
+                if exchange.method == "OPTIONS" and await self._browsers.preflight(exchange):
                     return
                 caller = self._caller(exchange, self._keys.check(exchange))
                 if self._roster.closing:
@@ -99,7 +100,7 @@ class App:
 
     def _caller(self, exchange: Exchange, key: Secret | None) -> Caller:
         """Who asks. Raises FaultError for a request that goes round in a ring."""
-        passed = exchange.header(HOPS.encode())
+        passed = exchange.header(_HOPS)
         hops = int(passed[:9]) if passed.isdecimal() else 0
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"

@@ -56,9 +56,9 @@ class Browsers:
             raise FaultError(_stranger(f"The origin {origin!r} {problem}."))
 
     async def preflight(self, exchange: Exchange) -> bool:
-        """Answer a browser that asks whether it may ask; False if that is not the question."""
+        """Answer OPTIONS from a browser that asks whether it may ask; False for any other."""
         asks = exchange.header(b"access-control-request-method")
-        if exchange.method != "OPTIONS" or not asks or not self._origins:
+        if not asks or not self._origins:
             return False
         wanted = exchange.header(b"access-control-request-headers")
         allowed = (b"access-control-allow-headers", safe(wanted or "*"))

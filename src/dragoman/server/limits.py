@@ -17,6 +17,8 @@ from .watch import GONE, Watch
 RETRY_AFTER = "1"
 """Seconds after which it is worth asking again when everything is taken."""
 
+STALLED = Fault("stalled", "The rest of the body did not come in time (read_time).", "client")
+
 
 class Gate:
     """Admits `running` at once and lets `waiting` more queue, first come, first served.
@@ -80,13 +82,11 @@ async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watc
     seconds.
     """
     _check_head(exchange, limit)
-    problem = f"The rest of the body did not come within {patience:g} s."
-    stalled = Fault("stalled", problem, "client")
     pieces: list[bytes] = []
     size = 0
     more = True
     while more:
-        watch.limit(patience, stalled)
+        watch.limit(patience, STALLED)
         message = await exchange.receive()
         if message["type"] == "http.disconnect":
             raise FaultError(GONE)
@@ -95,7 +95,7 @@ async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watc
         if size > limit:
             raise FaultError(_too_large(limit))
         more = message.get("more_body", False)
-    watch.limit(None, stalled)
+    watch.limit(None, STALLED)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
