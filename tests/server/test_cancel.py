@@ -118,7 +118,7 @@ async def test_an_engine_that_takes_its_time_to_stop_is_waited_for(wire: str) ->
     stopped = asyncio.Event()
 
     class Tidy(Stub):
-        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+        async def stream(self, request, caller=None):
             try:
                 for event in OPENING:
                     yield event

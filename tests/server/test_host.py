@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -302,7 +303,7 @@ run(lambda: App(stub, settings), settings, listener,
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", PROGRAM, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(command, text=True, **pipes) as process:
         try:
             yield process
         finally:
@@ -310,8 +311,8 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123  # no file of ours
-        return [int(child) for child in file.read().split()]
+    told = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in told.split()]
 
 
 @pytest.mark.parametrize("workers", ["1", "3"])
@@ -349,8 +350,7 @@ async def test_a_worker_that_dies_is_replaced_and_none_outlives_the_first_proces
 
 def alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123  # no file of ours
-            return file.read().split()[2] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:
         return False
 

@@ -264,7 +264,7 @@ async def test_an_answer_that_breaks_after_its_head_is_dropped(
             raise RuntimeError("no more")
         await keep(message)
 
-    call.send = broken  # type: ignore[method-assign]
+    call.send = broken
     await call()
     assert dropped == [True]
     assert [message["type"] for message in call.sent] == ["http.response.start"]

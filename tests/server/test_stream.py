@@ -311,7 +311,7 @@ async def test_a_slow_reader_slows_the_engine_down() -> None:
             produced += 1
             yield event
 
-    stub.stream = counting  # type: ignore[method-assign]
+    stub.stream = counting
     task = asyncio.create_task(call())
     await asyncio.sleep(0.02)
     assert produced < 10
@@ -393,7 +393,7 @@ async def test_who_does_not_read_the_last_words_is_not_waited_for(
 
 async def test_a_timeout_of_the_engine_survives_a_heartbeat_that_is_not_read() -> None:
     class Timed(Stub):
-        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+        async def stream(self, request, caller=None):
             for event in OPENING:
                 yield event
             try:

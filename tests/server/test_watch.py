@@ -144,7 +144,7 @@ async def test_an_engine_that_objects_to_being_stopped_disturbs_nobody(
     wire: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stubborn(Stub):
-        async def stream(self, request, caller=None):  # type: ignore[no-untyped-def, override]
+        async def stream(self, request, caller=None):
             for event in OPENING:
                 yield event
             self.begun.set()
