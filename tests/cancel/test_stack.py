@@ -101,5 +101,6 @@ async def test_p26_a_client_that_waits_in_silence_and_then_goes() -> None:
         reader, writer = await ask(port, "chat", stream=True)
         await reader.readuntil(b"\r\n\r\n")
         await reader.readuntil(b"\n\n")
+        await up.arrived.wait()
         left = leave(writer, "close")
         assert await closed_after(left, up.asked[0]) < LATEST

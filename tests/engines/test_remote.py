@@ -26,7 +26,7 @@ from dragoman.engines.remote import Remote
 from dragoman.net.http import Client
 from dragoman.net.limits import Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
-from tests.mock import Reply, chunk, completion, head, plain, stream
+from tests.mock import Reply, chunk, completion, head, plain, response, said, stream
 
 
 async def body_of(request: Request, **options: Any) -> dict[str, Any]:
@@ -213,6 +213,12 @@ async def test_r1_10_a_stream_opens_once_and_a_refusal_never_opens() -> None:
     async with remote(plain(500, b"")) as (engine, _):
         (only,) = await events(engine, asking(stream=True))
     assert isinstance(only, Failed)
+
+
+async def test_an_end_that_the_server_dated_keeps_its_date() -> None:
+    dated = plain(200, response(said("Hello"), completed_at=1700000009))
+    async with remote(dated, wire="responses") as (engine, _):
+        assert (await ask(engine)).completed_at == 1700000009
 
 
 @pytest.mark.parametrize("place", ["before", "beside", "after", "late"])

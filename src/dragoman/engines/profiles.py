@@ -27,8 +27,6 @@ class Marks(Struct, frozen=True, kw_only=True):
     """Beginnings of the `Server` header, in lower case."""
     owned_by: tuple[str, ...] = ()
     """Values of `owned_by` in the model listing."""
-    fields: tuple[str, ...] = ()
-    """Fields that only this server's model listing has."""
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -171,15 +169,12 @@ def by_answers(server: str | None, listing: Iterable[dict[str, Any]] = ()) -> Pr
     >>> by_answers("llama.cpp").name
     'llama.cpp'
     """
-    entries = list(listing)
-    owners = {owner for entry in entries if isinstance(owner := entry.get("owned_by"), str)}
+    owners = {owner for entry in listing if isinstance(owner := entry.get("owned_by"), str)}
     spoken = (server or "").lower()
     for profile in PROFILES:
         marks = profile.marks
         if any(spoken.startswith(word) for word in marks.server):
             return profile
         if owners.intersection(marks.owned_by):
-            return profile
-        if any(name in entry for name in marks.fields for entry in entries):
             return profile
     return None
