@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.error import Fault
 from dragoman.core.event import (
@@ -273,6 +274,8 @@ def test_p1_v4_a_call_is_announced_with_index_id_and_name_and_every_fragment_has
     ]
     assert [d["tool_calls"] for d in deltas(tell(events))[1:]] == [
         [{"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}],
+        [{"index": 0, "function": {"arguments": '{"a'}}],
+        [{"index": 0, "function": {"arguments": '":1}'}}],
         [
             {
                 "index": 1,
@@ -281,10 +284,30 @@ def test_p1_v4_a_call_is_announced_with_index_id_and_name_and_every_fragment_has
                 "custom": {"name": "g", "namespace": "s", "input": ""},
             }
         ],
-        [{"index": 0, "function": {"arguments": '{"a'}}],
         [{"index": 1, "custom": {"input": "x"}}],
-        [{"index": 0, "function": {"arguments": '":1}'}}],
     ]
+
+
+def test_interleaved_calls_are_said_one_after_the_other_each_as_soon_as_it_may() -> None:
+    """Some readers take a call for complete when the next one begins."""
+    encoder = CHAT.encoder(ASKED, STANDARD)
+    calls = [FunctionCall(f"c{n}", "f", "{}", id=f"fc{n}", status="completed") for n in range(3)]
+    events = [
+        STARTED,
+        *(ItemAdded(n, replace(call, arguments="")) for n, call in enumerate(calls)),
+        Delta(2, 0, "arguments", "{}"),
+        ItemDone(2, calls[2]),
+        Delta(1, 0, "arguments", "{"),
+        Delta(0, 0, "arguments", "{}"),
+        ItemDone(0, calls[0]),
+        Delta(1, 0, "arguments", "}"),
+        ItemDone(1, calls[1]),
+    ]
+    indices = []
+    for event in events:
+        said = [d["tool_calls"] for d in deltas(encoder.feed(event)) if "tool_calls" in d]
+        indices.append([fragment["index"] for (fragment,) in said])
+    assert indices == [[], [0], [], [], [], [], [], [0], [1, 1], [1], [2, 2]]
 
 
 def test_calls_count_from_zero_in_every_choice() -> None:

@@ -1,8 +1,9 @@
 """Says events as a stream of chunks.
 
 The first chunk of a choice carries the role, the last one its finish reason and nothing else;
-in between, every event that this wire has a word for is one chunk. A failure is an error object:
-neither a finish reason nor `[DONE]` is made up for an answer that was cut.
+in between, every event that this wire has a word for is one chunk. The calls of a choice are said
+one after the other, as some readers take a call for complete when the next one begins. A failure
+is an error object: neither a finish reason nor `[DONE]` is made up for an answer that was cut.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
 class _Choice:
     """What has been said of one alternative."""
 
-    __slots__ = ("calls", "legacy", "length", "open", "text_head", "worded")
+    __slots__ = ("calls", "legacy", "length", "open", "speaking", "text_head", "worded")
 
     def __init__(self, text_head: bytes) -> None:
         self.text_head = text_head  # a chunk with text, up to the text
@@ -61,13 +62,25 @@ class _Choice:
         self.worded = False  # content has been said, if only an empty one
         self.length = 0  # of all content so far
         self.calls = 0
+        self.speaking: list[_Item] = []  # calls not yet said to their end; the first one speaks
         self.legacy = False  # a call was said in the deprecated form, which has room for one
 
 
 class _Item:
     """An item that is being said."""
 
-    __slots__ = ("call", "choice", "given", "item", "legacy", "number", "parts", "start")
+    __slots__ = (
+        "call",
+        "choice",
+        "done",
+        "given",
+        "item",
+        "legacy",
+        "number",
+        "parts",
+        "start",
+        "waiting",
+    )
 
     def __init__(self, item: Item, number: int, choice: _Choice) -> None:
         self.item = item
@@ -78,6 +91,8 @@ class _Item:
         self.parts = 0
         self.start = 0  # where its text part begins in the content
         self.given: frozenset[str] = frozenset()  # facts about its audio that were said
+        self.waiting: list[bytes] = []  # said once the calls before it are done
+        self.done = False
 
 
 class Encoder:
@@ -101,6 +116,8 @@ class Encoder:
     def feed(self, event: Event) -> bytes:
         """The bytes for one event; empty when this wire has no word for it."""
         match event:
+            case Delta(kind="text") if not event.tokens:
+                return self._text(event)
             case Delta():
                 return self._delta(event)
             case ItemAdded():
@@ -138,22 +155,24 @@ class Encoder:
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
+    def _text(self, event: Delta) -> bytes:
+        """The commonest chunk of all: only its text is encoded."""
+        choice, data = self._items[event.index].choice, event.data
+        choice.worded = True
+        choice.length += len(data)
+        return choice.text_head + body.dump(data) + self._text_tail
+
     def _delta(self, event: Delta) -> bytes:
         item, data = self._items[event.index], event.data
-        choice = item.choice
         match event.kind:
             case "text":
-                if event.tokens:
-                    return self._content(item, data, event.tokens)
-                choice.worded = True
-                choice.length += len(data)
-                return choice.text_head + body.dump(data) + self._text_tail
+                return self._content(item, data, event.tokens)
             case "refusal":
                 return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
             case "reasoning" | "summary":
                 return self._think(item, data, event.tokens)
             case "arguments" | "input":
-                return self._chunk(item.number, self._call_piece(item, data))
+                return self._in_turn(item, self._chunk(item.number, self._call_piece(item, data)))
             case "audio":
                 return self._chunk(item.number, {"audio": {"data": data}})
             case "transcript":
@@ -223,12 +242,31 @@ class Encoder:
             case Message():
                 return self._open(item) + self._beside(item, kept(done.extra))
             case FunctionCall() | CustomToolCall():
-                late = kept(done.extra)
-                if late == kept(item.item.extra) or item.legacy:
-                    return b""
-                return self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
+                late, news = kept(done.extra), b""
+                if late != kept(item.item.extra) and not item.legacy:
+                    news = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
+                return self._in_turn(item, news) + self._next_call(item)
+            case Unknown(wire=wire) if wire == NAME:
+                return self._next_call(item)
             case _:
                 return b""
+
+    def _in_turn(self, item: _Item, said: bytes) -> bytes:
+        """What is said of a call, if it is the one that speaks; else it waits."""
+        if item.choice.speaking[0] is item:
+            return said
+        item.waiting.append(said)
+        return b""
+
+    def _next_call(self, item: _Item) -> bytes:
+        """What waited for this call to be done."""
+        item.done = True
+        speaking, said = item.choice.speaking, b""
+        while speaking and speaking[0].done:
+            del speaking[0]
+            if speaking:
+                said += b"".join(speaking[0].waiting)
+        return said
 
     def _open(self, item: _Item, content: str | None = None) -> bytes:
         return b"" if item.choice.open else self._role(item.number, item.choice, content)
@@ -263,7 +301,8 @@ class Encoder:
         else:
             item.call, item.choice.calls = item.choice.calls, item.choice.calls + 1
             delta = {"tool_calls": [{"index": item.call} | call]}
-        return self._open(item) + self._chunk(item.number, delta)
+        item.choice.speaking.append(item)
+        return self._in_turn(item, self._open(item) + self._chunk(item.number, delta))
 
     def _call_piece(self, item: _Item, data: str) -> dict[str, JSON]:
         """A later fragment."""
