@@ -74,7 +74,7 @@ def error_object(value: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(error["message"], str)
     assert isinstance(error["type"], str)
     assert error.keys() >= {"message", "type", "param", "code"}
-    return error  # type: ignore[no-any-return]
+    return error
 
 
 # ---- Chat ----------------------------------------------------------------------------------

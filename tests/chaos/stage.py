@@ -30,9 +30,10 @@ WARM_UP = "warm up"
 class Stage:
     """A mock that plays one row after the other."""
 
+    mock: Mock
+
     def __init__(self) -> None:
         self.case: Case | None = None
-        self.mock: Mock = None  # type: ignore[assignment]  # set by `stage`, before anyone asks
         self._stale: set[int] = set()
 
     @property

@@ -35,7 +35,7 @@ async def body_of(request: Request, **options: Any) -> dict[str, Any]:
     async with remote(reply, **options) as (engine, up):
         await ask(engine, request)
         (asked,) = up.asked
-        return asked.json  # type: ignore[no-any-return]
+        return asked.json
 
 
 # ---- what is sent --------------------------------------------------------------------------

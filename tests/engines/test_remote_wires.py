@@ -83,7 +83,7 @@ async def test_one_who_goes_away_while_we_look_stops_nobody_else() -> None:
     async def slow(question: Asked) -> Reply:
         asked.set()
         await gate.wait()
-        return probed(REFUSES)(question)  # type: ignore[no-any-return]
+        return probed(REFUSES)(question)
 
     async with remote(both, wire="auto", probed=slow) as (engine, up), asyncio.timeout(10):
         leaving = asyncio.ensure_future(ask(engine))
