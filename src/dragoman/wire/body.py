@@ -20,6 +20,7 @@ MAX_DEPTH = 256
 
 _T = TypeVar("_T")
 _decode = msgspec.json.Decoder().decode
+_decode_string = msgspec.json.Decoder(str).decode
 _encoder = msgspec.json.Encoder()
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -64,6 +65,18 @@ def _check_depth(data: bytes) -> None:
                 raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
         else:
             depth -= 1
+
+
+def string(data: bytes) -> str | None:
+    """The text of one JSON string; None where the bytes are anything else, or half a character.
+
+    >>> string(b'"caf\\u00e9"'), string(b'"a", "b"'), string(b"1")
+    ('café', None, None)
+    """
+    try:
+        return _decode_string(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def dump(value: JSON) -> bytes:

@@ -37,16 +37,16 @@ class SSEDecoder:
         if self._after_cr or b"\r" in data:
             data = self._with_lf(data)
         held = self._held
+        if not held and data[-2:] == b"\n\n":  # whole events and nothing else, as a rule
+            return self._read(data[:-2])
         known = max(0, len(held) - 1)
         held += data
         end = held.rfind(b"\n\n", known)
-        if end < 0:
-            _bound(len(held))
-            return []
-        whole = bytes(held[:end])
-        del held[: end + 2]
-        _bound(len(held))
-        return self._read(whole)
+        whole = bytes(held[: max(0, end)])
+        del held[: end + 2 if end >= 0 else 0]
+        if len(held) > MAX_EVENT:
+            raise _too_large()
+        return self._read(whole) if end >= 0 else []
 
     def close(self) -> list[tuple[str, bytes]]:
         """The last event, if the stream ended without the blank line after it."""
@@ -69,19 +69,22 @@ class SSEDecoder:
         if not self._started:
             self._started = True
             whole = whole.removeprefix(_BOM)
+        blocks = whole.split(b"\n\n")
+        # No line ends but those between the blocks: every block is a single line.
+        single = whole.count(b"\n") == 2 * (len(blocks) - 1)
+        if len(whole) > MAX_EVENT and max(map(len, blocks)) > MAX_EVENT:
+            raise _too_large()
         events = []
-        for block in whole.split(b"\n\n"):
-            _bound(len(block))
-            if block.startswith(b"data: ") and b"\n" not in block:
+        for block in blocks:
+            if single and block.startswith(b"data: "):
                 events.append(("", block[6:]))
             elif (event := _parse(block)) is not None:
                 events.append(event)
         return events
 
 
-def _bound(size: int) -> None:
-    if size > MAX_EVENT:
-        raise ValueError(f"an event of the stream is larger than {MAX_EVENT} bytes")
+def _too_large() -> ValueError:
+    return ValueError(f"an event that is larger than {MAX_EVENT} bytes")
 
 
 def _parse(block: bytes) -> tuple[str, bytes] | None:

@@ -14,6 +14,7 @@ from dragoman.wire import body, error
 from dragoman.wire.sse import END, SSEDecoder
 
 from .chunks import Reader
+from .envelope import Envelope, learn
 
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _FIELDS = (b"data", b"event", b"id", b"retry", b":")
@@ -27,6 +28,7 @@ class Decoder:
         self._turn = turn
         self._reader = Reader(turn)
         self._sse = SSEDecoder()
+        self._envelope: Envelope | None = None  # of the last chunk that said nothing but text
         self._whole: bytearray | None = None  # an answer that is one JSON value
         self._head = b""  # the first bytes, as long as nothing was heard
         self._garbled = False
@@ -52,7 +54,11 @@ class Decoder:
             self._fail(f"The model's server sent {problem}.")
         else:
             for name, each in events:
-                self._event(name, each)
+                envelope = self._envelope
+                if envelope is not None and not name and (text := envelope.text(each)):
+                    self._reader.text(text, envelope.choice)
+                else:
+                    self._event(name, each)
         return self._turn.take()
 
     def close(self) -> list[Event]:
@@ -80,6 +86,7 @@ class Decoder:
         return data
 
     def _event(self, name: str, data: bytes) -> None:
+        self._envelope = None
         if data == END:
             self._said = True
             if self._turn.usage is not None:
@@ -92,10 +99,12 @@ class Decoder:
         except ValueError:
             self._mend(name, data)
             return
-        if isinstance(value, dict):
-            self._value(name, value)
-        else:
+        if not isinstance(value, dict):
             self._garbled = True
+            return
+        self._value(name, value)
+        if not (self._said or self._turn.over):
+            self._envelope = learn(data, value)
 
     def _mend(self, name: str, data: bytes) -> None:
         """Not JSON: several events with no blank line between, or an error after half of one."""

@@ -1,0 +1,142 @@
+"""The short cut through plain chunks gives what the long way gives, whatever the bytes are."""
+
+import json
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.core.event import Event
+from dragoman.core.turn import Turn
+from dragoman.wire import body
+from dragoman.wire.chat import CHAT, decoder
+from dragoman.wire.chat.envelope import Envelope, learn
+from tests.samples import samples
+from tests.wire.chat.answering import chunk, sse
+
+PLAIN = (
+    b'{"id": "x", "created": 1, "choices": [{"index": 0, "delta": {"content": %s}, '
+    b'"finish_reason": null, "logprobs": null}], "usage": null, "obfuscation": "a"}'
+)
+
+
+def events(stream: bytes) -> list[Event]:
+    reading = CHAT.decoder(Turn("R", 5, "m"))
+    return reading.feed(stream) + reading.close()
+
+
+def the_long_way(stream: bytes) -> list[Event]:
+    with mock.patch.object(decoder, "learn", return_value=None):
+        return events(stream)
+
+
+# ---- what is learnt ----------------------------------------------------------------------
+
+
+def test_the_envelope_of_a_plain_chunk_is_what_surrounds_its_text() -> None:
+    data = PLAIN % b'"a\\n\\u00e9"'
+    envelope = learn(data, body.load(data))
+    assert envelope is not None
+    before, after = PLAIN.split(b"%s")
+    assert envelope == Envelope(before, after, 0)
+    assert envelope.text(PLAIN % b'"b"') == "b"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PLAIN % b'""',
+        PLAIN % b"null",
+        PLAIN % b"7",
+        PLAIN % b'"a", "refusal": "b"',
+        PLAIN % b'"a", "content": "a"',
+        PLAIN % b'"a", "c\\u006fntent": "a"',
+        PLAIN % b'"a", "tool_calls": [{}]',
+        PLAIN % b'"a", "vendor": 1',
+        (PLAIN % b'"a"').replace(b'"usage": null', b'"usage": {}'),
+        (PLAIN % b'"a"').replace(b'"usage": null', b'"error": "x"'),
+        (PLAIN % b'"a"').replace(b'"finish_reason": null', b'"finish_reason": "stop"'),
+        (PLAIN % b'"a"').replace(b'"logprobs": null', b'"logprobs": {"content": []}'),
+        (PLAIN % b'"a"').replace(b'"index": 0', b'"index": null'),
+        (PLAIN % b'"a"').replace(b"created", b"cre\\u0061ted"),
+        (PLAIN % b'"a"').replace(b"logprobs", b"logpro\\u0062s"),
+        b'{"choices": [{"index": 0, "delta": {"content"\n: "a"}}]}',
+        b'{"choices": []}',
+        b'{"choices": [{"index": 0, "delta": {"content": "a"}}, {"index": 1, "delta": {}}]}',
+    ],
+)
+def test_nothing_is_learnt_from_a_chunk_that_says_more_or_less(data: bytes) -> None:
+    assert learn(data, body.load(data)) is None
+
+
+@pytest.mark.parametrize(
+    "literal",
+    [b"7", b"null", b'"a', b'a"', b'"a"b"', b'"a" , "b"', b'"\xff"', b'"\\ud83d"', b'"\n"'],
+)
+def test_what_is_not_one_string_takes_the_long_way(literal: bytes) -> None:
+    before, after = PLAIN.split(b"%s")
+    assert not Envelope(before, after, 0).text(PLAIN % literal)
+
+
+def test_a_chunk_shorter_than_its_envelope_takes_the_long_way() -> None:
+    assert Envelope(b'{"a', b'a"}', 0).text(b'{"a"}') is None
+    assert Envelope(b"aa", b"aa", 0).text(b"aaa") is None
+
+
+def test_plain_chunks_take_the_short_cut_and_others_do_not() -> None:
+    stream = b"".join(b"data: " + PLAIN % b'"%d"' % n + b"\n\n" for n in range(9))
+    with mock.patch.object(body, "load", wraps=body.load) as load:
+        events(stream + sse(chunk({}, "stop")))
+    assert load.call_count == 2  # the first plain one, and the one with the reason
+
+
+def test_an_event_with_a_name_takes_the_long_way() -> None:
+    plain = b"data: " + PLAIN % b'"a"' + b"\n\n"
+    stream = plain + plain + b"event: error\n" + plain
+    assert events(stream) == the_long_way(stream)
+
+
+# ---- the two ways ------------------------------------------------------------------------
+
+literals = st.one_of(
+    st.text(max_size=5).map(json.dumps),
+    st.text(max_size=5).map(lambda text: json.dumps(text, ensure_ascii=False)),
+    st.sampled_from(['""', "null", "7", '"\\ud83d"', '"\\ude00"', '"<think>"', '"</think>x"']),
+    st.text('"\\a,:{}[]', max_size=6),
+).map(lambda text: text.encode("utf-8", "surrogatepass"))
+envelopes = st.sampled_from(
+    [
+        PLAIN,
+        PLAIN.replace(b": ", b":").replace(b", ", b","),
+        PLAIN.replace(b'"index": 0', b'"index": 1'),
+        PLAIN.replace(b'"created": 1', b'"created": 2'),
+        PLAIN.replace(b"%s", b'%s, "role": "assistant"'),
+        PLAIN.replace(b"%s", b'%s, "content": "twice"'),
+        PLAIN.replace(b"%s", b'%s, "reasoning_content": "Hm"'),
+        PLAIN.replace(b'"finish_reason": null', b'"finish_reason": "stop"'),
+        PLAIN.replace(b'"usage": null', b'"usage": {"prompt_tokens": 1}'),
+        PLAIN.replace(b'"id": "x"', b'"id": "x", "provider": "p"'),
+        b'{"choices": [{"index": 0, "delta": {"reasoning_details": [{"text": %s}]}}]}',
+        b'{"choices": [{"delta": {"tool_calls": [{"function": {"name": "f", "arguments": %s}}]}}]}',
+        b'{"error": {"message": %s}}',
+        b"%s",
+    ]
+)
+events_ = st.lists(
+    st.tuples(st.sampled_from([envelopes, st.just(PLAIN)]).flatmap(lambda e: e), literals),
+    max_size=8,
+)
+
+
+@settings(max_examples=samples(150, 2_000))
+@given(events_, st.booleans())
+def test_the_short_cut_gives_what_the_long_way_gives(
+    said: list[tuple[bytes, bytes]], done: bool
+) -> None:
+    stream = b"".join(
+        b"data: " + envelope.replace(b"%s", literal).replace(b"\n", b" ") + b"\n\n"
+        for envelope, literal in said
+    )
+    stream += b"data: [DONE]\n\n" if done else b""
+    assert events(stream) == the_long_way(stream)
