@@ -7,7 +7,8 @@ application may drop a connection. Everything else is uvicorn's own.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -38,15 +39,15 @@ class HTTPProtocol(HttpToolsProtocol):
         self._in_head = False
         self._fresh = True  # whether nothing but a head has come since data was last received
         self._received = 0  # bytes that were all head
-        self._parsed = 0  # bytes of the head that the parser has given
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(_Corked(transport))  # type: ignore[arg-type]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._cork = _Corked(cast(asyncio.Transport, transport))
+        super().connection_made(cast(asyncio.Transport, self._cork))
 
     def on_response_complete(self) -> None:
-        self.transport.flush()  # type: ignore[attr-defined]
+        self._cork.flush()
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -64,22 +65,18 @@ class HTTPProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
         self._in_head = True
-        self._received = self._parsed = 0
+        self._received = 0
 
     def on_message_complete(self) -> None:
         self._fresh = False
         super().on_message_complete()
 
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._count(len(name) + len(value) + 4)
-
     def on_headers_complete(self) -> None:
         self._in_head = False
+        fields = sum(map(len, chain.from_iterable(self.headers)))
+        if len(self.url) + fields + 4 * len(self.headers) > self._limit:
+            self._find_too_large()
+            raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -99,12 +96,6 @@ class HTTPProtocol(HttpToolsProtocol):
         lines = [b"%s: %s\r\n" % header for header in headers]
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self._linger()
-
-    def _count(self, size: int) -> None:
-        self._parsed += size
-        if self._parsed > self._limit:
-            self._find_too_large()
-            raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
 
     def _linger(self) -> None:
         """Say that this was all, and hear the other side out for a moment.
