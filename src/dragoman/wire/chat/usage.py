@@ -44,6 +44,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our counts and the names they go by; the first is the protocol's own."""
 
+_FIELDS = {name: field for field, names in NAMES.items() for name in names}
+
 
 def decode(value: JSON) -> Usage | None:
     """The counts that were reported; None where nothing was.
@@ -56,16 +58,39 @@ def decode(value: JSON) -> Usage | None:
         return None
     left = _flat(value)
     counts: dict[str, int] = {}
-    for field, names in NAMES.items():
-        found = {name: _number(left[name]) for name in names if name in left}
+    for name, number in left.items():
+        known = _FIELDS.get(name)
+        if known is None or known in counts or type(number) is not int:
+            return _decode_odd(left)
+        counts[known] = number
+    return Usage(**counts) if counts else None
+
+
+def _decode_odd(left: dict[str, JSON]) -> Usage | None:
+    """Counts under several names, or not written as numbers, or beside what we do not know."""
+    counts: dict[str, int] = {}
+    for field, names in _named(left).items():
+        found = {name: _number(left[name]) for name in names}
         said = [number for number in found.values() if number is not None]
         if said:
             counts[field] = next(filter(None, said), 0)
         for name, number in found.items():
             if number is None or number == counts[field]:
                 del left[name]
-    usage = Usage(**counts, extra=keep(_nested(left)))
-    return None if usage == Usage() else usage
+    extra = keep(_nested(left)) if left else None
+    return Usage(**counts, extra=extra) if counts or extra else None
+
+
+def _named(flat: dict[str, JSON]) -> dict[str, list[str]]:
+    """The counts that are there, each with the names it is given under, the best first."""
+    named: dict[str, list[str]] = {}
+    for name in flat:
+        if (field := _FIELDS.get(name)) is not None:
+            named.setdefault(field, []).append(name)
+    for field, names in named.items():
+        if len(names) > 1:
+            names.sort(key=NAMES[field].index)
+    return named
 
 
 def encode(usage: Usage) -> dict[str, JSON]:
