@@ -119,7 +119,7 @@ def gathered(stream: bytes) -> Any:
     """A stream put together by a reader that knows nothing but the protocol."""
     total: dict[str, Any] = {}
     for each in chunks(stream):
-        if isinstance(each, dict):
+        if isinstance(each, dict) and "error" not in each:
             total |= {k: v for k, v in each.items() if k not in ("choices", "usage")}
             if each.get("usage"):
                 total["usage"] = each["usage"]

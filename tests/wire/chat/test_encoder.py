@@ -433,6 +433,23 @@ def test_p24_a_failure_is_an_error_object_and_neither_a_reason_nor_an_end() -> N
     assert chunks(tell([Failed(cut)])) == [{"error": error}]
 
 
+def test_p24_what_waited_for_its_turn_is_said_before_the_failure() -> None:
+    calls = [FunctionCall(f"c{n}", "f", "", id=f"fc{n}") for n in range(3)]
+    events = [
+        STARTED,
+        *(ItemAdded(n, call) for n, call in enumerate(calls)),
+        *(Delta(n, 0, "arguments", f'{{"{n}"') for n in range(3)),
+        Failed(Fault("upstream_cut", "It was cut.")),
+    ]
+    (message,) = (choice["message"] for choice in gathered(tell(events))["choices"])
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == [
+        '{"0"',
+        '{"1"',
+        '{"2"',
+    ]
+    assert "error" in chunks(tell(events))[-1]
+
+
 def test_p27_a_heartbeat_is_a_comment_or_an_empty_chunk_and_only_during_an_answer() -> None:
     encoder = CHAT.encoder(WITH_USAGE, STANDARD)
     assert encoder.heartbeat() == encoder.heartbeat(data=True) == b""

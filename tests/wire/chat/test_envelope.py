@@ -39,8 +39,28 @@ def test_the_envelope_of_a_plain_chunk_is_what_surrounds_its_text() -> None:
     envelope = learn(data, body.load(data))
     assert envelope is not None
     before, after = PLAIN.split(b"%s")
-    assert envelope == Envelope(before, after, 0)
+    assert envelope[:3] == (before, after, 0)
     assert envelope.text(PLAIN % b'"b"') == "b"
+
+
+def test_a_random_padding_does_not_matter_and_anything_else_does() -> None:
+    envelope = learn(PLAIN % b'"a"', body.load(PLAIN % b'"a"'))
+    assert envelope is not None
+    padded = PLAIN.removesuffix(b'"a"}') + b"%s}"
+    assert envelope.text(padded % (b'"b"', b'"x9"')) == "b"
+    assert envelope.text(padded % (b'"b"', b'""')) == "b"
+    for odd in (b"7", b'"x', b'"x", "y": "z"', b'"\n"'):
+        assert not envelope.text(padded % (b'"b"', odd))
+    assert not envelope.text((padded % (b'"b"', b'"x9"')).replace(b"logprobs", b"LOGPROBS"))
+    twice = PLAIN.replace(b'"usage": null', b'"obfuscation": "b", "usage": null') % b'"a"'
+    learnt = learn(twice, body.load(twice))
+    assert learnt is not None
+    assert learnt.padding is None
+    assert learnt.text(twice.replace(b'"b"', b'"c"')) is None
+    none = PLAIN.replace(b', "obfuscation": "a"', b"") % b'"a"'
+    learnt = learn(none, body.load(none))
+    assert learnt is not None
+    assert learnt.padding is None
 
 
 @pytest.mark.parametrize(
@@ -111,6 +131,9 @@ envelopes = st.sampled_from(
         PLAIN.replace(b": ", b":").replace(b", ", b","),
         PLAIN.replace(b'"index": 0', b'"index": 1'),
         PLAIN.replace(b'"created": 1', b'"created": 2'),
+        PLAIN.replace(b'"obfuscation": "a"', b'"obfuscation": "b"'),
+        PLAIN.replace(b'"obfuscation": "a"', b'"obfuscation": "%s"'),
+        PLAIN.replace(b'"obfuscation": "a"', b'"obfuscation": %s'),
         PLAIN.replace(b"%s", b'%s, "role": "assistant"'),
         PLAIN.replace(b"%s", b'%s, "content": "twice"'),
         PLAIN.replace(b"%s", b'%s, "reasoning_content": "Hm"'),

@@ -152,14 +152,12 @@ class Reader:
         the tokens that belong to nothing that can be said: those a call is made of, as a rule.
         """
         calls = _listed(said)
-        tokens = logprobs.decode(weighed, "content")
+        tokens = logprobs.decode(weighed, "content") if weighed else ()
         self._reasoning(number, said)
         tokens = self._content(number, said.get("content"), tokens, calling=bool(calls))
-        listed = said.get("annotations")
-        for note in filter(None, map(notes.decode, listed if isinstance(listed, list) else ())):
-            self._seal(number)
-            self._turn.annotate(note, number)
-        self._refusal(number, said.get("refusal"), logprobs.decode(weighed, "refusal"))
+        self._annotations(number, said.get("annotations"))
+        refused = logprobs.decode(weighed, "refusal") if weighed else ()
+        self._refusal(number, said.get("refusal"), refused)
         self._audio(number, said.get("audio"))
         if beside:
             self._seal(number)
@@ -206,6 +204,12 @@ class Reader:
         (self._turn.text if voice == "text" else self._turn.thought)("", number, tokens)
         return ()
 
+    def _annotations(self, number: int, listed: JSON) -> None:
+        if isinstance(listed, list):
+            for note in filter(None, map(notes.decode, listed)):
+                self._seal(number)
+                self._turn.annotate(note, number)
+
     def _refusal(self, number: int, refusal: JSON, tokens: tuple[Token, ...]) -> None:
         words = refusal if isinstance(refusal, str) else ""
         if words or tokens:
@@ -240,6 +244,8 @@ class Reader:
 
 def _rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
     """The fields we do not know, without those that say nothing."""
+    if known.issuperset(value):
+        return {}
     return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
 
 

@@ -137,7 +137,8 @@ class Encoder:
                 return self._finish(event)
             case Failed():
                 self._over = True
-                return sse.frame(error.encode(event.fault))
+                waiting = (i.waiting for c in self._choices.values() for i in c.speaking[1:])
+                return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, or a chunk that adds nothing; empty outside of an answer."""

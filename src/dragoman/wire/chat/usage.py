@@ -57,7 +57,7 @@ def decode(value: JSON) -> Usage | None:
     if not isinstance(value, dict):
         return None
     left = _flat(value)
-    counts: dict[str, int] = {}
+    counts: dict[str, JSON] = {}
     for name, number in left.items():
         known = _FIELDS.get(name)
         if known is None or known in counts or type(number) is not int:
@@ -68,7 +68,7 @@ def decode(value: JSON) -> Usage | None:
 
 def _decode_odd(left: dict[str, JSON]) -> Usage | None:
     """Counts under several names, or not written as numbers, or beside what we do not know."""
-    counts: dict[str, int] = {}
+    counts: dict[str, JSON] = {}
     for field, names in _named(left).items():
         found = {name: _number(left[name]) for name in names}
         said = [number for number in found.values() if number is not None]
