@@ -168,7 +168,6 @@ def marks(profile: Profile) -> Iterator[str]:
         "address": profile.marks.hosts,
         "`Server`": profile.marks.server,
         "`owned_by`": profile.marks.owned_by,
-        "field": profile.marks.fields,
     }
     for where, values in told.items():
         if values:

@@ -1,4 +1,4 @@
-"""A gateway in code: two upstreams behind one address, an alias, and a wrapper that counts tokens.
+"""A gateway in code: two upstreams behind one address, an alias, and a wrapper that counts answers.
 
 python examples/gateway.py                # asks it in this process, two scripts behind it
 python examples/gateway.py URL URL        # serves two real servers at http://127.0.0.1:8000/v1
@@ -8,6 +8,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import dragoman
 from dragoman.core.event import Event, Finished
@@ -28,10 +29,11 @@ class Counted(Wrapper):
     async def stream(
         self, request: dragoman.Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        async for event in super().stream(request, caller):
-            if isinstance(event, Finished):
-                self.answers[request.model] += 1
-            yield event
+        async with aclosing(super().stream(request, caller)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    self.answers[request.model] += 1
+                yield event
 
 
 def gateway(first: dragoman.Engine, second: dragoman.Engine) -> Counted:

@@ -1,8 +1,14 @@
 """The generated parts of the documentation say what the code says now; `make docs` writes them."""
 
 from docs.generate import stale
+from dragoman.wire.error import TABLE
 from tests.architecture.tree import ROOT
 
 
 def test_generated_parts_are_fresh() -> None:
     assert not [page.relative_to(ROOT).as_posix() for page in stale()], "run make docs"
+
+
+def test_every_fault_has_advice() -> None:
+    advice = (ROOT / "docs" / "guide" / "errors.md").read_text().partition("## What to do")[2]
+    assert not [code for code in TABLE if f"`{code}`" not in advice]
