@@ -43,6 +43,7 @@ from .mint import new_id, now
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
 
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES)}
+_ENDS = (Finished, Failed)
 LATE_NEWS = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
 
@@ -124,9 +125,9 @@ class Remote:
         heard = self._held(plan, caller) if plan.stream else self._hear(plan, caller)
         async with aclosing(heard) as batches:
             async for batch in batches:
+                if batch and isinstance(end := batch[-1], _ENDS):  # it is the last of all
+                    batch[-1] = self._stamped(end, caller)
                 for event in batch:
-                    if isinstance(event, Finished | Failed):
-                        event = self._stamped(event, caller)
                     if undo is None:
                         yield event
                     else:
@@ -229,6 +230,9 @@ class Remote:
                                     raise
                             if decoder.ended:
                                 break
+                        else:
+                            yield decoder.close()
+                            return
                         yield (await self._late(decoder, chunks)) + decoder.close()
                         return
                 await asyncio.sleep(wait)
@@ -351,8 +355,6 @@ class Remote:
             name = self.profile.key_header
             value = key.reveal()
             headers.append((name, f"Bearer {value}" if name == "authorization" else value))
-        if caller.trace:
-            headers.append(("x-request-id", caller.trace))
         return tuple(headers)
 
 
