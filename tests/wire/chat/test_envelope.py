@@ -26,6 +26,10 @@ def events(stream: bytes) -> list[Event]:
     return reading.feed(stream) + reading.close()
 
 
+def wrap(before: bytes, after: bytes) -> Envelope:
+    return Envelope(before, after, "text", 0, None, None)
+
+
 def the_long_way(stream: bytes) -> list[Event]:
     with mock.patch.object(decoder, "learn", return_value=None):
         return events(stream)
@@ -39,33 +43,59 @@ def test_the_envelope_of_a_plain_chunk_is_what_surrounds_its_text() -> None:
     envelope = learn(data, body.load(data))
     assert envelope is not None
     before, after = PLAIN.split(b"%s")
-    assert envelope[:3] == (before, after, 0)
-    assert envelope.text(PLAIN % b'"b"') == "b"
+    assert envelope[:5] == (before, after, "text", 0, None)
+    assert envelope.open(PLAIN % b'"b"') == "b"
 
 
 def test_a_random_padding_does_not_matter_and_anything_else_does() -> None:
     envelope = learn(PLAIN % b'"a"', body.load(PLAIN % b'"a"'))
     assert envelope is not None
     padded = PLAIN.removesuffix(b'"a"}') + b"%s}"
-    assert envelope.text(padded % (b'"b"', b'"x9"')) == "b"
-    assert envelope.text(padded % (b'"b"', b'""')) == "b"
+    assert envelope.open(padded % (b'"b"', b'"x9"')) == "b"
+    assert envelope.open(padded % (b'"b"', b'""')) == "b"
     for odd in (b"7", b'"x', b'"x", "y": "z"', b'"\n"'):
-        assert not envelope.text(padded % (b'"b"', odd))
-    assert not envelope.text((padded % (b'"b"', b'"x9"')).replace(b"logprobs", b"LOGPROBS"))
+        assert not envelope.open(padded % (b'"b"', odd))
+    assert not envelope.open((padded % (b'"b"', b'"x9"')).replace(b"logprobs", b"LOGPROBS"))
     twice = PLAIN.replace(b'"usage": null', b'"obfuscation": "b", "usage": null') % b'"a"'
     learnt = learn(twice, body.load(twice))
     assert learnt is not None
     assert learnt.padding is None
-    assert learnt.text(twice.replace(b'"b"', b'"c"')) is None
+    assert learnt.open(twice.replace(b'"b"', b'"c"')) is None
     none = PLAIN.replace(b', "obfuscation": "a"', b"") % b'"a"'
     learnt = learn(none, body.load(none))
     assert learnt is not None
     assert learnt.padding is None
 
 
+ARGUMENTS = (
+    b'{"choices": [{"index": 1, "delta": {"content": null, "tool_calls": [{"index": 2, "id": null, '
+    b'"type": "function", "function": {"name": "", "arguments": %s}}]}}]}'
+)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_thoughts_and_arguments_have_envelopes_too(name: str) -> None:
+    thinking = PLAIN.replace(b"content", name.encode())
+    thought = learn(thinking % b'"Hm"', body.load(thinking % b'"Hm"'))
+    assert thought is not None
+    assert thought[2:5] == ("thought", 0, None)
+    calling = learn(ARGUMENTS % b'"{"', body.load(ARGUMENTS % b'"{"'))
+    assert calling is not None
+    assert calling[2:5] == ("arguments", 1, 2)
+    assert calling.open(ARGUMENTS % b'"}"') == "}"
+
+
 @pytest.mark.parametrize(
     "data",
     [
+        ARGUMENTS % b'""',
+        (ARGUMENTS % b'"{"').replace(b'"id": null', b'"id": "c"'),
+        (ARGUMENTS % b'"{"').replace(b'"name": ""', b'"name": "f"'),
+        (ARGUMENTS % b'"{"').replace(b'"type": "function"', b'"type": "custom"'),
+        (ARGUMENTS % b'"{"').replace(b'"content": null', b'"content": "x"'),
+        PLAIN % b'"a", "reasoning": "b"',
+        PLAIN % b'[{"type": "text", "text": "a"}]',
+        b'{"choices": [{"index": 0, "delta": {"audio": {"id": "a"}}}]}',
         PLAIN % b'""',
         PLAIN % b"null",
         PLAIN % b"7",
@@ -74,11 +104,13 @@ def test_a_random_padding_does_not_matter_and_anything_else_does() -> None:
         PLAIN % b'"a", "c\\u006fntent": "a"',
         PLAIN % b'"a", "tool_calls": [{}]',
         PLAIN % b'"a", "vendor": 1',
+        PLAIN % b'"a", "vendor": ""',
+        (PLAIN % b'"a"').replace(b'"logprobs"', b'"vendor": "", "logprobs"'),
+        (ARGUMENTS % b'"{"').replace(b'"name": ""', b'"vendor": ""'),
         (PLAIN % b'"a"').replace(b'"usage": null', b'"usage": {}'),
         (PLAIN % b'"a"').replace(b'"usage": null', b'"error": "x"'),
         (PLAIN % b'"a"').replace(b'"finish_reason": null', b'"finish_reason": "stop"'),
         (PLAIN % b'"a"').replace(b'"logprobs": null', b'"logprobs": {"content": []}'),
-        (PLAIN % b'"a"').replace(b'"index": 0', b'"index": null'),
         (PLAIN % b'"a"').replace(b"created", b"cre\\u0061ted"),
         (PLAIN % b'"a"').replace(b"logprobs", b"logpro\\u0062s"),
         b'{"choices": [{"index": 0, "delta": {"content"\n: "a"}}]}',
@@ -96,12 +128,12 @@ def test_nothing_is_learnt_from_a_chunk_that_says_more_or_less(data: bytes) -> N
 )
 def test_what_is_not_one_string_takes_the_long_way(literal: bytes) -> None:
     before, after = PLAIN.split(b"%s")
-    assert not Envelope(before, after, 0).text(PLAIN % literal)
+    assert not wrap(before, after).open(PLAIN % literal)
 
 
 def test_a_chunk_shorter_than_its_envelope_takes_the_long_way() -> None:
-    assert Envelope(b'{"a', b'a"}', 0).text(b'{"a"}') is None
-    assert Envelope(b"aa", b"aa", 0).text(b"aaa") is None
+    assert wrap(b'{"a', b'a"}').open(b'{"a"}') is None
+    assert wrap(b"aa", b"aa").open(b"aaa") is None
 
 
 def test_plain_chunks_take_the_short_cut_and_others_do_not() -> None:
@@ -130,25 +162,41 @@ envelopes = st.sampled_from(
         PLAIN,
         PLAIN.replace(b": ", b":").replace(b", ", b","),
         PLAIN.replace(b'"index": 0', b'"index": 1'),
+        PLAIN.replace(b'"index": 0', b'"index": true'),
+        PLAIN.replace(b'"index": 0', b'"index": -1'),
+        PLAIN.replace(b'"index": 0', b'"index": 500'),
+        PLAIN.replace(b'"index": 0', b'"index": null'),
+        ARGUMENTS.replace(b'"index": 2', b'"index": null'),
         PLAIN.replace(b'"created": 1', b'"created": 2'),
         PLAIN.replace(b'"obfuscation": "a"', b'"obfuscation": "b"'),
         PLAIN.replace(b'"obfuscation": "a"', b'"obfuscation": "%s"'),
         PLAIN.replace(b'"obfuscation": "a"', b'"obfuscation": %s'),
+        PLAIN.replace(b"content", b"reasoning_content"),
+        PLAIN.replace(b'"content"', b'"content": null, "reasoning"'),
+        ARGUMENTS,
+        ARGUMENTS.replace(b'"index": 1', b'"index": 0'),
+        ARGUMENTS.replace(b'"id": null', b'"id": "c"').replace(b'"name": ""', b'"name": "f"'),
+        ARGUMENTS.replace(b'"type": "function"', b'"type": "custom"'),
         PLAIN.replace(b"%s", b'%s, "role": "assistant"'),
         PLAIN.replace(b"%s", b'%s, "content": "twice"'),
         PLAIN.replace(b"%s", b'%s, "reasoning_content": "Hm"'),
         PLAIN.replace(b'"finish_reason": null', b'"finish_reason": "stop"'),
         PLAIN.replace(b'"usage": null', b'"usage": {"prompt_tokens": 1}'),
         PLAIN.replace(b'"id": "x"', b'"id": "x", "provider": "p"'),
+        PLAIN.replace(b'"logprobs"', b'"vendor": "", "logprobs"'),
+        PLAIN.replace(b"%s", b'%s, "vendor": ""'),
+        PLAIN.replace(b"%s", b'%s, "vendor": {}, "refusal": "", "tool_calls": []'),
+        PLAIN.replace(b"%s", b'%s, "vendor": 0'),
+        ARGUMENTS.replace(b'"name": ""', b'"name": "", "vendor": ""'),
         b'{"choices": [{"index": 0, "delta": {"reasoning_details": [{"text": %s}]}}]}',
         b'{"choices": [{"delta": {"tool_calls": [{"function": {"name": "f", "arguments": %s}}]}}]}',
         b'{"error": {"message": %s}}',
         b"%s",
     ]
 )
-events_ = st.lists(
-    st.tuples(st.sampled_from([envelopes, st.just(PLAIN)]).flatmap(lambda e: e), literals),
-    max_size=8,
+runs = st.tuples(envelopes, st.lists(literals, min_size=1, max_size=4))
+events_ = st.lists(runs, max_size=4).map(
+    lambda runs: [(envelope, literal) for envelope, several in runs for literal in several]
 )
 
 

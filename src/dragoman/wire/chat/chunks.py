@@ -15,40 +15,16 @@ from dragoman.core.turn import Turn
 from dragoman.wire import body
 from dragoman.wire.error import describe
 
-from . import finish, logprobs, notes, usage
+from . import finish, known, logprobs, notes, usage
 from .details import Details, words
 from .encoder import CHOICES
+from .envelope import Envelope
 from .extras import NAME, keep
 
-_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
-_CHOICE = frozenset({"index", "delta", "message", "text", "logprobs", "finish_reason", "error"})
-_MESSAGE = frozenset(
-    {
-        "annotations",
-        "audio",
-        "content",
-        "function_call",
-        "reasoning",
-        "reasoning_content",
-        "reasoning_details",
-        "refusal",
-        "role",
-        "tool_calls",
-    }
-)
-MOST_CHOICES = 128
-"""How many alternatives there may be; an index beyond is a mistake."""
-
-
-_ENTRY = frozenset({"index", "id", "type", "function", "custom"})
-_CALL = frozenset({"name", "namespace", "arguments", "input"})
 _AUDIO = ("id", "data", "transcript")
-_NOTHING: tuple[JSON, ...] = (None, [], {})
-
 BROKEN = Fault(
     "upstream_error", "The model's server broke the answer off and did not say why.", "upstream"
 )
-
 
 Voice = Literal["text", "thought", "call"]
 
@@ -88,21 +64,32 @@ class Reader:
             ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
             self._turn.header(extra={NAME: {CHOICES: ends}})
 
-    def text(self, data: str, choice: int) -> None:
-        """A chunk that says nothing but this."""
-        if self._details:
-            self._seal(choice)
-        self._voices[choice] = "text"
-        self._turn.text(data, choice)
+    def say(self, plain: Envelope, said: str) -> None:
+        """A chunk that says nothing but this, as the envelope of chunks like it tells."""
+        choice = plain.choice
+        match plain.kind:
+            case "text":
+                if self._details:
+                    self._seal(choice)
+                self._voices[choice] = "text"
+                self._turn.text(said, choice)
+            case "thought":
+                self._spelt.add(choice)
+                self._voices[choice] = "thought"
+                self._turn.thought(said, choice)
+            case _:
+                self._seal(choice)
+                self._voices[choice] = "call"
+                self._turn.call(CallFragment(plain.call, arguments=said), choice)
 
     # ---- inside --------------------------------------------------------------------------
 
     def _header(self, value: dict[str, JSON]) -> None:
-        rest = _rest(value, _CHUNK)
+        rest = known.rest(value, known.CHUNK)
         if self._begun:
             if rest != self._beside:
-                known, self._beside = self._beside, rest
-                fresh = {name: v for name, v in rest.items() if known.get(name) != v}
+                said, self._beside = self._beside, rest
+                fresh = {name: v for name, v in rest.items() if said.get(name) != v}
                 self._turn.header(extra={NAME: fresh})
             return
         self._begun, self._beside = True, rest
@@ -112,15 +99,14 @@ class Reader:
         self._turn.header(model if isinstance(model, str) else None, extra)
 
     def _choice(self, choice: dict[str, JSON], position: int) -> None:
-        index = choice.get("index")
-        number = index if type(index) is int and 0 <= index < MOST_CHOICES else position
+        number = known.number(choice, position)
         self._turn.expect(number)
         said, whole = choice.get("delta"), False
         if not isinstance(said, dict):
             said, whole = choice.get("message"), True
         if not isinstance(said, dict):
             said = {"content": choice.get("text")}
-        beside, more = _rest(choice, _CHOICE), _rest(said, _MESSAGE)
+        beside, more = known.rest(choice, known.CHOICE), known.rest(said, known.MESSAGE)
         reason, weighed = finish.decode(choice.get("finish_reason")), choice.get("logprobs")
         tokens = self._message(number, said, weighed, more if whole else None)
         if tokens:
@@ -228,8 +214,8 @@ class Reader:
 
     def _call(self, number: int, entry: dict[str, JSON], position: int | None) -> None:
         self._voices[number] = "call"
-        kind, known = entry.get("type"), "function" in entry or "custom" in entry
-        if isinstance(kind, str) and kind not in ("custom", "function") and not known:
+        kind, usual = entry.get("type"), "function" in entry or "custom" in entry
+        if isinstance(kind, str) and kind not in ("custom", "function") and not usual:
             rest = {name: v for name, v in entry.items() if name not in ("type", "index")}
             self._turn.shut(self._turn.open(Unknown(NAME, kind, rest), number))
         else:
@@ -240,13 +226,6 @@ class Reader:
         details = self._details.pop(number, None)
         if details is not None:
             self._turn.seal({NAME: {"reasoning_details": details.take()}}, number)
-
-
-def _rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
-    """The fields we do not know, without those that say nothing."""
-    if known.issuperset(value):
-        return {}
-    return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
 
 
 def _pieces(content: JSON) -> list[tuple[str, str]]:
@@ -279,17 +258,16 @@ def _listed(said: dict[str, JSON]) -> list[dict[str, JSON]]:
 def _fragment(entry: dict[str, JSON], place: int | None) -> CallFragment:
     """A piece of a call; in a whole answer its place in the list is what tells calls apart."""
     kind = "custom" if entry.get("type") == "custom" or "custom" in entry else "function"
-    inner, index = entry.get(kind), entry.get("index")
-    inner = inner if isinstance(inner, dict) else {}
+    inner = entry[kind] if isinstance(entry.get(kind), dict) else {}
     said = inner.get("input" if kind == "custom" else "arguments")
     return CallFragment(
-        index if place is None and type(index) is int else place,
+        known.index(entry) if place is None else place,
         _word(entry.get("id")),
         _word(inner.get("name")),
         said if isinstance(said, str) else "" if said is None else body.text(said),
         kind == "custom",
         _word(inner.get("namespace")),
-        keep(_rest(entry, _ENTRY), **{kind: _rest(inner, _CALL)}),
+        keep(known.rest(entry, known.ENTRY), **{kind: known.rest(inner, known.CALL)}),
     )
 
 

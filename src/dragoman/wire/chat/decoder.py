@@ -55,8 +55,8 @@ class Decoder:
         else:
             for name, each in events:
                 envelope = self._envelope
-                if envelope is not None and not name and (text := envelope.text(each)):
-                    self._reader.text(text, envelope.choice)
+                if envelope is not None and not name and (said := envelope.open(each)):
+                    self._reader.say(envelope, said)
                 else:
                     self._event(name, each)
         return self._turn.take()

@@ -1,42 +1,59 @@
-"""A short cut through the commonest chunk: one that says a piece of text and nothing else.
+"""A short cut through the commonest chunks: those that say one piece of one thing.
 
-Such chunks of one stream differ in their text alone (and some in a random padding), so the bytes
-around it are remembered and only the text is decoded. A chunk that differs anywhere else takes
-the long way, and so does one whose text is not exactly one JSON string: the short cut is never
-laxer than the long way.
+Such chunks of one stream differ in a single string (and some in a random padding), so the bytes
+around it are remembered and only the string is decoded. A chunk that differs anywhere else takes
+the long way, and so does one that has not exactly one JSON string in that place: the short cut
+is never laxer than the long way.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dragoman.core.item import JSON
 from dragoman.wire import body
 
-_CONTENT = re.compile(rb'"content"[ \t]*:[ \t]*("(?:[^"\\]|\\.)*+")')
+from . import known
+
+Kind = Literal["text", "thought", "arguments"]
+
+_KINDS: dict[str, Kind] = {
+    "content": "text",
+    "reasoning_content": "thought",
+    "reasoning": "thought",
+}
+_STRING = rb'"%s"[ \t]*:[ \t]*("(?:[^"\\]|\\.)*+")'
+_FIELDS = {
+    name: (b'"%s"' % name.encode(), re.compile(_STRING % name.encode()))
+    for name in (*_KINDS, "arguments")
+}
 _PADDING = re.compile(rb'"obfuscation"[ \t]*:[ \t]*("[^"\\]*+")')
 _NOTHING: tuple[JSON, ...] = (None, "", [])
 
 
 class Envelope(NamedTuple):
-    """The bytes before and after the text, and the choice that is speaking.
+    """The bytes before and after the string, and what the string is.
 
-    `padding` splits what comes after the text where a random padding stands, if there is one.
+    `call` is the index of the call that arguments belong to. `padding` splits what comes after
+    the string where a random padding stands, if there is one.
     """
 
     prefix: bytes
     suffix: bytes
+    kind: Kind
     choice: int
-    padding: tuple[bytes, bytes] | None = None
+    call: int | None
+    padding: tuple[bytes, bytes] | None
 
-    def text(self, data: bytes) -> str | None:
-        """The text in this chunk; None, or empty, if it must take the long way."""
-        prefix, suffix, _, padding = self
+    def open(self, data: bytes) -> str | None:
+        """The string in this chunk; None, or empty, if it must take the long way."""
+        prefix, suffix = self[:2]
         if not data.startswith(prefix):
             return None
         if data.endswith(suffix):
             return body.string(data[len(prefix) : len(data) - len(suffix)])
+        padding = self.padding
         if padding is None or not data.endswith(padding[1]):
             return None
         inner = data[len(prefix) : len(data) - len(padding[1])]
@@ -44,19 +61,29 @@ class Envelope(NamedTuple):
         return body.string(text) if found and body.string(padded) is not None else None
 
 
+class _Plain(NamedTuple):
+    """What a chunk says that says one piece of one thing."""
+
+    field: str
+    said: str
+    kind: Kind
+    choice: int
+    call: int | None = None
+
+
 def learn(data: bytes, value: dict[str, JSON]) -> Envelope | None:
-    """The envelope of a chunk that was read the long way; None if it says more than a text."""
-    said = _plain(value)
-    if said is None or data.count(b'"content"') != 1:
+    """The envelope of a chunk that was read the long way; None if it says more than one thing."""
+    plain = _plain(value)
+    if plain is None:
         return None
-    choice, text = said
-    found = _CONTENT.search(data)
-    if found is None or body.string(found[1]) != text:
+    name, pattern = _FIELDS[plain.field]
+    found = pattern.search(data)
+    if data.count(name) != 1 or found is None or body.string(found[1]) != plain.said:
         return None
     prefix, suffix = data[: found.start(1)], data[found.end(1) :]
     if b"\\" in prefix or b"\\" in suffix:
         return None  # a name may be written in more ways than one
-    return Envelope(prefix, suffix, choice, _padding(suffix))
+    return Envelope(prefix, suffix, plain.kind, plain.choice, plain.call, _padding(suffix))
 
 
 def _padding(suffix: bytes) -> tuple[bytes, bytes] | None:
@@ -66,17 +93,35 @@ def _padding(suffix: bytes) -> tuple[bytes, bytes] | None:
     return suffix[: found.start(1)], suffix[found.end(1) :]
 
 
-def _plain(value: dict[str, JSON]) -> tuple[int, str] | None:
-    """The choice and the text of a chunk with nothing in it that would not be there again."""
+def _plain(value: dict[str, JSON]) -> _Plain | None:
+    """What the chunk says, if it has nothing in it that must be looked at every time."""
     match value:
-        case {
-            "choices": [{"index": int(index), "delta": {"content": str(text)} as delta} as choice]
-        }:
-            beside = (value.get("usage"), value.get("error"), *_others(choice), *_others(delta))
-            return (index, text) if text and all(each in _NOTHING for each in beside) else None
+        case {"choices": [{"delta": dict(delta)} as choice]}:
+            beside = (value.get("usage"), value.get("error"), *_others(choice, "index", "delta"))
         case _:
             return None
+    left = {name: v for name, v in delta.items() if name != "role" and v not in _NOTHING}
+    unknown = known.rest(choice, known.CHOICE) or known.rest(delta, known.MESSAGE)
+    if len(left) != 1 or unknown or not all(each in _NOTHING for each in beside):
+        return None
+    ((field, said),) = left.items()
+    if field == "tool_calls":
+        return _plain_arguments(said, known.number(choice, 0))
+    if field not in _KINDS or not isinstance(said, str):
+        return None
+    return _Plain(field, said, _KINDS[field], known.number(choice, 0))
 
 
-def _others(fields: dict[str, JSON]) -> list[JSON]:
-    return [v for name, v in fields.items() if name not in ("index", "delta", "content", "role")]
+def _plain_arguments(calls: JSON, choice: int) -> _Plain | None:
+    match calls:
+        case [{"function": {"arguments": str(said)} as function} as entry] if said:
+            more = (*_others(entry, "index", "function", "type"), *_others(function, "arguments"))
+            unknown = known.rest(entry, known.ENTRY) or known.rest(function, known.CALL)
+            plain = entry.get("type") in (*_NOTHING, "function") and not unknown
+            if plain and all(each in _NOTHING for each in more):
+                return _Plain("arguments", said, "arguments", choice, known.index(entry))
+    return None
+
+
+def _others(fields: dict[str, JSON], *names: str) -> list[JSON]:
+    return [v for name, v in fields.items() if name not in names]
