@@ -70,7 +70,7 @@ def _check_depth(data: bytes) -> None:
 def string(data: bytes) -> str | None:
     """The text of one JSON string; None where the bytes are anything else, or half a character.
 
-    >>> string(b'"caf\\u00e9"'), string(b'"a", "b"'), string(b"1")
+    >>> string(b'"caf\\\\u00e9"'), string(b'"a", "b"'), string(b"1")
     ('café', None, None)
     """
     try:
