@@ -12,7 +12,7 @@ CODES = get_args(Code)
 
 
 def fault(code: str, **fields: object) -> Fault:
-    return Fault(code, "What happened.", **fields)  # type: ignore[arg-type]
+    return Fault(code, "What happened.", **fields)
 
 
 def test_every_fault_has_a_row_and_an_error_status() -> None:

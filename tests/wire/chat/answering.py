@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.fold import fold, unfold
-from dragoman.core.item import Item, Message
+from dragoman.core.item import FunctionCall, Item, Message
 from dragoman.core.lifecycle import check
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response
@@ -161,3 +161,41 @@ def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
             message[name] = have + value
         else:
             assert value is None or value == have
+
+
+# ---- the commonest pieces ----------------------------------------------------------------
+
+TEXT = chunk({"role": "assistant", "content": "Hi"})
+STOP = chunk({}, "stop")
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def call(**fragment: Any) -> dict[str, Any]:
+    """A chunk with one fragment of a call: `index`, `id`, `name`, `arguments` as given."""
+    names = [name for name in ("name", "arguments") if name in fragment]
+    function = {name: fragment.pop(name) for name in names}
+    return chunk({"tool_calls": [{**fragment, "function": function}]})
+
+
+def calls(*chunks: Any) -> list[tuple[str, str, str]]:
+    """The calls of a stream: id, name, arguments."""
+    items = output(*chunks, chunk({}, "tool_calls"))
+    return [(i.call_id, i.name, i.arguments) for i in items if isinstance(i, FunctionCall)]
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """The names of events."""
+    return [type(event).__name__ for event in events]
+
+
+def answer(*output: Item, reasons: tuple[str, ...] = ("stop",), **fields: Any) -> Response:
+    """A completed answer of these items."""
+    return Response(
+        id="R",
+        created_at=5,
+        model="m",
+        status="completed",
+        output=output,
+        reasons=reasons,
+        **fields,
+    )

@@ -51,7 +51,7 @@ def described(events: list[Event]) -> dict[str, Any]:
     told = {name: response[name] for name in names if name in response}
     told.setdefault("output", [])
     beside = [event.data["chat"] for event in events if isinstance(event, Progress)]
-    return json.loads(json.dumps(told | ({"beside": beside} if beside else {})))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(told | ({"beside": beside} if beside else {})))
 
 
 @pytest.fixture(params=STREAMS, ids=lambda case: case["name"])

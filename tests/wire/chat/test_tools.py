@@ -62,7 +62,7 @@ def test_v15_defaults_that_are_false_zero_or_empty_and_unknown_types_survive() -
     tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
     said = tell(hear(tools=[tool]))["tools"][0]["function"]["parameters"]
     assert said == SCHEMA
-    assert list(said["properties"]) == list(SCHEMA["properties"])  # type: ignore[call-overload]
+    assert list(said["properties"]) == list(SCHEMA["properties"])
 
 
 def test_p16_custom_tools_and_their_grammars_are_carried() -> None:
@@ -77,9 +77,9 @@ def test_p16_custom_tools_and_their_grammars_are_carried() -> None:
     )
     assert tell(request)["tools"] == [grammar, plain, CUSTOM]
     odd = {"type": "custom", "custom": {"name": "g", "format": {**GRAMMAR, "z": 1}}}
-    odd["custom"]["format"] = {  # type: ignore[index]
+    odd["custom"]["format"] = {
         "type": "grammar",
-        "grammar": {**GRAMMAR["grammar"], "x": 1},  # type: ignore[dict-item]
+        "grammar": {**GRAMMAR["grammar"], "x": 1},
         "z": 1,
     }
     assert tell(hear(tools=[odd]))["tools"] == [odd]
@@ -97,8 +97,10 @@ def test_p16_namespaces_are_carried() -> None:
     inner = (FunctionTool("f"), CustomTool("g"), UnknownTool("chat", "hosted", {"a": 1}))
     assert request.tools == (Namespace("s", inner, "d", {"chat": {"z": 1}}),)
     assert tell(request)["tools"] == [space]
-    flat = {"type": "namespace", "name": "s", "tools": [{"type": "function", "name": "f"}]}
-    assert hear(tools=[flat]).tools == (Namespace("s", (FunctionTool("f"),)),)
+    named = {"type": "hosted", "name": "x"}
+    flat = {"type": "namespace", "name": "s", "tools": [{"type": "function", "name": "f"}, named]}
+    known = (FunctionTool("f"), UnknownTool("chat", "hosted", {"name": "x"}))
+    assert hear(tools=[flat]).tools == (Namespace("s", known),)
 
 
 def test_unknown_tools_are_kept_and_hosted_tools_of_another_wire_are_told() -> None:

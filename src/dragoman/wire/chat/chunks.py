@@ -65,22 +65,14 @@ class Reader:
             self._turn.header(extra={NAME: {CHOICES: ends}})
 
     def say(self, plain: Envelope, said: str) -> None:
-        """A chunk that says nothing but this, as the envelope of chunks like it tells."""
-        choice = plain.choice
+        """A chunk that says nothing but this, right after one of the same envelope."""
         match plain.kind:
             case "text":
-                if self._details:
-                    self._seal(choice)
-                self._voices[choice] = "text"
-                self._turn.text(said, choice)
+                self._turn.text(said, plain.choice)
             case "thought":
-                self._spelt.add(choice)
-                self._voices[choice] = "thought"
-                self._turn.thought(said, choice)
+                self._turn.thought(said, plain.choice)
             case _:
-                self._seal(choice)
-                self._voices[choice] = "call"
-                self._turn.call(CallFragment(plain.call, arguments=said), choice)
+                self._turn.call(CallFragment(plain.call, arguments=said), plain.choice)
 
     # ---- inside --------------------------------------------------------------------------
 

@@ -47,7 +47,9 @@ class Decoder:
             return []
         if self._whole is not None:
             self._whole += data
-            return []
+            if len(self._whole) > body.MAX_ANSWER:
+                self._fail(f"The model's server sent more than {body.MAX_ANSWER} bytes.")
+            return self._turn.take()
         try:
             events = self._sse.feed(data)
         except ValueError as problem:
@@ -82,7 +84,7 @@ class Decoder:
             data = data.lstrip(_BLANK)
             if data[:1] in (b"{", b"["):
                 self._whole = bytearray()
-        self._head += data[: error.SHOWN]
+        self._head = (self._head + data)[: error.SHOWN]
         return data
 
     def _event(self, name: str, data: bytes) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dragoman.core.event import (
     Delta,
     Event,
-    Failed,
     Finished,
     ItemAdded,
     ItemDone,
@@ -135,7 +134,7 @@ class Encoder:
                 return self._progress(event)
             case Finished():
                 return self._finish(event)
-            case Failed():
+            case _:
                 self._over = True
                 waiting = (i.waiting for c in self._choices.values() for i in c.speaking[1:])
                 return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))

@@ -23,6 +23,8 @@ WORDS: dict[str, str] = {
 }
 """What servers say, and what is meant."""
 
+_SAID = frozenset(WORDS.values())
+
 BROKEN = ("error", "abort")
 """Words with which servers end an answer that they could not finish."""
 
@@ -45,5 +47,11 @@ def broken(value: JSON) -> bool:
 
 
 def encode(reason: str, *, legacy: bool = False) -> str:
-    """The reason for the reader; `legacy` for one that knows functions and not tools."""
-    return "function_call" if legacy and reason == "tool_calls" else reason
+    """The reason for the reader; `legacy` for one that knows functions and not tools.
+
+    >>> encode("tool_calls", legacy=True), encode("max_tool_calls")
+    ('function_call', 'stop')
+    """
+    if legacy and reason == "tool_calls":
+        return "function_call"
+    return reason if reason in _SAID else "stop"

@@ -40,29 +40,36 @@ def decode_functions(request: Fields) -> tuple[FunctionTool, ...]:
 
 
 def _tool(tool: Fields) -> Tool:
-    kind = tool.string("type") or ("function" if "function" in tool else tool.need("type"))
+    kind = _kind(tool)
+    if kind == "namespace":
+        name, description = tool.need("name"), tool.string("description")
+        tools = tuple(_grouped(each) for each in tool.objects("tools"))
+        return Namespace(name, tools, description, keep(tool.rest()))
+    return _single(tool, kind)
+
+
+def _grouped(tool: Fields) -> FunctionTool | CustomTool | UnknownTool:
+    kind = _kind(tool)
+    if kind == "namespace":
+        raise tool.wrong("type", "is a namespace inside a namespace")
+    if kind == "function" and "function" not in tool:
+        return _function(tool, {})  # without the inner object, as another protocol has it
+    return _single(tool, kind)
+
+
+def _kind(tool: Fields) -> str:
+    return tool.string("type") or ("function" if "function" in tool else tool.need("type"))
+
+
+def _single(tool: Fields, kind: str) -> FunctionTool | CustomTool | UnknownTool:
     match kind:
         case "function":
             inner = _inner(tool, "function")
             return _function(inner, tool.rest())
         case "custom":
             return _custom(tool)
-        case "namespace":
-            name, description = tool.need("name"), tool.string("description")
-            tools = tuple(_grouped(each) for each in tool.objects("tools"))
-            return Namespace(name, tools, description, keep(tool.rest()))
         case _:
             return UnknownTool(NAME, kind, tool.rest())
-
-
-def _grouped(tool: Fields) -> FunctionTool | CustomTool | UnknownTool:
-    if "function" not in tool and "name" in tool and tool.string("type") == "function":
-        return _function(tool, {})  # without the inner object, as another protocol has it
-    match inner := _tool(tool):
-        case Namespace():
-            raise tool.wrong("type", "is a namespace inside a namespace")
-        case _:
-            return inner
 
 
 def _inner(tool: Fields, name: str) -> Fields:
