@@ -263,7 +263,7 @@ async def test_the_clients_own_key_refused_is_the_clients(status: int) -> None:
         told = await fault(engine, caller=caller)
         assert up.asked[0].headers["authorization"] == "Bearer sk-client"
     assert told.blame == "client"
-    assert wire_error.status(told) == 401
+    assert wire_error.status(told) == status
 
 
 async def test_a_clients_key_never_travels_unless_that_is_configured() -> None:

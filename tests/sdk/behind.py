@@ -24,6 +24,9 @@ from tests.server.stubs import served
 Face = Literal["async", "sync"]
 JSON = Any
 
+Player = Callable[[Asked], Reply]
+"""A handler that answers at once."""
+
 GO = {"chat": {"messages": [{"role": "user", "content": "Go."}]}, "responses": {"input": "Go."}}
 """What is asked where the question does not matter."""
 
@@ -117,7 +120,7 @@ async def behind(
             yield Behind(up, f"http://127.0.0.1:{port}/v1", face, api_key)
 
 
-def by_form(whole: Reply, streamed: Reply) -> Handler:
+def by_form(whole: Reply, streamed: Reply) -> Player:
     """A handler that answers as it is asked: in one piece or as a stream."""
 
     def answer(asked: Asked) -> Reply:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.mock import Handler, chunk, completion, plain, stream
-from tests.sdk.behind import by_form
+from tests.mock import chunk, completion, plain, stream
+from tests.sdk.behind import Player, by_form
 
 JSON = dict[str, Any]
 
@@ -36,7 +36,7 @@ class Scene:
     logprobs: tuple[JSON, ...] = ()
 
     @property
-    def handler(self) -> Handler:
+    def handler(self) -> Player:
         """A server that gives this answer."""
         whole = completion(self.message, self.finish, usage=USAGE)
         chunks = [chunk({"role": "assistant", "content": None}), *map(chunk, self.deltas)]

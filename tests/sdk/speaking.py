@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.mock import Handler, plain, response, stream
-from tests.sdk.behind import by_form
+from tests.mock import plain, response, stream
+from tests.sdk.behind import Player, by_form
 
 JSON = dict[str, Any]
 
@@ -33,7 +33,7 @@ _CALLS = {
 }
 
 
-def answering(*output: JSON, status: str = "completed", **fields: Any) -> Handler:
+def answering(*output: JSON, status: str = "completed", **fields: Any) -> Player:
     """A handler that gives this output to whoever asks, in the form that was asked for."""
     whole = response(*output, status=status, usage=USAGE, **fields)
     return by_form(plain(200, whole), stream(*_numbered(_events(whole)), done=False))

@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Code, Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.identity import HOPS
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Decoder, Model
@@ -289,7 +289,8 @@ class Remote:
         if response.status in (401, 403) and not self._passes(caller):
             return failure.key_refused(self.base_url, response.status)
         if response.status in (401, 403):
-            return replace(fault, code="authentication", blame="client")
+            code: Code = "authentication" if response.status == 401 else "permission"
+            return replace(fault, code=code, blame="client")
         return fault
 
     def _stamped(self, event: Finished | Failed, caller: Caller) -> Finished | Failed:

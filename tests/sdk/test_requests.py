@@ -1,0 +1,299 @@
+"""What the official SDK asks for, and what of it reaches a server over the other protocol or the
+same: tools, forms, pictures, results, and the odd fields around them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.mock import chunk, completion, plain, stream
+from tests.sdk.behind import Behind, Face, behind, by_form
+from tests.sdk.scenes import SCENES, USAGE, WEATHER, tools
+from tests.sdk.speaking import answering, custom_call, message
+
+FACES = pytest.mark.parametrize("face", ["async", "sync"])
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+class Step(BaseModel):
+    explanation: str
+    kind: Literal["sum", "product"]
+
+
+class Solution(BaseModel):
+    steps: list[Step]
+    answer: int
+
+
+SOLVED = Solution(steps=[Step(explanation="2 + 3", kind="sum")], answer=5)
+SOLVED_JSON = '{"steps": [{"explanation": "2 + 3", "kind": "sum"}], "answer": 5}'
+
+
+class Weather(BaseModel):
+    """Looks up the weather."""
+
+    city: str
+
+
+def saying(text: str) -> Any:
+    """A Chat server that says a text in three pieces."""
+    third = len(text) // 3
+    pieces = (text[:third], text[third : 2 * third], text[2 * third :])
+    chunks = [chunk({"content": piece}) for piece in pieces]
+    return by_form(plain(200, completion({"content": text})), stream(*chunks, chunk(finish="stop")))
+
+
+def sent(server: Behind) -> Any:
+    """The last request that went upstream."""
+    return server.up.asked[-1].json
+
+
+# ---- structured output -----------------------------------------------------------------------
+
+
+@FACES
+async def test_a_form_is_asked_for_and_filled_in(face: Face) -> None:
+    async with behind(saying(SOLVED_JSON), face=face) as server:
+        answer = await server.parsed("chat", response_format=Solution)
+        assert answer.choices[0].message.parsed == SOLVED
+        over_chat = sent(server)["response_format"]
+        _, final = await server.streamed("chat", response_format=Solution)
+        assert final.choices[0].message.parsed == SOLVED
+        response = await server.parsed("responses", text_format=Solution)
+        assert response.output_parsed == SOLVED
+        assert sent(server)["response_format"] == over_chat
+        _, final = await server.streamed("responses", text_format=Solution)
+        assert final.output_parsed == SOLVED
+    form = over_chat["json_schema"]
+    assert (over_chat["type"], form["name"], form["strict"]) == ("json_schema", "Solution", True)
+    assert list(form["schema"]["properties"]) == ["steps", "answer"]
+
+
+@FACES
+async def test_a_form_may_be_refused(face: Face) -> None:
+    async with behind(SCENES["refusal"].handler, face=face) as server:
+        message = (await server.parsed("chat", response_format=Solution)).choices[0].message
+        assert (message.parsed, message.refusal) == (None, "I cannot do that.")
+        response = await server.parsed("responses", text_format=Solution)
+        assert response.output_parsed is None
+        assert response.output[0].content[0].refusal == "I cannot do that."
+
+
+# ---- tools -----------------------------------------------------------------------------------
+
+
+@FACES
+async def test_strict_tools_are_parsed_by_the_sdk(face: Face) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "Weather", "arguments": ""}}
+    whole = completion(
+        {
+            "tool_calls": [
+                {**call, "function": {"name": "Weather", "arguments": '{"city": "Rome"}'}}
+            ]
+        },
+        "tool_calls",
+    )
+    pieces = ('{"city"', ': "Rome"}')
+    more = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
+    chunks = [chunk({"tool_calls": [{"index": 0, **call}]}), *map(chunk, more)]
+    handler = by_form(plain(200, whole), stream(*chunks, chunk(finish="tool_calls")))
+    chat_tool: Any = openai.pydantic_function_tool(Weather, name="Weather")
+    tool = {"type": "function", **chat_tool["function"]}
+    async with behind(handler, face=face) as server:
+        answer = await server.parsed("chat", tools=[chat_tool])
+        offered = sent(server)["tools"]
+        (called,) = answer.choices[0].message.tool_calls
+        assert called.function.parsed_arguments == Weather(city="Rome")
+        events, _ = await server.streamed("chat", tools=[chat_tool])
+        done = [e for e in events if e.type == "tool_calls.function.arguments.done"]
+        assert [event.parsed_arguments for event in done] == [Weather(city="Rome")]
+        response = await server.parsed("responses", tools=[tool])
+        assert response.output[0].parsed_arguments == {"city": "Rome"}
+        assert sent(server)["tools"] == offered == [chat_tool]
+
+
+@pytest.mark.parametrize(
+    ("chat", "responses"),
+    [
+        ("auto", "auto"),
+        ("required", "required"),
+        ("none", "none"),
+        (
+            {"type": "function", "function": {"name": "weather"}},
+            {"type": "function", "name": "weather"},
+        ),
+    ],
+    ids=["auto", "required", "none", "named"],
+)
+async def test_a_choice_among_tools_is_the_same_over_both(chat: Any, responses: Any) -> None:
+    offered = tools(WEATHER)
+    async with behind(SCENES["call"].handler) as server:
+        await server.whole("chat", tool_choice=chat, **offered["chat"])
+        first = sent(server)
+        await server.whole("responses", tool_choice=responses, **offered["responses"])
+    assert sent(server)["tool_choice"] == first["tool_choice"] == chat
+    assert sent(server)["tools"] == first["tools"] == offered["chat"]["tools"]
+    async with behind(answering(message("Yes.")), wire="responses") as server:
+        await server.whole("chat", tool_choice=chat, **offered["chat"])
+        assert sent(server)["tool_choice"] == responses
+        assert sent(server)["tools"] == offered["responses"]["tools"]
+
+
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+PATCH = {"type": "custom", "name": "patch", "description": "Patches.", "format": GRAMMAR}
+DIFF = "*** Begin\n+a\n*** End\n"
+
+
+@FACES
+async def test_p16_a_custom_tool_before_a_server_that_has_none(face: Face) -> None:
+    arguments = json.dumps({"input": DIFF})
+    call = {"id": "c", "type": "function", "function": {"name": "patch", "arguments": ""}}
+    halves = (arguments[:9], arguments[9:])
+    more = [{"tool_calls": [{"index": 0, "function": {"arguments": half}}]} for half in halves]
+    chunks = [chunk({"tool_calls": [{"index": 0, **call}]}), *map(chunk, more)]
+    whole = {**call, "function": {"name": "patch", "arguments": arguments}}
+    handler = by_form(
+        plain(200, completion({"tool_calls": [whole]}, "tool_calls")),
+        stream(*chunks, chunk(finish="tool_calls")),
+    )
+    async with behind(handler, face=face) as server:
+        response = await server.whole("responses", tools=[PATCH])
+        events, final = await server.streamed("responses", tools=[PATCH])
+        function = sent(server)["tools"][0]["function"]
+        native = {"name": "patch", "description": "Patches."}
+        chat = await server.whole("chat", tools=[{"type": "custom", "custom": native}])
+    for answer in (response, final):
+        (item,) = answer.output
+        assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", DIFF)
+    said = [e.delta for e in events if e.type == "response.custom_tool_call_input.delta"]
+    assert "".join(said) == DIFF
+    assert not [e for e in events if e.type.startswith("response.function_call")]
+    (call_back,) = chat.choices[0].message.tool_calls
+    assert (call_back.type, call_back.custom.name, call_back.custom.input) == (
+        "custom",
+        "patch",
+        DIFF,
+    )
+    assert GRAMMAR["definition"] in function["description"]
+    assert list(function["parameters"]["properties"]) == ["input"]
+
+
+async def test_p16_a_custom_tool_before_a_server_that_has_them() -> None:
+    handler = answering(custom_call("patch", DIFF))
+    async with behind(handler, wire="responses", profile="openai") as server:
+        response = await server.whole("responses", tools=[PATCH])
+        assert sent(server)["tools"] == [PATCH]
+        chat_tool = {"type": "custom", "custom": {"name": "patch", "description": "Patches."}}
+        chat = await server.whole("chat", tools=[chat_tool])
+        chunks = await server.raw("chat", tools=[chat_tool])
+    assert response.output[0].input == DIFF
+    assert chat.choices[0].message.tool_calls[0].custom.input == DIFF
+    fragments = [c.choices[0].delta.tool_calls[0] for c in chunks if c.choices[0].delta.tool_calls]
+    assert fragments[0].custom["name"] == "patch"
+    assert "".join(each.custom["input"] for each in fragments) == DIFF
+
+
+async def test_results_go_back_under_the_ids_of_their_calls() -> None:
+    past = [
+        {"role": "user", "content": "Weather in Rome and Bern?"},
+        {
+            "type": "function_call",
+            "call_id": "a",
+            "name": "weather",
+            "arguments": '{"city":"Rome"}',
+        },
+        {
+            "type": "function_call",
+            "call_id": "b",
+            "name": "weather",
+            "arguments": '{"city":"Bern"}',
+        },
+        {"type": "function_call_output", "call_id": "a", "output": "sunny"},
+        {"type": "function_call_output", "call_id": "b", "output": "rainy"},
+    ]
+    async with behind(saying("Sunny, and rainy.")) as server:
+        await server.whole("responses", input=past)
+        user, assistant, *results = sent(server)["messages"]
+        calls = [(c["id"], c["function"]["arguments"]) for c in assistant["tool_calls"]]
+        assert user["content"] == "Weather in Rome and Bern?"
+        assert calls == [("a", '{"city":"Rome"}'), ("b", '{"city":"Bern"}')]
+        assert [(r["role"], r["tool_call_id"], r["content"]) for r in results] == [
+            ("tool", "a", "sunny"),
+            ("tool", "b", "rainy"),
+        ]
+        messages = sent(server)["messages"]
+    async with behind(answering(message("Yes.")), wire="responses") as server:
+        await server.whole("chat", messages=messages)
+        kinds = [item.get("type", "message") for item in sent(server)["input"]]
+        assert kinds == ["message"] + ["function_call"] * 2 + ["function_call_output"] * 2
+        assert [item.get("call_id") for item in sent(server)["input"]] == [None, *"abab"]
+
+
+# ---- what else is asked ------------------------------------------------------------------------
+
+
+async def test_pictures_reach_the_model_over_both() -> None:
+    over_chat = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}},
+    ]
+    over_responses = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": PIXEL, "detail": "low"},
+    ]
+    async with behind(saying("A dot.")) as server:
+        for wire, fields in (
+            ("chat", {"messages": [{"role": "user", "content": over_chat}]}),
+            ("responses", {"input": [{"role": "user", "content": over_responses}]}),
+        ):
+            await server.whole(wire, **fields)
+            assert sent(server)["messages"] == [{"role": "user", "content": over_chat}]
+    async with behind(answering(message("A dot.")), wire="responses") as server:
+        await server.whole("chat", messages=[{"role": "user", "content": over_chat}])
+        assert sent(server)["input"][0]["content"] == over_responses
+
+
+async def test_how_much_and_how_hard_is_said_in_each_servers_words() -> None:
+    async with behind(saying("Yes.")) as server:
+        await server.whole(
+            "responses", max_output_tokens=50, reasoning={"effort": "low"}, temperature=0.5
+        )
+        body = sent(server)
+        assert (body["max_tokens"], body["reasoning_effort"], body["temperature"]) == (
+            50,
+            "low",
+            0.5,
+        )
+    async with behind(answering(message("Yes.")), wire="responses") as server:
+        await server.whole("chat", max_completion_tokens=50, reasoning_effort="low", seed=None)
+        body = sent(server)
+        assert (body["max_output_tokens"], body["reasoning"]["effort"]) == (50, "low")
+        assert "temperature" not in body
+        with pytest.raises(openai.BadRequestError) as caught:
+            await server.whole("chat", logit_bias={"50256": -100})
+        assert caught.value.param == "logit_bias"
+
+
+async def test_p29_usage_is_asked_for_and_shown_to_who_asked() -> None:
+    counted = {**chunk(), "choices": [], "usage": USAGE}
+    chunks = [chunk({"content": "Yes."}), chunk(finish="stop"), counted]
+    async with behind(stream(*chunks)) as server:
+        assert not any("usage" in each.to_dict() for each in await server.raw("chat"))
+        assert sent(server)["stream_options"]["include_usage"] is True
+        *others, last = await server.raw("chat", stream_options={"include_usage": True})
+        assert (last.choices, last.usage.total_tokens) == ([], 13)
+        assert all(each.to_dict()["usage"] is None for each in others)
+
+
+async def test_fields_nobody_knows_reach_a_server_of_the_same_protocol() -> None:
+    async with behind(saying("Yes.")) as server:
+        await server.whole("chat", extra_body={"thinking": {"type": "enabled"}, "top_k": 3})
+        assert (sent(server)["thinking"], sent(server)["top_k"]) == ({"type": "enabled"}, 3)
+    async with behind(answering(message("Yes.")), wire="responses") as server:
+        extra = {"client_metadata": {"a": 1}, "context_management": [{"type": "compaction"}]}
+        await server.whole("responses", extra_body=extra)
+        assert {name: sent(server)[name] for name in extra} == extra

@@ -1,0 +1,240 @@
+"""Failures as the official SDK sees them: its own exceptions, at the right time, with the field
+and the code; and what happens upstream when a client loses interest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from dragoman.core.secret import Secret
+from dragoman.server.settings import Settings
+from tests.mock import Asked, Reply, chunk, plain, stream
+from tests.sdk.behind import Behind, Face, Player, behind
+from tests.sdk.speaking import answering, message
+
+WIRES = pytest.mark.parametrize("wire", ["chat", "responses"])
+FACES = pytest.mark.parametrize("face", ["async", "sync"])
+UPSTREAMS = pytest.mark.parametrize("upstream", ["chat", "responses"])
+
+REFUSALS: dict[int, type[openai.APIStatusError]] = {
+    400: openai.BadRequestError,
+    401: openai.AuthenticationError,
+    403: openai.PermissionDeniedError,
+    404: openai.NotFoundError,
+    409: openai.ConflictError,
+    422: openai.UnprocessableEntityError,
+    429: openai.RateLimitError,
+    500: openai.InternalServerError,
+    503: openai.InternalServerError,
+}
+
+
+def refusing(status: int, *headers: str) -> Reply:
+    error = {"message": "No, thank you.", "type": "odd_error", "param": "the.field", "code": "odd"}
+    return plain(status, {"error": error}, *headers)
+
+
+async def caught(ask: Callable[[], Any]) -> openai.APIStatusError:
+    with pytest.raises(openai.APIStatusError) as error:
+        await ask()
+    return error.value
+
+
+@UPSTREAMS
+@WIRES
+async def test_what_the_server_refuses_is_the_sdks_own_exception(wire: str, upstream: str) -> None:
+    status = 0
+
+    def refuse(asked: Asked) -> Reply:
+        return refusing(status, "retry-after: 7")
+
+    async with behind(refuse, wire=upstream, api_key="sk-theirs-1", pass_client_key=True) as server:
+        for status, kind in REFUSALS.items():
+            for ask in (server.whole, server.raw):
+                error = await caught(lambda ask=ask: ask(wire))
+                assert (type(error), error.status_code) == (kind, status)
+                assert "No, thank you." in error.message
+                assert (error.param, error.code, error.type) == ("the.field", "odd", "odd_error")
+                assert error.response.headers["retry-after"] == "7"
+                assert error.request_id
+
+
+@FACES
+@WIRES
+async def test_our_own_refusals_name_the_field(wire: str, face: Face) -> None:
+    async with behind(refusing(500), face=face) as server:
+        error = await caught(lambda: server.whole(wire, temperature=9))
+        assert type(error) is openai.BadRequestError
+        assert error.param == "temperature"
+        choice: Any = {"type": "function", "function": {"name": "no"}, "name": "no"}
+        error = await caught(lambda: server.raw(wire, tool_choice=choice))
+        assert type(error) is openai.BadRequestError
+        assert str(error.param).startswith("tool_choice")
+        assert server.up.asked == []
+
+
+@WIRES
+async def test_a_server_that_is_not_there_is_a_bad_gateway(wire: str) -> None:
+    async with behind(refusing(500)) as server:
+        gone = f"http://127.0.0.1:{server.up.port}/v1"
+    async with behind(refusing(500), url=gone) as server:
+        error = await caught(lambda: server.raw(wire))
+    assert (error.status_code, error.code) == (502, "upstream_unreachable")
+
+
+@WIRES
+async def test_without_the_key_nobody_comes_in(wire: str) -> None:
+    settings = Settings(keys=(Secret("sk-ours"),))
+    async with behind(answering(message("Hi.")), wire="responses", settings=settings) as server:
+        error = await caught(lambda: server.whole(wire))
+        assert type(error) is openai.AuthenticationError
+        assert error.code == "invalid_api_key"
+        async with server.sdk(api_key="sk-ours") as sdk:
+            answer = await sdk.responses.create(model="mock", input="Go.")
+            assert answer.output_text == "Hi."
+    assert all("sk-ours" not in str(asked.headers) for asked in server.up.asked)
+
+
+async def test_a_key_of_ours_that_is_refused_is_our_trouble() -> None:
+    async with behind(refusing(401)) as server:
+        error = await caught(lambda: server.whole("chat"))
+    assert (error.status_code, error.code) == (502, "upstream_authentication")
+
+
+@FACES
+async def test_a_stream_that_breaks_off_is_an_error_after_what_came(face: Face) -> None:
+    broken = stream(chunk({"content": "Once "}), chunk({"content": "upon"}), done=False)
+    async with behind(broken, face=face) as server:
+        with pytest.raises(openai.APIError, match="ended"):
+            await server.raw("chat")
+        events = await server.raw("responses")
+    said = [e.delta for e in events if e.type == "response.output_text.delta"]
+    assert "".join(said) == "Once upon"
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error.code
+    assert events[-1].response.status == "failed"
+
+
+@WIRES
+async def test_an_error_in_a_stream_keeps_its_words(wire: str) -> None:
+    failing = stream(
+        chunk({"content": "Once "}), {"error": {"message": "Out of memory.", "code": "oom"}}
+    )
+    async with behind(failing) as server:
+        if wire == "chat":
+            with pytest.raises(openai.APIError, match=r"Out of memory\.") as error:
+                await server.raw("chat")
+            assert error.value.code == "oom"
+        else:
+            events = await server.raw("responses")
+            assert "Out of memory." in events[-1].response.error.message
+
+
+# ---- trying again ----------------------------------------------------------------------------
+
+
+@WIRES
+async def test_p25_the_sdk_waits_as_long_as_the_server_says(wire: str) -> None:
+    """`Retry-After` is passed on at once: it is the client that waits."""
+    times: list[float] = []
+    hello = answering(message("Hi."))
+
+    def answer(asked: Asked) -> Reply:
+        times.append(time.monotonic())
+        return refusing(429, "retry-after: 1") if len(times) == 1 else hello(asked)
+
+    async with behind(answer, wire="responses") as server, server.sdk(max_retries=2) as sdk:
+        if wire == "chat":
+            question: Any = [{"role": "user", "content": "Go."}]
+            completion = await sdk.chat.completions.create(model="mock", messages=question)
+            assert completion.choices[0].message.content == "Hi."
+        else:
+            assert (await sdk.responses.create(model="mock", input="Go.")).output_text == "Hi."
+    first, second = times
+    assert 0.9 < second - first < 20
+
+
+# ---- losing interest -------------------------------------------------------------------------
+
+
+def without_end(handler: Player) -> Player:
+    """A server that says the beginning of an answer, and then nothing."""
+    return lambda asked: Reply(handler(asked).pieces[:6], hang=True)
+
+
+SINGING = {
+    "chat": stream(chunk({"content": "la "}), done=False, hang=True),
+    "responses": without_end(answering(message("la la"))),
+}
+
+
+@FACES
+@WIRES
+@UPSTREAMS
+async def test_p26_who_closes_a_stream_ends_the_work_upstream(
+    upstream: str, wire: str, face: Face
+) -> None:
+    async with behind(SINGING[upstream], wire=upstream, face=face) as server:
+        await _hear_one(server, wire)
+        (asked,) = server.up.asked
+        await asyncio.wait_for(asyncio.shield(asked.gone), 5)
+
+
+async def _hear_one(server: Behind, wire: str) -> None:
+    """Read the beginning of a stream, and go."""
+
+    def ask(sdk: Any) -> Any:
+        if wire == "responses":
+            return sdk.responses.create(model="mock", input="Go.", stream=True)
+        question = [{"role": "user", "content": "Go."}]
+        return sdk.chat.completions.create(model="mock", messages=question, stream=True)
+
+    def synchronous() -> None:
+        with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as sdk:
+            answer = ask(sdk)
+            next(iter(answer))
+            answer.close()
+
+    if server.face == "sync":
+        await asyncio.to_thread(synchronous)
+        return
+    async with server.sdk() as sdk:
+        answer = await ask(sdk)
+        await anext(aiter(answer))
+        await answer.close()
+
+
+@WIRES
+async def test_p26_who_gives_up_waiting_for_a_plain_answer_ends_the_work_too(wire: str) -> None:
+    async with behind(Reply([], hang=True)) as server:
+        task = asyncio.create_task(server.whole(wire))
+        await server.up.arrived.wait()
+        task.cancel()
+        (asked,) = server.up.asked
+        await asyncio.wait_for(asyncio.shield(asked.gone), 5)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+# ---- models ----------------------------------------------------------------------------------
+
+
+async def test_the_models_are_those_of_the_server() -> None:
+    data = [
+        {"id": "org/model-a", "object": "model", "created": 5, "owned_by": "org", "context": 9},
+        {"id": "b", "owned_by": "me"},
+    ]
+    listing = plain(200, {"object": "list", "data": data})
+    async with behind(refusing(500), probed=listing) as server, server.sdk() as sdk:
+        found = [model.to_dict() async for model in sdk.models.list()]
+        one = await sdk.models.retrieve("org/model-a")
+        with pytest.raises(openai.NotFoundError) as error:
+            await sdk.models.retrieve("c")
+    assert found == [data[0], {"id": "b", "object": "model", "created": 0, "owned_by": "me"}]
+    assert one.to_dict() == data[0]
+    assert error.value.code == "model_not_found"
