@@ -17,7 +17,11 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
 
 MAX_DEPTH = 256
+MAX_ANSWER = 64 * 1024 * 1024
+"""The largest answer that is read as one JSON value, in bytes."""
 
+_FAR = 1e15
+"""Beyond this a float is no count, and JSON can spell what is no number at all (`1e999`)."""
 _T = TypeVar("_T")
 _decode = msgspec.json.Decoder().decode
 _decode_string = msgspec.json.Decoder(str).decode
@@ -123,6 +127,17 @@ def kind(value: JSON) -> str:
             return "an array"
         case _:
             return "an object"
+
+
+def whole(value: JSON) -> int | None:
+    """A count, or a time in seconds, as a server gave it; None for what is no such number.
+
+    >>> whole(7), whole(2.0), whole(True), whole(float("inf"))
+    (7, 2, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if abs(value) < _FAR else None
 
 
 class Fields:

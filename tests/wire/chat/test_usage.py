@@ -37,6 +37,7 @@ from tests.strategies import usages
             Usage(1, extra={"chat": {"prompt_tokens_details": {"odd": 2}, "a.b": 3}}),
         ),
         ({"prompt_tokens_details": None, "x": {"y": 1}}, Usage(extra={"chat": {"x": {"y": 1}}})),
+        ({"prompt_tokens": " " * 20 + "7"}, Usage(7)),
         ({}, None),
         (None, None),
         (7, None),

@@ -134,6 +134,6 @@ def _number(value: JSON) -> int | None:
         case float() if abs(value) < 1e15:
             return int(value)
         case str() if value.strip().isdecimal():
-            return int(value[:18])
+            return int(value.strip()[:18])
         case _:
             return None

@@ -55,6 +55,8 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
+        if self._turn.over:
+            return []
         try:
             for name, said in self._incoming.feed(data):
                 self._event(name, said)
@@ -180,10 +182,8 @@ class Decoder:
         elif status == "cancelled":
             self._turn.complete("cancelled", ("stop",))
         else:
-            at = response.get("completed_at")
             reasons = ("tool_calls" if self._hearing.called else "stop",)
-            time = int(at) if isinstance(at, int | float) else None
-            self._turn.complete("completed", reasons, time)
+            self._turn.complete("completed", reasons, body.whole(response.get("completed_at")))
 
 
 def _dict(value: JSON) -> dict[str, JSON]:

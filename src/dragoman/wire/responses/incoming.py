@@ -6,6 +6,7 @@ first byte is looked at; what any of it means is the decoder's business.
 
 from __future__ import annotations
 
+from dragoman.wire.body import MAX_ANSWER
 from dragoman.wire.sse import SSEDecoder
 
 _BEFORE = b"\xef\xbb\xbf \t\r\n"
@@ -37,7 +38,7 @@ class Incoming:
         self._heard = False
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        """The events that are whole now. Raises ValueError for one that is too large."""
+        """The events that are whole now. Raises ValueError for what is too large."""
         if not self._begun:
             data = data.lstrip(_BEFORE)
             if data:
@@ -45,6 +46,8 @@ class Incoming:
                 self._sse = SSEDecoder() if data[0] in _FIELDS else None
         if self._sse is None:
             self._whole += data
+            if len(self._whole) > MAX_ANSWER:
+                raise ValueError(f"an answer that is larger than {MAX_ANSWER} bytes")
             return []
         if not self._heard:
             self._head = (self._head + data)[:_HEAD]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dragoman.core.item import JSON
 from dragoman.core.response import Usage
+from dragoman.wire import body
 
 from .extras import dense, keep, kept, merge
 
@@ -49,8 +50,7 @@ def _details(counts: dict[str, JSON], side: str) -> dict[str, JSON]:
 
 
 def _count(counts: dict[str, JSON], name: str) -> int | None:
-    value = counts.pop(name, None)
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return body.whole(counts.pop(name, None))
 
 
 def encode(usage: Usage | None) -> dict[str, JSON] | None:
