@@ -4,7 +4,7 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Reasoning, Unknown
-from dragoman.wire.account import Account, message_number
+from dragoman.wire.account import Account, message_numbers
 from dragoman.wire.policy import UNKNOWN, Row, Table
 
 OTHER = Row(UNKNOWN, "told", "who knows")
@@ -47,5 +47,14 @@ def test_a_turn_of_the_assistant_is_one_message() -> None:
         Message("assistant", "And.", extra={"turn": {"new": True}}),
         Message("system", "!"),
     )
-    numbers = [message_number(items, index) for index in range(len(items))]
-    assert numbers == [0, 1, 1, 1, 1, 2, 3, 4, 5, 6]
+    assert message_numbers(items) == [0, 1, 1, 1, 1, 2, 3, 4, 5, 6]
+
+
+def test_places_are_counted_once_however_many_fields_are_lost() -> None:
+    """A client may give each of its messages another unknown field."""
+    items = tuple(Message("user", "?", extra={"chat": {f"x{n}": 1}}) for n in range(20_000))
+    account = Account(table(), "responses", items)
+    for index, item in enumerate(items):
+        account.unknown(item.extra, "messages[*]", index)
+    fields = [loss.field for loss in account.losses()]
+    assert fields[-1] == "messages[19999].x19999"

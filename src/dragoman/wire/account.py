@@ -25,13 +25,14 @@ from .policy import UNKNOWN, Row, Table
 class Account:
     """The losses of one crossing, as they are found."""
 
-    __slots__ = ("_items", "_ledger", "_table", "target")
+    __slots__ = ("_items", "_ledger", "_numbers", "_table", "target")
 
     def __init__(self, table: Table, target: str, items: tuple[Item, ...] = ()) -> None:
         self.target = target
         self._table = table
         self._items = items
         self._ledger = Ledger()
+        self._numbers: list[int] | None = None  # of the messages the items came in, once asked
 
     def note(self, key: str, *place: int) -> None:
         """The case of this row has come up at this place. Raises FaultError if it is refused."""
@@ -74,30 +75,34 @@ class Account:
     def _counted(self, field: str, place: tuple[int, ...]) -> tuple[int, ...]:
         """The place as the client counts, where it counts messages and not items."""
         if place and field.startswith("messages["):
-            return (message_number(self._items, place[0]), *place[1:])
+            if self._numbers is None:
+                self._numbers = message_numbers(self._items)
+            return (self._numbers[place[0]], *place[1:])
         return place
 
 
 _WIRES = frozenset(("chat", "responses"))
 
 
-def message_number(items: tuple[Item, ...], index: int) -> int:
-    """The number of the Chat message that an item came in.
+def message_numbers(items: tuple[Item, ...]) -> list[int]:
+    """The number of the Chat message that each item came in.
 
     A turn of the assistant is one message of several items: reasoning, text, calls. A mark in
     `extra["turn"]` tells where a turn begins right after another one.
 
     >>> turn = (Message("user", "?"), Reasoning(), Message("assistant", "!"), Message("user"))
-    >>> [message_number(turn, index) for index in range(4)]
+    >>> message_numbers(turn)
     [0, 1, 1, 2]
     """
+    numbers: list[int] = []
     number, inside = -1, False
-    for item in items[: index + 1]:
+    for item in items:
         turn = _of_a_turn(item)
         if not (inside and turn) or (item.extra is not None and "turn" in item.extra):
             number += 1
         inside = turn
-    return number
+        numbers.append(number)
+    return numbers
 
 
 def _of_a_turn(item: Item) -> bool:

@@ -42,7 +42,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 
-from .account import Account, message_number
+from .account import Account, message_numbers
 from .policy import REQUEST, UNKNOWN
 
 
@@ -350,7 +350,7 @@ def worded(losses: Iterable[Loss], request: Request, wire: str | None) -> tuple[
     def word(name: re.Match[str]) -> str:
         place = name[2]
         if place is not None and wire == "chat":
-            place = message_number(request.items, int(place))
+            place = message_numbers(request.items)[int(place)]
         return words[name[1]] + ("" if place is None else f"[{place}]")
 
     return tuple(replace(loss, field=_CORE_NAME.sub(word, loss.field)) for loss in losses)
