@@ -22,6 +22,7 @@ from dragoman.net.error import (
     TooLargeError,
 )
 from dragoman.net.response import Response
+from dragoman.wire import body
 
 PATIENCE = 2.0
 """Seconds a refusal has to say why."""
@@ -102,7 +103,8 @@ def without(fault: Fault, key: Secret | None) -> Fault:
     hidden = key.reveal() if key is not None else ""
     if len(hidden) < SHORTEST_SECRET:
         return fault
-    told = msgspec.json.encode(fault).decode()
+    hidden = body.text(hidden)[1:-1]  # as it stands in JSON
+    told = body.text(msgspec.to_builtins(fault))
     if hidden not in told:
         return fault
     return msgspec.json.decode(told.replace(hidden, str(key)), type=Fault)
