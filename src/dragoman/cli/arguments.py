@@ -60,7 +60,7 @@ def _serve(command: argparse.ArgumentParser) -> None:
     add("--profile", metavar="KIND", help="what kind of server it is; by default it is recognised")
     add("--api-key-env", metavar="NAME", help="clients must present the value of this variable")
     add("--generate-key", action="store_true", help="make a key for clients, and print it")
-    add("--workers", type=int, help="processes that share the port (1)")
+    add("--workers", type=_workers, help="processes that share the port (1)")
     add("--config", type=Path, metavar="FILE", help="the configuration (dragoman.toml, if there)")
 
 
@@ -72,6 +72,13 @@ def _asking(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     command.add_argument("--key-env", metavar="NAME", help="the variable that holds the key to it")
     return command
+
+
+def _workers(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError("there must be at least one worker")
+    return count
 
 
 def _port(text: str) -> int:

@@ -7,7 +7,6 @@ the engine. Both protocols share these two routes.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller, Engine, Model
@@ -33,7 +32,7 @@ class Models:
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
         """The model named by the rest of the path, slashes and all."""
-        name = unquote(exchange.path.removeprefix(f"{PATH}/"))
+        name = exchange.path.removeprefix(f"{PATH}/")
         for model in await self._models(exchange, caller):
             if model.id == name:
                 await exchange.reply(200, body.dump(_entry(model)))
