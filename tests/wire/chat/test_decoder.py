@@ -18,6 +18,7 @@ from dragoman.core.item import (
     Thought,
 )
 from dragoman.core.response import Usage
+from dragoman.wire import body as wire_body
 from dragoman.wire import sse as wire_sse
 from tests.wire.chat.answering import (
     CALL,
@@ -83,6 +84,13 @@ def test_an_event_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> 
     events = hear(sse(TEXT, done=False), b"data: " + b"x" * 2000, sse(STOP))
     assert isinstance(events[-1], Failed)
     assert "larger than 1000 bytes" in events[-1].fault.message
+
+
+def test_a_whole_answer_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_body, "MAX_ANSWER", 1000)
+    data = whole({"content": "x" * 2000})
+    for pieces in ([data], [data[:900], data[900:]]):
+        assert "more than 1000 bytes" in failed(*pieces).message
 
 
 @given(st.binary(max_size=60))

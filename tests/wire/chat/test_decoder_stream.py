@@ -225,3 +225,7 @@ def test_r1_w11_a_stream_that_breaks_off_is_failed_and_keeps_what_came() -> None
     assert failed(sse(TEXT, done=False)).code == "upstream_cut"
     one_of_two = sse(chunk({"content": "a"}, index=1), TEXT, STOP, done=False)
     assert failed(one_of_two).code == "upstream_cut"
+
+
+def test_an_end_with_blanks_around_it_is_the_end() -> None:
+    assert finished(hear(sse(TEXT, b" [DONE] ", done=False))).reasons == ("stop",)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.error import FaultError
 from dragoman.core.item import (
     Audio,
     CustomToolCall,
@@ -118,8 +119,6 @@ def test_content_that_is_none_is_refused_by_its_path(content: Any, param: str) -
 
 @pytest.mark.parametrize("messages", [None, [], "hello", ["hello"], {}])
 def test_a_conversation_needs_messages(messages: Any) -> None:
-    from dragoman.core.error import FaultError
-
     with pytest.raises(FaultError) as caught:
         hear(messages=messages)
     assert (caught.value.fault.param or "").startswith("messages")

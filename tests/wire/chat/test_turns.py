@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.error import FaultError
 from dragoman.core.item import (
     Annotation,
     Audio,
@@ -272,8 +273,6 @@ def test_what_was_noted_on_a_text_is_not_sent_back_and_told() -> None:
 
 
 def test_what_only_its_maker_can_read_is_refused() -> None:
-    from dragoman.core.error import FaultError
-
     with pytest.raises(FaultError) as caught:
         messages(ASK, Compaction("blob"))
     assert caught.value.fault.param == "input[1]"

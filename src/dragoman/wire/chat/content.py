@@ -167,5 +167,5 @@ def describe(part: Part) -> str:
         case File():
             named = part.filename or part.url or part.file_id
             return f"[file {named}]" if named else "[file]"
-        case UnknownPart():
+        case _:
             return f"[{part.value.get('type', 'part')}]"
