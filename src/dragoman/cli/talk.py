@@ -27,7 +27,9 @@ _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
 
 def talk(options: Namespace) -> int:
     """Run one of the three commands."""
-    return asyncio.run(_COMMANDS[options.command](options))
+    if options.command == "chat":
+        return _chat(options)
+    return asyncio.run((_models if options.command == "models" else _ask)(options))
 
 
 async def _models(options: Namespace) -> int:
@@ -53,19 +55,23 @@ async def _ask(options: Namespace) -> int:
     return 0 if answer is not None else 1
 
 
-async def _chat(options: Namespace) -> int:
+def _chat(options: Namespace) -> int:
+    # The prompt is read outside of the loop: Ctrl-C cannot reach a thread that waits for a line.
     said: tuple[Item, ...] = ()
-    async with await _client(options) as client:
-        while True:
-            try:
-                line = await asyncio.to_thread(input, "> ")
-            except EOFError:
-                print()
-                return 0
-            if line.strip():
-                asked = (*said, Message("user", line))
-                answer = await _print_answer(client, asked, options)
-                said = (*asked, *answer) if answer is not None else said
+    with asyncio.Runner() as runner:
+        client = runner.run(_client(options))
+        try:
+            while True:
+                line = input("> ")
+                if line.strip():
+                    asked = (*said, Message("user", line))
+                    answer = runner.run(_print_answer(client, asked, options))
+                    said = (*asked, *answer) if answer is not None else said
+        except EOFError:
+            print()
+            return 0
+        finally:
+            runner.run(client.__aexit__(None, None, None))
 
 
 async def _print_answer(
@@ -168,6 +174,3 @@ async def _client(options: Namespace) -> Client:
         return connect(found.base_url, key=own)
     print("No model server found: this is the rehearsal.", file=sys.stderr)
     return connect("script")
-
-
-_COMMANDS = {"models": _models, "ask": _ask, "chat": _chat}
