@@ -7,7 +7,7 @@ imported from the room it lives in.
 
 import typing as _typing
 
-from .client import Answer, AnswerError, Client, Stream, connect, connect_sync
+from .client import Answer, AnswerError, Client, Stream, arguments, connect, connect_sync
 from .core import identity
 from .core.error import Fault, FaultError
 from .core.interfaces import Engine
@@ -36,6 +36,7 @@ __all__ = [
     "Stream",
     "Text",
     "__version__",
+    "arguments",
     "connect",
     "connect_sync",
     "serve",

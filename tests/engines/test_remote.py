@@ -365,12 +365,19 @@ async def test_models_are_the_servers_own() -> None:
     assert models[0].extra["models"]["meta"] == {"n": 1}
 
 
-@pytest.mark.parametrize("probed", [plain(404, b""), Reply([]), plain(401, b"{}")])
-async def test_a_server_without_a_listing_says_so(probed: Reply) -> None:
+@pytest.mark.parametrize(
+    ("probed", "code"),
+    [
+        (plain(404, b""), "upstream_unreachable"),
+        (Reply([]), "upstream_unreachable"),
+        (plain(401, b"{}"), "upstream_authentication"),
+    ],
+)
+async def test_a_server_without_a_listing_says_so(probed: Reply, code: str) -> None:
     async with remote(HELLO, probed=probed) as (engine, _):
         with pytest.raises(FaultError) as caught:
             await engine.models()
-    assert caught.value.fault.code == "upstream_unreachable"
+    assert caught.value.fault.code == code
 
 
 async def test_a_listing_is_asked_for_in_the_name_of_the_caller() -> None:

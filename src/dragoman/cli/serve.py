@@ -10,7 +10,6 @@ import asyncio
 import os
 import sys
 from argparse import Namespace
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,12 +20,14 @@ from dragoman.engines.discover import discover
 from dragoman.server.app import App
 from dragoman.server.assembly import as_upstreams, assemble, others
 from dragoman.server.configuration import FILE, Configuration, Upstream, load, with_keys
-from dragoman.server.host import address, bind, run
+from dragoman.server.host import address, bind, check, reachable, run
 from dragoman.server.keys import generate_key
 from dragoman.server.settings import Settings
 
 from .welcome import Row, welcome
 
+GENERATED = "DRAGOMAN_KEY"
+"""The variable a generated key is shown to be put into."""
 LISTING = 2.0
 """Seconds the model listing may take before the welcome goes without it."""
 
@@ -35,17 +36,19 @@ def serve(options: Namespace) -> int:
     """Serve until told to stop."""
     configuration = _configuration(options)
     settings = with_keys(_settings(options, configuration.server), os.environ)
+    key_env = next(iter(settings.api_key_env), None)
     if options.generate_key:
-        key = generate_key()
+        key, key_env = generate_key(), GENERATED
         settings = replace(settings, keys=(*settings.keys, key))
-        print(f"Clients present this key: {key.reveal()}", flush=True)
+        print(f"export {GENERATED}={key.reveal()}   # what clients must present\n", flush=True)
+    check(settings)
     chosen = _chosen(options, configuration)
     upstreams = _found() if chosen is None else chosen
     assemble(upstreams, options.targets, settings, os.environ)  # what is wrong is said before all
-    listener = bind(settings, exact=options.port is not None)
+    listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
     if chosen is None:  # the environment that tells clients where we are may have named us
         upstreams = others(upstreams, address(listener))
-    greeting = _Greeting(f"{address(listener)}/v1", options.api_key_env)
+    greeting = _Greeting(f"{reachable(address(listener))}/v1", key_env)
 
     def build() -> App:
         greeting.engine = assemble(upstreams, options.targets, settings, os.environ)
@@ -70,10 +73,16 @@ class _Greeting:
 
     async def _greet(self) -> None:
         rows: list[Row] = []
-        with suppress(FaultError, TimeoutError):
+        problem = ""
+        try:
             async with asyncio.timeout(LISTING):
                 rows = [_row(model) for model in await self.engine.models()]
-        print(welcome(self._base_url, rows, key_env=self._key_env), flush=True)
+        except FaultError as error:
+            problem = error.fault.message
+        except TimeoutError:
+            problem = f"The upstream listed no models within {LISTING:g} s."
+        text = welcome(self._base_url, rows, key_env=self._key_env, problem=problem)
+        print(text, flush=True)
 
 
 def _row(model: Model) -> Row:

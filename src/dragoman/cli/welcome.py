@@ -32,16 +32,17 @@ curl -N {url}/chat/completions -H "Content-Type: application/json"{shell_key} \\
   -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
 --- openai SDK -----------------------------------------------------------------
-import os
-from openai import OpenAI
+{import_os}from openai import OpenAI
 client = OpenAI(base_url="{url}", api_key={key})
 for event in client.responses.create(model="{model}", input="Hello!", stream=True):
     print(getattr(event, "delta", ""), end="", flush=True)
 
+print()
 hello = [{{"role": "user", "content": "Hello!"}}]
 for chunk in client.chat.completions.create(model="{model}", messages=hello, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 
+print()
 --- Codex (~/.codex/config.toml) -----------------------------------------------
 model = "{model}"
 model_provider = "dragoman"
@@ -53,12 +54,19 @@ wire_api = "responses"
 Ctrl-C stops."""
 
 
-def welcome(base_url: str, rows: Sequence[Row], *, key_env: str | None = None) -> str:
-    """The whole text. `key_env` names the variable whose value clients must present."""
+def welcome(
+    base_url: str, rows: Sequence[Row], *, key_env: str | None = None, problem: str = ""
+) -> str:
+    """The whole text.
+
+    `key_env` names the variable whose value clients must present; `problem` says why there is no
+    listing.
+    """
     return _PAGE.format(
         url=base_url,
-        table=table(rows),
-        model=rows[0].model if rows else "script",
+        table=f"  {problem}\n  Any model's name is passed on." if problem else table(rows),
+        model=rows[0].model if rows else "MODEL",
+        import_os="import os\n" if key_env else "",
         key=f'os.environ["{key_env}"]' if key_env else '"none"',
         shell_key=f' -H "Authorization: Bearer ${key_env}"' if key_env else "",
         env_key=f'env_key = "{key_env}"\n' if key_env else "",

@@ -187,7 +187,8 @@ class _Take:
                 named_tools = [tool for tool in allowed if isinstance(tool, NamedTool)]
                 offers = [o for o in offers if any(_is(o, named) for named in named_tools)]
                 forced = mode == "required"
-        wanted = [] if _results(request) else _wanted(self._said, offers)
+        asked = not _results(request) and not _COUNT.search(self._said)
+        wanted = _wanted(self._said, offers) if asked else []
         chosen = wanted or (offers[:1] if forced else [])
         if request.parallel_tool_calls is False:
             chosen = chosen[:1]

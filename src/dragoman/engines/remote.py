@@ -144,6 +144,8 @@ class Remote:
         )
         if not answer.status:
             raise FaultError(failure.unreachable(f"{self.base_url} did not answer"))
+        if answer.status in (401, 403):
+            raise FaultError(failure.key_refused(self.base_url, answer.status))
         if answer.status != 200:
             raise FaultError(failure.unreachable(f"{self.base_url} has no model listing"))
         self._recognise(probe.recognise(answer))

@@ -36,6 +36,12 @@ def assemble(
     Raises ConfigurationError for a target or a profile that does not exist, an address that is
     none, or a variable that holds no key.
     """
+    for upstream in upstreams:
+        if upstream.pass_client_key and settings.keys:
+            raise ConfigurationError(
+                f"{upstream.name}: pass_client_key would send it the keys of this server's own "
+                "clients. Ask for no key here (api_key_env), or give the upstream one of its own."
+            )
     routes = [_route(upstream, settings, environ) for upstream in upstreams]
     for target in targets:
         if target not in TARGETS:
@@ -87,7 +93,8 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             header_hold=settings.header_hold,
         )
     except ValueError as error:
-        raise ConfigurationError(f"{upstream.name}: {error}") from None
+        hint = "" if "://" in upstream.url else "; an address begins with http:// or https://"
+        raise ConfigurationError(f"{upstream.name}: {error}{hint}") from None
     return Route(engine, models=upstream.models, aliases=upstream.aliases)
 
 

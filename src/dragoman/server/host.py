@@ -68,6 +68,15 @@ def address(listener: socket.socket) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
+def reachable(url: str) -> str:
+    """The same URL as somebody on this machine would write it.
+
+    >>> reachable("http://0.0.0.0:8000")
+    'http://127.0.0.1:8000'
+    """
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
 def run(
     build: Callable[[], App],
     settings: Settings,

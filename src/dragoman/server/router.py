@@ -18,6 +18,10 @@ from .exchange import Exchange
 Handler = Callable[[Exchange, Caller], Awaitable[None]]
 
 
+BASE = "/v1"
+"""What base URLs end with, and clients forget."""
+
+
 class Route(Struct, frozen=True):
     """A path and what is done there. A path that ends in `/` stands for all below it.
 
@@ -61,7 +65,9 @@ class Router:
         """The handler of a request. Raises FaultError where there is none."""
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
-            raise FaultError(Fault("not_found", f"There is nothing at {path[:200]}.", "client"))
+            hint = f" Did you mean {BASE}{path}?" if f"{BASE}{path}" in self._paths else ""
+            problem = f"There is nothing at {path[:200]}.{hint}"
+            raise FaultError(Fault("not_found", problem, "client"))
         route = methods.get(method)
         if route is None:
             raise MethodNotAllowedError(method, path, ", ".join(sorted(methods)))
