@@ -6,6 +6,8 @@ missing, null or of the wrong type. What a field means for the answer is the tur
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from dragoman.core.calls import CallFragment
@@ -64,15 +66,16 @@ class Reader:
             ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
             self._turn.header(extra={NAME: {CHOICES: ends}})
 
-    def say(self, plain: Envelope, said: str) -> None:
-        """A chunk that says nothing but this, right after one of the same envelope."""
+    def saying(self, plain: Envelope) -> Callable[[str], None]:
+        """What to do with the string of a chunk, right after one of the same envelope."""
+        turn, choice = self._turn, plain.choice
         match plain.kind:
             case "text":
-                self._turn.text(said, plain.choice)
+                return partial(turn.text, choice=choice) if choice else turn.text
             case "thought":
-                self._turn.thought(said, plain.choice)
+                return partial(turn.thought, choice=choice)
             case _:
-                self._turn.call(CallFragment(plain.call, arguments=said), plain.choice)
+                return lambda said: turn.call(CallFragment(plain.call, arguments=said), choice)
 
     # ---- inside --------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ what it ended as: complete, cut, empty, or no answer at all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dragoman.core.error import Fault
 from dragoman.core.event import Event
 from dragoman.core.item import JSON
@@ -28,7 +30,10 @@ class Decoder:
         self._turn = turn
         self._reader = Reader(turn)
         self._sse = SSEDecoder()
-        self._envelope: Envelope | None = None  # of the last chunk that said nothing but text
+        self._envelope: Envelope | None = None  # of the last chunk, if it said one thing only
+        self._say: Callable[[str], None] = (
+            turn.text
+        )  # what is done with the next string in that envelope
         self._whole: bytearray | None = None  # an answer that is one JSON value
         self._head = b""  # the first bytes, as long as nothing was heard
         self._garbled = False
@@ -58,7 +63,7 @@ class Decoder:
             for name, each in events:
                 envelope = self._envelope
                 if envelope is not None and not name and (said := envelope.open(each)):
-                    self._reader.say(envelope, said)
+                    self._say(said)
                 else:
                     self._event(name, each)
         return self._turn.take()
@@ -105,8 +110,8 @@ class Decoder:
             self._garbled = True
             return
         self._value(name, value)
-        if not (self._said or self._turn.over):
-            self._envelope = learn(data, value)
+        if not (self._said or self._turn.over) and (envelope := learn(data, value)):
+            self._envelope, self._say = envelope, self._reader.saying(envelope)
 
     def _mend(self, name: str, data: bytes) -> None:
         """Not JSON: several events with no blank line between, or an error after half of one."""

@@ -115,8 +115,11 @@ class Encoder:
     def feed(self, event: Event) -> bytes:
         """The bytes for one event; empty when this wire has no word for it."""
         match event:
-            case Delta(kind="text") if not event.tokens:
-                return self._text(event)
+            case Delta(kind="text") if not event.tokens:  # of all chunks the commonest by far
+                choice, data = self._items[event.index].choice, event.data
+                choice.worded = True
+                choice.length += len(data)
+                return choice.text_head + body.dump(data) + self._text_tail
             case Delta():
                 return self._delta(event)
             case ItemAdded():
@@ -154,13 +157,6 @@ class Encoder:
         self._head = _head(self._envelope)
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
-
-    def _text(self, event: Delta) -> bytes:
-        """The commonest chunk of all: only its text is encoded."""
-        choice, data = self._items[event.index].choice, event.data
-        choice.worded = True
-        choice.length += len(data)
-        return choice.text_head + body.dump(data) + self._text_tail
 
     def _delta(self, event: Delta) -> bytes:
         item, data = self._items[event.index], event.data

@@ -12,7 +12,7 @@ import re
 from typing import Literal, NamedTuple
 
 from dragoman.core.item import JSON
-from dragoman.wire import body
+from dragoman.wire.body import string
 
 from . import known
 
@@ -48,17 +48,16 @@ class Envelope(NamedTuple):
 
     def open(self, data: bytes) -> str | None:
         """The string in this chunk; None, or empty, if it must take the long way."""
-        prefix, suffix = self[:2]
+        prefix, suffix, _, _, _, padding = self
         if not data.startswith(prefix):
             return None
         if data.endswith(suffix):
-            return body.string(data[len(prefix) : len(data) - len(suffix)])
-        padding = self.padding
+            return string(data[len(prefix) : len(data) - len(suffix)])
         if padding is None or not data.endswith(padding[1]):
             return None
         inner = data[len(prefix) : len(data) - len(padding[1])]
         text, found, padded = inner.rpartition(padding[0])
-        return body.string(text) if found and body.string(padded) is not None else None
+        return string(text) if found and string(padded) is not None else None
 
 
 class _Plain(NamedTuple):
@@ -78,7 +77,7 @@ def learn(data: bytes, value: dict[str, JSON]) -> Envelope | None:
         return None
     name, pattern = _FIELDS[plain.field]
     found = pattern.search(data)
-    if data.count(name) != 1 or found is None or body.string(found[1]) != plain.said:
+    if data.count(name) != 1 or found is None or string(found[1]) != plain.said:
         return None
     prefix, suffix = data[: found.start(1)], data[found.end(1) :]
     if b"\\" in prefix or b"\\" in suffix:
