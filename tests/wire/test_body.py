@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.event import Failed, Finished
+from dragoman.core.event import Failed, Finished, PartAdded
+from dragoman.core.item import Audio
 from dragoman.core.turn import Turn
 from dragoman.wire import body
 from dragoman.wire.chat import CHAT
@@ -27,6 +28,11 @@ def test_a_number_beyond_all_numbers_ends_no_answer() -> None:
     event = b'{"type": "response.completed", "response": {%b}}' % said
     *_, end = decoder.feed(b"data: " + event + b"\n\n")
     assert end == Finished("completed")
+    decoder = CHAT.decoder(Turn("1", 0, "m"))
+    piece = b'{"choices": [{"delta": {"audio": {"id": "a", "expires_at": 1e999}}}]}'
+    *_, end = decoder.feed(b"data: " + piece + b"\n\n")
+    assert isinstance(end, PartAdded)
+    assert end.part == Audio(id="a")
 
 
 @pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)

@@ -201,8 +201,7 @@ class Reader:
         if not isinstance(audio, dict):
             return
         heard = {n: v for n in _AUDIO if isinstance(v := audio.get(n), str) and v}
-        expires = audio.get("expires_at")
-        at = int(expires) if isinstance(expires, int | float) else None
+        at = body.whole(audio.get("expires_at"))
         if heard or at is not None:
             self._seal(number)
             self._turn.audio(number, **heard, expires_at=at)
