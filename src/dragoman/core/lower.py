@@ -84,6 +84,8 @@ def lower(request: Request, limits: Limits) -> Lowered:
     """
     if limits == NATIVE and not isinstance(request.tool_choice, AllowedTools):
         return Lowered(request)
+    if _is_plain(request):
+        return Lowered(request)
     ledger = Ledger()
     lowered, undo = _lower_tools(request, limits, ledger)
     lowered = _lower_format(lowered, limits, ledger)
@@ -97,6 +99,19 @@ def lower(request: Request, limits: Limits) -> Lowered:
     front = limits.system_messages == "front"
     lowered = lower_system(lowered, ledger, role=limits.developer_role, front=front)
     return Lowered(request if lowered == request else lowered, ledger.losses(), undo)
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether every upstream can take this: text, at most one system message, no tool or format."""
+    if request.tools or request.tool_choice is not None or request.format is not None:
+        return False
+    for index, item in enumerate(request.items):
+        if type(item) is not Message or type(item.content) is not str:
+            return False
+        leads = index == 0 and item.role == "system" and request.instructions is None
+        if item.role not in ("user", "assistant") and not leads:
+            return False
+    return True
 
 
 # ---- tools -----------------------------------------------------------------------------------
