@@ -181,3 +181,20 @@ def test_a_request_said_fits_the_published_schema(name: str) -> None:
         CHAT.encode_request(CHAT.decode_request(json.dumps(wire).encode()), STANDARD)[0]
     )
     assert request_problems(said, "chat") == request_problems(wire, "chat")
+
+
+def test_the_helper_gathers_a_custom_call_for_which_it_has_no_type() -> None:
+    def piece(**custom: str) -> Any:
+        return chunk({"tool_calls": [{"index": 0, "id": "c1", "type": "custom", "custom": custom}]})
+
+    events = hear(sse(piece(name="g", input="x = "), piece(input="1"), CALLED))
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with (
+        client(tell(events)) as sdk,
+        sdk.chat.completions.stream(model="m", messages=messages) as stream,
+    ):
+        for _ in stream:
+            pass
+        (called,) = stream.current_completion_snapshot.choices[0].message.model_dump()["tool_calls"]
+    assert (called["id"], called["type"]) == ("c1", "custom")
+    assert called["custom"] == {"name": "g", "input": "x = 1"}
