@@ -97,7 +97,7 @@ def _timeless(value: Any) -> Any:
 
 
 @NAMES
-def test_a_stream_is_framed_as_its_readers_need_it(answers: Answers, name: str) -> None:
+def test_r4_3_a_stream_is_framed_as_its_readers_need_it(answers: Answers, name: str) -> None:
     answer = answers[name, True]
     assert b"\r" not in answer.body
     assert b"\nid:" not in answer.body

@@ -134,7 +134,7 @@ async def test_o3_the_fields_a_schema_wants_are_never_null(server: Behind, name:
         assert not item or (item["id"] and item["status"])
 
 
-async def test_r4_3_the_stream_has_the_three_kinds_of_event() -> None:
+async def test_whole_and_in_pieces_the_same_is_said() -> None:
     """An event that says whole what its deltas said, for those who read only the one or the
     other; items that open and close; and one beginning and one end around them."""
     async with behind(SCENES["call after text"].handler) as server:

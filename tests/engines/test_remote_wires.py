@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.event import ItemDone
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import Reasoning, Summary
+from dragoman.core.item import Message, Reasoning, Summary, Text
 from dragoman.core.request import Sampling
 from dragoman.engines import probe, profiles
 from dragoman.engines.profiles import BY_NAME
@@ -227,3 +227,20 @@ async def test_several_answers_over_responses_are_asked_for_one_by_one() -> None
         assert not any("n" in asked.json for asked in up.asked)
     answers = [event.item for event in heard if isinstance(event, ItemDone)]
     assert [answer.id for answer in answers] == ["msg_1", "msg_1_1"]
+
+
+async def test_text_of_another_wire_is_sent_as_a_string() -> None:
+    """Its lists of one text are that protocol's way to say a string; many servers take no list."""
+    said = (Message("user", (Text("Hello"),)), Message("user", (Text("a"), Text("b"))))
+    for wire, contents, told in (
+        ("responses", ["Hello", "a\nb"], True),
+        ("chat", [[{"type": "text", "text": "Hello"}], [{"type": "text", "text": "a"}, B]], False),
+    ):
+        async with remote(both) as (engine, up):
+            answer = await ask(engine, asking(items=said), Caller(wire=wire))
+            messages = up.asked[0].json["messages"]
+        assert [message["content"] for message in messages] == contents
+        assert bool(answer.losses) is told
+
+
+B = {"type": "text", "text": "b"}

@@ -85,7 +85,7 @@ async def test_chat_hears_what_it_has_words_for(name: str) -> None:
         assert answer.usage.completion_tokens_details.reasoning_tokens == 3
 
 
-async def test_r4_5_reasoning_comes_back_sealed_as_it_was() -> None:
+async def test_p8_reasoning_comes_back_sealed_as_it_was() -> None:
     """An agent resends its items; the seal on its thoughts is not touched on the way."""
     async with behind(answering(*OUTPUTS["summary"]), wire="responses") as server:
         first = await server.whole("responses", include=["reasoning.encrypted_content"])

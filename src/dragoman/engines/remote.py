@@ -263,8 +263,12 @@ class Remote:
         refused: FaultError | None = None
         for name in names:
             wire = WIRES[name]
+            dialect = self.profile.dialect
+            if caller.wire is not None and caller.wire != name:
+                # Another protocol's way to say a text is a list; many servers take strings only.
+                dialect = replace(dialect, content_parts=False)
             try:
-                body, losses = wire.encode_request(asked, self.profile.dialect)
+                body, losses = wire.encode_request(asked, dialect)
             except FaultError as error:
                 refused = refused or error
                 continue

@@ -56,7 +56,7 @@ def _note_costs(item: Item, index: int, dialect: Dialect, ledger: Ledger) -> Non
             ledger.note("items[*].reasoning", "told", why, (index,))
         case Message(content=tuple(parts)) | FunctionCallOutput(output=tuple(parts)):
             if not dialect.content_parts and len(parts) > 1 and content.is_text(parts):
-                why = "this server takes strings only; the parts are joined"
+                why = "the text is sent as one string; its parts are joined"
                 ledger.note("items[*].content", "emulated", why, (index,))
 
 

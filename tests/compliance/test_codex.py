@@ -1,0 +1,294 @@
+"""A turn of a coding agent (Codex), as it asks over Responses, before a server that has only Chat.
+
+Its request is the fullest there is: long instructions, tools of every kind, sealed reasoning, and
+its own items again, just as they were given, with the null fields that its types add.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx2
+
+from tests.compliance import readers
+from tests.mock import chunk, plain, stream
+from tests.oracle import request_problems
+from tests.product import dragoman
+from tests.sdk.behind import Behind, behind
+from tests.upstream.llamacpp import Llamacpp
+
+DEVELOPER = "You are a coding agent running in a terminal. Follow the house rules. " * 243
+"""17 kB of instructions."""
+PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n-a = 1\n+a = 2\n*** End Patch\n"
+GRAMMAR = 'start: begin hunk+ end\nbegin: "*** Begin Patch" LF\nend: "*** End Patch" LF?\n'
+
+
+def function(name: str, **properties: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in properties.items()},
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {
+        "type": "function",
+        "name": name,
+        "description": f"Does {name}.",
+        "strict": False,
+        "parameters": parameters,
+    }
+
+
+TOOLS = [
+    function("shell", command="string"),
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "description": "Edits files. Give the patch as it is, not as JSON.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": GRAMMAR},
+    },
+    {
+        "type": "namespace",
+        "name": "mcp__docs",
+        "description": "Documentation.",
+        "tools": [function("search", query="string"), function("fetch", id="string")],
+    },
+    {"type": "web_search", "external_web_access": True},
+]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+PAST: list[dict[str, Any]] = [
+    user("<environment_context>\n  <cwd>/repo</cwd>\n</environment_context>"),
+    user("Set a to 2 in a.py."),
+    {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "**Looking at the file**"}],
+        "content": None,
+        "encrypted_content": "gAAAAABseal==",
+        "status": None,
+    },
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": None,
+        "phase": "commentary",
+        "content": [
+            {"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": None}
+        ],
+    },
+    {
+        "type": "function_call",
+        "id": "fc_1",
+        "call_id": "call_1",
+        "name": "shell",
+        "namespace": None,
+        "status": None,
+        "arguments": '{"command":"cat a.py"}',
+    },
+    {
+        "type": "function_call",
+        "id": None,
+        "call_id": "call_2",
+        "name": "search",
+        "namespace": "mcp__docs",
+        "arguments": '{"query":"style"}',
+    },
+    {"type": "function_call_output", "call_id": "call_1", "output": "a = 1\n"},
+    {
+        "type": "function_call_output",
+        "call_id": "call_2",
+        "output": [{"type": "input_text", "text": "Use spaces."}],
+    },
+    {
+        "type": "custom_tool_call",
+        "id": "ctc_1",
+        "call_id": "call_3",
+        "name": "apply_patch",
+        "input": PATCH,
+        "status": "completed",
+    },
+    {"type": "custom_tool_call_output", "call_id": "call_3", "output": "Done."},
+    user("Now search the docs, and patch it back."),
+]
+"""What was said so far, as the agent resends it."""
+
+
+def turn(model: str = "mock", input: list[dict[str, Any]] = PAST) -> dict[str, Any]:
+    """The body of a turn."""
+    developer = {"type": "message", "role": "developer"}
+    return {
+        "model": model,
+        "instructions": "You are Codex.",
+        "input": [{**developer, "content": [{"type": "input_text", "text": DEVELOPER}]}, *input],
+        "tools": TOOLS,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199-session",
+        "text": {"verbosity": "medium"},
+        "client_metadata": {"x-codex-installation-id": "1"},
+    }
+
+
+def answered(*deltas: dict[str, Any]) -> Any:
+    usage = {"prompt_tokens": 5000, "completion_tokens": 40, "total_tokens": 5040}
+    counted = {**chunk(), "choices": [], "usage": usage}
+    return stream(*map(chunk, deltas), chunk(finish="tool_calls"), counted)
+
+
+def call(index: int, id: str, name: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": ""}
+    return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+
+
+def more(index: int, arguments: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+
+async def ask(server: Behind, body: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """The items that the agent takes out of the stream, and what it is told was lost."""
+    headers = {"user-agent": "codex_cli_rs/0.169.0", "originator": "codex_cli_rs"}
+    async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
+        answer = await client.post(f"{server.base_url}/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    said = [line.removeprefix("data: ") for line in answer.text.split("\n") if "data: {" in line]
+    items = readers.item_collector(map(json.loads, said))
+    return items, answer.headers["x-dragoman-loss"]
+
+
+async def test_p16_a_whole_turn_of_an_agent_before_a_server_of_chat() -> None:
+    halves = json.dumps({"input": PATCH})[:30], json.dumps({"input": PATCH})[30:]
+    said = answered(
+        {"reasoning_content": "Search "},
+        {"reasoning_content": "first."},
+        {"content": "Searching."},
+        call(0, "call_a", "mcp__docs__search"),
+        call(1, "call_b", "apply_patch"),
+        more(0, '{"query":'),
+        more(1, halves[0]),
+        more(0, '"style"}'),
+        more(1, halves[1]),
+    )
+    async with behind(said) as server:
+        items, told = await ask(server, turn())
+        (asked,) = server.up.asked
+    thought, message, search, patch = items
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Search first."}]
+    assert message["content"][0]["text"] == "Searching."
+    assert (search["type"], search["name"], search["namespace"], search["arguments"]) == (
+        "function_call",
+        "search",
+        "mcp__docs",
+        '{"query":"style"}',
+    )
+    assert (patch["type"], patch["name"], patch["input"]) == (
+        "custom_tool_call",
+        "apply_patch",
+        PATCH,
+    )
+    # What a Chat server cannot be asked for is told, each by its name.
+    for lost in ("include[reasoning.encrypted_content]", "client_metadata", "reasoning.summary"):
+        assert lost in told
+    assert re.search(r"told:[^;]* tools\[\d\],", told)  # the search on the web
+    judge(asked.json)
+
+
+def judge(body: dict[str, Any]) -> None:
+    """The request is a proper one of Chat, and nothing of the conversation is missing."""
+    assert request_problems(body, "chat") == []
+    names = [tool["function"]["name"] for tool in body["tools"]]
+    assert names == ["shell", "apply_patch", "mcp__docs__search", "mcp__docs__fetch"]
+    assert GRAMMAR in body["tools"][1]["function"]["description"]
+    messages = body["messages"]
+    assert [message["role"] for message in messages] == [
+        "system",
+        "user",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "tool",
+        "user",
+    ]
+    assert messages[0]["content"].startswith("You are Codex.")
+    assert DEVELOPER in messages[0]["content"]
+    assert messages[3]["content"] == "Let me look."
+    assert [each["function"] for each in messages[3]["tool_calls"]] == [
+        {"name": "shell", "arguments": '{"command":"cat a.py"}'},
+        {"name": "mcp__docs__search", "arguments": '{"query":"style"}'},
+    ]
+    results = {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"}
+    assert results["call_1"] == "a = 1\n"
+    assert "Use spaces." in json.dumps(results["call_2"])
+    assert results["call_3"] == "Done."
+    patched = messages[6]["tool_calls"][0]["function"]
+    assert (patched["name"], json.loads(patched["arguments"])) == ("apply_patch", {"input": PATCH})
+
+
+async def test_the_next_turn_begins_with_the_bytes_of_this_one() -> None:
+    """The items go in again as they came out, and a cache of prompts upstream stays good."""
+    said = answered(
+        {"content": "Searching."}, call(0, "call_a", "shell"), more(0, '{"command":""}')
+    )
+    async with behind(said) as server:
+        items, _ = await ask(server, turn())
+        again = [{**item, "status": None} for item in items]
+        result = {"type": "function_call_output", "call_id": "call_a", "output": "ok"}
+        await ask(server, turn(input=[*PAST, *again, result]))
+        first, second = (asked.body for asked in server.up.asked)
+    end = first.rindex(b"Now search the docs, and patch it back.")
+    conversation = first[:end]
+    assert len(conversation) > len(DEVELOPER)
+    assert second.startswith(conversation)
+
+
+async def test_a_turn_that_fails_is_not_taken_for_one_that_closed_early() -> None:
+    broken = stream(chunk({"content": "Search"}), done=False)
+    async with behind(broken) as server, httpx2.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{server.base_url}/responses", json=turn())
+        assert '"type":"response.failed"' in answer.text
+    refused = plain(429, {"error": {"message": "Slow down."}}, "retry-after: 3")
+    async with behind(refused) as server, httpx2.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{server.base_url}/responses", json=turn())
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+async def test_the_socket_it_tries_first_is_declined_and_it_asks_over_http() -> None:
+    async with behind(plain(500, b"")) as server, httpx2.AsyncClient() as client:
+        upgrade = {
+            "connection": "Upgrade",
+            "upgrade": "websocket",
+            "sec-websocket-version": "13",
+            "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+            "openai-beta": "responses_websockets=2026-02-06",
+        }
+        answer = await client.get(f"{server.base_url}/responses", headers=upgrade)
+        assert answer.status_code in (404, 426)
+
+
+def test_a_turn_before_llama_cpp(llamacpp: Llamacpp) -> None:
+    """With a question that the tiny model knows; the long words before it are not for it."""
+    body = turn(llamacpp.model, [user("ping")])
+    body["input"][0]["content"][0]["text"] = "Be brief."
+    del body["instructions"], body["tools"]
+    long = turn(llamacpp.model)
+    long["input"][0]["content"][0]["text"] = DEVELOPER[:4000]  # its context is small
+    with dragoman("--upstream", llamacpp.base_url) as product:
+        short = product.post("responses", {**body, "temperature": 0})
+        whole = product.post("responses", {**long, "temperature": 0, "max_output_tokens": 30})
+    (message,) = readers.item_collector(short.data[:-1])
+    assert message["content"][0]["text"] == "pong"
+    assert whole.status == 200, whole.body
+    assert whole.data[-2]["type"] in ("response.completed", "response.incomplete")
