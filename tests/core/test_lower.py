@@ -19,6 +19,7 @@ from dragoman.core.item import (
     Message,
     Text,
 )
+from dragoman.core.loss import Loss
 from dragoman.core.lower import NATIVE, Limits, Lowered, lower
 from dragoman.core.request import (
     AllowedTools,
@@ -328,3 +329,28 @@ def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: Limits) ->
         == (msgspec.json.encode(after.items)[: len(msgspec.json.encode(before.items)) - 1])
     )
     assert (before.tools, before.instructions) == (after.tools, after.instructions)
+
+
+@pytest.mark.parametrize(
+    ("limits", "choice", "lost", "told"),
+    [
+        (NATIVE, None, "tools[2]", "tools[2]"),
+        (OLD, None, "tools[3]", "tools[2]"),
+        (OLD, None, "tools[1].strict", "tools[1].strict"),
+        (OLD, None, "input[1]", "input[1]"),
+        (OLD, AllowedTools("auto", (NamedTool("note", "custom", "crm"),)), "tools[0]", "tools[1]"),
+        (
+            Limits(allowed_tools=False),
+            AllowedTools("auto", (NamedTool("patch", "custom"),)),
+            "tools[0]",
+            "tools[3]",
+        ),
+    ],
+)
+def test_a_loss_of_a_tool_names_its_place_in_the_clients_list(
+    limits: Limits, choice: ToolChoice | None, lost: str, told: str
+) -> None:
+    lowered = lower(asked(tools=(READ, CRM, SEARCH, PATCH), tool_choice=choice), limits)
+    (loss,) = lowered.placed((Loss(lost, "told", "no such thing"),))
+    assert loss.field == told
+    assert lowered.placed(()) == ()

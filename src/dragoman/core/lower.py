@@ -7,6 +7,7 @@ No wire is known here; fields are named in the words of the core.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -65,12 +66,28 @@ NATIVE = Limits()
 class Lowered(Struct, frozen=True):
     """A request as the upstream takes it, what that cost, and how to undo it on the answer.
 
-    `events` has a memory of one answer: use it for one. None: there is nothing to undo.
+    `events` has a memory of one answer: use it for one. None: there is nothing to undo. `places`
+    says where each tool stood in the client's list. None: where it stands now.
     """
 
     request: Request
     losses: tuple[Loss, ...] = ()
     events: Undo | None = None
+    places: tuple[int, ...] | None = None
+
+    def placed(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
+        """Losses of the lowered request, with the tools where the client has them."""
+        places = self.places
+        if places is None or not losses:
+            return losses
+
+        def place(name: re.Match[str]) -> str:
+            return f"tools[{places[int(name[1])]}]"
+
+        return tuple(replace(loss, field=_TOOL.sub(place, loss.field)) for loss in losses)
+
+
+_TOOL = re.compile(r"^tools\[(\d+)\]")
 
 
 def lower(request: Request, limits: Limits) -> Lowered:
@@ -87,7 +104,7 @@ def lower(request: Request, limits: Limits) -> Lowered:
     if _is_plain(request):
         return Lowered(request)
     ledger = Ledger()
-    lowered, undo = _lower_tools(request, limits, ledger)
+    lowered, undo, places = _lower_tools(request, limits, ledger)
     lowered = _lower_format(lowered, limits, ledger)
     senses: tuple[tuple[Sense, bool | None], ...] = (
         (Image, limits.images),
@@ -98,7 +115,7 @@ def lower(request: Request, limits: Limits) -> Lowered:
         lowered = replace(lowered, items=without(lowered.items, missing, ledger))
     front = limits.system_messages == "front"
     lowered = lower_system(lowered, ledger, role=limits.developer_role, front=front)
-    return Lowered(request if lowered == request else lowered, ledger.losses(), undo)
+    return Lowered(request if lowered == request else lowered, ledger.losses(), undo, places)
 
 
 def _is_plain(request: Request) -> bool:
@@ -117,8 +134,11 @@ def _is_plain(request: Request) -> bool:
 # ---- tools -----------------------------------------------------------------------------------
 
 
-def _lower_tools(request: Request, limits: Limits, ledger: Ledger) -> tuple[Request, Undo | None]:
-    """Tools, the choice among them and past calls; and what to do with calls to come."""
+def _lower_tools(
+    request: Request, limits: Limits, ledger: Ledger
+) -> tuple[Request, Undo | None, tuple[int, ...]]:
+    """Tools, the choice among them and past calls; what to do with calls to come, and where each
+    tool that is left stood."""
     tools, choice = list(enumerate(request.tools)), request.tool_choice
     undo: Undo | None = None
     if isinstance(choice, AllowedTools):
@@ -130,16 +150,18 @@ def _lower_tools(request: Request, limits: Limits, ledger: Ledger) -> tuple[Requ
             tools, choice = allowed.tools, choice.mode if allowed.tools else None
             ledger.note("tool_choice", "emulated", "only the allowed tools are offered")
     if limits.custom_tools and limits.namespaces:
+        places = tuple(number for number, _ in tools)
         if limits.allowed_tools:
-            return request, undo
+            return request, undo, places
         offered = tuple(tool for _, tool in tools)
-        return replace(request, tools=offered, tool_choice=choice), undo
+        return replace(request, tools=offered, tool_choice=choice), undo, places
     box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, ledger=ledger)
     items, choice = _lower_calls(request.items, box, ledger), _lower_choice(choice, box)
     if box.renames:
         rename = Renamer(box).feed
         undo = rename if undo is None else in_turn(rename, undo)
-    return replace(request, tools=box.tools, items=items, tool_choice=choice), undo
+    lowered = replace(request, tools=box.tools, items=items, tool_choice=choice)
+    return lowered, undo, box.places
 
 
 def _lower_choice(choice: ToolChoice | None, box: Toolbox) -> ToolChoice | None:

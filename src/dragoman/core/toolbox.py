@@ -51,7 +51,9 @@ _Name = tuple[str | None, str]
 
 
 class Toolbox:
-    """Both names of every tool. `tools` is what to offer; calls of the past are renamed alike.
+    """Both names of every tool; calls of the past are renamed alike.
+
+    `tools` is what to offer, and `places` where each of them stood in the client's list.
 
     >>> box = Toolbox([(0, CustomTool("patch"))], custom=False, namespaces=True, ledger=Ledger())
     >>> down = box.lower(CustomToolCall("c1", "patch", "*** Begin"))
@@ -73,9 +75,11 @@ class Toolbox:
         self._taken = {
             tool.name for _, tool in offered if isinstance(tool, FunctionTool | CustomTool)
         }
-        self.tools: tuple[Tool, ...] = tuple(
-            lowered for number, tool in offered for lowered in self._lower_tool(tool, number)
-        )
+        lowered = [
+            (number, each) for number, tool in offered for each in self._lower_tool(tool, number)
+        ]
+        self.tools: tuple[Tool, ...] = tuple(tool for _, tool in lowered)
+        self.places: tuple[int, ...] = tuple(number for number, _ in lowered)
 
     @property
     def renames(self) -> bool:

@@ -276,7 +276,7 @@ class Remote:
                 new_id(),
                 now(),
                 request.model,
-                losses=(*worded(lowered.losses, request, caller.wire), *losses),
+                losses=(*worded(lowered.losses, request, caller.wire), *lowered.placed(losses)),
                 think=self.profile.think,
             )
             return _Plan(wire, body, lowered, turn, wire.decoder(turn), request.stream)
