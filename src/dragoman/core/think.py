@@ -40,6 +40,12 @@ class ThinkSplitter:
         self._held += text
         return self._step(False)
 
+    def passes(self, text: str) -> bool:
+        """Whether this text, coming first, shows at once that no tag leads the answer."""
+        if not text or text[0] == "<" or text[0].isspace():
+            return False
+        return not self._held and self._step == self._before
+
     def flush(self) -> list[Piece]:
         """What was held back, as what it turned out to be."""
         return self._step(True)

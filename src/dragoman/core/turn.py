@@ -149,7 +149,8 @@ class Turn:
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of what the model says."""
         state = self._choices.get(choice) or self._choice(choice)
-        if state.think is None:
+        if state.think is None or (not state.tokens and state.think.passes(data)):
+            state.think = None
             self._say(state, "text", data, tokens)
             return
         state.tokens += tokens

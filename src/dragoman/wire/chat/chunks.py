@@ -23,6 +23,8 @@ from .encoder import CHOICES
 from .envelope import Envelope
 from .extras import NAME, keep
 
+_TEXT = frozenset({"role", "content"})
+_NOTHING: tuple[JSON, ...] = (None, "", [], {})
 _AUDIO = ("id", "data", "transcript")
 BROKEN = Fault(
     "upstream_error", "The model's server broke the answer off and did not say why.", "upstream"
@@ -132,6 +134,12 @@ class Reader:
         `beside` are the unknown fields of a whole message, None for a piece of one. Gives back
         the tokens that belong to nothing that can be said: those a call is made of, as a rule.
         """
+        if weighed is None and not beside and _is_text(said):
+            if content := said["content"]:
+                self._seal(number)
+                self._voices[number] = "text"
+                self._turn.text(content, number)
+            return ()
         calls = _listed(said)
         tokens = logprobs.decode(weighed, "content") if weighed else ()
         self._reasoning(number, said)
@@ -220,6 +228,13 @@ class Reader:
         details = self._details.pop(number, None)
         if details is not None:
             self._turn.seal({NAME: {"reasoning_details": details.take()}}, number)
+
+
+def _is_text(said: dict[str, JSON]) -> bool:
+    """Whether a message says a text and nothing else."""
+    if type(said.get("content")) is not str:
+        return False
+    return all(name in _TEXT or each in _NOTHING for name, each in said.items())
 
 
 def _pieces(content: JSON) -> list[tuple[str, str]]:
