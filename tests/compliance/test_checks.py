@@ -125,3 +125,18 @@ def test_a_message_that_is_not_the_assistants_would_be_seen(wrong: dict[str, str
     legal = [{"type": "message", "role": "assistant", "phase": "commentary"}, {"type": "reasoning"}]
     assert problems_of_messages({"output": legal}) == []
     assert len(problems_of_messages({"output": [*legal, wrong]})) == 1
+
+
+THOUGHTS = {"openai": "response.reasoning_text", "openresponses": "response.reasoning"}
+
+
+@pytest.mark.parametrize("target", ["rehearsal", "rehearsal-open"], indirect=True)
+def test_thoughts_have_the_event_names_of_the_dialect(target: Target) -> None:
+    asked = {"model": target.model, "input": "Count to two.", "reasoning": {"effort": "high"}}
+    *events, done = target.product.post("responses", {**asked, "stream": True}).data
+    assert done == "[DONE]"
+    for event in events:
+        assert oracle.problems(event, target.document) == [], event
+    names = [event["type"] for event in events]
+    assert names.count(f"{THOUGHTS[target.document]}.delta") > 3
+    assert names.count(f"{THOUGHTS[target.document]}.done") == 1
