@@ -7,10 +7,12 @@ What an event is called is known to `wording`, what a response looks like to `sn
 
 from __future__ import annotations
 
-from dragoman.core.event import Delta, Event, Failed, Finished, Started
+from msgspec.structs import replace
+
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Started
 from dragoman.core.fold import Fold
 from dragoman.core.item import JSON
-from dragoman.core.order import Serial
+from dragoman.core.order import FirstChoice, Serial
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import body, error, sse
@@ -37,6 +39,8 @@ class Encoder:
         self._wording = Wording(dialect.reasoning_events)
         self._fold = Fold()
         self._serial = Serial()
+        self._first: FirstChoice | None = None  # needed only where there are alternatives
+        self._items = 0
         self._number = 0  # of the next event
         self._beat: dict[str, JSON] | None = None  # the response, while it is in progress
         self._over = False
@@ -47,11 +51,14 @@ class Encoder:
 
     def feed(self, event: Event) -> bytes:
         """The bytes for one event; empty where it has no word here, or must wait its turn."""
-        self._fold.feed(event)
-        if isinstance(event, Delta) and self._fits(event):
+        if isinstance(event, Delta) and self._fits(event) and self._first is None:
+            self._fold.feed(event)
             return self._next_delta(event.data)
-        if self._over:
+        only = self._of_the_first(event)
+        if only is None or self._over:
             return b""
+        event = only
+        self._fold.feed(event)
         return b"".join([self._say(ready) for ready in self._serial.feed(event)])
 
     def heartbeat(self, *, data: bool = False) -> bytes:
@@ -59,6 +66,14 @@ class Encoder:
         if self._beat is None:
             return b""
         return self._in_progress() if data else sse.comment("still working")
+
+    def _of_the_first(self, event: Event) -> Event | None:
+        """The event, unless it belongs to an alternative: this wire has no place for one."""
+        if isinstance(event, ItemAdded):
+            if event.choice and self._first is None:
+                self._first = FirstChoice(self._items)
+            self._items += 1
+        return event if self._first is None else self._first.feed(event)
 
     # ---- what is said --------------------------------------------------------------------
 
@@ -133,4 +148,7 @@ class Encoder:
 
 def encode_response(response: Response, request: Request, dialect: Dialect = STANDARD) -> bytes:
     """The answer as one JSON object: the very response that a stream's last event carries."""
+    if response.choices:  # this wire has a place for one alternative
+        first = response.choice(0)
+        response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
     return body.dump(snapshot.render(response, snapshot.echo(request)))
