@@ -11,30 +11,49 @@ from .client import Answer, AnswerError, Client, Stream, arguments, connect, con
 from .core import identity
 from .core.error import Fault, FaultError
 from .core.interfaces import Engine
-from .core.item import FunctionCallOutput, Image, Message, Text
+from .core.item import (
+    Audio,
+    CustomToolCall,
+    CustomToolCallOutput,
+    File,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Message,
+    Reasoning,
+    Text,
+)
 from .core.request import CustomTool, FunctionTool, JSONSchema, Request
-
-if _typing.TYPE_CHECKING:
-    from .server.settings import Settings
+from .core.response import Response, Usage
+from .server.settings import Settings
 
 __version__ = identity.VERSION
 
 __all__ = [
     "Answer",
     "AnswerError",
+    "Audio",
     "Client",
     "CustomTool",
+    "CustomToolCall",
+    "CustomToolCallOutput",
     "Engine",
     "Fault",
     "FaultError",
+    "File",
+    "FunctionCall",
     "FunctionCallOutput",
     "FunctionTool",
     "Image",
     "JSONSchema",
     "Message",
+    "Reasoning",
     "Request",
+    "Response",
+    "Settings",
     "Stream",
     "Text",
+    "Usage",
     "__version__",
     "arguments",
     "connect",
@@ -44,7 +63,7 @@ __all__ = [
 ]
 
 
-def serve(engine: Engine, settings: "Settings | None" = None) -> None:
+def serve(engine: Engine, settings: Settings | None = None) -> None:
     """Serve an engine over Chat Completions and Responses until a signal says to stop.
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
@@ -55,13 +74,12 @@ def serve(engine: Engine, settings: "Settings | None" = None) -> None:
     """
     from .server.app import App
     from .server.host import bind, run
-    from .server.settings import Settings
 
     settings = settings or Settings()
     run(lambda: App(engine, settings), settings, bind(settings, exact=True))
 
 
-def transport(engine: Engine, settings: "Settings | None" = None) -> _typing.Any:
+def transport(engine: Engine, settings: Settings | None = None) -> _typing.Any:
     """A transport that answers the official SDK out of `engine`, in this process.
 
     Pass it to `httpx2.AsyncClient` or `httpx2.Client` as `transport`, and that to the SDK as
