@@ -25,7 +25,9 @@ from .core.item import (
 )
 from .core.request import CustomTool, FunctionTool, JSONSchema, Request
 from .core.response import Response, Usage
-from .server.settings import Settings
+
+if _typing.TYPE_CHECKING:
+    from .server.settings import Settings
 
 __version__ = identity.VERSION
 
@@ -50,7 +52,6 @@ __all__ = [
     "Reasoning",
     "Request",
     "Response",
-    "Settings",
     "Stream",
     "Text",
     "Usage",
@@ -63,7 +64,7 @@ __all__ = [
 ]
 
 
-def serve(engine: Engine, settings: Settings | None = None) -> None:
+def serve(engine: Engine, settings: "Settings | None" = None) -> None:
     """Serve an engine over Chat Completions and Responses until a signal says to stop.
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
@@ -79,7 +80,7 @@ def serve(engine: Engine, settings: Settings | None = None) -> None:
     run(lambda: App(engine, settings), settings, bind(settings, exact=True))
 
 
-def transport(engine: Engine, settings: Settings | None = None) -> _typing.Any:
+def transport(engine: Engine, settings: "Settings | None" = None) -> _typing.Any:
     """A transport that answers the official SDK out of `engine`, in this process.
 
     Pass it to `httpx2.AsyncClient` or `httpx2.Client` as `transport`, and that to the SDK as
