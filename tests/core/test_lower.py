@@ -354,3 +354,29 @@ def test_a_loss_of_a_tool_names_its_place_in_the_clients_list(
     (loss,) = lowered.placed((Loss(lost, "told", "no such thing"),))
     assert loss.field == told
     assert lowered.placed(()) == ()
+
+
+def test_a_tool_that_cannot_be_forced_by_its_name_is_offered_alone() -> None:
+    """Some servers take a named choice for a hint; that some tool is required they all keep to."""
+    request = asked(tools=(READ, WRITE, PATCH), tool_choice=NamedTool("write"))
+    for limits in (Limits(named_tool=False, allowed_tools=False), OLD_AND_LAX):
+        lowered = lower(request, limits)
+        assert [tool.name for tool in lowered.request.tools] == ["write"]
+        assert lowered.request.tool_choice == "required"
+        assert [loss.action for loss in lowered.losses] == ["emulated"]
+    native = lower(request, Limits(named_tool=False))
+    assert native.request.tool_choice == AllowedTools("required", (NamedTool("write"),))
+    assert lower(request, Limits(images=False)).request is request
+
+
+def test_tools_that_may_not_be_called_are_not_shown_where_they_would_be_called() -> None:
+    request = asked(tools=(READ, PATCH), tool_choice="none")
+    for limits in (Limits(idle_tools=False), OLD_AND_LAX):
+        lowered = lower(request, limits)
+        assert (lowered.request.tools, lowered.request.tool_choice) == ((), None)
+        assert [loss.field for loss in lowered.losses] == ["tool_choice"]
+    assert lower(request, Limits(images=False)).request is request
+    assert lower(asked(tool_choice="none"), OLD_AND_LAX).request.tool_choice == "none"
+
+
+OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tests.product import Product, dragoman
 from tests.upstream.llamacpp import Llamacpp
-from tests.upstream.model.transcripts import GET_WEATHER, HELLO, IDENTITY, user
+from tests.upstream.model.transcripts import ADD, GET_WEATHER, HELLO, IDENTITY, NO_TOOL, user
 
 MODEL = "tiny-test"
 BOTH = "What is the weather in Paris and Rome?"
@@ -155,6 +155,30 @@ def test_one_call(sdk: OpenAI, choice: str) -> None:
         (call,) = response.output
         assert (call.type, call.name, call.arguments) == ("function_call", "get_weather", PARIS)
         assert response.status == "completed"
+
+
+def test_a_choice_that_this_server_takes_for_a_hint_is_kept_to(sdk: OpenAI) -> None:
+    """It was asked for the weather, has a tool for it, and is told to take the other one."""
+    question = "What is the weather in Paris?"
+    tools: Any = [ADD, WEATHER]
+    free = chat(sdk, question, tools=tools).choices[0].message
+    assert [call.function.name for call in free.tool_calls] == ["get_weather"]
+    named = {"type": "function", "function": {"name": "add"}}
+    forced = chat(sdk, question, tools=tools, tool_choice=named, max_tokens=60)
+    assert {c.function.name for c in forced.choices[0].message.tool_calls} == {"add"}
+    items = [{"type": "function", **tool["function"], "strict": True} for tool in tools]
+    named = {"type": "function", "name": "add"}
+    response = respond(sdk, question, tools=items, tool_choice=named, max_output_tokens=60)
+    assert {item.name for item in response.output if item.type == "function_call"} == {"add"}
+
+
+def test_a_tool_that_must_not_be_called_is_not(sdk: OpenAI) -> None:
+    question = "What is the weather in Paris?"
+    asked: dict[str, Any] = {"tool_choice": "none"}
+    message = chat(sdk, question, tools=[WEATHER], **asked).choices[0].message
+    assert (message.tool_calls, message.content) == (None, NO_TOOL)
+    response = respond(sdk, question, tools=[WEATHER_ITEM], **asked)
+    assert response.output_text == NO_TOOL
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -47,6 +47,10 @@ class Limits(Struct, frozen=True, omit_defaults=True, kw_only=True):
     custom_tools: bool = True
     namespaces: bool = True
     allowed_tools: bool = True
+    named_tool: bool = True
+    """Whether a certain tool can be forced; else it alone is offered, and a call is required."""
+    idle_tools: bool = True
+    """Whether tools may be offered and their calls forbidden; else none are offered."""
     format_beside_forced_tool: bool = True
     """Whether an output format may be asked for where a tool must be called."""
     json_schema: bool = True
@@ -141,6 +145,11 @@ def _lower_tools(
     tool that is left stood."""
     tools, choice = list(enumerate(request.tools)), request.tool_choice
     undo: Undo | None = None
+    if isinstance(choice, NamedTool) and not limits.named_tool:
+        choice = AllowedTools("required", (choice,))
+    elif choice == "none" and tools and not limits.idle_tools:
+        tools, choice = [], None
+        ledger.note("tool_choice", "emulated", "no tools are offered, so that none is called")
     if isinstance(choice, AllowedTools):
         allowed = Allowed(choice, request.tools)
         undo = Suppressor(allowed.names).feed
@@ -151,7 +160,7 @@ def _lower_tools(
             ledger.note("tool_choice", "emulated", "only the allowed tools are offered")
     if limits.custom_tools and limits.namespaces:
         places = tuple(number for number, _ in tools)
-        if limits.allowed_tools:
+        if type(choice) is type(request.tool_choice):  # the choice stands, and so do the tools
             return request, undo, places
         offered = tuple(tool for _, tool in tools)
         return replace(request, tools=offered, tool_choice=choice), undo, places

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.lower import NATIVE, Limits
 from dragoman.core.turn import Think
@@ -127,12 +128,13 @@ PROFILES: tuple[Profile, ...] = (
         think="reasoning",
     ),
     Profile(
-        # Its Responses stream leaves content_index out; its Chat is sound.
+        # Its Responses stream leaves content_index out; its Chat is sound, but takes a tool that is
+        # forced by its name for a hint, and shows the model tools that it may not call.
         name="llama.cpp",
         marks=Marks(server=("llama.cpp",), owned_by=("llamacpp",)),
         wires=("chat",),
         dialect=Dialect(max_tokens="max_tokens", repetition_penalty="repeat_penalty"),
-        limits=_LOCAL,
+        limits=replace(_LOCAL, named_tool=False, idle_tools=False),
         think="reasoning",
         only_streams=True,
     ),
