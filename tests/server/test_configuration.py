@@ -170,6 +170,13 @@ def test_keys_come_from_the_environment() -> None:
     assert [key.reveal() for key in keys] == ["made", "first", "second"]
 
 
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "\udcff", "a\x01b"])
+def test_a_key_that_no_header_could_carry_is_refused_unsaid(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="in the environment variable ONE") as caught:
+        with_keys(Settings(api_key_env=("ONE",)), {"ONE": key})
+    assert key not in str(caught.value)
+
+
 @pytest.mark.parametrize("environ", [{}, {"ONE": ""}, {"ONE": "  "}])
 def test_a_variable_without_a_key_is_named(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="ONE"):

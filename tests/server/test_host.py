@@ -161,6 +161,50 @@ async def test_bad_http_behind_a_request_never_breaks_into_its_answer() -> None:
         writer.close()
 
 
+async def test_who_connects_and_says_nothing_is_let_go() -> None:
+    settings = Settings(read_time=0.1)
+    async with served(App(Stub(), settings), settings) as port:
+        assert await exchange(port) == b""
+        assert await exchange(port, b"\r\n\r\n") == b""
+
+
+HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.mark.parametrize("before", [b"", HALF + b"\r\n"])
+async def test_half_a_head_is_408_in_time(before: bytes) -> None:
+    settings = Settings(read_time=0.1)
+    async with served(App(Stub(), settings), settings) as port:
+        answer = await exchange(port, before, HALF)
+    assert answer.count(b"HTTP/1.1 ") == 1 + bool(before)
+    _, _, refusal = answer.rpartition(b"HTTP/1.1 ")
+    assert refusal.startswith(b"408 ")
+    assert b"read_time" in refusal
+    assert b'"code":"stalled"' in refusal
+
+
+async def test_the_time_for_a_head_is_not_taken_from_the_answer_or_the_next_request() -> None:
+    settings = Settings(read_time=0.1)
+    stub = Stub(*OPENING, word("a"), 0.35, *closing("a"))
+    async with served(App(stub, settings), settings) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(port, asking(stream=True)) + HALF)  # and half of the next
+        assert b"[DONE]" in await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
+        writer.write(b"\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.35)  # idle, which keep_alive allows
+        writer.write(HALF + b"connection: close\r\n\r\n")
+        assert b" 200 " in await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+
+async def test_what_belongs_to_no_request_does_not_keep_a_connection() -> None:
+    settings = Settings(keep_alive=1)
+    async with served(App(Stub(), settings), settings) as port:
+        answer = await exchange(port, HALF + b"\r\n", b"\r\n")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 async def test_an_upgrade_is_answered_as_plain_http() -> None:
     request = (
         f"GET {PATHS['responses']} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
@@ -353,6 +397,30 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:
         return False
+
+
+INTERRUPTED = """
+import os, signal, time
+from dragoman.server.workers import run_workers
+
+fork = os.fork
+
+def fork_and_be_told_to_stop():
+    if pid := fork():
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+
+os.fork = fork_and_be_told_to_stop
+run_workers(lambda number, lifeline: time.sleep(300), 2)
+print("all ended")
+"""
+
+
+def test_a_signal_between_two_steps_of_a_start_reaches_the_new_worker() -> None:
+    # Had one been missed, its first process would wait for it.
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "all ended\n"
 
 
 def test_workers_that_cannot_start_are_not_started_for_ever() -> None:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed, Progress
@@ -117,6 +118,31 @@ async def test_p37_losses_are_told_in_a_header(wire: str) -> None:
         assert call.headers["x-dragoman-loss"] == "told: store, seed; emulated: top_k"
     call = await Call(App(Stub(), Settings()), PATHS[wire], asking(wire))()
     assert "x-dragoman-loss" not in call.headers
+
+
+async def test_what_is_lost_late_is_told_in_a_comment_before_the_end(wire: str) -> None:
+    gate = asyncio.Event()
+    late = Loss("tool_choice", "told", "why"), Loss("stop", "emulated", "how")
+    finished = replace(FINISHED, losses=late)
+    call = streaming(Stub(*OPENING, gate, *closing("")[:-1], finished), wire)
+    task = asyncio.create_task(call())
+    await call.until(lambda: len(call.writes) >= 1)
+    gate.set()
+    await task
+    assert "x-dragoman-loss" not in call.headers
+    comment = b": x-dragoman-loss: told: tool_choice; emulated: stop\n\n"
+    assert call.body.count(comment) == 1
+    before, after = call.body.split(comment)
+    assert not ends(before)
+    assert len(ends(after)) == 1
+    plain = await streaming(Stub(*OPENING, *closing("")), wire)()
+    assert before + after == plain.body
+
+
+async def test_a_stream_that_lost_nothing_late_or_failed_has_no_such_comment(wire: str) -> None:
+    for end in (FINISHED, Failed(CUT)):
+        call = await streaming(Stub(*OPENING, *closing("")[:-1], end), wire)()
+        assert b"x-dragoman-loss" not in call.body
 
 
 # ---- silence -------------------------------------------------------------------------------

@@ -111,8 +111,8 @@ def read(text: str, name: str = FILE) -> Configuration:
     except tomllib.TOMLDecodeError as error:
         problem = str(error)
         found = re.search(r"\(at line (\d+)", problem)
-        where = f"{name}:{found[1]}" if found else name
-        raise ConfigurationError(f"{where}: {problem}") from None
+        line = int(found[1]) if found else len(text.splitlines())  # or at the end of the document
+        raise ConfigurationError(f"{name}:{line}: {problem}") from None
     try:
         server = fields.object("server")
         settings = _filled(Settings, server, skip="keys") if server else Settings()
@@ -132,6 +132,12 @@ def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
         if not value:
             problem = (
                 f"The environment variable {name} should hold a key for clients, and is empty."
+            )
+            raise ConfigurationError(problem)
+        if not (value.isascii() and value.isprintable()):  # no header could carry it as it is
+            problem = (
+                f"The key in the environment variable {name} may have printable ASCII characters "
+                "only."
             )
             raise ConfigurationError(problem)
         keys.append(Secret(value))

@@ -18,7 +18,7 @@ import uvicorn
 
 from .app import App
 from .browser import is_loopback
-from .protocol import HTTPProtocol
+from .protocol import HTTPConfig, HTTPProtocol
 from .settings import Settings
 from .workers import run_workers
 
@@ -113,8 +113,10 @@ class Server(uvicorn.Server):
         lifeline: int | None = None,
     ) -> None:
         super().__init__(
-            uvicorn.Config(
+            HTTPConfig(
                 app,
+                header_limit=settings.header_limit,
+                read_time=settings.read_time,
                 http=HTTPProtocol,
                 ws="none",
                 interface="asgi3",
@@ -127,7 +129,6 @@ class Server(uvicorn.Server):
                 backlog=settings.backlog,
                 timeout_keep_alive=settings.keep_alive,
                 timeout_graceful_shutdown=FAREWELL,
-                h11_max_incomplete_event_size=settings.header_limit,
             )
         )
         self._app = app

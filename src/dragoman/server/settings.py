@@ -65,7 +65,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         int, Meta(ge=1024, description="The largest head of a request, in bytes.")
     ] = 64 * 1024
     read_time: Annotated[
-        float, Meta(ge=0.1, description="Seconds a request body may pause while it arrives.")
+        float,
+        Meta(
+            ge=0.1,
+            description="Seconds a request's head may take, and its body pause, while it arrives.",
+        ),
     ] = 60.0
     concurrency: Annotated[
         int, Meta(ge=1, description="Answers given at the same time, by each worker.")

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Event, Failed, Started
+from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import Encoder
 from dragoman.core.loss import Loss
-from dragoman.wire import sse
+from dragoman.wire import loss, sse
 
 from .asgi import Headers
 from .exchange import Exchange, loss_header
@@ -105,6 +105,8 @@ class Stream:
         self._begun = True
         if isinstance(event, TERMINAL):
             self._over = True
+        if isinstance(event, Finished) and (late := loss.header(event.losses)):
+            self._add(sse.comment(f"x-dragoman-loss: {late}"))  # the headers have gone out
         return self._add(self._encoder.feed(event))
 
     def _add(self, data: bytes) -> bool:

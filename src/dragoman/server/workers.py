@@ -18,6 +18,8 @@ from types import FrameType
 
 HEALTHY = 1.0
 """Seconds a process must live to be worth replacing."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What asks us to stop."""
 
 
 class WorkersError(Exception):
@@ -33,7 +35,7 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
     if not hasattr(os, "fork"):
         raise WorkersError("Several workers need a system that can fork. Use one.")
     crew = _Crew(work)
-    before = {sig: signal.signal(sig, crew.stop) for sig in (signal.SIGINT, signal.SIGTERM)}
+    before = {sig: signal.signal(sig, crew.stop) for sig in SIGNALS}
     try:
         for number in range(count):
             crew.start(number)
@@ -51,10 +53,17 @@ class _Crew:
         self._lifeline, self._our_end = os.pipe()
 
     def start(self, number: int) -> None:
-        pid = os.fork()
-        if pid == 0:
-            self._be_a_worker(number)
-        self._running[pid] = number, time.monotonic()
+        # A signal in the middle waits, or it would miss a worker that is not yet on the list.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            if self._stopping:
+                return
+            pid = os.fork()
+            if pid == 0:
+                self._be_a_worker(number)
+            self._running[pid] = number, time.monotonic()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def stop(self, sig: int, frame: FrameType | None = None) -> None:
         self._stopping = True
@@ -87,6 +96,7 @@ class _Crew:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         status = 1
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             self._work(number, self._lifeline)
             status = 0
         except KeyboardInterrupt:
