@@ -177,7 +177,8 @@ def marks(profile: Profile) -> Iterator[str]:
 def habits(profile: Profile) -> str:
     """What differs from a server that takes everything and says everything well."""
     limits, dialect = profile.limits, profile.dialect
-    careful = profile is not GENERIC and limits == GENERIC.limits
+    strict = msgspec.structs.replace(limits, named_tool=True, idle_tools=True)
+    careful = profile is not GENERIC and strict == GENERIC.limits
     told = {
         "as `generic`": careful,
         "custom tools become functions": not (careful or limits.custom_tools),
@@ -186,6 +187,8 @@ def habits(profile: Profile) -> str:
         "developer messages become system messages": not careful
         and limits.developer_role == "system",
         "one system message, in front": not careful and limits.system_messages == "front",
+        "a tool forced by its name is the only one offered": not limits.named_tool,
+        "tools that may not be called are not offered": not limits.idle_tools,
         f"a limit is `{dialect.max_tokens}`": dialect.max_tokens != GENERIC.dialect.max_tokens,
         f"reasoning goes back as `{dialect.reasoning_field}`": dialect.reasoning_field
         != GENERIC.dialect.reasoning_field,
