@@ -1,69 +1,106 @@
-"""The command line as a person meets it: words that make no sense, and Ctrl-C."""
+"""The command line on a terminal of its own, with the keys a person has: Ctrl-C and Ctrl-D."""
 
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 
-from dragoman.cli import main
-
 SECONDS = 60
 """What a machine that does much else may take."""
+CTRL_C, CTRL_D = b"\x03", b"\x04"
+DIM, PLAIN = b"\x1b[2m", b"\x1b[0m"
+
+PROGRAM = """
+import os, sys
+os.login_tty(0)  # so that the keys are signals
+from dragoman.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
-def test_there_is_at_least_one_worker(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", "script", "--workers", "0"])
-    assert "at least one worker" in capsys.readouterr().err
+class Terminal:
+    """A command with a terminal, and our end of that."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ours: int) -> None:
+        self.process = process
+        self._ours = ours
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def until(self, wanted: bytes) -> bytes:
+        """All that is shown up to where this is."""
+        said = b""
+        while wanted not in said:
+            said += os.read(self._ours, 4096)
+        return said
+
+    def pressed_until_it_ends(self, key: bytes) -> int:
+        """The exit status. A signal between the prompt and the wait for a line is only seen after
+        the wait, so a person who sees nothing happen presses again."""
+        for _ in range(SECONDS):
+            self.press(key)
+            while select.select([self._ours], [], [], 1)[0]:
+                try:
+                    os.read(self._ours, 4096)
+                except OSError:  # how this end sees that the other is closed
+                    return self.process.wait()
+        raise AssertionError("it goes on")
 
 
 @contextmanager
-def terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A command with a terminal of its own, and our end of that."""
+def terminal(*words: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "dragoman", *words]
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+    command = [sys.executable, "-c", PROGRAM, *words]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        try:
+            yield Terminal(process, ours)
+        finally:
+            process.kill()
+            os.close(ours)
 
 
-def read_until(ours: int, wanted: bytes) -> bytes:
-    said = b""
-    while wanted not in said:
-        said += os.read(ours, 4096)
-    return said
-
-
-def interrupted(process: subprocess.Popen[bytes]) -> int:
-    """The exit status after Ctrl-C. A signal between the prompt and the wait for a line is only
-    seen after the wait, so a person who sees nothing happen presses again."""
-    for _ in range(SECONDS):
-        process.send_signal(2)
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(1)
-    raise AssertionError("it goes on")
-
-
-@pytest.mark.timeout(SECONDS)
+@pytest.mark.timeout(2 * SECONDS)
 def test_ctrl_c_stops_the_answer_and_at_the_prompt_the_program() -> None:
-    with terminal("chat", "--at", "script") as (process, ours):
-        read_until(ours, b"> ")
-        os.write(ours, b"count to 1000\n")
-        read_until(ours, b"1, 2, 3")
-        process.send_signal(2)
-        read_until(ours, b"> ")
-        os.write(ours, b"count to 3\n")
-        read_until(ours, b"1, 2, 3.")
-        read_until(ours, b"> ")
-        assert interrupted(process) == 130
+    with terminal("chat", "--at", "script") as person:
+        person.until(b"> ")
+        person.press(b"count to 1000\n")
+        person.until(b"1, 2, 3")
+        person.press(CTRL_C)
+        person.until(b"> ")
+        person.press(b"count to 3\n")
+        person.until(b"1, 2, 3.")
+        person.until(b"> ")
+        assert person.pressed_until_it_ends(CTRL_C) == 130
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_ctrl_d_at_the_prompt_is_a_good_end() -> None:
+    with terminal("chat", "--at", "script") as person:
+        person.until(b"> ")
+        assert person.pressed_until_it_ends(CTRL_D) == 0
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_thoughts_are_dim_where_a_person_reads_them() -> None:
+    with terminal("chat", "--at", "script", "--effort", "high") as person:
+        person.until(b"> ")
+        person.press(b"count to 3\n")
+        shown = person.until(b"1, 2, 3.")
+        _, dim, after = shown.partition(DIM)
+        assert dim
+        assert b"There is nothing to think about" in after.partition(PLAIN)[0]
+        assert b"1, 2, 3." in after.partition(PLAIN)[2]
+
+
+@pytest.mark.timeout(2 * SECONDS)
+def test_ctrl_c_stops_a_server() -> None:
+    with terminal("serve", "script", "--port", "0") as person:
+        assert b"Dragoman is ready at http://127.0.0.1:" in person.until(b"Ctrl-C stops.")
+        assert person.pressed_until_it_ends(CTRL_C) == 130

@@ -6,6 +6,7 @@ what went wrong in one sentence.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,11 +31,21 @@ def main(words: Sequence[str] | None = None) -> int:
         return command(options)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads us, `head` perhaps, has read enough
+        _silence()
+        return 1
     except Exception as error:
         if not _expected(error):
             raise
         print(f"dragoman: {error}", file=sys.stderr)
         return 1
+
+
+def _silence() -> None:
+    """Let what is still to be written go nowhere: Python would try again when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _expected(error: Exception) -> bool:

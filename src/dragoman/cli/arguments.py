@@ -53,14 +53,14 @@ def _serve(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("targets", nargs="*", metavar="TARGET", help="what answers: script")
     add("--host", help="the address to listen on (127.0.0.1); any other needs --api-key-env")
-    add("--port", type=_port, help="the port (8000, or the next free one; given: just this one)")
+    add("--port", type=port, help="the port (8000, or the next free one; given: just this one)")
     add("--upstream", action="append", default=[], metavar="URL", help="serve what is at this URL")
     add("--upstream-key-env", metavar="NAME", help="the variable that holds our key to it")
     add("--wire", choices=("auto", "chat", "responses"), default="auto", help="how to speak to it")
     add("--profile", metavar="KIND", help="what kind of server it is; by default it is recognised")
     add("--api-key-env", metavar="NAME", help="clients must present the value of this variable")
     add("--generate-key", action="store_true", help="make a key for clients, and print it")
-    add("--workers", type=_workers, help="processes that share the port (1)")
+    add("--workers", type=workers, help="processes that share the port (1)")
     add("--config", type=Path, metavar="FILE", help="the configuration (dragoman.toml, if there)")
 
 
@@ -74,15 +74,17 @@ def _asking(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return command
 
 
-def _workers(text: str) -> int:
+def workers(text: str) -> int:
+    """How many workers. The parser calls a word that is no number by this name."""
     count = int(text)
     if count < 1:
         raise argparse.ArgumentTypeError("there must be at least one worker")
     return count
 
 
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
+def port(text: str) -> int:
+    """A port. The parser calls a word that is no number by this name."""
+    number = int(text)
+    if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError("a port is between 0 and 65535")
-    return port
+    return number

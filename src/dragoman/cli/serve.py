@@ -18,8 +18,15 @@ from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Engine, Model
 from dragoman.engines.discover import discover
 from dragoman.server.app import App
-from dragoman.server.assembly import as_upstreams, assemble, others
-from dragoman.server.configuration import FILE, Configuration, Upstream, load, with_keys
+from dragoman.server.assembly import TARGETS, as_upstreams, assemble, others
+from dragoman.server.configuration import (
+    FILE,
+    Configuration,
+    ConfigurationError,
+    Upstream,
+    load,
+    with_keys,
+)
 from dragoman.server.host import address, bind, check, reachable, run
 from dragoman.server.keys import generate_key
 from dragoman.server.settings import Settings
@@ -87,9 +94,11 @@ class _Greeting:
 
 def _row(model: Model) -> Row:
     place = (model.extra or {}).get("upstream")
-    if place is None:
+    if place is not None:
+        return Row(model.id, place["url"], place["kind"])
+    if model.id in TARGETS:
         return Row(model.id, "this server", "a rehearsal, not a model")
-    return Row(model.id, place["url"], place["kind"])
+    return Row(model.id, "an upstream that does not list it")
 
 
 def _configuration(options: Namespace) -> Configuration:
@@ -124,6 +133,10 @@ def _chosen(options: Namespace, configuration: Configuration) -> list[Upstream] 
             )
             for url in options.upstream
         ]
+    for word in ("upstream_key_env", "profile", "wire"):
+        if getattr(options, word) not in (None, "auto"):
+            said = word.replace("_", "-")
+            raise ConfigurationError(f"--{said} is said of an --upstream, and none is given.")
     if configuration.upstreams or options.targets:
         return list(configuration.upstreams) if not options.targets else []
     return None

@@ -12,12 +12,12 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from dragoman.client import Client, Stream, connect
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Delta, Failed, Finished, ItemAdded
-from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message
+from dragoman.core.event import Delta, Failed, Finished, ItemAdded, ItemDone
+from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from dragoman.engines.discover import discover
 
 from .welcome import Row, table
@@ -94,12 +94,13 @@ async def _print_answer(
                         pen.write(text, _DIM)
                     case Delta(kind="text" | "refusal", data=str(text)):
                         pen.write(text)
-                    case Delta(kind="arguments" | "input", data=str(text)):
-                        pen.write(text, _CALL)
-                    case ItemAdded(item=FunctionCall(name=name) | CustomToolCall(name=name)):
-                        pen.line(f"[{name}] ", _CALL)
-                    case ItemAdded():
+                    case ItemAdded(item=Message() | Reasoning()):
                         pen.line("")
+                    # Calls may come interleaved, so each is shown when it is whole.
+                    case ItemDone(item=FunctionCall(name=name, arguments=said)):
+                        pen.line(f"[{name}] {said}", _CALL)
+                    case ItemDone(item=CustomToolCall(name=name, input=said)):
+                        pen.line(f"[{name}] {said}", _CALL)
                     case Finished(status="incomplete", reasons=reasons):
                         pen.line(f"(cut short: {', '.join(reasons)})", _BAD)
                     case Failed(fault=fault):
@@ -165,12 +166,16 @@ async def _client(options: Namespace) -> Client:
     if options.key_env and not key:
         raise FaultError(Fault("authentication", f"{options.key_env} is empty.", "client"))
     if options.at:
-        with suppress(ValueError):
-            return connect(options.at, key=key)
-        problem = f"{options.at!r} is neither an http(s) address nor `script`."
-        raise FaultError(Fault("invalid_request", problem, "client"))
+        return _connected(options.at, key)
     for found in await discover(os.environ, ours=True):
-        own = os.environ.get(found.key_env) if found.key_env else key
-        return connect(found.base_url, key=own)
+        return _connected(found.base_url, os.environ.get(found.key_env) if found.key_env else key)
     print("No model server found: this is the rehearsal.", file=sys.stderr)
     return connect("script")
+
+
+def _connected(url: str, key: str | None) -> Client:
+    """A client of the server at an address. Raises FaultError where that or the key is none."""
+    try:
+        return connect(url, key=key)
+    except ValueError as error:
+        raise FaultError(Fault("invalid_request", f"{url}: {error}.", "client")) from None

@@ -63,13 +63,13 @@ def parse_url(text: str) -> Url:
         raise InvalidUrlError(f"the URL is longer than {_MAX_LENGTH} characters")
     if _FORBIDDEN.search(text):
         raise InvalidUrlError("the URL contains a space or another character no URL may hold")
+    if not text.lower().startswith(("http://", "https://")):
+        raise InvalidUrlError("the URL must begin with http:// or https://")
     try:
         split = urllib.parse.urlsplit(text)
         host, port = _host(split.hostname or ""), split.port
     except ValueError:
         raise InvalidUrlError("the URL has a malformed host or port") from None
-    if split.scheme not in _DEFAULT_PORTS:
-        raise InvalidUrlError("the URL must begin with http:// or https://")
     target = f"{split.path or '/'}?{split.query}" if split.query else split.path or "/"
     default_port = _DEFAULT_PORTS[split.scheme]
     port = default_port if port is None else port

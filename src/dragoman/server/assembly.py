@@ -82,10 +82,11 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
         known = ", ".join(sorted(BY_NAME))
         problem = f"There is no profile {upstream.profile!r}. Profiles: {known}."
         raise ConfigurationError(problem)
+    key = _key(upstream, environ)
     try:
         engine = Remote(
             upstream.url,
-            key=_key(upstream, environ),
+            key=key,
             pass_client_key=upstream.pass_client_key,
             retries=upstream.retries,
             wire=upstream.wire,
@@ -93,8 +94,7 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             header_hold=settings.header_hold,
         )
     except ValueError as error:
-        hint = "" if "://" in upstream.url else "; an address begins with http:// or https://"
-        raise ConfigurationError(f"{upstream.name}: {error}{hint}") from None
+        raise ConfigurationError(f"{upstream.name}: {error}") from None
     return Route(engine, models=upstream.models, aliases=upstream.aliases)
 
 

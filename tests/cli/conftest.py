@@ -1,0 +1,22 @@
+"""What every test of the command line starts from: an empty folder, nothing in the environment,
+nobody on the usual ports, and Ctrl-C as Python has it."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman.engines import discover
+
+
+@pytest.fixture(autouse=True)
+def nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(discover, "PORTS", ())
+    for key, address, _ in discover.KEYS:
+        monkeypatch.delenv(key, raising=False)
+        monkeypatch.delenv(address, raising=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -1,0 +1,95 @@
+"""From words to an exit status: what runs by default, and what each kind of ending is."""
+
+import os
+import runpy
+import sys
+from argparse import Namespace
+
+import pytest
+
+from dragoman.cli import main
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.identity import VERSION
+from dragoman.net.error import NetError
+from dragoman.server.configuration import ConfigurationError
+from dragoman.server.host import HostError
+from dragoman.server.workers import WorkersError
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> list[Namespace]:
+    """Put an ending in place of a command; the options it is called with."""
+    called: list[Namespace] = []
+
+    def command(options: Namespace) -> object:
+        called.append(options)
+        if isinstance(ending, BaseException):
+            raise ending
+        return ending
+
+    monkeypatch.setattr(f"dragoman.cli.{name}.{name}", command)
+    return called
+
+
+@pytest.mark.parametrize("words", [[], ["--port", "9"], ["--upstream", "http://a"], ["serve"]])
+def test_serving_is_what_is_done_unless_told_otherwise(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = instead(monkeypatch, "serve")
+    assert main(words) == 0
+    assert [options.command for options in called] == ["serve"]
+
+
+def test_the_words_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = instead(monkeypatch, "talk", 1)
+    monkeypatch.setattr(sys, "argv", ["dragoman", "ask", "why", "so"])
+    assert main() == 1
+    assert called[0].question == ["why", "so"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FaultError(Fault("model_not_found", "What happened.", "client")),
+        NetError("What happened."),
+        ConfigurationError("What happened."),
+        HostError("What happened."),
+        WorkersError("What happened."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_expected_failure_is_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instead(monkeypatch, "serve", error)
+    assert main([]) == 1
+    assert capsys.readouterr() == ("", "dragoman: What happened.\n")
+
+
+def test_any_other_failure_is_a_defect_and_looks_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead(monkeypatch, "serve", ValueError("a defect"))
+    with pytest.raises(ValueError, match="a defect"):
+        main([])
+
+
+def test_ctrl_c_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead(monkeypatch, "serve", KeyboardInterrupt())
+    assert main([]) == 130
+
+
+def test_nobody_has_to_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["ask", "--at", "script", "Count to 1000."]) == 1
+        print("what was left", flush=True)
+        monkeypatch.undo()
+
+
+def test_the_module_is_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dragoman", "--version"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_module("dragoman", run_name="__main__")
+    assert capsys.readouterr().out == f"dragoman {VERSION}\n"

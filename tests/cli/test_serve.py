@@ -1,0 +1,319 @@
+"""`dragoman serve`: what is served with which words, and what is said at the start."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from msgspec.structs import replace
+
+from dragoman.cli import main
+from dragoman.cli import serve as room
+from dragoman.engines import discover
+from dragoman.server.host import bind
+from dragoman.server.settings import Settings
+from tests.cli.stage import Screen, serve, upstream
+from tests.cli.test_welcome import part
+from tests.mock import Mock, Reply, completion, plain
+
+LISTING = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
+LOOKING = "Looking for model servers …\n"
+NOBODY = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture
+def up() -> Iterator[Mock]:
+    """A server of two models."""
+    with upstream(plain(200, completion({"content": "Hello!"})), plain(200, LISTING)) as server:
+        yield server
+
+
+def models(base_url: str) -> list[str]:
+    return [model["id"] for model in httpx2.get(f"{base_url}/models").json()["data"]]
+
+
+def ask(base_url: str, **more: Any) -> httpx2.Response:
+    body = {"model": "first", "messages": [{"role": "user", "content": "Hi"}]}
+    return httpx2.post(f"{base_url}/chat/completions", json=body, **more)
+
+
+# ---- what is served ------------------------------------------------------------------------
+
+
+def test_with_nothing_found_it_rehearses(capsys: pytest.CaptureFixture[str]) -> None:
+    served: list[str] = []
+    shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
+    assert served == ["script"]
+    assert "  script  this server  (a rehearsal, not a model)\n" in shown
+    assert capsys.readouterr().err == LOOKING
+
+
+def test_what_is_found_is_served(
+    up: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(discover, "PORTS", (up.port,))
+    served: list[str] = []
+    shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
+    assert served == ["first", "second"]
+    assert f"  second  {up.base_url}  (generic)\n" in shown
+    assert '"model": "first"' in shown
+    assert capsys.readouterr().err == LOOKING
+
+
+def test_the_environment_names_an_upstream_and_our_key_to_it(
+    up: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", up.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    shown = serve("--port", "0", then=ask)
+    assert up.asked[0].headers["authorization"] == "Bearer canary"
+    assert "canary" not in shown
+
+
+def test_the_words_name_upstreams_and_nothing_is_looked_for(
+    up: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUR_KEY", "canary")
+    words = ["--upstream", up.base_url, "--upstream-key-env", "OUR_KEY", "--wire", "chat"]
+    headers = {"authorization": "Bearer of-the-client"}
+    serve("--port", "0", *words, then=lambda base_url: ask(base_url, headers=headers))
+    assert [asked.path for asked in up.asked] == ["/v1/chat/completions"]
+    assert up.asked[0].headers["authorization"] == "Bearer canary"
+    assert {asked.method for asked in up.probes} == {"GET"}
+    assert capsys.readouterr().err == ""
+
+
+def test_a_target_is_served_and_nothing_is_looked_for(
+    up: Mock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configured(tmp_path, f'[[upstreams]]\nname = "up"\nurl = "{up.base_url}"\n')
+    shown = serve("script", "--port", "0")
+    assert "  script  this server" in shown
+    assert "first" not in shown
+    assert capsys.readouterr().err == ""
+
+
+def test_the_file_in_this_folder_is_read(up: Mock, tmp_path: Path) -> None:
+    upstream = f'[[upstreams]]\nname = "up"\nurl = "{up.base_url}"\nmodels = ["second", "new"]\n'
+    configured(tmp_path, f"[server]\nport = 0\n{upstream}")
+    shown = serve()
+    assert f"  second  {up.base_url}  (generic)\n" in shown
+    assert "  new     an upstream that does not list it\n" in shown
+    assert "first" not in shown
+
+
+def test_words_come_before_the_file(up: Mock, tmp_path: Path) -> None:
+    text = f'[server]\nport = 1\nqueue = 7\n[[upstreams]]\nname = "up"\nurl = "{NOBODY}"\n'
+    path = configured(tmp_path, text, "other.toml")
+    shown = serve("--config", path, "--port", "0", "--upstream", up.base_url)
+    assert up.base_url in shown
+    assert NOBODY not in shown
+
+
+def configured(folder: Path, text: str, name: str = "dragoman.toml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+# ---- the welcome ---------------------------------------------------------------------------
+
+
+def test_the_lines_for_the_sdk_work_when_pasted() -> None:
+    said: list[str] = []
+
+    def paste(base_url: str) -> None:
+        lines = part(screen.getvalue(), "openai SDK")
+        command = [sys.executable, "-W", "error", "-c", lines]
+        environment = {"PATH": os.environ["PATH"], "DRAGOMAN_KEY": key_in(screen.getvalue())}
+        said.append(subprocess.check_output(command, env=environment, text=True))
+
+    screen = Screen()
+    serve("script", "--port", "0", "--generate-key", then=paste, screen=screen)
+    both = [line for line in said[0].splitlines() if "This is a rehearsal" in line]
+    assert len(both) == 2
+    assert both[0] == both[1]
+
+
+def key_in(shown: str) -> str:
+    """The key that was generated."""
+    found = re.search(r"^export DRAGOMAN_KEY=(\S+)", shown)
+    assert found is not None
+    return found[1]
+
+
+def test_a_generated_key_is_shown_and_asked_for() -> None:
+    statuses: list[int] = []
+
+    def visit(base_url: str) -> None:
+        for key in (key_in(screen.getvalue()), "another"):
+            headers = {"authorization": f"Bearer {key}"}
+            statuses.append(httpx2.get(f"{base_url}/models", headers=headers).status_code)
+        statuses.append(httpx2.get(f"{base_url}/models").status_code)
+
+    screen = Screen()
+    shown = serve("script", "--port", "0", "--generate-key", then=visit, screen=screen)
+    assert statuses == [200, 401, 401]
+    assert shown.count(key_in(shown)) == 1
+    assert 'api_key=os.environ["DRAGOMAN_KEY"]' in shown
+
+
+def test_the_key_of_a_variable_is_asked_for_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENT_KEY", "canary")
+    statuses: list[int] = []
+
+    def visit(base_url: str) -> None:
+        for headers in ({"x-api-key": "canary"}, {}):
+            statuses.append(httpx2.get(f"{base_url}/models", headers=headers).status_code)
+
+    shown = serve("script", "--port", "0", "--api-key-env", "CLIENT_KEY", then=visit)
+    assert statuses == [200, 401]
+    assert "canary" not in shown
+    assert "Bearer $CLIENT_KEY" in shown
+
+
+def test_an_upstream_that_is_not_there_is_told_and_waited_for() -> None:
+    answers: list[httpx2.Response] = []
+    shown = serve(
+        "--port", "0", "--upstream", NOBODY, then=lambda base_url: answers.append(ask(base_url))
+    )
+    assert "\n  The model's server cannot be reached: " in shown
+    assert "127.0.0.1:9" in shown
+    assert "\n  Any model's name is passed on.\n" in shown
+    assert answers[0].status_code == 502
+
+
+def test_an_upstream_that_is_slow_does_not_hold_the_welcome_up(
+    up: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "LISTING", 0.05)
+    up.probed = lambda asked: Reply([], hang=True)
+    shown = serve("--port", "0", "--upstream", up.base_url)
+    assert "  The upstream listed no models within 0.05 s.\n" in shown
+
+
+# ---- where ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port that somebody has. It stands for the one that is taken by default."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def instead(settings: Settings, *, exact: bool) -> socket.socket:
+            usual = settings.port == Settings().port
+            return bind(replace(settings, port=port) if usual else settings, exact=exact)
+
+        monkeypatch.setattr(room, "bind", instead)
+        yield port
+
+
+def test_a_taken_port_is_passed_over(taken: int) -> None:
+    found: list[str] = []
+    serve("script", then=found.append)
+    assert taken < int(found[0].rpartition(":")[2].removesuffix("/v1"))
+
+
+def test_a_taken_port_that_was_asked_for_is_told(
+    taken: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = configured(tmp_path, f"[server]\nport = {taken}")
+    for words in (["--port", str(taken)], ["--port", str(Settings().port)], ["--config", path]):
+        assert main(["serve", "script", *words]) == 1
+        told = f"dragoman: Port {taken} is taken on 127.0.0.1. Choose another with --port.\n"
+        assert capsys.readouterr() == ("", told)
+
+
+def test_the_server_itself_is_never_its_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that tells clients where Dragoman is may be that of Dragoman."""
+    listener = bind(Settings(port=0), exact=True)
+    monkeypatch.setattr(room, "bind", lambda settings, exact: listener)
+    port = listener.getsockname()[1]
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://localhost:{port}/v1")
+    assert "  script  this server  (a rehearsal, not a model)\n" in serve()
+
+
+def test_several_workers_are_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, str, int]] = []
+
+    def run(build: Callable[[], Any], settings: Settings, listener: socket.socket, _: Any) -> None:
+        asked.append((settings.workers, settings.host, listener.getsockname()[1]))
+        listener.close()
+
+    monkeypatch.setattr(room, "run", run)
+    assert main(["serve", "script", "--workers", "3", "--host", "localhost", "--port", "0"]) == 0
+    assert [(workers, host) for workers, host, _ in asked] == [(3, "localhost")]
+
+
+# ---- what cannot be served -----------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "a target": (["scrpt"], "There is no target 'scrpt'. There is: script; for a server,"),
+    "a profile": (["--upstream", NOBODY, "--profile", "olama"], "There is no profile 'olama'."),
+    "an address": (
+        ["--upstream", "localhost:9/v1"],
+        "localhost:9/v1: the URL must begin with http:// or https://",
+    ),
+    "our key": (
+        ["--upstream", NOBODY, "--upstream-key-env", "NO_KEY"],
+        f"The environment variable NO_KEY should hold the key to {NOBODY}, and is empty.",
+    ),
+    "the clients' key": (
+        ["script", "--api-key-env", "NO_KEY"],
+        "The environment variable NO_KEY should hold a key for clients, and is empty.",
+    ),
+    "another address than loopback": (
+        ["script", "--host", "0.0.0.0"],
+        "Without a key Dragoman listens on this machine only, and not on 0.0.0.0:",
+    ),
+    "no upstream for a wire": (["--wire", "chat"], "--wire is said of an --upstream, and none"),
+    "no upstream for a key": (
+        ["script", "--upstream-key-env", "K"],
+        "--upstream-key-env is said of an --upstream, and none is given.",
+    ),
+    "no upstream for a profile": (["--profile", "vllm"], "--profile is said of an --upstream"),
+    "no such file": (["--config", "none.toml"], "none.toml cannot be read: No such file"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_cannot_be_served_is_said_in_a_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, told = MISTAKES[name]
+    assert main(["serve", "--port", "0", *words]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"dragoman: {told}")
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[server]\n\nport = 'x'", "3: server.port: is a string, and must be an integer"),
+        ("[server]\nprot = 1", "2: server.prot: is not a setting; did you mean port?"),
+        ("[[upstreams]]\nname = 'a'", "1: upstreams[0].url: is missing"),
+        ("[server", "1: Expected ']' at the end of a table declaration"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_line_and_field(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configured(tmp_path, text)
+    assert main([]) == 1
+    assert capsys.readouterr().err.startswith(f"dragoman: dragoman.toml:{told}")
+
+
+def test_nonsense_in_the_environment_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "nonsense")
+    assert main(["--port", "0"]) == 1
+    assert "dragoman: nonsense: the URL must begin with http" in capsys.readouterr().err

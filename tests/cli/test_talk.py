@@ -1,0 +1,300 @@
+"""`ask`, `chat` and `models`: what is asked of a server, and what is seen of its answer."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dragoman.cli import main
+from dragoman.engines import discover
+from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream
+from tests.mock import Mock, Reply, chunk, plain, stream
+
+LISTING = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
+HELLO = stream(chunk({"content": "Hel"}), chunk({"content": "lo!"}), chunk(finish="stop"))
+DIM, CALL, BAD, PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
+
+
+def seen(*words: str, terminal: bool = False, status: int = 0) -> str:
+    """What a command shows on a screen."""
+    screen = Screen(terminal=terminal)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        assert main(words) == status
+    return screen.getvalue()
+
+
+@pytest.fixture
+def up() -> Iterator[Mock]:
+    """A server that lists two models and says hello."""
+    with upstream(HELLO, plain(200, LISTING)) as server:
+        yield server
+
+
+# ---- ask -----------------------------------------------------------------------------------
+
+
+def test_an_answer_is_text_and_nothing_else() -> None:
+    assert seen("ask", "--at", "script", "count", "to", "3") == "1, 2, 3.\n"
+
+
+def test_the_question_may_come_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Count\nto 2.\n"))
+    assert seen("ask", "--at", "script") == "1, 2.\n"
+
+
+def test_all_that_was_said_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "canary")
+    words = ["--model", "m", "--system", "Be brief.", "--effort", "low", "--key-env", "A_KEY"]
+    assert seen("ask", "--at", up.base_url, *words, "Who", "are", "you?") == "Hello!\n"
+    (asked,) = up.asked
+    assert asked.headers["authorization"] == "Bearer canary"
+    assert asked.json["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    assert (asked.json["model"], asked.json["reasoning_effort"]) == ("m", "low")
+
+
+def test_the_first_model_is_asked_where_none_is_named(up: Mock) -> None:
+    seen("ask", "--at", up.base_url, "Hi")
+    assert up.asked[0].json["model"] == "first"
+    assert "reasoning_effort" not in up.asked[0].json
+    assert "authorization" not in up.asked[0].headers
+
+
+def answering(*deltas: dict[str, Any], finish: str = "stop") -> Reply:
+    return stream(*map(chunk, deltas), chunk(finish=finish))
+
+
+def call(name: str, arguments: str, index: int = 0) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"tool_calls": [{"index": index, "id": f"call_{index}", "function": function}]}
+
+
+CUSTOM = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+LOOKS: dict[str, tuple[Reply, str]] = {
+    "text": (answering({"content": "Hello."}), "Hello.\n"),
+    "reasoning": (
+        answering({"reasoning_content": "Hm."}, {"content": "Hello."}),
+        f"{DIM}Hm.{PLAIN}\nHello.\n",
+    ),
+    "a call": (
+        answering({"content": "So."}, call("look", '{"at":1}'), finish="tool_calls"),
+        f'So.\n{CALL}[look] {{"at":1}}{PLAIN}\n',
+    ),
+    "calls at the same time": (
+        answering(
+            call("a", '{"x":'),
+            call("b", '{"y":', 1),
+            call("", "1}"),
+            call("", "2}", 1),
+            finish="tool_calls",
+        ),
+        f'{CALL}[a] {{"x":1}}\n[b] {{"y":2}}{PLAIN}\n',
+    ),
+    "a custom call": (
+        answering({"tool_calls": [{"index": 0, **CUSTOM}]}, finish="tool_calls"),
+        f"{CALL}[patch] *** Begin{PLAIN}\n",
+    ),
+    "a refusal": (answering({"refusal": "No."}), "No.\n"),
+    "a cut": (
+        answering({"content": "So"}, finish="length"),
+        f"So\n{BAD}(cut short: length){PLAIN}\n",
+    ),
+}
+
+
+def without_colours(text: str) -> str:
+    for colour in (DIM, CALL, BAD, PLAIN):
+        text = text.replace(colour, "")
+    return text
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_each_kind_of_piece_has_its_look_and_colours_only_where_a_person_looks(name: str) -> None:
+    reply, look = LOOKS[name]
+    with upstream(reply) as up:
+        words = ("ask", "--at", up.base_url, "-m", "m", "Hi")
+        assert seen(*words) == without_colours(look)
+        shown = seen(*words, terminal=True)
+    assert without_colours(shown) == without_colours(look)
+    assert painted(shown) == painted(look)
+
+
+def painted(text: str) -> list[tuple[str, str]]:
+    """Every character that can be seen, with the colour it has."""
+    colour, found, rest = PLAIN, [], text
+    while rest:
+        code = next((c for c in (DIM, CALL, BAD, PLAIN) if rest.startswith(c)), None)
+        if code is not None:
+            colour, rest = code, rest.removeprefix(code)
+            continue
+        if not rest[0].isspace():
+            found.append((rest[0], colour))
+        rest = rest[1:]
+    return found
+
+
+def test_an_answer_that_fails_says_why_and_is_a_failure(up: Mock) -> None:
+    up.handler = lambda asked: plain(429, {"error": {"message": "Slow down, please."}})
+    shown = seen("ask", "--at", up.base_url, "Hi", terminal=True, status=1)
+    assert f"{BAD}Slow down, please.{PLAIN}" in shown
+
+
+def test_an_answer_that_breaks_off_shows_what_came(up: Mock) -> None:
+    up.handler = lambda asked: stream(chunk({"content": "Hel"}), done=False)
+    shown = seen("ask", "--at", up.base_url, "Hi", status=1)
+    assert shown.startswith("Hel\n")
+    assert len(shown.splitlines()) == 2
+
+
+# ---- whom to ask ---------------------------------------------------------------------------
+
+
+def test_whoever_is_found_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover, "PORTS", (up.port,))
+    monkeypatch.setenv("A_KEY", "canary")
+    assert seen("ask", "--key-env", "A_KEY", "Hi") == "Hello!\n"
+    assert up.asked[0].headers["authorization"] == "Bearer canary"
+
+
+def test_the_environment_names_a_server_and_its_key(
+    up: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", up.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "canary")
+    assert seen("ask", "Hi") == "Hello!\n"
+    assert up.asked[0].headers["authorization"] == "Bearer canary"
+
+
+def test_with_nobody_there_it_rehearses_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert seen("ask", "Count to two.") == "1, 2.\n"
+    assert "No model server found: this is the rehearsal." in capsys.readouterr().err
+
+
+PROBLEMS: dict[str, tuple[list[str], str]] = {
+    "no address": (["--at", "nonsense"], "nonsense: 'nonsense' is neither an http(s) address"),
+    "half an address": (["--at", "http://[::1"], "http://[::1: the URL has a malformed host"),
+    "no key": (["--at", "http://127.0.0.1:9", "--key-env", "NO_KEY"], "NO_KEY is empty."),
+    "a broken key": (
+        ["--at", "http://127.0.0.1:9", "--key-env", "BROKEN"],
+        "http://127.0.0.1:9: the key holds characters that no header can carry.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("command", ["ask", "chat", "models"])
+def test_whom_nobody_can_ask_is_told(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setenv("BROKEN", "canary\nkey")
+    words, problem = PROBLEMS[name]
+    assert main([command, *words]) == 1
+    assert capsys.readouterr().err.startswith(f"dragoman: {problem}")
+
+
+def test_nonsense_in_the_environment_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "localhost:9/v1")
+    assert main(["ask", "Hi"]) == 1
+    assert "'localhost:9/v1' is neither" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = seen("ask", "--at", "http://127.0.0.1:9/v1", "-m", "m", "Hi", status=1)
+    assert main(["models", "--at", "http://127.0.0.1:9/v1"]) == 1
+    for told in (shown, capsys.readouterr().err):
+        assert "cannot be reached" in told
+        assert "127.0.0.1:9" in told
+
+
+# ---- models --------------------------------------------------------------------------------
+
+
+def test_models_are_listed_with_their_place(up: Mock) -> None:
+    assert seen("models", "--at", up.base_url).splitlines() == [
+        "  MODEL   ANSWERED BY",
+        f"  first   {up.base_url}  (generic)",
+        f"  second  {up.base_url}  (generic)",
+    ]
+
+
+def test_all_models_are_listed_however_many(up: Mock) -> None:
+    names = [f"model-{number}" for number in range(50)]
+    up.probed = lambda asked: plain(200, {"data": [{"id": name} for name in names]})
+    assert [line.split()[0] for line in seen("models", "--at", up.base_url).splitlines()] == [
+        "MODEL",
+        *names,
+    ]
+
+
+def test_the_rehearsal_has_one_model() -> None:
+    assert seen("models", "--at", "script").splitlines()[1:] == ["  script  this program"]
+
+
+# ---- chat ----------------------------------------------------------------------------------
+
+Typed = Callable[..., None]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Type these lines, each when it is waited for, and then Ctrl-D."""
+    return lambda *lines: monkeypatch.setattr(sys, "stdin", Keyboard(*lines))
+
+
+def test_a_conversation_goes_on_until_ctrl_d(up: Mock, typed: Typed) -> None:
+    typed("Hi", "  ", "And now?")
+    assert seen("chat", "--at", up.base_url) == "> Hello!\n> > Hello!\n> \n"
+    assert [asked.json["messages"] for asked in up.asked] == [
+        [{"role": "user", "content": "Hi"}],
+        [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "text", "text": "Hello!"}]},
+            {"role": "user", "content": "And now?"},
+        ],
+    ]
+
+
+def test_what_failed_was_not_said(up: Mock, typed: Typed) -> None:
+    replies = iter([plain(500, {"error": {"message": "Broken."}}), HELLO])
+    up.handler = lambda asked: next(replies)
+    typed("Hi", "Hello?")
+    assert seen("chat", "--at", up.base_url) == "> Broken.\n> Hello!\n> \n"
+    assert up.asked[1].json["messages"] == [{"role": "user", "content": "Hello?"}]
+
+
+def test_ctrl_c_stops_the_answer_and_what_came_was_said(
+    up: Mock, monkeypatch: pytest.MonkeyPatch, typed: Typed
+) -> None:
+    replies = iter([stream(chunk({"content": "Hel"}), done=False, hang=True), HELLO])
+    up.handler = lambda asked: next(replies)
+    screen = Screen()
+    screen.when("Hel", press_ctrl_c)
+    monkeypatch.setattr(sys, "stdout", screen)
+    typed("Hi", "Go on.")
+    assert main(["chat", "--at", up.base_url]) == 0
+    assert screen.getvalue() == "> Hel\n> Hello!\n> \n"
+    assert up.asked[0].gone.done()
+    assert up.asked[1].json["messages"][1:] == [
+        {"role": "assistant", "content": [{"type": "text", "text": "Hel"}]},
+        {"role": "user", "content": "Go on."},
+    ]
+
+
+def test_ctrl_c_at_the_prompt_ends_it(typed: Typed) -> None:
+    typed("count to 2", press_ctrl_c)
+    assert seen("chat", "--at", "script", status=130) == "> 1, 2.\n> "
+
+
+def test_where_there_are_no_signals_it_answers_all_the_same() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        screen = pool.submit(seen, "ask", "--at", "script", "count to 3").result()
+    assert screen == "1, 2, 3.\n"

@@ -1,0 +1,84 @@
+"""The page a person reads: what is in it can be pasted, and says what is true."""
+
+import ast
+import json
+import shlex
+import tomllib
+
+import pytest
+
+from dragoman.cli.welcome import MOST, Row, table, welcome
+
+URL = "http://127.0.0.1:8000/v1"
+ROWS = [Row("big", "http://127.0.0.1:11434/v1", "ollama"), Row("small", "this server")]
+
+
+def part(page: str, title: str) -> str:
+    """What stands under a title, up to the next."""
+    return page.partition(f"--- {title}")[2].partition("\n")[2].partition("\n---")[0]
+
+
+@pytest.mark.parametrize("key_env", [None, "MY_KEY"])
+def test_the_lines_for_curl_ask_the_first_model(key_env: str | None) -> None:
+    words = shlex.split(part(welcome(URL, ROWS, key_env=key_env), "curl").replace("\\\n", ""))
+    assert words[:3] == ["curl", "-N", f"{URL}/chat/completions"]
+    headers = [words[place + 1] for place, word in enumerate(words) if word == "-H"]
+    key = ["Authorization: Bearer $MY_KEY"] if key_env else []
+    assert headers == ["Content-Type: application/json", *key]
+    body = json.loads(words[words.index("-d") + 1])
+    assert (body["model"], body["stream"]) == ("big", True)
+
+
+@pytest.mark.parametrize(("key_env", "key"), [(None, "'none'"), ("MY_KEY", "os.environ['MY_KEY']")])
+def test_the_lines_for_the_sdk_are_python_and_hold_no_key(key_env: str | None, key: str) -> None:
+    code = ast.unparse(ast.parse(part(welcome(URL, ROWS, key_env=key_env), "openai SDK")))
+    assert f"OpenAI(base_url='{URL}', api_key={key})" in code
+    assert ("import os" in code) == (key_env is not None)
+    assert code.count("model='big'") == 2
+
+
+@pytest.mark.parametrize("key_env", [None, "MY_KEY"])
+def test_the_lines_for_codex_are_its_configuration(key_env: str | None) -> None:
+    page = welcome(URL, ROWS, key_env=key_env)
+    provider = {"name": "Dragoman", "base_url": URL, "wire_api": "responses"}
+    assert tomllib.loads(part(page, "Codex").removesuffix("Ctrl-C stops.")) == {
+        "model": "big",
+        "model_provider": "dragoman",
+        "model_providers": {"dragoman": provider | ({"env_key": key_env} if key_env else {})},
+    }
+    assert page.endswith("\nCtrl-C stops.")
+
+
+def test_it_begins_with_where_and_what() -> None:
+    first, _, *rest = welcome(URL, ROWS).splitlines()
+    assert first == f"Dragoman is ready at {URL}"
+    assert rest[:3] == table(ROWS).splitlines()
+
+
+def test_what_prevents_a_listing_is_told_in_its_place() -> None:
+    page = welcome(URL, [], problem="Nobody there.")
+    assert "  Nobody there.\n  Any model's name is passed on.\n" in page
+    assert "MODEL  " not in page
+    assert '"model": "MODEL"' in page
+
+
+def test_the_table_has_columns() -> None:
+    assert table(ROWS).splitlines() == [
+        "  MODEL  ANSWERED BY",
+        "  big    http://127.0.0.1:11434/v1  (ollama)",
+        "  small  this server",
+    ]
+
+
+def test_of_many_models_the_rest_is_counted() -> None:
+    rows = [Row("x" * number, "there") for number in range(1, MOST + 4)]
+    lines = table(rows).splitlines()
+    assert len(lines) == 1 + MOST + 1
+    assert lines[1] == f"  x{' ' * (MOST - 1)}  there"
+    assert lines[-1] == "  … and 3 more: dragoman models"
+    assert len(table(rows, most=len(rows)).splitlines()) == 1 + len(rows)
+    assert "more" not in table(rows[:MOST])
+
+
+def test_no_models_are_no_table() -> None:
+    assert table([]) == "  No models are listed; any name is passed through."

@@ -1,0 +1,159 @@
+"""From a configuration to an engine: what stands behind which name, and what cannot be built."""
+
+import pytest
+
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from dragoman.core.secret import Secret
+from dragoman.engines.discover import Discovered
+from dragoman.engines.profiles import BY_NAME
+from dragoman.server.assembly import as_upstreams, assemble, others
+from dragoman.server.configuration import ConfigurationError, Upstream
+from dragoman.server.settings import Settings
+from tests.engines.stage import answered
+from tests.mock import Mock, completion, mock, plain
+
+SETTINGS = Settings()
+
+
+def asking(model: str) -> Request:
+    return Request(model=model, items=(Message("user", "Hello!"),))
+
+
+def saying(text: str) -> object:
+    return plain(200, completion({"content": text}))
+
+
+def at(up: Mock, **more: object) -> Upstream:
+    return Upstream(name="up", url=up.base_url, wire="chat", profile="generic", **more)
+
+
+@pytest.mark.parametrize("targets", [(), ("script",)])
+async def test_with_nothing_behind_it_rehearses(targets: tuple[str, ...]) -> None:
+    engine = assemble((), targets, SETTINGS, {})
+    assert [model.id for model in await engine.models()] == ["script"]
+    assert (await answered(engine, asking("script"))).text.startswith("This is a rehearsal")
+    failed = await answered(engine, asking("other"))
+    assert failed.error is not None
+    assert failed.error.code == "model_not_found"
+
+
+async def test_any_name_goes_to_an_upstream_as_it_is() -> None:
+    async with mock(saying("I am the upstream.")) as up:
+        engine = assemble([at(up)], (), SETTINGS, {})
+        assert (await answered(engine, asking("any-name"))).text == "I am the upstream."
+        await engine.close()
+    assert [asked.json["model"] for asked in up.asked] == ["any-name"]
+
+
+async def test_the_rehearsal_can_stand_beside_an_upstream() -> None:
+    async with mock(saying("I am the upstream.")) as up:
+        engine = assemble([at(up)], ("script",), SETTINGS, {})
+        assert (await answered(engine, asking("script"))).text.startswith("This is a rehearsal")
+        assert (await answered(engine, asking("other"))).text == "I am the upstream."
+        await engine.close()
+
+
+async def test_models_and_aliases_find_their_upstream() -> None:
+    async with mock(saying("one")) as one, mock(saying("two")) as two:
+        upstreams = [at(one, models=("a",)), at(two, models=("b",), aliases={"fast": "b"})]
+        engine = assemble(upstreams, (), SETTINGS, {})
+        said = [(await answered(engine, asking(name))).text for name in ("a", "b", "fast")]
+        await engine.close()
+    assert said == ["one", "two", "two"]
+    assert [asked.json["model"] for asked in two.asked] == ["b", "b"]
+
+
+async def test_an_upstream_gets_the_key_that_its_variable_holds() -> None:
+    async with mock(saying("Hello")) as up:
+        engine = assemble([at(up, key_env="UP_KEY")], (), SETTINGS, {"UP_KEY": " canary\n"})
+        await answered(engine, asking("m"))
+        await engine.close()
+    assert up.asked[0].headers["authorization"] == "Bearer canary"
+
+
+async def test_retries_and_profile_are_the_upstreams() -> None:
+    busy, done = plain(503, b"", "retry-after: 0"), saying("At last.")
+    replies = iter([busy, busy, done])
+    async with mock(lambda asked: next(replies)) as up:
+        engine = assemble([at(up, retries=2)], (), SETTINGS, {})
+        assert (await answered(engine, asking("m"))).text == "At last."
+        await engine.close()
+
+
+# ---- what cannot be built ------------------------------------------------------------------
+
+PLACE = "http://127.0.0.1:9/v1"
+MISTAKES: dict[str, tuple[Upstream, str]] = {
+    "profile": (
+        Upstream(name="up", url=PLACE, profile="olama"),
+        f"There is no profile 'olama'. Profiles: {', '.join(sorted(BY_NAME))}.",
+    ),
+    "scheme": (
+        Upstream(name="up", url="localhost:9/v1"),
+        "up: the URL must begin with http:// or https://",
+    ),
+    "address": (
+        Upstream(name="up", url="http://[::1"),
+        "up: the URL has a malformed host or port",
+    ),
+    "empty key": (
+        Upstream(name="up", url=PLACE, key_env="EMPTY"),
+        "The environment variable EMPTY should hold the key to up, and is empty.",
+    ),
+    "no key": (
+        Upstream(name="up", url=PLACE, key_env="NOT_THERE"),
+        "The environment variable NOT_THERE should hold the key to up, and is empty.",
+    ),
+    "unsendable key": (
+        Upstream(name="up", url=PLACE, key_env="BROKEN"),
+        "up: the key holds characters that no header can carry",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_is_wrong_with_an_upstream_is_told(name: str) -> None:
+    upstream, problem = MISTAKES[name]
+    with pytest.raises(ConfigurationError) as caught:
+        assemble([upstream], (), SETTINGS, {"EMPTY": " ", "BROKEN": "canary\nkey"})
+    assert str(caught.value) == problem
+
+
+def test_a_target_that_does_not_exist_is_told_with_those_that_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"no target 'scrpt'\. There is: script; .*URL"):
+        assemble((), ("scrpt",), SETTINGS, {})
+
+
+def test_our_own_clients_keys_are_never_passed_on() -> None:
+    upstream = Upstream(name="up", url=PLACE, pass_client_key=True)
+    assert assemble([upstream], (), SETTINGS, {})
+    with pytest.raises(ConfigurationError, match=r"^up: pass_client_key would send"):
+        assemble([upstream], (), Settings(keys=(Secret("key"),)), {})
+
+
+# ---- what was discovered -------------------------------------------------------------------
+
+
+def test_what_was_discovered_is_as_if_it_had_been_configured() -> None:
+    found = [Discovered(PLACE, ("a",), BY_NAME["ollama"]), Discovered("http://h/v1", key_env="K")]
+    assert as_upstreams(found) == [
+        Upstream(name=PLACE, url=PLACE, profile="ollama"),
+        Upstream(name="http://h/v1", url="http://h/v1", key_env="K"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_another"),
+    [
+        ("http://127.0.0.1:8000/v1", False),
+        ("http://localhost:8000/v1", False),
+        ("http://[::1]:8000", False),
+        ("http://127.0.0.1:8001/v1", True),
+        ("http://192.168.1.5:8000/v1", True),
+        ("http://example.com/v1", True),
+    ],
+)
+def test_the_server_that_we_are_is_no_upstream(url: str, is_another: bool) -> None:
+    upstreams = [Upstream(name="it", url=url)]
+    assert others(upstreams, "http://127.0.0.1:8000") == upstreams * is_another
