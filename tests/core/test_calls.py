@@ -7,8 +7,9 @@ compared is what a client sees.
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dragoman.core.calls import CallFragment, CallSorter
+from dragoman.core.calls import CallFragment, CallSorter, LooseCall
 from dragoman.core.event import Delta, Failed
 from dragoman.core.fold import fold
 from dragoman.core.item import CustomToolCall, FunctionCall
@@ -276,3 +277,48 @@ def test_long_arguments_are_not_read_again_for_every_fragment(size: int) -> None
         assert sorter.sort(F(arguments="{}")) is call
         call.add("{}")
     assert not call.complete
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [F(name="f", arguments='{"a":1}'), F(name="f", arguments="{}"), F(name="f", custom=True)],
+    ids=["whole", "empty", "custom"],
+)
+@pytest.mark.parametrize("reasons", [1, 2000], ids=["one end", "an end after each"])
+def test_many_calls_are_looked_at_a_few_times_each(
+    monkeypatch: pytest.MonkeyPatch, fragment: CallFragment, reasons: int
+) -> None:
+    looks = 0
+    complete = LooseCall.complete.fget
+    shut = Turn._shut_call
+
+    def look(call: LooseCall) -> bool:
+        nonlocal looks
+        looks += 1
+        return complete(call)
+
+    def counted(turn: Turn, *args: Any) -> None:
+        nonlocal looks
+        looks += 1
+        shut(turn, *args)
+
+    monkeypatch.setattr(LooseCall, "complete", property(look))
+    monkeypatch.setattr(Turn, "_shut_call", counted)
+    count, turn = 2000, Turn("r", 0, "m")
+    for index in range(count):
+        turn.call(replace(fragment, index=index, id=f"c{index}"))
+        if index % (count // reasons) == 0:
+            turn.finish("tool_calls")
+    turn.end(said=True)
+    assert len(fold(turn.take()).calls) == count
+    assert looks <= 6 * count
+
+
+def test_a_call_that_was_whole_before_its_name_may_go_on() -> None:
+    """Being announced, it is not closed by its own announcement."""
+    turn = Turn("r", 0, "m")
+    turn.call(F(index=0, id="a", arguments='{"a":1}'))
+    turn.call(F(index=0, id="a", name="f"))
+    assert turn.item(0) is not None
+    turn.call(F(index=1, id="b", name="g"))
+    assert turn.item(0) is None

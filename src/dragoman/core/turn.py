@@ -66,12 +66,24 @@ _PREFIXES: dict[type, str] = {
 class _Choice:
     """What is open in one alternative of the answer."""
 
-    __slots__ = ("calls", "number", "open", "reason", "spoken", "think", "tokens")
+    __slots__ = (
+        "announced",
+        "calls",
+        "fed",
+        "number",
+        "open",
+        "reason",
+        "spoken",
+        "think",
+        "tokens",
+    )
 
     def __init__(self, number: int, think: bool) -> None:
         self.number = number
         self.open: OpenItem | None = None  # the message or reasoning being written
         self.calls = CallSorter()
+        self.announced: list[LooseCall] = []  # those that may be open, in order
+        self.fed: dict[LooseCall, None] = {}  # those that got something since last looked at
         self.reason: str | None = None
         self.spoken = False
         self.think = ThinkSplitter() if think else None
@@ -213,11 +225,11 @@ class Turn:
         self._hush(self._settled(choice))
         if call.item is None and call.name:
             self._announce(call, state)
-            for other in state.calls.calls:
-                if other is not call and other.complete:
-                    self._shut_call(other)
+            state.fed.pop(call, None)
+            self._shut_complete(state)
         elif fragment.extra and call.item is not None and (item := self._items[call.item]):
             item.keep(fragment.extra)
+        state.fed[call] = None
         piece = call.add(fragment.arguments)
         if piece and call.item is not None:
             self.write(call.item, "input" if call.custom else "arguments", piece)
@@ -229,7 +241,8 @@ class Turn:
         if reason in ("stop", "length"):
             self._say_nothing(state)
         self._hush(state, "incomplete" if reason in _SHORT else "completed")
-        for call in state.calls.calls:
+        announced, state.announced = state.announced, []
+        for call in announced:
             broken = reason in _SHORT and not call.whole
             self._shut_call(call, "incomplete" if broken else "completed")
 
@@ -380,9 +393,7 @@ class Turn:
         wanted = Reasoning if kind in ("reasoning", "summary") else Message
         if state.open is None or not isinstance(state.open.blank, wanted):
             self._hush(state)
-            for call in state.calls.calls:
-                if call.complete:
-                    self._shut_call(call)
+            self._shut_complete(state)
             fresh: Item = Reasoning() if wanted is Reasoning else Message("assistant")
             state.open = self._open(fresh, state.number)
         return state.open
@@ -422,7 +433,16 @@ class Turn:
         else:
             item = FunctionCall(id, name, "", namespace, extra=call.extra)
         call.item = self._open(item, state.number).index
+        state.announced.append(call)
         self.write(call.item, "input" if call.custom else "arguments", said)
+
+    def _shut_complete(self, state: _Choice) -> None:
+        """Close the calls whose arguments are whole. Only one that got more can have become so,
+        and looking at no other keeps many calls from costing their square."""
+        fed, state.fed = state.fed, {}
+        for call in sorted(fed, key=_place):
+            if call.complete:
+                self._shut_call(call)
 
     def _shut_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
         if call.item is None:
@@ -452,6 +472,11 @@ def _unique(given: str | None, derived: str, taken: set[str]) -> str:
         id += "_"
     taken.add(id)
     return id
+
+
+def _place(call: LooseCall) -> int:
+    """Where a call stands in the answer; one that was not announced yet stands nowhere."""
+    return -1 if call.item is None else call.item
 
 
 def _nameless(state: _Choice) -> bool:
