@@ -275,3 +275,57 @@ async def test_the_official_client_object_is_an_engine() -> None:
     engine = Function(client.chat.completions.create)
     assert (await answered(engine)).text == "Hello"
     await client.close()
+
+
+@pytest.mark.parametrize("kind", [Source, AsyncSource])
+async def test_a_call_given_up_before_it_returns_closes_what_it_returns(
+    kind: type[Source],
+) -> None:
+    release, called, source = threading.Event(), threading.Event(), kind([HALF, REST])
+
+    def answer(**asked: Any) -> Source:
+        called.set()
+        release.wait(10)
+        return source
+
+    reading = asyncio.ensure_future(answered(Function(answer)))
+    assert await asyncio.to_thread(called.wait, 10)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not source.closed.is_set()
+    release.set()
+    assert await asyncio.to_thread(source.closed.wait, 10)
+
+
+async def test_a_call_given_up_may_still_raise_or_give_what_needs_no_closing() -> None:
+    for end in (RuntimeError("late"), None):
+        release, called, done = threading.Event(), threading.Event(), threading.Event()
+        before = set(threading.enumerate())
+
+        def answer(
+            called: threading.Event = called,
+            release: threading.Event = release,
+            done: threading.Event = done,
+            end: Exception | None = end,
+            **asked: Any,
+        ) -> str:
+            called.set()
+            release.wait(10)
+            done.set()
+            if end is not None:
+                raise end
+            return "late"
+
+        reading = asyncio.ensure_future(answered(Function(answer)))
+        assert await asyncio.to_thread(called.wait, 10)
+        (thread,) = (
+            t for t in set(threading.enumerate()) - before if t.name.startswith("dragoman-function")
+        )
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        release.set()
+        await asyncio.to_thread(thread.join, 10)
+        assert done.is_set()
+        assert not thread.is_alive()

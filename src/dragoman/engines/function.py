@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
 from functools import partial
@@ -44,8 +44,9 @@ class Function:
     - pieces of text, or one text.
 
     A synchronous one runs in a thread of its own. When the answer is given up, its iterator is
-    closed: at once, or where it is synchronous as soon as it gives its next piece. Exceptions
-    become faults; one with a `status_code` becomes a refusal with that status.
+    closed: at once, or where it is synchronous as soon as it gives its next piece; so is what a
+    call returns that nobody waits for any more. Exceptions become faults; one with a
+    `status_code` becomes a refusal with that status.
 
     >>> def parrot(messages, **rest):
     ...     yield from messages[-1]["content"].split()
@@ -143,7 +144,7 @@ async def _pieces(answer: Callable[..., Any], arguments: Any) -> AsyncGenerator[
         if inspect.iscoroutinefunction(answer) or inspect.isasyncgenfunction(answer):
             given = answer(**arguments)
         else:
-            given = await thread.run(partial(answer, **arguments))
+            given = await thread.call(partial(answer, **arguments))
         if inspect.isawaitable(given):
             given = await given
         if isinstance(given, str | dict) or hasattr(given, "model_dump"):
@@ -179,9 +180,22 @@ async def _walked(given: Any, thread: _Thread) -> AsyncGenerator[Any, None]:
         raise FaultError(Fault("internal", message))
 
 
-def _closers(iterator: Any, source: Any) -> list[Callable[[], Any]]:
+def _abandon(future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    """Close what a call gave when nobody waited for it any more."""
+    if future.cancelled() or future.exception() is not None:
+        return
+    for close in _closers(future.result()):
+        if inspect.isawaitable(closing := close()):
+            asyncio.run_coroutine_threadsafe(_finished(closing), loop)
+
+
+async def _finished(closing: Awaitable[Any]) -> None:
+    await closing
+
+
+def _closers(*things: Any) -> list[Callable[[], Any]]:
     """What closes an iterator and the thing it came from, where they can be closed."""
-    things = (iterator,) if iterator is source else (iterator, source)
+    things = tuple({id(thing): thing for thing in things}.values())
     found = (getattr(thing, "aclose", None) or getattr(thing, "close", None) for thing in things)
     return [close for close in found if close is not None]
 
@@ -197,6 +211,15 @@ class _Thread:
         """Run something there, and wait for it."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._context.run, work)
+
+    async def call(self, work: Callable[[], Any]) -> Any:
+        """The same, for work that gives something to be closed. Given up, it is closed there."""
+        future = self._pool.submit(self._context.run, work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self.last([partial(_abandon, future, asyncio.get_running_loop())])
+            raise
 
     def last(self, work: Iterable[Callable[[], Any]]) -> None:
         """Have something done there after all else; nobody waits for it."""
