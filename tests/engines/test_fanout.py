@@ -24,9 +24,10 @@ from dragoman.core.event import (
 from dragoman.core.fold import fold
 from dragoman.core.item import Message, Text
 from dragoman.core.lifecycle import check
+from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
-from dragoman.engines.fanout import add_usage, fan_out
+from dragoman.engines.fanout import AT_ONCE, add_usage, fan_out
 
 
 def asking(n: int, seed: int | None = None) -> Request:
@@ -196,3 +197,34 @@ def test_usage_that_nobody_reported_stays_unreported() -> None:
     assert add_usage([Usage(cached_tokens=0), Usage()]) == Usage(cached_tokens=0)
     extra = {"chat": {"cost": 1}}
     assert add_usage([Usage(input_tokens=1, extra=extra)]) == Usage(input_tokens=1, extra=extra)
+
+
+async def test_what_any_end_says_was_lost_is_told_once() -> None:
+    same, other = Loss("input", "told", "cut"), Loss("tool_choice", "told", "held back")
+    answers = [answer("a"), answer("b"), answer("c")]
+    for events, losses in zip(answers, ((same,), (), (same, other)), strict=True):
+        assert isinstance(events[-1], Finished)
+        events[-1] = replace(events[-1], losses=losses)
+    last = (await collect(Upstream(*answers), asking(3)))[-1]
+    assert isinstance(last, Finished)
+    assert last.losses == (same, other)
+
+
+async def test_only_so_many_are_asked_at_the_same_time() -> None:
+    running = most = 0
+
+    async def ask(request: Request) -> AsyncGenerator[Event, None]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            for event in answer("x"):
+                await asyncio.sleep(0)
+                yield event
+        finally:
+            running -= 1
+
+    events = [event async for event in fan_out(ask, asking(3 * AT_ONCE))]
+    check(events)
+    assert len(fold(events).reasons) == 3 * AT_ONCE
+    assert (most, running) == (AT_ONCE, 0)

@@ -29,23 +29,28 @@ from dragoman.core.response import Usage
 
 Ask = Callable[[Request], AsyncGenerator[Event, None]]
 
+AT_ONCE = 8
+"""How many of the answers are asked for at the same time; the others wait for one to end."""
+
 _TOLD = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
 
 
 async def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
-    """Ask `request.sampling.n` times at once and answer with that many choices.
+    """Ask `request.sampling.n` times, `AT_ONCE` at a time, and answer with that many choices.
 
-    The first failure fails the whole; usage is the sum of what was reported.
+    The first failure fails the whole; usage is the sum of what was reported, and what each end
+    says was lost is told once.
     """
     count = request.sampling.n or 1
     one = replace(request, sampling=replace(request.sampling, n=None))
     queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
+    places = asyncio.Semaphore(AT_ONCE)
 
     async def run(choice: int) -> None:
         seed = one.sampling.seed
         sampling = replace(one.sampling, seed=None if seed is None else seed + choice)
         try:
-            async with aclosing(ask(replace(one, sampling=sampling))) as events:
+            async with places, aclosing(ask(replace(one, sampling=sampling))) as events:
                 async for event in events:
                     await queue.put((choice, event))
         except Exception as error:  # told to the reader of the queue, who would wait for ever
@@ -118,7 +123,8 @@ class _Merge:
         status = next((end.status for end in ends if end.status != "completed"), "completed")
         reasons = tuple(end.reasons[0] for end in ends)
         usage = add_usage([end.usage for end in ends if end.usage is not None])
-        return [replace(ends[0], status=status, reasons=reasons, usage=usage)]
+        losses = tuple(dict.fromkeys(loss for end in ends for loss in end.losses))
+        return [replace(ends[0], status=status, reasons=reasons, usage=usage, losses=losses)]
 
 
 def add_usage(usages: list[Usage]) -> Usage | None:
