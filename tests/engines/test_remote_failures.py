@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller
 from dragoman.core.request import Sampling
@@ -311,6 +312,19 @@ async def test_p45_a_key_that_no_header_can_carry_is_refused_without_being_shown
     with pytest.raises(ValueError, match="key") as caught:
         Remote("http://127.0.0.1:1/v1", key=key)
     assert "canary" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("wire", ["auto", "chat"])
+async def test_a_clients_key_that_no_header_can_carry_is_the_clients_mistake(wire: str) -> None:
+    bad, good = Caller(key=Secret(f"{CANARY}\x01")), Caller(key=Secret("sk-client"))
+    async with remote(HELLO, wire=wire, pass_client_key=True) as (engine, up):
+        told = await fault(engine, caller=bad)
+        with pytest.raises(FaultError, match="header") as caught:
+            await engine.models(bad)
+        assert not up.connections
+        assert (await ask(engine, caller=good)).text == "Hello"
+    assert (told.code, told.blame) == ("invalid_request", "client")
+    assert "canary" not in repr(told) + "".join(traceback.format_exception(caught.value))
 
 
 # ---- several at once -----------------------------------------------------------------------

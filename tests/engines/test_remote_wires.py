@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.core.error import FaultError
 from dragoman.core.event import ItemDone
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Message, Reasoning, Summary, Text
@@ -112,6 +113,43 @@ async def test_a_server_that_was_not_there_yet_is_looked_at_again() -> None:
     async with mock(both, probed(REFUSES, "me"), port=port):
         assert (await ask(engine)).text == "Responses"
         await engine.close()
+
+
+async def test_a_look_that_went_wrong_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look(*args: Any) -> probe.Found:
+        raise RuntimeError("a mistake of ours")
+
+    async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(probe, "look", look)
+            with pytest.raises(RuntimeError):
+                await ask(engine)
+        assert (await ask(engine)).text == "Responses"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_auto_says_why_there_is_no_connection_as_a_wire_does(scheme: str) -> None:
+    """Over https there is one who speaks no TLS; over http nobody is there any more."""
+
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    told = []
+    async with await asyncio.start_server(shout, "127.0.0.1", 0) as up:
+        base_url = f"{scheme}://127.0.0.1:{up.sockets[0].getsockname()[1]}/v1"
+        if scheme == "http":
+            up.close()
+        for wire in ("auto", "chat"):
+            engine = Remote(base_url, wire=wire)
+            told.append(await fault(engine))
+            with pytest.raises(FaultError) as caught:
+                await engine.models()
+            told.append(caught.value.fault)
+            await engine.close()
+    assert told[1:] == told[:-1]
+    assert told[0].code == "upstream_unreachable"
+    assert ("TLS" in told[0].message) == (scheme == "https")
 
 
 async def test_the_free_questions_carry_the_key() -> None:

@@ -12,11 +12,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.core.error import Fault
 from dragoman.core.identity import MARK
 from dragoman.net.error import ConnectError, NetError, ProxyError, TLSError
 from dragoman.net.http import Client, HeaderFields
 from dragoman.wire import body
 
+from . import failure
 from .profiles import GENERIC, Profile, by_answers
 
 PATIENCE = 1.0
@@ -26,15 +28,15 @@ PATIENCE = 1.0
 class Answer(Struct, frozen=True):
     """What came back: the status (0: nothing did), the `Server` header, the JSON if it was that.
 
-    `ours` is set when the answer carries the mark of a Dragoman, `there` is not where nobody took
-    the connection.
+    `ours` is set when the answer carries the mark of a Dragoman; `fault` says why there is no
+    connection to ask over, where there is none.
     """
 
     status: int = 0
     server: str | None = None
     value: Any = None
     ours: bool = False
-    there: bool = True
+    fault: Fault | None = None
 
 
 Senses = dict[str, frozenset[str] | None]
@@ -42,19 +44,20 @@ Senses = dict[str, frozenset[str] | None]
 
 
 class Found(Struct, frozen=True):
-    """What an address turned out to be, the wires it speaks, best first (none where nobody is
-    there), and what its models take in."""
+    """What an address turned out to be, the wires it speaks, best first, and what its
+    models take in. Where there is no connection there are no wires, and `fault` says why."""
 
     profile: Profile
     wires: tuple[str, ...]
     senses: Senses
+    fault: Fault | None = None
 
 
 async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
     """Find out what is at this address and which wires it speaks. Never raises for silence."""
     listing = await question(client, "GET", f"{base_url}/models", headers)
-    if not listing.there:
-        return Found(GENERIC, (), {})
+    if listing.fault is not None:
+        return Found(GENERIC, (), {}, listing.fault)
     profile, taken = recognise(listing), senses(entries(listing.value))
     if profile is not None and profile.wires:
         return Found(profile, profile.wires, taken)
@@ -110,8 +113,8 @@ async def question(
             fields = reply.headers
             ours = fields.get(MARK) is not None
             return Answer(reply.status, fields.get("server"), _json(raw), ours)
-    except (ConnectError, TLSError, ProxyError):
-        return Answer(there=False)
+    except (ConnectError, TLSError, ProxyError) as error:
+        return Answer(fault=failure.broken(error))
     except (NetError, TimeoutError):
         return Answer()
 

@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Code, Fault, FaultError
+from dragoman.core.error import Code, Fault, FaultError, bad_request
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.identity import HOPS
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Decoder, Model
@@ -26,7 +26,7 @@ from dragoman.core.request import Request
 from dragoman.core.secret import Secret
 from dragoman.core.turn import Turn
 from dragoman.net.error import NetError, NetTimeoutError
-from dragoman.net.http import Client
+from dragoman.net.http import Client, HeaderFields
 from dragoman.net.limits import Timeouts
 from dragoman.net.proxy import Proxies
 from dragoman.net.response import Response
@@ -54,6 +54,7 @@ class _Plan(Struct):
     """A request made ready for one wire."""
 
     wire: Wire
+    headers: HeaderFields
     body: bytes
     lowered: Lowered
     turn: Turn
@@ -108,15 +109,15 @@ class Remote:
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
         """Answer one request by asking the server once."""
-        if not self._wires and not await self._find_out(caller):
-            yield Failed(failure.unreachable(f"nobody answers at {self.base_url}"))
-            return
-        if (request.sampling.n or 1) > 1 and not ("chat" in self._wires and self.profile.choices):
-            async with aclosing(fan_out(self._one(caller), request)) as events:
-                async for event in events:
-                    yield event
-            return
         try:
+            if not self._wires:
+                await self._find_out(caller)
+            several = (request.sampling.n or 1) > 1
+            if several and not ("chat" in self._wires and self.profile.choices):
+                async with aclosing(fan_out(self._one(caller), request)) as events:
+                    async for event in events:
+                        yield event
+                return
             plan = self._plan(request, caller)
         except FaultError as error:
             yield Failed(error.fault)
@@ -142,6 +143,8 @@ class Remote:
         answer = await probe.question(
             self._client, "GET", f"{self.base_url}/models", self._headers(caller), patience=5.0
         )
+        if answer.fault is not None:
+            raise FaultError(answer.fault)
         if not answer.status:
             raise FaultError(failure.unreachable(f"{self.base_url} did not answer"))
         if answer.status in (401, 403):
@@ -205,7 +208,7 @@ class Remote:
     async def _hear(self, plan: _Plan, caller: Caller) -> AsyncGenerator[list[Event], None]:
         """Send the request and give the events of each read. Gives at least one list."""
         decoder, url = plan.decoder, self.base_url + plan.wire.path
-        headers = (("content-type", "application/json"), *self._headers(caller))
+        headers = (("content-type", "application/json"), *plan.headers)
         try:
             for left in range(self._retries, -1, -1):
                 async with self._client.stream(
@@ -253,6 +256,7 @@ class Remote:
 
     def _plan(self, request: Request, caller: Caller) -> _Plan:
         """Encode for the wire the caller speaks, or else for the first that can say it all."""
+        headers = self._headers(caller)
         names = sorted(self._wires, key=lambda name: name != caller.wire)
         if caller.wire is None or len(self.profile.wires) < 2:
             names = list(self._wires)
@@ -279,7 +283,7 @@ class Remote:
                 losses=(*worded(lowered.losses, request, caller.wire), *lowered.placed(losses)),
                 think=self.profile.think,
             )
-            return _Plan(wire, body, lowered, turn, wire.decoder(turn), request.stream)
+            return _Plan(wire, headers, body, lowered, turn, wire.decoder(turn), request.stream)
         raise refused or FaultError(failure.unreachable(f"{self.base_url} speaks no wire we know"))
 
     def _broken(self, plan: _Plan, error: NetError) -> list[Event]:
@@ -319,18 +323,24 @@ class Remote:
 
     # ---- the server ----------------------------------------------------------------------
 
-    async def _find_out(self, caller: Caller) -> bool:
-        """Look once, however many ask at the same time; false if there is nobody to look at yet."""
+    async def _find_out(self, caller: Caller) -> None:
+        """Look once, however many ask at the same time. Raises FaultError where no connection to
+        the server can be had; whoever asks next looks again."""
+        headers = self._headers(caller)
         if self._looking is None:
-            headers = self._headers(caller)
             self._looking = asyncio.ensure_future(probe.look(self._client, self.base_url, headers))
-        looking = self._looking
-        found = await asyncio.shield(looking)
-        if not found.wires and self._looking is looking:
-            self._looking = None
+            self._looking.add_done_callback(self._looked)
+        found = await asyncio.shield(self._looking)
+        if found.fault is not None:
+            raise FaultError(found.fault)
         self._recognise(found.profile if found.profile is not GENERIC else None)
         self._wires, self._senses = found.wires, found.senses
-        return bool(found.wires)
+
+    def _looked(self, looking: asyncio.Task[probe.Found]) -> None:
+        """Forget a look that found nothing, for whatever reason: the next may find more."""
+        failed = looking.cancelled() or looking.exception() is not None
+        if failed or looking.result().fault is not None:
+            self._looking = None
 
     def _note_server(self, header: str | None) -> None:
         if not self._recognised and header != self._server:
@@ -355,9 +365,13 @@ class Remote:
     def _key_for(self, caller: Caller) -> Secret | None:
         return caller.key if self._passes(caller) else self._key
 
-    def _headers(self, caller: Caller) -> tuple[tuple[str, str], ...]:
+    def _headers(self, caller: Caller) -> HeaderFields:
+        """What goes with every request. Raises FaultError for a client's key no header takes."""
         headers: list[tuple[str, str]] = [(HOPS, str(caller.hops + 1))]
-        key = self._key_for(caller)
+        try:
+            key = failure.sendable(self._key_for(caller))
+        except ValueError as error:  # which does not show the key
+            raise FaultError(bad_request(str(error))) from None
         if key:
             name = self.profile.key_header
             value = key.reveal()
