@@ -75,6 +75,7 @@ def serve(engine: Engine, settings: "Settings | None" = None) -> None:
     """
     from .server.app import App
     from .server.host import bind, run
+    from .server.settings import Settings
 
     settings = settings or Settings()
     run(lambda: App(engine, settings), settings, bind(settings, exact=True))

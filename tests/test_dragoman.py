@@ -1,0 +1,52 @@
+"""The door: serving an engine from Python, until a signal says to stop."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+import dragoman
+from dragoman.server import host
+from dragoman.server.settings import Settings
+
+
+def test_an_engine_is_served_until_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+    listener = host.bind(Settings(port=0), exact=True)
+    url = f"{host.address(listener)}/v1/models"
+
+    def bind(settings: Settings, *, exact: bool) -> object:
+        asked.append((settings.port, exact))
+        return listener
+
+    def visit() -> httpx2.Response:
+        answer = httpx2.get(url)  # the socket listens already: it waits to be accepted
+        os.kill(os.getpid(), signal.SIGINT)
+        return answer
+
+    monkeypatch.setattr(host, "bind", bind)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ThreadPoolExecutor(1) as pool, listener:
+            visiting = pool.submit(visit)
+            with pytest.raises(KeyboardInterrupt):
+                dragoman.serve(dragoman.connect("script"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert asked == [(8000, True)]
+    assert [model["id"] for model in visiting.result().json()["data"]] == ["script"]
+
+
+def test_a_port_that_is_taken_is_not_passed_over() -> None:
+    with host.bind(Settings(port=0), exact=True) as listener:
+        settings = Settings(port=listener.getsockname()[1])
+        with pytest.raises(host.HostError, match="taken"):
+            dragoman.serve(dragoman.connect("script"), settings)
+
+
+async def test_an_engine_answers_in_this_process() -> None:
+    transport = dragoman.transport(dragoman.connect("script"))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://here/v1") as client:
+        assert (await client.get("/models")).json()["data"][0]["id"] == "script"
