@@ -142,6 +142,16 @@ class OpenItem:
             events.append(Delta(self.index, part.index, kind, text, tokens))
         return events
 
+    def more(self, kind: DeltaKind, data: str) -> Delta | None:
+        """A plain piece more of the part that is being written; None where `write` must look."""
+        part = self._part
+        if part is None or kind != self.kind or part.shut or self._number is not None:
+            return None
+        if not data or part.data.carry or not data.isascii():
+            return None
+        part.data.pieces.append(data)
+        return Delta(self.index, part.index, kind, data)
+
     def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
         """Add a note to a text part."""
         events, part = self.at("text", number)

@@ -381,12 +381,14 @@ class Turn:
                     self._speaker(state, "reasoning").seal({"inline": {"close": piece}}, None)
 
     def _say(self, state: _Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()) -> None:
-        if not data and not tokens:
-            return
         item = state.open
-        if item is None or item.kind != kind:
-            item = self._speaker(state, kind)
-        self.emit(item.write(kind, data, None, tokens))
+        if item is not None and not tokens and (delta := item.more(kind, data)) is not None:
+            if not self.over:
+                self._events.append(delta)
+        elif data or tokens:
+            if item is None or item.kind != kind:
+                item = self._speaker(state, kind)
+            self.emit(item.write(kind, data, None, tokens))
 
     def _speaker(self, state: _Choice, kind: Speech) -> OpenItem:
         """The open item in which this kind is said, opened where needed."""

@@ -79,6 +79,7 @@ class Stream:
             if isinstance(first, Started):
                 self._losses += first.losses
             self._take(first)
+            self._begun = True
             if not self._over and not await pump(events, self._take, self._flush):
                 raise FaultError(UNFINISHED)
             await self._flush(more=False)
@@ -102,14 +103,11 @@ class Stream:
     # ---- sending -------------------------------------------------------------------------
 
     def _take(self, event: Event) -> bool:
-        self._begun = True
         if isinstance(event, TERMINAL):
             self._over = True
-        if isinstance(event, Finished) and (late := loss.header(event.losses)):
-            self._add(sse.comment(f"x-dragoman-loss: {late}"))  # the headers have gone out
-        return self._add(self._encoder.feed(event))
-
-    def _add(self, data: bytes) -> bool:
+            if isinstance(event, Finished) and (late := loss.header(event.losses)):
+                self._parts.append(sse.comment(f"x-dragoman-loss: {late}"))  # the head is out
+        data = self._encoder.feed(event)
         self._parts.append(data)
         self._size += len(data)
         return self._size >= BURST
@@ -187,7 +185,9 @@ class Stream:
                 self._stall()
             else:
                 self._since = self._loop.time()
-                self._add(self._encoder.heartbeat(data=self._data) or WAITING)
+                beat = self._encoder.heartbeat(data=self._data) or WAITING
+                self._parts.append(beat)
+                self._size += len(beat)
                 self._beat = self._loop.create_task(self._send())
         self._arm()
 

@@ -48,11 +48,12 @@ class Envelope(NamedTuple):
 
     def open(self, data: bytes) -> str | None:
         """The string in this chunk; None, or empty, if it must take the long way."""
-        prefix, suffix, _, _, _, padding = self
+        prefix, suffix = self.prefix, self.suffix
         if not data.startswith(prefix):
             return None
         if data.endswith(suffix):
-            return string(data[len(prefix) : len(data) - len(suffix)])
+            return string(data[len(prefix) : -len(suffix)])
+        padding = self.padding
         if padding is None or not data.endswith(padding[1]):
             return None
         inner = data[len(prefix) : len(data) - len(padding[1])]
