@@ -53,6 +53,8 @@ def serve(options: Namespace) -> int:
     upstreams = _found() if chosen is None else chosen
     assemble(upstreams, options.targets, settings, os.environ)  # what is wrong is said before all
     listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
+    if settings.port not in (0, listener.getsockname()[1]):
+        print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)
     if chosen is None:  # the environment that tells clients where we are may have named us
         upstreams = others(upstreams, address(listener))
     greeting = _Greeting(f"{reachable(address(listener))}/v1", key_env)

@@ -104,7 +104,8 @@ async def _print_answer(
                     case Finished(status="incomplete", reasons=reasons):
                         pen.line(f"(cut short: {', '.join(reasons)})", _BAD)
                     case Failed(fault=fault):
-                        pen.line(fault.message, _BAD)
+                        pen.line("")
+                        print(f"dragoman: {fault.message}", file=sys.stderr, flush=True)
     pen.line("")
     answer = stream.answer
     return None if answer.status == "failed" else answer.response.output

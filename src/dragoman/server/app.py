@@ -64,6 +64,11 @@ class App:
         else:
             await send({"type": "websocket.close", "code": 1008})
 
+    @property
+    def busy(self) -> int:
+        """How many answers are being given."""
+        return self._roster.count
+
     async def drain(self, patience: float) -> None:
         """Refuse new requests, and stop running ones that do not end within `patience` seconds."""
         await self._roster.drain(patience)

@@ -11,6 +11,7 @@ import errno
 import gc
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -148,6 +149,9 @@ class Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._app.busy:
+            wait = f"Waiting up to {self._patience:g} s for {self._app.busy} answers to end"
+            sys.stderr.write(f"\n{wait}; Ctrl-C again ends them.\n")
         await self._app.drain(self._patience)
         await super().shutdown(sockets)
 

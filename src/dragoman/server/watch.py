@@ -41,6 +41,11 @@ class Roster:
         self._watches.discard(watch)
         self._changed.set()
 
+    @property
+    def count(self) -> int:
+        """How much of it there is."""
+        return len(self._watches)
+
     def hurry(self) -> None:
         """End the waiting of `drain`."""
         for watch in tuple(self._watches):
