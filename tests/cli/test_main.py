@@ -93,3 +93,8 @@ def test_the_module_is_the_command(
     with pytest.raises(SystemExit, match=r"^0$"):
         runpy.run_module("dragoman", run_name="__main__")
     assert capsys.readouterr().out == f"dragoman {VERSION}\n"
+
+
+def test_the_module_runs_nothing_for_who_imports_it(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module("dragoman.__main__", run_name="imported")
+    assert capsys.readouterr() == ("", "")

@@ -141,6 +141,7 @@ async def test_capabilities_are_those_of_the_models_engine() -> None:
     routed = Router([Route(Server("one"), ("a",))])
     assert (await routed.capabilities("a")).tools is True
     assert await routed.capabilities("b") == Capabilities()
+    assert (await Router([Route(Server("any"))]).capabilities("whatever")).tools is True
 
 
 async def test_every_engine_is_closed_once_even_if_one_cannot() -> None:

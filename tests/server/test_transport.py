@@ -87,6 +87,14 @@ async def test_errors_are_the_sdks_own() -> None:
             await sdk.models.list()
 
 
+async def test_an_answer_may_have_no_body() -> None:
+    settings = Settings(cors_origins=("https://app.example",))
+    headers = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    async with httpx2.AsyncClient(transport=transport(Stub(), settings=settings)) as http:
+        answer = await http.options(f"{BASE}/responses", headers=headers)
+    assert (answer.status_code, answer.content) == (204, b"")
+
+
 async def test_closing_a_stream_stops_the_engine() -> None:
     stub = Stub(*OPENING, word("a"), asyncio.Event())
     async with client(stub) as sdk:

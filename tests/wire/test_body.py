@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.error import FaultError
 from dragoman.core.event import Failed, Finished, PartAdded
 from dragoman.core.item import Audio
 from dragoman.core.turn import Turn
@@ -19,6 +20,20 @@ from dragoman.wire.responses import RESPONSES
 )
 def test_a_count_is_a_number_that_can_be_counted_with(value: Any, number: int | None) -> None:
     assert body.whole(value) == number
+
+
+def test_many_brackets_are_no_depth() -> None:
+    wide = "[" + "[]," * body.MAX_DEPTH + "[]]"
+    assert body.load(wide) == [[] for _ in range(body.MAX_DEPTH + 1)]
+    deep = "[" * (body.MAX_DEPTH + 1) + "]" * (body.MAX_DEPTH + 1)
+    with pytest.raises(ValueError, match=f"more than {body.MAX_DEPTH} levels deep"):
+        body.load(deep)
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    assert body.Fields({"n": 3.0}).integer("n") == 3
+    with pytest.raises(FaultError, match="n: is a number, and must be an integer"):
+        body.Fields({"n": 3.5}).integer("n")
 
 
 def test_a_number_beyond_all_numbers_ends_no_answer() -> None:

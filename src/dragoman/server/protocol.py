@@ -162,8 +162,7 @@ class HTTPProtocol(HttpToolsProtocol):
         To close at once while it is still sending would tear our answer out of its hands.
         """
         self._refused = True
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
 
     def _find_too_large(self) -> None:

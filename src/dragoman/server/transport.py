@@ -89,7 +89,7 @@ class _Call:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self._room = asyncio.Semaphore(AHEAD)
         self._left = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None]
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -117,8 +117,7 @@ class _Call:
     async def leave(self) -> None:
         """Hang up, and wait until the server has stopped working on it."""
         self._left.set()
-        if self._task is not None:
-            await self._task
+        await self._task
 
     async def _next(self) -> Message:
         message = await self._messages.get()

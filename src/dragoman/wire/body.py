@@ -50,8 +50,6 @@ def _load_slowly(data: bytes, problem: str) -> JSON:
         return json.loads(data.decode("utf-8", "strict"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (byte {error.start})") from None
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
     except ValueError:
         raise ValueError(f"is not valid JSON: {problem}") from None
 
