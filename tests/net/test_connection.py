@@ -371,6 +371,17 @@ async def test_an_answer_that_was_whole_while_paused_is_not_waited_for() -> None
     connection.abort()
 
 
+async def test_a_connection_lost_while_paused_reads_no_more_and_gives_what_came() -> None:
+    connection, wire = connected()
+    connection.send(b"")
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 300001\r\n\r\n" + b"x" * 300000)
+    connection.connection_lost(ConnectionResetError())
+    assert len(await connection.read()) == 300000
+    assert not wire.reading
+    with pytest.raises(DisconnectedError):
+        await connection.read()
+
+
 async def test_a_large_request_body_is_not_copied_into_the_head() -> None:
     connection, wire = connected()
     body = b"x" * 100_000

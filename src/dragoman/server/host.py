@@ -145,8 +145,7 @@ class Server(uvicorn.Server):
         # What is here now stays: the collector need not look at it again, nor so often.
         gc.freeze()
         gc.set_threshold(50_000, 20, 20)
-        if self.started:
-            self._ready()
+        self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._app.busy:
