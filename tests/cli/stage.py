@@ -7,13 +7,14 @@ import asyncio
 import io
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from threading import Thread
 
 from dragoman.cli import main
-from tests.mock import Handler, Mock, Reply, mock
+from tests.mock import Asked, Handler, Mock, Reply, mock
 
 SECONDS = 30
 """What a machine that does much else may take."""
@@ -95,6 +96,14 @@ def serve(
 
 def _url(screen: Screen) -> str:
     return screen.getvalue().partition("ready at ")[2].split()[0]
+
+
+def wait_until_gone(asked: Asked) -> None:
+    """Return when the server has seen that nobody waits for this answer any more."""
+    deadline = time.monotonic() + SECONDS
+    while not asked.gone.done():
+        assert time.monotonic() < deadline, "still waited for"
+        time.sleep(0.01)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.engines import discover
-from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream
+from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream, wait_until_gone
 from tests.mock import Mock, Reply, chunk, plain, stream
 
 LISTING = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
@@ -289,7 +289,7 @@ def test_ctrl_c_stops_the_answer_and_what_came_was_said(
     typed("Hi", "Go on.")
     assert main(["chat", "--at", up.base_url]) == 0
     assert screen.getvalue() == "> Hel\n> Hello!\n> \n"
-    assert up.asked[0].gone.done()
+    wait_until_gone(up.asked[0])
     assert up.asked[1].json["messages"][1:] == [
         {"role": "assistant", "content": [{"type": "text", "text": "Hel"}]},
         {"role": "user", "content": "Go on."},
