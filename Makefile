@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
-PURE   := $(PY) -m coverage report --include='src/dragoman/core/*,src/dragoman/wire/*' --fail-under=100
+PURE   := $(PY) -m coverage report --include='src/dragoman/core/*,src/dragoman/wire/*' --precision=2 --fail-under=99.9
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
