@@ -8,7 +8,11 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
-PURE   := $(PY) -m coverage report --include='src/dragoman/core/*,src/dragoman/wire/*' --precision=2 --fail-under=99.9
+ROOMS  := src/dragoman/core/*,src/dragoman/wire/*,src/dragoman/formats/*
+PURE    = $(PY) -m coverage report --include='$(ROOMS)' --precision=2 --fail-under=$(GATE)
+# CPython before 3.11.4 gives the end of a `case` to its last line (python/cpython#103971): a branch
+# that is taken there is then counted as another.
+GATE    = $(shell $(PY) -c 'import sys; print(100 if sys.version_info >= (3, 11, 4) else 99.9)')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -56,9 +60,9 @@ $(PY):
 	$(PIP) install --upgrade pip
 
 $(VENV)/run.stamp: pyproject.toml | $(PY)
-	$(PIP) install --editable .
+	$(PIP) install --editable '.[local]'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml | $(PY)
-	$(PIP) install --editable . --group dev
+	$(PIP) install --editable '.[local]' --group dev
 	@touch $@ $(VENV)/run.stamp

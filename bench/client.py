@@ -40,6 +40,14 @@ def _ours(data: bytes, piece: int) -> None:
     decoder.close()
 
 
+def _one_by_one(data: bytes) -> None:
+    """Each event in a read of its own, as a server's writes arrive that is not in a hurry."""
+    decoder = CHAT.decoder(Turn("1", 0, "m"))
+    for frame in data.split(b"\n\n"):
+        decoder.feed(frame + b"\n\n")
+    decoder.close()
+
+
 def _theirs(data: bytes) -> None:
     import httpx2
     from openai import OpenAI
@@ -68,7 +76,8 @@ def table() -> list[str]:
     data = _stream()
     rows = [
         ("dragoman, all at once", _per_chunk(lambda: _ours(data, 65536), 9)),
-        ("dragoman, one chunk a read", _per_chunk(lambda: _ours(data, 170), 9)),
+        ("dragoman, one chunk a read", _per_chunk(lambda: _one_by_one(data), 9)),
+        ("dragoman, in reads that cut chunks", _per_chunk(lambda: _ours(data, 170), 9)),
     ]
     try:
         _theirs(data)

@@ -13,14 +13,22 @@ from pathlib import Path
 
 from msgspec import Struct
 
+KEY = "sk-bench-0123456789abcdef0123456789abcdef"
+"""What the load presents to a gateway that will not start without a key; it opens nothing else."""
+
 
 class Gateway(Struct, frozen=True):
-    """A name, the command that starts it, and the URL that answers when it is ready."""
+    """A name, the command that starts it, and the URL that answers when it is ready.
+
+    `key` is the client's, where it wants one; `environment` is what it needs beside ours.
+    """
 
     name: str
     command: Callable[[int, int, Path], list[str]]
     ready: str = "http://127.0.0.1:{port}/v1/models"
     wires: tuple[str, ...] = ("chat",)
+    key: str = "none"
+    environment: dict[str, str] = {}
 
 
 def _nginx(port: int, upstream: int, folder: Path) -> list[str]:
@@ -57,7 +65,26 @@ def _dragoman(port: int, upstream: int, folder: Path) -> list[str]:
         f"http://127.0.0.1:{upstream}/v1",
         "--wire",
         "chat",
+        "--store",
+        "none",  # the others remember nothing either
     ]
+
+
+def _relay(port: int, upstream: int, folder: Path) -> list[str]:
+    """The same in front of an upstream that is said to speak cleanly: answers pass unread."""
+    conf = folder / "relay.toml"
+    conf.write_text(
+        f"""[server]
+relay = true
+[[upstreams]]
+name = "mock"
+url = "http://127.0.0.1:{upstream}/v1"
+wire = "chat"
+profile = "openai"
+"""
+    )
+    command = [sys.executable, "-m", "dragoman", "serve", "--config", str(conf)]
+    return [*command, "--port", str(port), "--store", "none"]
 
 
 def _litellm(port: int, upstream: int, folder: Path) -> list[str]:
@@ -95,8 +122,15 @@ def installed() -> tuple[list[Gateway], list[str]]:
             ),
             sys.executable,
         ),
+        (Gateway("dragoman, relay", _relay, "http://127.0.0.1:{port}/healthz"), sys.executable),
         (
-            Gateway("litellm", _litellm, "http://127.0.0.1:{port}/health/liveliness"),
+            Gateway(
+                "litellm",
+                _litellm,
+                "http://127.0.0.1:{port}/health/liveliness",
+                key=KEY,
+                environment={"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+            ),
             _litellm_path(),
         ),
     ]

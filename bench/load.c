@@ -151,7 +151,7 @@ static void write_request(const char *path, const char *model, const char *key) 
                          "are a helpful assistant. Answer briefly and cite sources where you can."
                          "\"},{\"role\":\"user\",\"content\":\"Describe the water cycle in three "
                          "sentences to a child who likes boats.\"}],\"temperature\":0.7,"
-                         "\"max_tokens\":256,\"stream\":%s}",
+                         "\"max_completion_tokens\":256,\"stream\":%s}",
                    model, stream);
   request_len = snprintf(request, sizeof request,
                          "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer %s\r\n"

@@ -14,7 +14,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -55,13 +55,21 @@ def rss(pid: int) -> float:
 
 @contextmanager
 def running(
-    command: list[str], *, core: int, ready: str | None = None
+    command: list[str],
+    *,
+    core: int,
+    ready: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program pinned to a core; waits until the URL `ready` answers with anything."""
+    """A program pinned to a core; waits until the URL `ready` answers with anything.
+
+    `environment` comes on top of ours.
+    """
     process = subprocess.Popen(
         ["taskset", "-c", str(core), *command] if shutil.which("taskset") else command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
         start_new_session=True,
     )
     try:

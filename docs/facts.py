@@ -17,12 +17,12 @@ from msgspec import Meta, Struct
 
 from dragoman.cli.arguments import parser
 from dragoman.engines.profiles import GENERIC, PROFILES, Profile
-from dragoman.server.configuration import Upstream
+from dragoman.server.configuration import Upstream, Webhook
 from dragoman.server.settings import Settings
 from dragoman.wire.error import TABLE
 from dragoman.wire.policy import ANSWER, REQUEST, Table
 
-__all__ = ["ANSWER", "REQUEST", "Settings", "Upstream"]
+__all__ = ["ANSWER", "REQUEST", "Settings", "Upstream", "Webhook"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "dragoman"
@@ -104,7 +104,7 @@ def fates(fields: Table) -> str:
     rows = []
     for row in fields.values():
         field = row.field if row.field.startswith("(") else f"`{row.field}`"
-        fate = row.fate if row.fate == "carried" else f"**{row.fate}**"
+        fate = row.fate if row.fate == "carried" else f"**{row.fate}**{' here' * row.quiet}"
         rows.append((field, row.when, fate, row.why))
     return table(("field", "when", "fate", "why"), rows)
 
@@ -177,7 +177,7 @@ def marks(profile: Profile) -> Iterator[str]:
 def habits(profile: Profile) -> str:
     """What differs from a server that takes everything and says everything well."""
     limits, dialect = profile.limits, profile.dialect
-    strict = msgspec.structs.replace(limits, named_tool=True, idle_tools=True)
+    strict = msgspec.structs.replace(limits, named_tool=True, idle_tools=True, json_schema=True)
     careful = profile is not GENERIC and strict == GENERIC.limits
     told = {
         "as `generic`": careful,
@@ -189,6 +189,7 @@ def habits(profile: Profile) -> str:
         "one system message, in front": not careful and limits.system_messages == "front",
         "a tool forced by its name is the only one offered": not limits.named_tool,
         "tools that may not be called are not offered": not limits.idle_tools,
+        "a schema is described to the model, and some JSON asked for": not limits.json_schema,
         f"a limit is `{dialect.max_tokens}`": dialect.max_tokens != GENERIC.dialect.max_tokens,
         f"reasoning goes back as `{dialect.reasoning_field}`": dialect.reasoning_field
         != GENERIC.dialect.reasoning_field,

@@ -27,6 +27,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "responses-answer": partial(facts.fates, facts.ANSWER["chat"]),
     "settings": partial(facts.fields, facts.Settings),
     "upstreams": partial(facts.fields, facts.Upstream),
+    "webhooks": partial(facts.fields, facts.Webhook),
     "profiles": facts.profiles,
     "command-line": facts.commands,
     "faults": facts.faults,

@@ -19,7 +19,7 @@ engine = Function(parrot, models=("parrot",))
 http = httpx2.Client(transport=dragoman.transport(engine))
 with openai.OpenAI(base_url="http://dragoman/v1", api_key="none", http_client=http) as client:
     answer = client.responses.with_raw_response.create(
-        model="parrot", input="Hello!", max_tool_calls=3, store=True
+        model="parrot", input="Hello!", max_tool_calls=3
     )
     print(answer.parse().output_text)
     print(answer.headers["x-dragoman-loss"])
@@ -38,6 +38,6 @@ with dragoman.connect_sync(engine) as client:
 
 # Run, it prints:
 #     1 messages; asked with: model, store
-#     told: store, max_tool_calls
+#     told: max_tool_calls
 #     prompt unsupported_parameter
 #     max_tool_calls was told because Chat runs no tools by itself

@@ -2,10 +2,12 @@
 
 A skipped test is a promise not kept, so a session fails when a test skips (or is expected to
 fail) that is not listed with its reason in `tests/skips.toml`, which holds five at most. The
-account is kept where reports arrive, hence also under xdist. Fixtures live beside their tests.
+account is kept where reports arrive, hence also under xdist. Fixtures live beside their tests, but
+for the one server that is shared because it is slow to start.
 """
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,15 @@ def pytest_configure(config: pytest.Config) -> None:
     load_profile()
     account = SkipAccount(read_skips(Path(__file__).with_name("skips.toml")))
     config.pluginmanager.register(account, "dragoman-skip-account")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[object]:
+    """A PostgreSQL server, started when a test first needs it."""
+    from tests.postgres import running
+
+    with running() as server:
+        yield server
 
 
 def pytest_report_header() -> str:

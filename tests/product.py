@@ -111,8 +111,9 @@ def dragoman(*words: str, **environ: str) -> Iterator[Product]:
     it showed a traceback or a warning on the way, or did not stop when told to.
     """
     command = [sys.executable, "-W", "error", "-m", "dragoman", "serve", "--port", "0", *words]
-    environment = {"PATH": os.environ["PATH"], "NO_COLOR": "1", **environ}
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
+        here = {"PATH": os.environ["PATH"], "NO_COLOR": "1", "XDG_DATA_HOME": folder}
+        environment = {**here, **environ}
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True
         )

@@ -69,16 +69,24 @@ def serve(engine: Engine, settings: "Settings | None" = None) -> None:
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
     `http://127.0.0.1:8000/v1`, for this machine only. Raises `dragoman.server.host.HostError` when
-    it cannot listen there.
+    it cannot listen there, and `dragoman.stores.store.StoreError` when it cannot remember where the
+    settings say.
 
         dragoman.serve(dragoman.connect("http://127.0.0.1:11434/v1"))
     """
+    import os
+
     from .server.app import App
     from .server.host import bind, run
+    from .server.memory.opening import open_memory
     from .server.settings import Settings
 
     settings = settings or Settings()
-    run(lambda: App(engine, settings), settings, bind(settings, exact=True))
+
+    def build() -> App:
+        return App(engine, settings, open_memory(settings, os.environ))
+
+    run(build, settings, bind(settings, exact=True))
 
 
 def transport(engine: Engine, settings: "Settings | None" = None) -> _typing.Any:

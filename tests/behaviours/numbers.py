@@ -14,7 +14,8 @@ DOCUMENT = ROOT / "docs" / "reference" / "behaviours.md"
 TESTS = ROOT / "tests"
 
 BULLET = re.compile(r"^- \*\*(?P<number>[A-Z]\d+(?: w?\d+)?)\*\*(?P<sentence>.*(?:\n  .*)*)", re.M)
-TEST_NAME = re.compile(r"test_(?P<set>r\d+)_(?P<item>w?\d+)_|test_(?P<single>[vodp]\d+)_")
+NUMBERS = re.compile(r"test_((?:r\d+_w?\d+_|[vodp]\d+_)+)")
+NUMBER = re.compile(r"(?:(r\d+)_)?(\w+?)_")
 
 
 def span(prefix: str, first: int, last: int | None = None) -> list[str]:
@@ -25,17 +26,19 @@ def span(prefix: str, first: int, last: int | None = None) -> list[str]:
 REQUIRED = [
     *span("R1 ", 1, 13),
     *span("R1 w", 1, 16),
-    *span("R2 ", 23, 35),
-    *span("V", 1, 4),
-    *span("V", 10, 19),
-    *span("O", 1, 8),
-    *span("R4 ", 3, 8),
+    *span("R2 ", 1, 35),
+    *span("V", 1, 19),
+    *span("O", 1, 10),
+    *span("R4 ", 3, 37),
+    *span("R4 ", 39, 47),
+    *span("R4 w", 1, 21),
+    *span("R4 w", 23, 25),
     *span("D", 8),
-    *span("P", 1, 8),
-    *span("P", 15, 17),
-    *span("P", 19),
-    *span("P", 24, 32),
-    *span("P", 37),
+    *span("P", 1, 9),
+    *span("P", 12, 13),
+    *span("P", 15, 19),
+    *span("P", 21, 32),
+    *span("P", 34, 37),
     *span("P", 44, 46),
 ]
 
@@ -50,18 +53,17 @@ def described(text: str) -> dict[str, str]:
     return sentences
 
 
-def number_of(test: str) -> str | None:
-    """The number in the name of a test function.
+def numbers_of(test: str) -> list[str]:
+    """The numbers in the name of a test function, which may have several.
 
-    >>> number_of("test_r1_13_usage_comes_last"), number_of("test_v10_text_is_kept")
-    ('R1 13', 'V10')
-    >>> number_of("test_r1_w5_no_index"), number_of("test_round_trip")
-    ('R1 w5', None)
+    >>> numbers_of("test_r1_13_usage_comes_last"), numbers_of("test_v10_text_is_kept")
+    (['R1 13'], ['V10'])
+    >>> numbers_of("test_r1_w5_p1_no_index"), numbers_of("test_round_trip")
+    (['R1 w5', 'P1'], [])
     """
-    found = TEST_NAME.match(test)
-    if not found:
-        return None
-    return found["single"].upper() if found["single"] else f"{found['set'].upper()} {found['item']}"
+    head = NUMBERS.match(test)
+    pairs = NUMBER.findall(head[1]) if head else []
+    return [f"{group.upper()} {item}" if group else item.upper() for group, item in pairs]
 
 
 def functions(folder: Path) -> Iterator[tuple[str, str]]:
@@ -84,6 +86,6 @@ def by_number(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Number -> the tests that carry it, as `file::function`."""
     tests: dict[str, list[str]] = {}
     for file, name in names:
-        if number := number_of(name):
+        for number in numbers_of(name):
             tests.setdefault(number, []).append(f"{file}::{name}")
     return tests

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-import struct
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
+from tests.cancel.client import ask, enter, leave
 from tests.cancel.phases import LATEST, PHASES, TRIALS, Phase, closed_after
 from tests.engines.asking import remote
 from tests.mock import Asked, Mock, Reply
 from tests.server.stubs import served
-
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
-ASKED: dict[str, dict[str, Any]] = {
-    "chat": {"model": "m", "messages": [{"role": "user", "content": "Go."}]},
-    "responses": {"model": "m", "input": "Go."},
-}
 
 
 @asynccontextmanager
@@ -38,41 +28,6 @@ async def house(phase: Phase) -> AsyncIterator[tuple[int, Mock]]:
         settings = Settings(header_hold=0.05)
         async with served(App(engine, settings), settings) as port:
             yield port, up
-
-
-async def ask(
-    port: int, protocol: str, *, stream: bool
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send a request over a socket of its own."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps(ASKED[protocol] | {"stream": stream}).encode()
-    lines = [
-        f"POST {PATHS[protocol]} HTTP/1.1",
-        "host: 127.0.0.1",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-    ]
-    writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-    return reader, writer
-
-
-async def enter(port: int, protocol: str, phase: Phase, up: Mock) -> asyncio.StreamWriter:
-    """A client that has asked, once it is in its phase."""
-    up.forget()
-    reader, writer = await ask(port, protocol, stream=phase.streamed)
-    await up.arrived.wait()
-    if phase.heard:
-        await reader.readuntil(b"Hello")
-    return writer
-
-
-def leave(writer: asyncio.StreamWriter, how: str) -> float:
-    """Close the client's socket, and say when."""
-    if how == "reset":
-        sock: socket.socket = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
-    return time.monotonic()
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])

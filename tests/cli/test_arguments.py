@@ -32,7 +32,7 @@ def test_help_teaches(words: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_is_named_and_has_a_help_of_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for command in ("serve", "models", "ask", "chat"):
+    for command in ("serve", "models", "ask", "chat", "tokens"):
         assert command in told("--help", capsys, "0")
         assert "usage: dragoman " + command in told(f"{command} --help", capsys, "0")
 
@@ -49,6 +49,8 @@ REFUSED = {
     "serve --port -1": "--port: a port is between 0 and 65535",
     "serve --workers 0": "--workers: there must be at least one worker",
     "serve --workers many": "--workers: invalid workers value: 'many'",
+    "serve --retries -1": "--retries: a request is tried again at most 10 times",
+    "serve --retries 11": "--retries: a request is tried again at most 10 times",
     "serve --wire smoke": "--wire: invalid choice: 'smoke'",
     "serve --upstream": "--upstream: expected one argument",
     "ask --port": "unrecognized arguments: --port",

@@ -15,12 +15,14 @@ from msgspec.structs import replace
 
 from dragoman.cli import main
 from dragoman.cli import serve as room
-from dragoman.engines import discover
+from dragoman.engines import discover, shipped
 from dragoman.server.host import bind
 from dragoman.server.settings import Settings
 from tests.cli.stage import Screen, serve, upstream
 from tests.cli.test_welcome import part
 from tests.mock import Mock, Reply, completion, plain
+from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
+from tests.upstream.model.transcripts import HELLO
 
 LISTING = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
 LOOKING = "Looking for model servers …\n"
@@ -46,12 +48,26 @@ def ask(base_url: str, **more: Any) -> httpx2.Response:
 # ---- what is served ------------------------------------------------------------------------
 
 
-def test_with_nothing_found_it_rehearses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_nothing_found_it_serves_the_pocket_model(capsys: pytest.CaptureFixture[str]) -> None:
+    served: list[str] = []
+    shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
+    assert served == ["pocket"]
+    assert "  pocket  this server  (a demonstration model)\n" in shown
+    assert capsys.readouterr().err == LOOKING
+
+
+def test_with_nothing_found_and_no_model_it_rehearses_and_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shipped, "available", lambda: False)
     served: list[str] = []
     shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
     assert served == ["script"]
     assert "  script  this server  (a rehearsal, not a model)\n" in shown
-    assert capsys.readouterr().err == LOOKING
+    assert capsys.readouterr().err == (
+        f"{LOOKING}There is no model to be found: this is the rehearsal. The pocket model needs "
+        "the local extra: pip install 'dragoman[local]'\n"
+    )
 
 
 def test_what_is_found_is_served(
@@ -64,6 +80,18 @@ def test_what_is_found_is_served(
     assert f"  second  {up.base_url}  (generic)\n" in shown
     assert '"model": "first"' in shown
     assert capsys.readouterr().err == LOOKING
+
+
+def test_a_gguf_file_is_served_by_its_name() -> None:
+    answers: list[httpx2.Response] = []
+
+    def talk(base_url: str) -> None:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}]}
+        answers.append(httpx2.post(f"{base_url}/chat/completions", json=body))
+
+    shown = serve("--port", "0", f"gguf:{MODEL_FOLDER / MODEL_FILE}", then=talk)
+    assert answers[0].json()["choices"][0]["message"]["content"] == HELLO
+    assert re.search(r"  tiny +http://127\.0\.0\.1:\d+/v1  \(llama\.cpp\)\n", shown)
 
 
 def test_the_environment_names_an_upstream_and_our_key_to_it(
@@ -87,6 +115,24 @@ def test_the_words_name_upstreams_and_nothing_is_looked_for(
     assert up.asked[0].headers["authorization"] == "Bearer canary"
     assert {asked.method for asked in up.probes} == {"GET"}
     assert capsys.readouterr().err == ""
+
+
+def test_the_words_say_how_often_to_try_again() -> None:
+    replies = [plain(200, completion({"content": "Hello!"})), plain(429, {}, "retry-after: 0")]
+    answers: list[httpx2.Response] = []
+    with upstream(lambda asked: replies.pop()) as up:
+        words = ["--upstream", up.base_url, "--wire", "chat", "--retries", "1"]
+        serve("--port", "0", *words, then=lambda base_url: answers.append(ask(base_url)))
+    assert (answers[0].status_code, replies) == (200, [])
+
+
+@pytest.mark.parametrize("words", [[], ["--log"]], ids=["off", "on"])
+def test_requests_are_logged_where_the_words_say_so(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve("script", "--port", "0", *words, then=ask)
+    logged = capsys.readouterr().err
+    assert logged.count("\n") == logged.count("POST /v1/chat/completions ") == len(words)
 
 
 def test_a_target_is_served_and_nothing_is_looked_for(
@@ -226,7 +272,8 @@ def test_a_taken_port_that_was_asked_for_is_told(
     path = configured(tmp_path, f"[server]\nport = {taken}")
     for words in (["--port", str(taken)], ["--port", str(Settings().port)], ["--config", path]):
         assert main(["serve", "script", *words]) == 1
-        told = f"dragoman: Port {taken} is taken on 127.0.0.1. Choose another with --port.\n"
+        told = f"dragoman: Port {taken} is taken on 127.0.0.1. Choose another with --port, "
+        told += "or in Python with Settings(port=…).\n"
         assert capsys.readouterr() == ("", told)
 
 
@@ -236,7 +283,7 @@ def test_the_server_itself_is_never_its_upstream(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(room, "bind", lambda settings, exact: listener)
     port = listener.getsockname()[1]
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://localhost:{port}/v1")
-    assert "  script  this server  (a rehearsal, not a model)\n" in serve()
+    assert "  pocket  this server  (a demonstration model)\n" in serve()
 
 
 def test_several_workers_are_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +301,10 @@ def test_several_workers_are_what_is_run(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- what cannot be served -----------------------------------------------------------------
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
-    "a target": (["scrpt"], "There is no target 'scrpt'. There is: script; for a server,"),
+    "a target": (
+        ["scrpt"],
+        "There is no target 'scrpt'. There is: pocket, script, hf:…, gguf:…; for a server,",
+    ),
     "a profile": (["--upstream", NOBODY, "--profile", "olama"], "There is no profile 'olama'."),
     "an address": (
         ["--upstream", "localhost:9/v1"],
@@ -278,6 +328,33 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         "--upstream-key-env is said of an --upstream, and none is given.",
     ),
     "no upstream for a profile": (["--profile", "vllm"], "--profile is said of an --upstream"),
+    "no upstream to try again": (
+        ["script", "--retries", "1"],
+        "--retries is said of an --upstream",
+    ),
+    "no upstream for a format": (["--format", "hermes"], "--format is said of an --upstream"),
+    "a format of no completions": (
+        ["--upstream", NOBODY, "--format", "hermes"],
+        f'{NOBODY}: format is for an upstream with the wire "completions".',
+    ),
+    "a file that is none": (["gguf:no-file.gguf"], "no-file.gguf is no file."),
+    "a kind without a place": (["gguf:"], "gguf: names no model; a folder or a file goes behind"),
+    "a format nobody has": (
+        ["gguf:no-file.gguf", "--format", "morse"],
+        "There is no format 'morse'. Formats: ",
+    ),
+    "a format for what has its own": (
+        ["pocket", "--format", "hermes"],
+        "pocket has no options, and format was given.",
+    ),
+    "a format that is none": (
+        ["--upstream", NOBODY, "--wire", "completions", "--format", "morse"],
+        f"{NOBODY}: format is 'morse', and must be a model's folder or one of ",
+    ),
+    "no format": (
+        ["--upstream", NOBODY, "--wire", "completions"],
+        f"{NOBODY}: format is missing: over completions a model is spoken to in one of ",
+    ),
     "no such file": (["--config", "none.toml"], "none.toml cannot be read: No such file"),
 }
 

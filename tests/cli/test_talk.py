@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from dragoman.cli import main
-from dragoman.engines import discover
+from dragoman.engines import discover, pocket, shipped
 from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream, wait_until_gone
 from tests.mock import Mock, Reply, chunk, plain, stream
+from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
+from tests.upstream.model import transcripts
 
 LISTING = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
 HELLO = stream(chunk({"content": "Hel"}), chunk({"content": "lo!"}), chunk(finish="stop"))
@@ -44,6 +46,15 @@ def test_an_answer_is_text_and_nothing_else() -> None:
 def test_the_question_may_come_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Count\nto 2.\n"))
     assert seen("ask", "--at", "script") == "1, 2.\n"
+
+
+def test_nothing_asked_is_said_and_nobody_is_bothered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], up: Mock
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
+    assert seen("ask", "--at", up.base_url, status=2) == ""
+    assert "nothing was asked" in capsys.readouterr().err
+    assert not up.asked
 
 
 def test_all_that_was_said_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +186,38 @@ def test_the_environment_names_a_server_and_its_key(
     assert up.asked[0].headers["authorization"] == "Bearer canary"
 
 
-def test_with_nobody_there_it_rehearses_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_nobody_there_it_rehearses_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shipped, "available", lambda: False)
     assert seen("ask", "Count to two.") == "1, 2.\n"
-    assert "No model server found: this is the rehearsal." in capsys.readouterr().err
+    said = "No model server found: this is a rehearsal, not a model (script)."
+    assert said in capsys.readouterr().err
+
+
+def test_with_nobody_there_the_pocket_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert seen("ask", "Count to three.") == "1, 2, 3.\n"
+    said = "No model server found: this is a demonstration model (pocket)."
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_run_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pocket, "available", lambda: False)
+    seen("ask", "--at", "pocket", "Hello!", status=1)
+    assert "dragoman: The pocket model needs the local extra: pip" in capsys.readouterr().err
+
+
+def test_a_model_of_this_machine_is_asked_by_its_file() -> None:
+    assert (
+        seen("ask", "--at", f"gguf:{MODEL_FOLDER / MODEL_FILE}", "Hello!")
+        == f"{transcripts.HELLO}\n"
+    )
 
 
 PROBLEMS: dict[str, tuple[list[str], str]] = {
+    "no file": (["--at", "gguf:none.gguf"], "none.gguf is no file."),
     "no address": (["--at", "nonsense"], "nonsense: 'nonsense' is neither an http(s) address"),
     "half an address": (["--at", "http://[::1"], "http://[::1: the URL has a malformed host"),
     "no key": (["--at", "http://127.0.0.1:9", "--key-env", "NO_KEY"], "NO_KEY is empty."),
@@ -196,7 +233,7 @@ PROBLEMS: dict[str, tuple[list[str], str]] = {
 def test_whom_nobody_can_ask_is_told(
     command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi"))
     monkeypatch.setenv("BROKEN", "canary\nkey")
     words, problem = PROBLEMS[name]
     assert main([command, *words]) == 1

@@ -6,6 +6,7 @@ its own items again, just as they were given, with the null fields that its type
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -264,17 +265,21 @@ async def test_a_turn_that_fails_is_not_taken_for_one_that_closed_early() -> Non
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
 
 
-async def test_the_socket_it_tries_first_is_declined_and_it_asks_over_http() -> None:
-    async with behind(plain(500, b"")) as server, httpx2.AsyncClient() as client:
-        upgrade = {
-            "connection": "Upgrade",
-            "upgrade": "websocket",
-            "sec-websocket-version": "13",
-            "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-            "openai-beta": "responses_websockets=2026-02-06",
-        }
-        answer = await client.get(f"{server.base_url}/responses", headers=upgrade)
-        assert answer.status_code in (404, 426)
+async def test_the_socket_it_tries_first_is_taken() -> None:
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "openai-beta": "responses_websockets=2026-02-06",
+    }
+    lines = [f"{name}: {value}\r\n" for name, value in upgrade.items()]
+    with dragoman("script") as product:
+        reader, writer = await asyncio.open_connection("127.0.0.1", product.port)
+        head = f"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\n{''.join(lines)}\r\n"
+        writer.write(head.encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 101")
+        writer.close()
 
 
 def test_a_turn_before_llama_cpp(llamacpp: Llamacpp) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,30 +31,55 @@ def numbers(last: int) -> str:
     return ", ".join(map(str, range(1, last + 1))) + "."
 
 
+def asking(wire: str, text: str) -> dict[str, Any]:
+    """The fields that ask this."""
+    if wire == "chat":
+        return {"messages": [{"role": "user", "content": text}]}
+    return {"input": text}
+
+
+def told(wire: str, events: list[Any]) -> str:
+    """The text of a stream."""
+    if wire == "chat":
+        return "".join(each.choices[0].delta.content or "" for each in events)
+    return str(events[-1].response.output_text)
+
+
 @WIRES
 def test_ten_streams_side_by_side_each_say_their_own(rehearsal: Product, wire: str) -> None:
-    """They are paced by the word: one after the other they would take ten times as long."""
-
-    def ask(last: int) -> tuple[str, float, float]:
+    def ask(last: int) -> str:
         question = f"Count to {last}."
-        began = time.monotonic()
         if wire == "responses":
             events = sdk.responses.create(model="script", input=question, stream=True)
-            said = [e.delta for e in events if e.type == "response.output_text.delta"]
-        else:
-            messages: Any = [{"role": "user", "content": question}]
-            create: Any = sdk.chat.completions.create
-            chunks = create(model="script", messages=messages, stream=True)
-            said = [each.choices[0].delta.content or "" for each in chunks]
-        return "".join(said), began, time.monotonic()
+            return "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        messages: Any = [{"role": "user", "content": question}]
+        create: Any = sdk.chat.completions.create
+        chunks = create(model="script", messages=messages, stream=True)
+        return "".join(each.choices[0].delta.content or "" for each in chunks)
 
     with (
         openai.OpenAI(base_url=rehearsal.base_url, api_key="none", max_retries=0) as sdk,
         ThreadPoolExecutor(STREAMS) as pool,
     ):
         answers = list(pool.map(ask, range(20, 20 + STREAMS)))
-    assert [said for said, _, _ in answers] == [numbers(20 + n) for n in range(STREAMS)]
-    assert max(began for _, began, _ in answers) < min(ended for *_, ended in answers)
+    assert answers == [numbers(20 + n) for n in range(STREAMS)]
+
+
+@WIRES
+async def test_no_stream_waits_for_another_to_end(wire: str) -> None:
+    """The model's server says nothing to anybody until it has been asked by all."""
+    together = asyncio.Barrier(STREAMS)
+
+    async def answer(asked: Asked) -> Reply:
+        await together.wait()
+        said = asked.json["messages"][0]["content"]
+        return stream(chunk({"content": said}), chunk(finish="stop"))
+
+    async with behind(answer) as server, asyncio.timeout(60):
+        heard = await asyncio.gather(
+            *(server.raw(wire, **asking(wire, f"Say {n}.")) for n in range(STREAMS))
+        )
+    assert [told(wire, events) for events in heard] == [f"Say {n}." for n in range(STREAMS)]
 
 
 @WIRES
@@ -65,9 +90,8 @@ async def test_a_long_prompt_arrives_whole_and_is_answered(upstream: str, wire: 
         "chat": stream(chunk({"content": "Yes."}), chunk(finish="stop")),
         "responses": answering(message("Yes.")),
     }
-    asked = {"chat": {"messages": [{"role": "user", "content": BIG}]}, "responses": {"input": BIG}}
     async with behind(yes[upstream], wire=upstream) as server:
-        _, final = await server.streamed(wire, **asked[wire])
+        _, final = await server.streamed(wire, **asking(wire, BIG))
         (body,) = (asked.json for asked in server.up.asked)
     assert "Yes." in str(final.to_dict())
     (said,) = body.get("messages") or body["input"]
@@ -86,8 +110,4 @@ async def test_a_long_answer_arrives_whole(wire: str) -> None:
 
     async with behind(answer) as server:
         heard = await server.raw(wire)
-    if wire == "chat":
-        text = "".join(each.choices[0].delta.content or "" for each in heard)
-    else:
-        text = heard[-1].response.output_text
-    assert text == "".join(words)
+    assert told(wire, heard) == "".join(words)

@@ -80,5 +80,12 @@ def test_entries_are_spelt_out_in_their_order() -> None:
     )
 
 
+def test_what_an_entry_says_besides_stays_with_it() -> None:
+    odd = NamedTool("patch", extra={"chat": {"odd": 1}})
+    assert allowed(odd, odd).expanded == (
+        NamedTool("patch", "custom", "files", {"chat": {"odd": 1}}),
+    )
+
+
 def test_the_kind_is_that_of_the_tool() -> None:
     assert allowed(NamedTool("patch")).expanded == (NamedTool("patch", "custom", "files"),)

@@ -138,3 +138,17 @@ def test_content_given_as_a_string_stays_one() -> None:
     )
     check(unfold(response))
     assert fold(unfold(response)) == response
+
+
+def test_an_answer_that_was_cancelled_is_taken_as_far_as_it_came() -> None:
+    events = [
+        Started("1", 0, "m"),
+        ItemAdded(0, Message("assistant", ())),
+        PartAdded(0, 0, Text("")),
+        Delta(0, 0, "text", "Hel"),
+        Finished("cancelled"),
+    ]
+    taken = Fold()
+    taken.take(events)
+    assert taken.response == fold(events)
+    assert taken.response.text == "Hel"

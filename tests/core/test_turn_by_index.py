@@ -231,3 +231,26 @@ def test_a_failure_leaves_open_items_open() -> None:
     events = turn.take()
     check(events)
     assert [type(e) for e in events] == [Started, ItemAdded, Failed]
+
+
+def test_what_is_said_goes_into_the_item_that_was_started() -> None:
+    response = answer(
+        lambda t: t.start(Reasoning()),
+        lambda t: t.thought("Hm"),
+        lambda t: t.start(Message("assistant", phase="commentary")),
+        lambda t: t.text("One"),
+        lambda t: t.pause(),
+        lambda t: t.text("Two"),
+        lambda t: t.start(FunctionCall("c", "f", "")),
+        lambda t: t.text("Three"),
+        lambda t: t.finish("stop"),
+        lambda t: t.end(said=True),
+    )
+    assert [item.text for item in response.output if isinstance(item, Message)] == [
+        "One",
+        "Two",
+        "Three",
+    ]
+    assert [type(item) for item in response.output[::3]] == [Reasoning, FunctionCall]
+    assert isinstance(first := response.output[1], Message)
+    assert first.phase == "commentary"

@@ -2,7 +2,7 @@
 
 What is printed is compared, word by word, with the lines marked `#>`, or with the last comment of a
 file. Nothing is mocked and nothing leaves the machine: where a page speaks to the server at the
-address that a first start prints, a rehearsal server stands there for the test, on a free port.
+address that a first start prints, a server stands there for the test, on a free port.
 """
 
 import doctest
@@ -18,7 +18,7 @@ import pytest
 from pytest_examples import EvalExample, find_examples
 
 from tests.architecture.tree import PACKAGE, ROOT, sources
-from tests.docs.rehearsal import rehearsing
+from tests.docs.serving import serving
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs"]
 PRINTED_ADDRESS = "http://127.0.0.1:8000"
@@ -40,11 +40,12 @@ SAID = {"chat.py": "Count to three.\nCount to two.\n"}
 
 
 @pytest.fixture(scope="module")
-def rehearsal() -> Iterator[str]:
-    with rehearsing() as address:
+def server() -> Iterator[str]:
+    with serving() as address:
         yield address
 
 
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a:DeprecationWarning")  # by the SDK
 @pytest.mark.parametrize("page", BY_PAGE)
 def test_pages(
     page: str,
@@ -57,9 +58,14 @@ def test_pages(
     for example in BY_PAGE[page]:
         promised = " ".join(PRINTED.findall(example.source)).split()
         if PRINTED_ADDRESS in example.source:
-            address = request.getfixturevalue("rehearsal")
+            address = request.getfixturevalue("server")
             example.source = example.source.replace(PRINTED_ADDRESS, address)
-        defined = eval_example.run(example, module_globals=known)
+        try:
+            defined = eval_example.run(example, module_globals=known)
+        except Exception as error:
+            # Its traceback, made to point into the page, is one that Python 3.11 cannot print.
+            error.__traceback__ = None
+            pytest.fail(f"{page}:{example.start_line}: {error!r}")
         known.update((name, value) for name, value in defined.items() if name[:2] != "__")
         assert capsys.readouterr().out.split() == promised, f"{page}:{example.start_line}"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.core.lower import NATIVE, Limits
 from dragoman.engines.profiles import BY_NAME, GENERIC, PROFILES, by_answers, by_url
 
 
@@ -92,6 +93,17 @@ def test_every_profile_but_the_generic_one_can_be_recognised() -> None:
         marks = profile.marks
         assert marks.hosts or marks.server or marks.owned_by, profile.name
         assert set(profile.wires) <= {"chat", "responses"}
+
+
+def test_every_limit_is_some_servers() -> None:
+    senses = {"images", "audio", "files"}  # of a model, not of a kind of server
+    limited = {
+        name
+        for profile in BY_NAME.values()
+        for name in Limits.__struct_fields__
+        if getattr(profile.limits, name) != getattr(NATIVE, name)
+    }
+    assert limited == set(Limits.__struct_fields__) - senses
 
 
 def test_a_server_whose_responses_are_worse_than_its_chat_is_asked_in_chat() -> None:

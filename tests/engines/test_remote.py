@@ -169,6 +169,13 @@ async def test_p8_reasoning_goes_back_under_the_name_the_profile_says(
     assert asked["messages"][2]["tool_call_id"] == "call_a"
 
 
+async def test_a_schema_is_put_in_words_for_a_server_that_takes_none() -> None:
+    request = asking(format=JSONSchema("form", {"type": "object", "title": "Form 7"}))
+    asked = await body_of(request, profile="deepseek")
+    assert asked["response_format"] == {"type": "json_object"}
+    assert "Form 7" in asked["messages"][0]["content"]
+
+
 @pytest.mark.parametrize("hops", [0, 3])
 async def test_each_of_us_counts_itself(hops: int) -> None:
     async with remote(HELLO) as (engine, up):

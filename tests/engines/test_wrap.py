@@ -4,18 +4,24 @@ import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from itertools import chain
 
 import pytest
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Started
+from dragoman.core.interfaces import ANYONE, Caller, Passed
 from dragoman.core.item import Message
+from dragoman.core.request import Request
 from dragoman.core.turn import CUT
+from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
-from dragoman.engines.wrap import Wrapper, sealed
+from dragoman.engines.wrap import Wrapper, batches, relay, sealed
 from tests.engines.stage import ASKED, heard
 
 START, END = Started("r", 0, "m"), Finished("completed")
+Batches = AsyncGenerator[list[Event], None]
+Passing = AsyncGenerator[Passed, None]
 Source = Callable[[], AsyncGenerator[Event, None]]
 
 
@@ -136,3 +142,66 @@ async def test_closing_a_wrapper_closes_the_engine_inside() -> None:
     await anext(events)
     await events.aclose()
     assert closed == [True]
+
+
+# ---- in batches, and unread ------------------------------------------------------------------
+
+
+class Batching(Script):
+    """An engine that gives its events three at a time, and lets anything pass."""
+
+    async def batches(self, request: Request, caller: Caller = ANYONE) -> Batches:
+        events = [event async for event in self.stream(request, caller)]
+        for at in range(0, len(events), 3):
+            yield events[at : at + 3]
+
+    async def relay(self, body: bytes, request: Request, caller: Caller) -> Passing:
+        yield body
+        yield [END]
+
+
+class Changing(Wrapper):
+    """A wrapper that does something to what is said."""
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        async for event in self.engine.stream(request, caller):
+            if not isinstance(event, Delta):
+                yield event
+
+
+def kinds(batch: list[Event]) -> list[type]:
+    return [type(event) for event in batch]
+
+
+async def test_any_engine_is_read_in_batches_and_a_wrapper_keeps_them() -> None:
+    single = [kinds(batch) async for batch in batches(Script("Hi"), ASKED)]
+    assert all(len(batch) == 1 for batch in single)
+    for engine in (Batching("Hi"), Wrapper(Batching("Hi")), Router([Route(Batching("Hi"))])):
+        many = [kinds(batch) async for batch in batches(engine, ASKED)]
+        assert len(many[0]) == 3
+        assert list(chain(*many)) == list(chain(*single))
+
+
+async def test_a_wrapper_that_changes_what_is_said_is_not_passed_by() -> None:
+    changed = Changing(Batching("Hi"))
+    heard = [kinds(batch) async for batch in batches(changed, ASKED)]
+    assert [Delta] not in heard
+    assert relay(changed, b"{}", ASKED, ANYONE) is None
+    assert relay(Script("Hi"), b"{}", ASKED, ANYONE) is None
+
+
+async def test_bytes_pass_through_a_wrapper_with_nothing_to_do() -> None:
+    for engine in (Batching("Hi"), Wrapper(Batching("Hi")), Router([Route(Batching("Hi"))])):
+        passed = relay(engine, b"{}", ASKED, ANYONE)
+        assert passed is not None
+        assert [gift async for gift in passed] == [b"{}", [END]]
+
+
+async def test_a_router_lets_nothing_pass_under_another_name() -> None:
+    aliased = Router([Route(Batching("Hi"), models=("x",), aliases={ASKED.model: "x"})])
+    assert relay(aliased, b"{}", ASKED, ANYONE) is None
+    two = Router([Route(Batching("Hi")), Route(Batching("Ho"))])
+    assert relay(two, b"{}", ASKED, ANYONE) is None
+    assert [batch async for batch in batches(two, ASKED)]

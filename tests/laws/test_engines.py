@@ -28,8 +28,11 @@ from dragoman.engines.function import Function
 from dragoman.engines.rehearsal import rehearsal
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
+from dragoman.engines.token import TokenEngine
 from dragoman.engines.wrap import Wrapper
 from tests.engines.stage import heard, others
+from tests.engines.token.models import Says
+from tests.engines.token.plain import TOY, Plain
 
 RICH = Request(
     model="script",
@@ -59,6 +62,18 @@ async def words(messages: Any, **rest: Any) -> AsyncIterator[str]:
         yield word
 
 
+class OneChoice(Wrapper):
+    """The first alternative only: how several are interleaved is a matter of time."""
+
+    def stream(self, request: Request, caller: Any = None) -> Any:
+        sampling = replace(request.sampling, n=None)
+        return self.engine.stream(replace(request, sampling=sampling))
+
+
+TOKEN = TokenEngine(Plain(), Says("Good day to you"), TOY)
+"""One for all tests: its thread stays."""
+
+
 class FanOut(Wrapper):
     """The alternatives asked for one by one."""
 
@@ -71,6 +86,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "rehearsal": lambda: rehearsal(0),
     "function": lambda: Function(words),
     "fan-out": lambda: FanOut(rehearsal(0)),
+    "token": lambda: OneChoice(TOKEN),
 }
 WRAPPERS: dict[str, Callable[[Engine], Engine]] = {
     "wrapper": Wrapper,

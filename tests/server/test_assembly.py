@@ -5,6 +5,7 @@ import pytest
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.secret import Secret
+from dragoman.engines import pocket, shipped
 from dragoman.engines.discover import Discovered
 from dragoman.engines.profiles import BY_NAME
 from dragoman.server.assembly import as_upstreams, assemble, others
@@ -29,13 +30,38 @@ def at(up: Mock, **more: object) -> Upstream:
 
 
 @pytest.mark.parametrize("targets", [(), ("script",)])
-async def test_with_nothing_behind_it_rehearses(targets: tuple[str, ...]) -> None:
+async def test_with_nothing_behind_it_rehearses(
+    targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped, "available", lambda: False)
     engine = assemble((), targets, SETTINGS, {})
     assert [model.id for model in await engine.models()] == ["script"]
     assert (await answered(engine, asking("script"))).text.startswith("This is a rehearsal")
     failed = await answered(engine, asking("other"))
     assert failed.error is not None
     assert failed.error.code == "model_not_found"
+
+
+@pytest.mark.parametrize("targets", [(), ("pocket",), ("pocket", "pocket")])
+async def test_with_nothing_behind_it_serves_the_pocket_model(targets: tuple[str, ...]) -> None:
+    engine = assemble((), targets, SETTINGS, {})
+    assert [model.id for model in await engine.models()] == ["pocket"]
+    await engine.close()
+
+
+async def test_several_targets_stand_beside_each_other() -> None:
+    engine = assemble((), ("script", "pocket"), SETTINGS, {})
+    assert [model.id for model in await engine.models()] == ["script", "pocket"]
+    await engine.close()
+
+
+def test_a_target_that_needs_what_is_not_installed_says_what(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pocket, "available", lambda: False)
+    problem = r"needs the local extra: pip install 'dragoman\[local\]'\.$"
+    with pytest.raises(ConfigurationError, match=problem):
+        assemble((), ("pocket",), SETTINGS, {})
 
 
 async def test_any_name_goes_to_an_upstream_as_it_is() -> None:
@@ -89,6 +115,10 @@ MISTAKES: dict[str, tuple[Upstream, str]] = {
         Upstream(name="up", url=PLACE, profile="olama"),
         f"There is no profile 'olama'. Profiles: {', '.join(sorted(BY_NAME))}.",
     ),
+    "format": (
+        Upstream(name="up", url=PLACE, format="hermes"),
+        'up: format is for an upstream with the wire "completions".',
+    ),
     "scheme": (
         Upstream(name="up", url="localhost:9/v1"),
         "up: the URL must begin with http:// or https://",
@@ -121,7 +151,9 @@ def test_what_is_wrong_with_an_upstream_is_told(name: str) -> None:
 
 
 def test_a_target_that_does_not_exist_is_told_with_those_that_do() -> None:
-    with pytest.raises(ConfigurationError, match=r"no target 'scrpt'\. There is: script; .*URL"):
+    with pytest.raises(
+        ConfigurationError, match=r"no target 'scrpt'\. There is: pocket, script, hf:…, gguf:…; "
+    ):
         assemble((), ("scrpt",), SETTINGS, {})
 
 

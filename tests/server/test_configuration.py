@@ -7,6 +7,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from dragoman.core.secret import Secret
+from dragoman.formats.names import NAMES
 from dragoman.server.configuration import (
     Configuration,
     ConfigurationError,
@@ -40,11 +41,26 @@ heartbeat = 9
 heartbeat_data = ["agent"]
 stall = 10
 drain = 0
+request_log = true
+relay = false
+store = "memory"
+news = "redis://news.example"
+retention = 100.0
+log_retention = 50.0
+max_responses = 10
+inherit_instructions = true
+lease = 5.0
+requeue = true
+seal_key_env = "A_SEAL"
+reasoning_vault = 1000
+resend_unsealed = false
 dialect = "open-responses"
 
 [[upstreams]]
 name = "local"
 url = "http://127.0.0.1:11434/v1"
+wire = "completions"
+format = "hermes"
 
 [[upstreams]]
 name = "cloud"
@@ -71,7 +87,9 @@ def test_every_setting_can_be_written() -> None:
     assert settings.port == 9000
     assert settings.api_key_env == ("A_KEY",)
     assert configuration.upstreams == (
-        Upstream(name="local", url="http://127.0.0.1:11434/v1"),
+        Upstream(
+            name="local", url="http://127.0.0.1:11434/v1", wire="completions", format="hermes"
+        ),
         Upstream(
             name="cloud",
             url="https://api.example/v1",
@@ -105,6 +123,7 @@ def test_dialects_are_those_that_can_be_set() -> None:
     )
 
 
+FORMATS = ", ".join(sorted(NAMES))
 MISTAKES = {
     "[server]\n\nport = 'x'": "3: server.port: is a string, and must be an integer",
     "[server]\nport = 65536": "2: server.port: is 65536, and must be between 0 and 65535",
@@ -120,7 +139,10 @@ MISTAKES = {
         "2: server.dialect: is 'x', and must be one of open-responses, openai"
     ),
     "[servr]\nport = 1": "1: servr: is not a setting; did you mean server?",
-    "port = 1": "1: port: is not a setting",
+    "prot = 1": "1: prot: is not a setting",
+    "port = 1": "1: port: belongs under [server]",
+    "\nretries = 1": "2: retries: belongs under [[upstreams]]",
+    "[server]\nurl = 'x'": "2: server.url: belongs under [[upstreams]]",
     "server = 1": "1: server: is a number, and must be an object",
     "\nserver.port = 'x'": "2: server.port: is a string, and must be an integer",
     "server = { port = 'x' }": "1: server.port: is a string, and must be an integer",
@@ -128,10 +150,20 @@ MISTAKES = {
         "5: upstreams[1].url: is missing"
     ),
     "[[upstreams]]\nname = ''\nurl = 'b'\nwire = 'smoke'": (
-        "4: upstreams[0].wire: is 'smoke', and must be one of auto, chat, responses"
+        "4: upstreams[0].wire: is 'smoke', and must be one of auto, chat, completions, responses"
     ),
     "[[upstreams]]\nname = 'a'\nurl = 'b'\n[upstreams.aliases]\nx = 1": (
         "5: upstreams[0].aliases.x: is a number, and must be a string"
+    ),
+    "[[upstreams]]\nname = 'a'\nurl = 'b'\n\nformat = 'hermes'": (
+        '5: upstreams[0].format: is for an upstream with the wire "completions"'
+    ),
+    "[[upstreams]]\nname = 'a'\nurl = 'b'\nwire = 'completions'\n": (
+        "1: upstreams[0].format: is missing: over completions a model is spoken to in one of "
+        f"{FORMATS}"
+    ),
+    "[[upstreams]]\nname = 'a'\nurl = 'b'\nwire = 'completions'\nformat = 'morse'": (
+        f"5: upstreams[0].format: is 'morse', and must be a model's folder or one of {FORMATS}"
     ),
     "[upstreams]\nname = 'a'": "1: upstreams: is an object, and must be an array",
     "upstreams = [1]": "1: upstreams[0]: is a number, and must be an object",

@@ -205,16 +205,17 @@ async def test_what_belongs_to_no_request_does_not_keep_a_connection() -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-async def test_an_upgrade_is_answered_as_plain_http() -> None:
+@pytest.mark.parametrize(("path", "status"), [(PATHS["responses"], 101), (PATHS["chat"], 404)])
+async def test_an_upgrade_is_taken_where_there_is_a_socket(path: str, status: int) -> None:
     request = (
-        f"GET {PATHS['responses']} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
+        f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
         "upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         "sec-websocket-version: 13\r\n\r\n"
     )
     async with served(App(Stub(), Settings())) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request.encode())
-        assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 %d" % status)
         writer.close()
 
 

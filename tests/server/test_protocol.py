@@ -1,8 +1,13 @@
-"""The HTTP side of a connection, where an answer has a head and nothing else."""
+"""The HTTP side of a connection: what is asked, and how an answer is framed."""
 
 import asyncio
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from dragoman.server.app import App
+from dragoman.server.cycle import Cycle
 from dragoman.server.settings import Settings
 from tests.server.stubs import Stub, served
 
@@ -16,3 +21,112 @@ async def test_an_answer_without_a_body_is_written_at_once() -> None:
             assert head.startswith(b"HTTP/1.1 200 ")
             assert b"\r\ncontent-length: 15\r\n" in head
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "target", ["/%68ealthz", "http://localhost/healthz", "/healthz?a=%20b", "/healthz#there"]
+)
+async def test_an_address_may_be_written_in_many_ways(target: str) -> None:
+    async with served(App(Stub(), Settings())) as port:
+        head = f"GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        assert (await said(port, head.encode())).startswith(b"HTTP/1.1 200 ")
+
+
+async def said(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return answer
+
+
+async def test_an_old_client_gets_an_end_by_the_end_of_the_connection() -> None:
+    async with served(App(Stub(), Settings())) as port:
+        answer = await said(port, b"GET /healthz HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b'{"status":"ok"}')
+
+
+# ---- what the application may not do, and may fail to do -----------------------------------
+
+
+class Wire:
+    """A transport that notes what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def cycle(wire: Any, method: str = "GET") -> Cycle:
+    def nothing() -> None: ...
+
+    scope = {"method": method}
+    flow = FlowControl(wire)
+    return Cycle(scope, wire, flow, b"", keep_alive=True, expects=False, on_response=nothing)
+
+
+def start(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": 200, "headers": list(headers)}
+
+
+@pytest.mark.parametrize("value", [b"a\r\nb: c", b"a\nb", b"a\r"])
+async def test_no_header_can_end_its_line(value: bytes) -> None:
+    with pytest.raises(RuntimeError, match="ended its line"):
+        await cycle(Wire()).send(start((b"x", value)))
+
+
+@pytest.mark.parametrize("body", [b"long", b"s"])
+async def test_a_body_is_as_long_as_was_said(body: bytes) -> None:
+    answer = cycle(Wire())
+    await answer.send(start((b"content-length", b"2")))
+    with pytest.raises(RuntimeError, match="not as long"):
+        await answer.send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize(
+    ("sends", "written"),
+    [
+        ([], b"HTTP/1.1 500 "),
+        ([start()], b""),
+        ([start(), {"type": "http.response.body", "body": b"x", "more_body": True}], b"HTTP/1.1 2"),
+    ],
+)
+async def test_an_application_that_breaks_off_leaves_nobody_waiting(
+    sends: list[dict[str, Any]], written: bytes
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in sends:
+            await send(message)
+        raise ValueError("on purpose")
+
+    wire = Wire()
+    await cycle(wire).run_asgi(app)
+    assert wire.closed
+    assert wire.written[: len(written)] == written
+    assert bool(wire.written) == bool(written)
+
+
+async def test_head_and_first_piece_are_one_write_and_the_rest_is_framed() -> None:
+    wire = Wire()
+    answer = cycle(wire)
+    await answer.send(start())
+    assert wire.written == b""
+    await answer.send({"type": "http.response.body", "body": b"ab", "more_body": True})
+    await answer.send({"type": "http.response.body"})
+    assert wire.written.endswith(b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n")
+    assert (await answer.receive())["type"] == "http.disconnect"
+
+
+async def test_who_is_gone_is_told_nothing() -> None:
+    wire = Wire()
+    answer = cycle(wire)
+    answer.disconnected = True
+    await answer.send(start())
+    assert wire.written == b""

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 import uvloop
 
-from dragoman.core.event import Event, Failed
-from dragoman.server.pump import pump
+from dragoman.core.event import Event, Failed, Finished
+from dragoman.server.pump import Taken, pump
 from tests.server.stubs import FINISHED, STARTED, saying, word
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -26,9 +26,11 @@ class Sink:
         self.open.set()
         self._enough = enough
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: Event) -> Taken:
         self.taken.append(event)
-        return len(self.taken) >= self._enough
+        if isinstance(event, Finished | Failed):
+            return Taken.OVER
+        return Taken.FULL if len(self.taken) >= self._enough else Taken.MORE
 
     async def flush(self) -> None:
         if self.taken:

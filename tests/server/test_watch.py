@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.server.app import App
@@ -162,3 +163,28 @@ async def test_an_engine_that_objects_to_being_stopped_disturbs_nobody(
         await task
         assert len(call.sent) == (2 if stream else 0)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_one_timer_serves_watches_that_are_due_at_once_and_later(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def stopped(roster: Roster, seconds: float) -> bool:
+        try:
+            with Watch(roster) as watch:
+                watch.limit(seconds, REASON)
+                await asyncio.sleep(0)
+                watch.limit(seconds, REASON)
+                await asyncio.sleep(0.05)
+        except FaultError:
+            return True
+        return False
+
+    async def main() -> None:
+        roster = Roster()
+        limits = [60.0, 0.0, -1.0, 0.001, 30.0]
+        outcomes = await asyncio.gather(*(stopped(roster, seconds) for seconds in limits))
+        assert outcomes == [False, True, True, True, False]
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())

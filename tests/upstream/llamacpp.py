@@ -121,20 +121,28 @@ class Llamacpp:
 
 @contextlib.contextmanager
 def run_llamacpp(
-    *, model: str = "tiny-test", slots: int = SLOTS, api_key: str | None = None
+    *,
+    model: str = "tiny-test",
+    slots: int = SLOTS,
+    api_key: str | None = None,
+    file: Path = MODEL_FOLDER / MODEL_FILE,
+    exact: bool = False,
 ) -> Iterator[Llamacpp]:
-    """Start a server of its own for the tiny model and end it with the block.
+    """Start a server of its own for a model, the tiny one by default, and end it with the block.
 
-    Its log is shown by the error when it does not start. With `api_key` it wants that key.
+    Its log is shown by the error when it does not start. With `api_key` it wants that key; `exact`
+    keeps it from rounding keys and values to half precision.
     """
-    command = [sys.executable, str(SERVER), MODEL_FILE, "--alias", model, "--slots", str(slots)]
+    command = [sys.executable, str(SERVER), file.name, "--alias", model, "--slots", str(slots)]
     if api_key is not None:
         command += ["--api-key", api_key]
+    if exact:
+        command.append("--exact")
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
             # A relative model path keeps the machine's folders out of what the server tells.
-            cwd=MODEL_FOLDER,
+            cwd=file.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

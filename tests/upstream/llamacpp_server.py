@@ -13,7 +13,9 @@ import xllamacpp
 CONTEXT = 8192  # tokens of each slot
 
 
-def parameters(model: str, alias: str, slots: int, api_key: str | None) -> xllamacpp.CommonParams:
+def parameters(
+    model: str, alias: str, slots: int, api_key: str | None, exact: bool
+) -> xllamacpp.CommonParams:
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.model_alias = {alias}
@@ -25,6 +27,10 @@ def parameters(model: str, alias: str, slots: int, api_key: str | None) -> xllam
     params.verbosity = 0
     if api_key is not None:
         params.api_keys = [api_key]
+    if exact:
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.flash_attn_type = off
     return params
 
 
@@ -34,9 +40,10 @@ def main() -> None:
     parser.add_argument("--alias", required=True)
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--api-key")
+    parser.add_argument("--exact", action="store_true", help="round nothing to half precision")
     options = parser.parse_args()
     server = xllamacpp.Server(
-        parameters(options.model, options.alias, options.slots, options.api_key)
+        parameters(options.model, options.alias, options.slots, options.api_key, options.exact)
     )
     print(server.listening_address, flush=True)
     sys.stdin.buffer.read()

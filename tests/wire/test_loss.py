@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import fields as struct_fields
 from msgspec.structs import replace
 
-from dragoman.core.error import FaultError
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.item import (
     Annotation,
     Audio,
@@ -49,7 +49,7 @@ from dragoman.core.request import (
     TextFormat,
     UnknownTool,
 )
-from dragoman.wire.loss import header, judge, worded
+from dragoman.wire.loss import blamed, header, judge, worded
 from dragoman.wire.policy import REQUEST
 from tests.samples import samples
 
@@ -114,6 +114,22 @@ TO_RESPONSES: list[tuple[Request, str, str]] = [
     (
         asked(tool_choice=AllowedTools("auto", (NamedTool("f"), OF_CHAT))),
         "tool_choice.allowed_tools.tools[1]",
+        "told",
+    ),
+    (asked(tool_choice=NamedTool("f", extra=CHAT)), "tool_choice.vendor", "told"),
+    (
+        asked(tool_choice=NamedTool("f", extra={"chat": {"function": {"odd": 1}}})),
+        "tool_choice.function.odd",
+        "told",
+    ),
+    (
+        asked(tool_choice=AllowedTools("auto", (NamedTool("f"),), CHAT)),
+        "tool_choice.vendor",
+        "told",
+    ),
+    (
+        asked(tool_choice=AllowedTools("auto", (NamedTool("e"), NamedTool("f", extra=CHAT)))),
+        "tool_choice.allowed_tools.tools[1].vendor",
         "told",
     ),
     (asked(extra=CHAT), "vendor", "told"),
@@ -190,6 +206,12 @@ TO_CHAT: list[tuple[Request, str, str]] = [
         "tool_choice.tools[1]",
         "told",
     ),
+    (asked(tool_choice=NamedTool("f", extra=RESPONSES)), "tool_choice.vendor", "told"),
+    (
+        asked(tool_choice=AllowedTools("auto", (NamedTool("f", extra=RESPONSES),))),
+        "tool_choice.tools[0].vendor",
+        "told",
+    ),
     (asked(extra={"responses": {"access_programs": []}}), "access_programs", "told"),
     (asked(extra={"responses": {"image": {}}}), "image", "told"),
     (asked(extra=RESPONSES), "vendor", "told"),
@@ -199,6 +221,28 @@ TO_CHAT: list[tuple[Request, str, str]] = [
 CASES: list[tuple[str, Request, str, str]] = [
     *(("responses", *case) for case in TO_RESPONSES),
     *(("chat", *case) for case in TO_CHAT),
+]
+
+
+CASES += [
+    (target, asked(extra={wire: {name: value}}), name, "refused")
+    for wire, target in (("chat", "responses"), ("responses", "chat"))
+    for name, value in (
+        ("guided_regex", "a+"),
+        ("guided_choice", ["a"]),
+        ("guided_grammar", "start: /a/"),
+        ("guided_json", {}),
+        ("structured_outputs", {"regex": "a+"}),
+    )
+]
+VENDOR = {"type": "regex", "pattern": "a"}
+CASES += [
+    (
+        "responses",
+        asked(extra={"chat": {"response_format": VENDOR}}),
+        "response_format.type",
+        "refused",
+    )
 ]
 
 
@@ -375,3 +419,31 @@ def test_the_names_of_the_core_are_put_in_the_clients_words() -> None:
     on_responses = [loss.field for loss in worded(losses, request, "responses")]
     assert on_responses[:4] == ["input[3].role", "input", "text.format", "input[*].role"]
     assert worded(losses, request, None) == tuple(losses)
+
+
+@pytest.mark.parametrize(
+    ("param", "chat", "responses"),
+    [
+        ("format.schema.a", "response_format.json_schema.schema.a", "text.format.schema.a"),
+        ("format", "response_format", "text.format"),
+        ("items[1].id", "messages[1].id", "input[1].id"),
+        ("tools[2].parameters.x", "tools[2].function.parameters.x", "tools[2].parameters.x"),
+        (
+            "tools[2].tools[0].grammar",
+            "tools[2].tools[0].custom.format.grammar.definition",
+            "tools[2].tools[0].format.definition",
+        ),
+        ("tools[0].syntax", "tools[0].custom.format.grammar.syntax", "tools[0].format.syntax"),
+        ("guided_regex", "guided_regex", "guided_regex"),
+    ],
+)
+def test_a_fault_is_told_by_the_names_of_a_clients_wire(
+    param: str, chat: str, responses: str
+) -> None:
+    request = said(Message("assistant", "hello"))
+    for wire, name in ((None, param), ("chat", chat), ("responses", responses)):
+        fault = blamed(bad_request("is wrong", param), request, wire)
+        assert (fault.param, fault.message) == (name, f"{name}: is wrong")
+    assert blamed(bad_request("All is wrong."), request, "chat").message == "All is wrong."
+    told = Fault("invalid_request", "Something is wrong.", "client", param)
+    assert blamed(told, request, "chat").message == "Something is wrong."

@@ -112,8 +112,15 @@ def test_p37_each_field_of_an_answer_meets_its_fate(
 def test_every_row_that_is_not_carried_has_a_case() -> None:
     for target, table in ANSWER.items():
         met = {(re.sub(r"\[\d+\]", "[*]", c[2]), c[3]) for c in CASES if c[0] == target}
-        rows = {(row.field, row.fate) for row in table.values() if row.fate != "carried"}
+        rows = {(r.field, r.fate) for r in table.values() if r.fate != "carried" and not r.quiet}
         assert rows - met == {("(any other field)", "told")}
+
+
+def test_p37_how_the_server_worked_has_a_row_and_is_not_told_of_every_answer() -> None:
+    quiet = {row.field: 1 for row in ANSWER["responses"].values() if row.quiet}
+    assert sorted(quiet) == ["system_fingerprint", "timings"]
+    losses = judge_answer(answer(extra={"chat": {**quiet, "vendor": 1}}), "responses")
+    assert [loss.field for loss in losses] == ["vendor"]
 
 
 @pytest.mark.parametrize("target", ["chat", "responses"])

@@ -25,6 +25,10 @@ def main(words: Sequence[str] | None = None) -> int:
     # What a command needs is imported when it runs, so that --help is quick.
     if options.command == "serve":
         from .serve import serve as command
+    elif options.command in ("log", "tail"):
+        from .history import history as command
+    elif options.command == "tokens":
+        from .tokens import tokens as command
     else:
         from .talk import talk as command
     try:
@@ -55,5 +59,7 @@ def _expected(error: Exception) -> bool:
     from dragoman.server.configuration import ConfigurationError
     from dragoman.server.host import HostError
     from dragoman.server.workers import WorkersError
+    from dragoman.stores.store import StoreError
 
-    return isinstance(error, FaultError | NetError | ConfigurationError | HostError | WorkersError)
+    kinds = FaultError | NetError | ConfigurationError | HostError | StoreError | WorkersError
+    return isinstance(error, kinds)

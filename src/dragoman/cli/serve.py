@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Engine, Model
 from dragoman.engines.discover import discover
+from dragoman.engines.pocket import MISSING
+from dragoman.engines.shipped import NOTES, POCKET, stand_in
 from dragoman.server.app import App
-from dragoman.server.assembly import TARGETS, as_upstreams, assemble, others
+from dragoman.server.assembly import as_upstreams, assemble, others, prepare
 from dragoman.server.configuration import (
     FILE,
     Configuration,
@@ -29,6 +31,7 @@ from dragoman.server.configuration import (
 )
 from dragoman.server.host import address, bind, check, reachable, run
 from dragoman.server.keys import generate_key
+from dragoman.server.memory.opening import open_memory
 from dragoman.server.settings import Settings
 
 from .welcome import Row, welcome
@@ -41,7 +44,7 @@ LISTING = 2.0
 
 def serve(options: Namespace) -> int:
     """Serve until told to stop."""
-    configuration = _configuration(options)
+    configuration = configured(options)
     settings = with_keys(_settings(options, configuration.server), os.environ)
     key_env = next(iter(settings.api_key_env), None)
     if options.generate_key:
@@ -51,7 +54,8 @@ def serve(options: Namespace) -> int:
     check(settings)
     chosen = _chosen(options, configuration)
     upstreams = _found() if chosen is None else chosen
-    assemble(upstreams, options.targets, settings, os.environ)  # what is wrong is said before all
+    format = None if options.upstream else options.format  # else it is the upstream's
+    prepare(upstreams, options.targets, settings, os.environ, format)  # said before all else
     listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
     if settings.port not in (0, listener.getsockname()[1]):
         print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)
@@ -60,9 +64,12 @@ def serve(options: Namespace) -> int:
     greeting = _Greeting(f"{reachable(address(listener))}/v1", key_env)
 
     def build() -> App:
-        greeting.engine = assemble(upstreams, options.targets, settings, os.environ)
-        return App(greeting.engine, settings)
+        greeting.engine = assemble(upstreams, options.targets, settings, os.environ, format)
+        memory = open_memory(settings, os.environ, configuration.webhooks)
+        return App(greeting.engine, settings, memory)
 
+    if not (upstreams or options.targets or stand_in() == POCKET):
+        print(f"There is no model to be found: this is the rehearsal. {MISSING}", file=sys.stderr)
     run(build, settings, listener, greeting.start)
     return 0
 
@@ -98,12 +105,14 @@ def _row(model: Model) -> Row:
     place = (model.extra or {}).get("upstream")
     if place is not None:
         return Row(model.id, place["url"], place["kind"])
-    if model.id in TARGETS:
-        return Row(model.id, "this server", "a rehearsal, not a model")
+    ours = (model.extra or {}).get("models", {}).get("format")
+    if model.id in NOTES or ours is not None:
+        return Row(model.id, "this server", NOTES.get(model.id, f"a model of {ours}"))
     return Row(model.id, "an upstream that does not list it")
 
 
-def _configuration(options: Namespace) -> Configuration:
+def configured(options: Namespace) -> Configuration:
+    """What the file says that was named, or else the one that is here."""
     if options.config is not None:
         return load(options.config)
     here = Path(FILE)
@@ -114,7 +123,7 @@ def _settings(options: Namespace, settings: Settings) -> Settings:
     """The file's settings, with those of the command line on top."""
     given = {
         name: value
-        for name in ("host", "port", "workers")
+        for name in ("host", "port", "workers", "request_log", "store")
         if (value := getattr(options, name)) is not None
     }
     if options.api_key_env:
@@ -132,10 +141,14 @@ def _chosen(options: Namespace, configuration: Configuration) -> list[Upstream] 
                 key_env=options.upstream_key_env,
                 wire=options.wire,
                 profile=options.profile,
+                format=options.format,
+                retries=options.retries or 0,
             )
             for url in options.upstream
         ]
-    for word in ("upstream_key_env", "profile", "wire"):
+    for word in ("upstream_key_env", "profile", "wire", "format", "retries"):
+        if word == "format" and options.targets:
+            continue
         if getattr(options, word) not in (None, "auto"):
             said = word.replace("_", "-")
             raise ConfigurationError(f"--{said} is said of an --upstream, and none is given.")

@@ -1,7 +1,7 @@
 """`dragoman ask`, `chat` and `models`: a model's words on a terminal.
 
-Reasoning is dim, tool calls are named, text is plain; colours only where a person looks. Ctrl-C
-stops the answer that is running, and only at the prompt the program.
+Ctrl-C stops the answer that is running, and only at the prompt the program. What an answer looks
+like is the pen's business.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from contextlib import contextmanager
 
 from dragoman.client import Client, Stream, connect
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Delta, Failed, Finished, ItemAdded, ItemDone
-from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
+from dragoman.core.item import Item, Message
 from dragoman.engines.discover import discover
+from dragoman.engines.local import is_local
+from dragoman.engines.shipped import NOTES, stand_in
 
+from .pen import Pen
 from .welcome import Row, table
 
-_DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
+NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe the question in.'
 
 
 def talk(options: Namespace) -> int:
@@ -50,6 +52,9 @@ async def _models(options: Namespace) -> int:
 
 async def _ask(options: Namespace) -> int:
     question = " ".join(options.question) or sys.stdin.read()
+    if not question.strip():
+        print(NOTHING_ASKED, file=sys.stderr)
+        return 2
     async with await _client(options) as client:
         answer = await _print_answer(client, (Message("user", question),), options)
     return 0 if answer is not None else 1
@@ -85,27 +90,11 @@ async def _print_answer(
     }
     given = {name: value for name, value in settings.items() if value is not None}
     stream = client.stream(items, **given)
-    pen = _Pen(sys.stdout.isatty())
+    pen = Pen(sys.stdout.isatty())
     with _stopped_by_ctrl_c(stream):
         async with stream:
             async for event in stream:
-                match event:
-                    case Delta(kind="reasoning" | "summary", data=str(text)):
-                        pen.write(text, _DIM)
-                    case Delta(kind="text" | "refusal", data=str(text)):
-                        pen.write(text)
-                    case ItemAdded(item=Message() | Reasoning()):
-                        pen.line("")
-                    # Calls may come interleaved, so each is shown when it is whole.
-                    case ItemDone(item=FunctionCall(name=name, arguments=said)):
-                        pen.line(f"[{name}] {said}", _CALL)
-                    case ItemDone(item=CustomToolCall(name=name, input=said)):
-                        pen.line(f"[{name}] {said}", _CALL)
-                    case Finished(status="incomplete", reasons=reasons):
-                        pen.line(f"(cut short: {', '.join(reasons)})", _BAD)
-                    case Failed(fault=fault):
-                        pen.line("")
-                        print(f"dragoman: {fault.message}", file=sys.stderr, flush=True)
+                pen.event(event)
     pen.line("")
     answer = stream.answer
     return None if answer.status == "failed" else answer.response.output
@@ -131,38 +120,10 @@ def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-class _Pen:
-    """Writes to the terminal, changing colour only where there is one to change."""
-
-    def __init__(self, colours: bool) -> None:
-        self._colours = colours
-        self._colour = _PLAIN
-        self._at_start = True
-
-    def write(self, text: str, colour: str = _PLAIN) -> None:
-        """Write on."""
-        if self._colours and colour != self._colour:
-            sys.stdout.write(_PLAIN + colour)
-            self._colour = colour
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        if text:
-            self._at_start = text.endswith("\n")
-
-    def line(self, text: str, colour: str = _PLAIN) -> None:
-        """Write on a line of its own."""
-        if not self._at_start:
-            self.write("\n", self._colour)
-        self.write(text, colour)
-        if self._colours:
-            sys.stdout.write(_PLAIN)
-            self._colour = _PLAIN
-
-
 async def _client(options: Namespace) -> Client:
     """A client of the server that was named, or of the first that answers."""
-    if options.at == "script":
-        return connect("script")
+    if options.at and is_local(options.at):
+        return _local(options.at)
     key = os.environ.get(options.key_env) if options.key_env else None
     if options.key_env and not key:
         raise FaultError(Fault("authentication", f"{options.key_env} is empty.", "client"))
@@ -170,8 +131,19 @@ async def _client(options: Namespace) -> Client:
         return _connected(options.at, key)
     for found in await discover(os.environ, ours=True):
         return _connected(found.base_url, os.environ.get(found.key_env) if found.key_env else key)
-    print("No model server found: this is the rehearsal.", file=sys.stderr)
-    return connect("script")
+    name = stand_in()
+    print(f"No model server found: this is {NOTES[name]} ({name}).", file=sys.stderr)
+    return _local(name)
+
+
+def _local(name: str) -> Client:
+    """A client of a model of this machine. Raises FaultError where it cannot be run."""
+    try:
+        return connect(name)
+    except ImportError as error:
+        raise FaultError(Fault("unsupported", f"{error}.", "client")) from None
+    except ValueError as error:
+        raise FaultError(Fault("invalid_request", f"{error}", "client")) from None
 
 
 def _connected(url: str, key: str | None) -> Client:

@@ -6,6 +6,7 @@ here knows a protocol or a socket: that is the business of the engine inside.
 
 from .answer import Answer, AnswerError, Spent, arguments
 from .connect import Client, connect, connect_sync
+from .face import SyncClient, SyncStream
 from .stream import Stream
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Client",
     "Spent",
     "Stream",
+    "SyncClient",
+    "SyncStream",
     "arguments",
     "connect",
     "connect_sync",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from msgspec.structs import replace
 
@@ -15,16 +15,14 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.request import Request
-from dragoman.engines.rehearsal import rehearsal
+from dragoman.engines.shipped import SHIPPED
 from dragoman.engines.wrap import Wrapper
 
 from .answer import Answer, AnswerError
 from .ask import Input, Settings, ask
 from .blocking import Blocking
+from .face import SyncClient
 from .stream import Stream
-
-NAMES = {"script": rehearsal}
-"""Engines that have a name."""
 
 
 class Client(Wrapper):
@@ -68,12 +66,12 @@ class Client(Wrapper):
         return answer
 
     @property
-    def sync(self) -> Any:
+    def sync(self) -> SyncClient:
         """The same client for code without `async`: the same methods, without `await`.
 
         Use one face of a client or the other, not both: connections belong to one event loop.
         """
-        return Blocking(self)
+        return cast(SyncClient, Blocking(self))
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,8 +112,11 @@ def connect(target: str | Engine, *, model: str | None = None, **options: Any) -
     """A client of the engine at an address, of that name, or of the engine given.
 
     An address is the base URL of any OpenAI-compatible server (`http://127.0.0.1:11434/v1`), and
-    `options` are those of `engines.remote.Remote`, such as `key`. Raises ValueError for a name
-    that is none.
+    `options` are those of `engines.remote.Remote`, such as `key`. With a `format`, the name of a
+    token format, the server is asked for raw completions. `hf:` and a folder or a name on the hub,
+    and `gguf:` and a file, load a model here; `options` are those of `engines.transformers` and
+    `engines.llamacpp`. Raises ValueError for a name that is none and a model that does not load,
+    ImportError where something is not installed.
 
     >>> connect("script").sync.respond("Count to three.").text
     '1, 2, 3.'
@@ -123,7 +124,7 @@ def connect(target: str | Engine, *, model: str | None = None, **options: Any) -
     return Client(_engine(target, options), model=model)
 
 
-def connect_sync(target: str | Engine, *, model: str | None = None, **options: Any) -> Any:
+def connect_sync(target: str | Engine, *, model: str | None = None, **options: Any) -> SyncClient:
     """The same for code without `async`.
 
     >>> with connect_sync("script") as client:
@@ -137,10 +138,14 @@ def _engine(target: str | Engine, options: dict[str, Any]) -> Engine:
     if not isinstance(target, str):
         return target
     if target.startswith(("http://", "https://")):
-        from dragoman.engines.remote import Remote  # a socket is only for those who need one
+        from dragoman.engines.completions import remote  # a socket is only for those who need one
 
-        return Remote(target, **options)
-    if target not in NAMES:
-        known = ", ".join(NAMES)
+        return remote(target, **options)
+    if target in SHIPPED:
+        return SHIPPED[target](**options)
+    from dragoman.engines.local import KINDS, find_target, is_local
+
+    if not is_local(target):
+        known = ", ".join((*SHIPPED, *(f"{kind}:…" for kind in KINDS)))
         raise ValueError(f"{target!r} is neither an http(s) address nor a name; names: {known}")
-    return NAMES[target](**options)
+    return find_target(target, **options).load()

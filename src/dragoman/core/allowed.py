@@ -6,6 +6,8 @@ fields. A name without a namespace means the tool of that name wherever it stand
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec.structs import replace
 
 from .request import AllowedTools, CustomTool, NamedTool, Namespace, Tool, UnknownTool
@@ -38,18 +40,20 @@ class Allowed:
     @property
     def expanded(self) -> tuple[NamedTool | UnknownTool, ...]:
         """The entries in their order, each named tool with its kind and its namespace."""
-        entries: dict[NamedTool | int, NamedTool | UnknownTool] = {}
+        entries: dict[tuple[str | None, str, str] | int, NamedTool | UnknownTool] = {}
         for number, entry in enumerate(self._choice.tools):
             named = self._named(entry)
-            entries |= {each: each for each in named}
+            for each in named:
+                entries.setdefault((each.namespace, each.name, each.kind), each)
             if not named and isinstance(entry, UnknownTool):
                 entries[number] = entry
         return tuple(entries.values())
 
     def _named(self, entry: NamedTool | UnknownTool) -> list[NamedTool]:
         """The named tools that an entry means."""
+        extra = entry.extra if isinstance(entry, NamedTool) else None
         return [
-            NamedTool(tool.name, "custom" if isinstance(tool, CustomTool) else "function", group)
+            NamedTool(tool.name, _kind(tool), group, extra)
             for group, tool in _flat(self._offered)
             if not isinstance(tool, UnknownTool) and _means(entry, group, tool.name)
         ]
@@ -71,6 +75,10 @@ class Allowed:
             elif _means(entry, group, tool.name):
                 return True
         return False
+
+
+def _kind(tool: Tool) -> Literal["function", "custom"]:
+    return "custom" if isinstance(tool, CustomTool) else "function"
 
 
 def _flat(tools: tuple[Tool, ...]) -> list[tuple[str | None, Tool]]:

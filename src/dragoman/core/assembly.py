@@ -152,6 +152,19 @@ class OpenItem:
         part.data.pieces.append(data)
         return Delta(self.index, part.index, kind, data)
 
+    def many(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
+        """The same for several pieces, none of them empty, none ending in half a character."""
+        part = self._part
+        if part is None or kind != self.kind or part.shut or self._number is not None:
+            return None
+        if part.data.carry or type(part.data) is not Pieces:
+            return None
+        part.data.pieces += pieces
+        index, number = self.index, part.index
+        if len(pieces) == 1:  # a comprehension costs a call
+            return [Delta(index, number, kind, pieces[0])]
+        return [Delta(index, number, kind, piece) for piece in pieces]
+
     def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
         """Add a note to a text part."""
         events, part = self.at("text", number)
@@ -324,6 +337,15 @@ class OpenItem:
                 events.append(Delta(self.index, part.index, "transcript", piece))
         part.base = blank_part(final)
         return events
+
+
+def unique(given: str | None, derived: str, taken: set[str]) -> str:
+    """The id that was given, or where it is missing or taken the derived one; taken from now on."""
+    id = given if given and given not in taken else derived
+    while id in taken:
+        id += "_"
+    taken.add(id)
+    return id
 
 
 def blank(item: Item) -> Item:

@@ -27,6 +27,8 @@ class CallFragment(Struct, frozen=True, omit_defaults=True):
     custom: bool = False
     namespace: str | None = None
     extra: Extra | None = None
+    last: bool = False
+    """Nothing more of this call will come."""
 
     @property
     def opens(self) -> bool:

@@ -24,6 +24,8 @@ Code = Literal[
     "model_not_found",
     "previous_response_not_found",
     "method_not_allowed",
+    "upgrade_required",  # the path speaks WebSocket to whoever asks with GET
+    "connection_limit",  # a connection has lasted as long as one may
     "unsupported_media_type",
     "too_large",  # the body is over the limit
     "rate_limited",

@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from .error import Fault
+from .guarantee import Guarantee
 from .item import JSON, Extra, Item, Part, Token
 from .loss import Loss
 from .response import Status, Usage
@@ -48,7 +49,8 @@ State = Literal[
 class Started(Struct, frozen=True, omit_defaults=True, tag="started"):
     """The answer has begun. `id` has no prefix (wires add theirs); times are Unix seconds.
 
-    What the upstream said of itself (its own id among it) is in `extra["upstream"]`.
+    What the upstream said of itself (its own id among it) is in `extra["upstream"]`. `guarantee`
+    is how sure it is that the answer will be what was demanded, where that is known already.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Started(Struct, frozen=True, omit_defaults=True, tag="started"):
     model: str
     losses: tuple[Loss, ...] = ()
     extra: Extra | None = None
+    guarantee: Guarantee | None = None
 
 
 class ItemAdded(Struct, frozen=True, omit_defaults=True, tag="item_added"):
@@ -127,6 +130,7 @@ class Finished(Struct, frozen=True, omit_defaults=True, tag="finished"):
     completed_at: int | None = None
     losses: tuple[Loss, ...] = ()
     extra: Extra | None = None
+    guarantee: Guarantee | None = None
 
 
 class Failed(Struct, frozen=True, omit_defaults=True, tag="failed"):

@@ -6,7 +6,7 @@ cannot differ: there is one reducer for both. Neither knows a wire.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -40,6 +40,8 @@ from .item import (
 )
 from .response import Response
 
+_CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))
+"""Deltas that belong to a part of the content."""
 _UNEXPLAINED = Fault("upstream_error", "The answer failed, and nobody said why.", "upstream")
 _REASONS = {"incomplete": "length"}
 """What ended an answer that does not say."""
@@ -67,6 +69,10 @@ class Fold:
     def feed(self, event: Event) -> None:
         """Take one event."""
         match event:
+            case Started():
+                self._start = event
+            case Finished() | Failed():
+                self._end = event
             case Delta():
                 self._open[event.index].delta(event)
             case ItemDone():
@@ -78,10 +84,39 @@ class Fold:
                 self._open[event.index] = _Tally(event.item)
             case PartAdded() | PartDone():
                 self._open[event.index].part(event.part_index, event.part)
-            case Started():
-                self._start = event
-            case Finished() | Failed():
-                self._end = event
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Take several events."""
+        if self._start is None and events and _is_good_end(events[-1]):
+            self._take_whole(events)
+            return
+        # Deltas are nearly all there is; the others are told apart by `feed`.
+        items = self._open
+        for event in events:
+            if type(event) is Delta:
+                items[event.index].delta(event)
+            else:
+                self.feed(event)
+
+    def take_run(self, run: Sequence[Delta]) -> None:
+        """Take deltas that are all of one kind and belong to one place."""
+        first = run[0]
+        place = self._open[first.index].place(first)
+        if place is None:
+            self.take(run)
+        else:
+            place += run
+
+    def _take_whole(self, events: Sequence[Event]) -> None:
+        """Every item is done by the good end, so what led there need not be added up."""
+        for event in events:
+            if type(event) is ItemAdded:
+                self._items.append(event.item)
+                self._choices.append(event.choice)
+            elif type(event) is ItemDone:
+                self._items[event.index] = event.item
+            elif type(event) is Started or type(event) is Finished:
+                self.feed(event)
 
     @property
     def response(self) -> Response:
@@ -90,38 +125,29 @@ class Fold:
         items = list(self._items)
         for index, tally in self._open.items():
             items[index] = tally.item()
-        response = Response(
+        end = self._end
+        finished = end if isinstance(end, Finished) else None
+        failed = end if isinstance(end, Failed) else None
+        return Response(
             id=start.id,
             created_at=start.created_at,
             model=start.model,
-            status="in_progress",
+            status=finished.status if finished else "failed" if failed else "in_progress",
             output=tuple(items),
             choices=tuple(self._choices) if any(self._choices) else (),
-            losses=start.losses,
-            extra=start.extra,
+            reasons=finished.reasons if finished else (),
+            usage=end.usage if end else None,
+            error=failed.fault if failed else None,
+            completed_at=end.completed_at if end else None,
+            losses=start.losses + (finished.losses if finished else ()),
+            extra=_joined(start.extra, end.extra if end else None),
+            guarantee=(finished.guarantee if finished else None) or start.guarantee,
         )
-        match self._end:
-            case Finished() as end:
-                return replace(
-                    response,
-                    status=end.status,
-                    reasons=end.reasons,
-                    usage=end.usage,
-                    completed_at=end.completed_at,
-                    losses=start.losses + end.losses,
-                    extra=_joined(start.extra, end.extra),
-                )
-            case Failed() as end:
-                return replace(
-                    response,
-                    status="failed",
-                    error=end.fault,
-                    usage=end.usage,
-                    completed_at=end.completed_at,
-                    extra=_joined(start.extra, end.extra),
-                )
-            case _:
-                return response
+
+
+def _is_good_end(event: Event) -> bool:
+    """Whether every item is done by then; one who is cancelled leaves items open."""
+    return isinstance(event, Finished) and event.status != "cancelled"
 
 
 class _Tally:
@@ -140,13 +166,17 @@ class _Tally:
         parts[index] = _PartTally(part)
 
     def delta(self, event: Delta) -> None:
-        match event.kind:
-            case "text" | "refusal" | "reasoning" | "audio" | "transcript" | "annotation":
-                self.content[event.part_index].deltas.append(event)
-            case "summary":
-                self.summary[event.part_index].deltas.append(event)
-            case _:
-                self.said.append(event.data)
+        place = self.place(event)
+        if place is None:
+            self.said.append(event.data)
+        else:
+            place.append(event)
+
+    def place(self, event: Delta) -> list[Delta] | None:
+        """The deltas of the part that this one belongs to; None if it belongs to the item."""
+        if event.kind in _CONTENT:
+            return self.content[event.part_index].deltas
+        return self.summary[event.part_index].deltas if event.kind == "summary" else None
 
     def item(self) -> Item:
         said = "".join(self.said)
@@ -218,7 +248,12 @@ def unfold(response: Response) -> Iterator[Event]:
     True
     """
     yield Started(
-        response.id, response.created_at, response.model, response.losses, extra=response.extra
+        response.id,
+        response.created_at,
+        response.model,
+        response.losses,
+        extra=response.extra,
+        guarantee=response.guarantee,
     )
     choices = response.choices or (0,) * len(response.output)
     closed = response.status not in ("failed", "in_progress")

@@ -6,13 +6,13 @@ time are plain functions that return awaitables or async generators.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from .event import Event
-from .item import Extra
+from .item import JSON, Extra
 from .request import Request
 from .secret import Secret
 
@@ -82,11 +82,90 @@ class Engine(Protocol):
         ...
 
 
+class Batcher(Protocol):
+    """What an engine can do besides, if its events come several at a time.
+
+    It spares whoever reads many events a step for each. Nobody need have it: `engines.wrap.batches`
+    reads any engine in this way.
+    """
+
+    def batches(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[list[Event], None]:
+        """The events of `Engine.stream`, with the same promises; no batch is empty."""
+        ...
+
+
+class Counter(Protocol):
+    """What an engine can do besides, if it knows its model's tokens: say how long a prompt is."""
+
+    def count(self, request: Request) -> Awaitable[int]:
+        """The exact number of tokens of the prompt that a request is rendered to. Raises
+        FaultError where it cannot be rendered."""
+        ...
+
+
+Passed = bytes | list[Event]
+"""What a relay gives: bytes to pass on as they are, or events to be said."""
+
+
+class Relay(Protocol):
+    """What an engine can do besides, if the server behind it speaks its callers' own protocol."""
+
+    def relay(
+        self, body: bytes, request: Request, caller: Caller
+    ) -> AsyncGenerator[Passed, None] | None:
+        """Send this body, of which `request` is the meaning, and give the answer as it comes.
+
+        None where bytes may not pass: ask by `stream` then. Bytes come as whole events of the
+        protocol, or as a whole answer where no stream was asked for; what is irregular comes as
+        events. The last is always a terminal event: after bytes, a good one stands for what they
+        said, with what they counted, and a bad one is still to be told.
+        """
+        ...
+
+
+class Completer(Protocol):
+    """What an engine can do besides, if it knows its model's tokens: go on from a bare prompt.
+
+    A prompt is text, control tokens read in it, or token ids. It is no conversation: the request
+    beside it has no items, only a model, how to sample and how much. The answer is one message of
+    text for each choice, with tokens where log-probabilities are asked for. With `echo` it begins
+    with the prompt itself, and a limit of 0 tokens makes sense. Without a limit the engine goes on
+    until the model stops, or its context is full.
+    """
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        request: Request,
+        caller: Caller = ANYONE,
+        *,
+        echo: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """Go on from one prompt, with the same promises as `Engine.stream`."""
+        ...
+
+
+class Embedder(Protocol):
+    """What an engine can do besides, if it has vectors for texts."""
+
+    def embed(
+        self, request: dict[str, JSON], caller: Caller = ANYONE
+    ) -> Awaitable[dict[str, JSON]]:
+        """The vectors, in the protocol's own objects. Raises FaultError."""
+        ...
+
+
 class Encoder(Protocol):
     """Says events on a wire."""
 
     def feed(self, event: Event) -> bytes:
         """The bytes for one event; empty when the wire has no word for it."""
+        ...
+
+    def feed_all(self, events: Sequence[Event]) -> bytes:
+        """The bytes for several events: those of `feed` for each, in fewer steps."""
         ...
 
     def heartbeat(self, *, data: bool = False) -> bytes:

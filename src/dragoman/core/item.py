@@ -22,12 +22,16 @@ Role = Literal["system", "developer", "user", "assistant"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
+Octets = bytes
+"""The type by another name, for a field that is called `bytes` itself."""
+
+
 class Token(Struct, frozen=True, omit_defaults=True):
     """One token a model wrote or weighed: its text, natural-log probability and alternatives."""
 
     text: str
     logprob: float | None = None
-    bytes: bytes | None = None
+    bytes: Octets | None = None
     top: tuple[Token, ...] = ()
     id: int | None = None
     forced: bool = False

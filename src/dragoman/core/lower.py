@@ -154,7 +154,7 @@ def _lower_tools(
         allowed = Allowed(choice, request.tools)
         undo = Suppressor(allowed.names).feed
         if limits.allowed_tools:
-            choice = AllowedTools(choice.mode, allowed.expanded)
+            choice = replace(choice, tools=allowed.expanded)
         else:
             tools, choice = allowed.tools, choice.mode if allowed.tools else None
             ledger.note("tool_choice", "emulated", "only the allowed tools are offered")
@@ -179,7 +179,7 @@ def _lower_choice(choice: ToolChoice | None, box: Toolbox) -> ToolChoice | None:
             return box.choose(choice)
         case AllowedTools():
             named = (box.choose(t) if isinstance(t, NamedTool) else t for t in choice.tools)
-            return AllowedTools(choice.mode, tuple(named))
+            return replace(choice, tools=tuple(named))
         case _:
             return choice
 

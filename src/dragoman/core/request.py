@@ -78,6 +78,7 @@ class NamedTool(Struct, frozen=True, omit_defaults=True, tag="named"):
     name: str
     kind: Literal["function", "custom"] = "function"
     namespace: str | None = None
+    extra: Extra | None = None
 
 
 class AllowedTools(Struct, frozen=True, omit_defaults=True, tag="allowed"):
@@ -85,6 +86,7 @@ class AllowedTools(Struct, frozen=True, omit_defaults=True, tag="allowed"):
 
     mode: Literal["auto", "required"]
     tools: tuple[NamedTool | UnknownTool, ...]
+    extra: Extra | None = None
 
 
 ToolMode = Literal["none", "auto", "required"]

@@ -11,10 +11,11 @@ from typing import Literal
 from msgspec import Struct
 
 from .error import Fault
+from .guarantee import Guarantee
 from .item import Call, CustomToolCall, Extra, FunctionCall, Item, Message, Reasoning, Refusal
 from .loss import Loss
 
-Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
@@ -41,7 +42,8 @@ class Response(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `output` holds the items in order of their index and `choices` the alternative each belongs
     to (empty: all to the first). `reasons` has the finish reason of every choice. `error` is set
-    when the status is failed. Times are Unix seconds.
+    when the status is failed. `guarantee` says how sure it is that the answer is what was demanded;
+    None where nothing was. Times are Unix seconds.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Response(Struct, frozen=True, omit_defaults=True, kw_only=True):
     completed_at: int | None = None
     losses: tuple[Loss, ...] = ()
     extra: Extra | None = None
+    guarantee: Guarantee | None = None
 
     @property
     def text(self) -> str:

@@ -114,7 +114,8 @@ class Toolbox:
     def choose(self, tool: NamedTool) -> NamedTool:
         """The choice of a tool, as the upstream knows it."""
         name, namespace = self._name(tool.namespace, tool.name)
-        return NamedTool(name, tool.kind if self._custom else "function", namespace)
+        kind = tool.kind if self._custom else "function"
+        return replace(tool, name=name, kind=kind, namespace=namespace)
 
     def _lower_tool(self, tool: Tool, number: int) -> tuple[Tool, ...]:
         match tool:

@@ -11,16 +11,20 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from .assembly import OpenItem, blank
-from .calls import CallFragment, CallSorter, LooseCall
+from .assembly import OpenItem, blank, unique
+from .calls import CallFragment, LooseCall
+from .choice import SHORT, Choice
 from .error import Fault
 from .event import (
+    Delta,
     DeltaKind,
     Event,
     Failed,
     Finished,
     ItemAdded,
     ItemDone,
+    PartAdded,
+    PartDone,
     Progress,
     Started,
     State,
@@ -35,12 +39,13 @@ from .item import (
     ItemStatus,
     Message,
     Reasoning,
+    Text,
     Token,
     Unknown,
 )
 from .loss import Loss
 from .response import Status, Usage
-from .think import Piece, ThinkSplitter
+from .think import Piece
 
 Think = Literal["inline", "reasoning"] | None
 """What to do with think tags at the start of the text: `inline` makes reasoning of them and
@@ -52,42 +57,13 @@ Speech = Literal["text", "refusal", "reasoning", "summary", "audio"]
 MAX_CHOICES = 1_000
 """A choice with a number beyond this is a mistake, and counts as the first."""
 
-_SHORT = ("length", "content_filter")
-"""Finish reasons that leave what was being written incomplete."""
-
+_EMPTY = Text("")
 _PREFIXES: dict[type, str] = {
     Message: "msg",
     Reasoning: "rs",
     FunctionCall: "fc",
     CustomToolCall: "ctc",
 }
-
-
-class _Choice:
-    """What is open in one alternative of the answer."""
-
-    __slots__ = (
-        "announced",
-        "calls",
-        "fed",
-        "number",
-        "open",
-        "reason",
-        "spoken",
-        "think",
-        "tokens",
-    )
-
-    def __init__(self, number: int, think: bool) -> None:
-        self.number = number
-        self.open: OpenItem | None = None  # the message or reasoning being written
-        self.calls = CallSorter()
-        self.announced: list[LooseCall] = []  # those that may be open, in order
-        self.fed: dict[LooseCall, None] = {}  # those that got something since last looked at
-        self.reason: str | None = None
-        self.spoken = False
-        self.think = ThinkSplitter() if think else None
-        self.tokens: list[Token] = []  # of text that is held back
 
 
 class Turn:
@@ -119,11 +95,13 @@ class Turn:
         self.started = False
         self.over = False
         self.usage: Usage | None = None
+        # Whether text is said as it comes, and not looked into, piece by piece, by `text`.
+        self.direct = type(self).text is Turn.text
         self._think = think
         self._extra: Extra = {}
         self._events: list[Event] = []
         self._items: list[OpenItem | None] = []  # by index; None once closed
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, Choice] = {}
         self._ids: set[str] = set()
         self._call_ids: set[str] = set()
 
@@ -169,6 +147,17 @@ class Turn:
         self._split(state, state.think.feed(data))
         if state.think.settled and not state.tokens:
             state.think = None
+
+    def texts(self, pieces: list[str], choice: int = 0) -> None:
+        """Several pieces of text in a row, none empty, none ending in half a character."""
+        state = self._choices.get(choice)
+        item = state.open if self.direct and state is not None and state.think is None else None
+        deltas = None if item is None or self.over else item.many("text", pieces)
+        if deltas is None:
+            for piece in pieces:
+                self.text(piece, choice)
+        else:
+            self._events += deltas
 
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of a refusal."""
@@ -233,6 +222,8 @@ class Turn:
         piece = call.add(fragment.arguments)
         if piece and call.item is not None:
             self.write(call.item, "input" if call.custom else "arguments", piece)
+        if fragment.last:
+            self._shut_call(call)
 
     def finish(self, reason: str, choice: int = 0) -> None:
         """The choice is at its end, for this reason."""
@@ -240,11 +231,28 @@ class Turn:
         state.reason = reason
         if reason in ("stop", "length"):
             self._say_nothing(state)
-        self._hush(state, "incomplete" if reason in _SHORT else "completed")
+        self._hush(state, "incomplete" if reason in SHORT else "completed")
         announced, state.announced = state.announced, []
         for call in announced:
-            broken = reason in _SHORT and not call.whole
+            broken = reason in SHORT and not call.whole
             self._shut_call(call, "incomplete" if broken else "completed")
+
+    def speak(self, text: str, reason: str, model: str | None, extra: Extra) -> None:
+        """One text that is all there is to an answer not begun: from `header` to `end` at once."""
+        id, model = f"msg_{self.id}_0", model or self.model
+        part = Text(text)
+        status: ItemStatus = "incomplete" if reason in SHORT else "completed"
+        self._items.append(None)
+        self.started = self.over = True
+        self._events += (
+            Started(self.id, self.created_at, model, self.losses, extra=extra or None),
+            ItemAdded(0, Message("assistant", (), id, "in_progress")),
+            PartAdded(0, 0, _EMPTY),
+            Delta(0, 0, "text", text),
+            PartDone(0, 0, part),
+            ItemDone(0, Message("assistant", (part,), id, status)),
+            Finished(status, (reason,), self.usage),
+        )
 
     def end(self, said: bool) -> None:
         """The stream is over; `said` tells whether the upstream said so or merely stopped."""
@@ -257,14 +265,27 @@ class Turn:
         else:
             for number, state in self._choices.items():
                 self.finish(state.reason or ("tool_calls" if state.calls.calls else "stop"), number)
-            if any(map(_nameless, self._choices.values())):
+            if any(state.nameless for state in self._choices.values()):
                 self.fail(NAMELESS)
                 return
             for state in self._choices.values():
                 self._say_nothing(state)
             reasons = self._reasons()
-            short = any(reason in _SHORT for reason in reasons)
+            short = any(reason in SHORT for reason in reasons)
             self.complete("incomplete" if short else "completed", reasons)
+
+    def pause(self, choice: int = 0) -> None:
+        """The message or reasoning that is being said is whole; what follows is another."""
+        self._hush(self._settled(choice))
+
+    def start(self, item: Item, choice: int = 0) -> int:
+        """Open an item once what was being said is whole. What is said of a new message or of new
+        reasoning goes into it."""
+        self.pause(choice)
+        opened = self._open(item, choice)
+        if isinstance(item, Message | Reasoning):
+            self._choice(choice).open = opened
+        return opened.index
 
     # ---- by index ------------------------------------------------------------------------
 
@@ -349,15 +370,15 @@ class Turn:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _choice(self, number: int) -> _Choice:
+    def _choice(self, number: int) -> Choice:
         number = number if 0 <= number < MAX_CHOICES else 0
         state = self._choices.get(number)
         if state is None:
             self.begin()
-            state = self._choices[number] = _Choice(number, self._think is not None)
+            state = self._choices[number] = Choice(number, self._think is not None)
         return state
 
-    def _settled(self, number: int) -> _Choice:
+    def _settled(self, number: int) -> Choice:
         """The choice, once what its think tags held back is said."""
         state = self._choice(number)
         splitter, state.think = state.think, None
@@ -367,7 +388,7 @@ class Turn:
             state.tokens = []
         return state
 
-    def _split(self, state: _Choice, pieces: list[Piece]) -> None:
+    def _split(self, state: Choice, pieces: list[Piece]) -> None:
         for kind, piece in pieces:
             match kind:
                 case "text" | "reasoning":
@@ -380,7 +401,7 @@ class Turn:
                 case "close" if self._think == "inline":
                     self._speaker(state, "reasoning").seal({"inline": {"close": piece}}, None)
 
-    def _say(self, state: _Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()) -> None:
+    def _say(self, state: Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()) -> None:
         item = state.open
         if item is not None and not tokens and (delta := item.more(kind, data)) is not None:
             if not self.over:
@@ -390,7 +411,7 @@ class Turn:
                 item = self._speaker(state, kind)
             self.emit(item.write(kind, data, None, tokens))
 
-    def _speaker(self, state: _Choice, kind: Speech) -> OpenItem:
+    def _speaker(self, state: Choice, kind: Speech) -> OpenItem:
         """The open item in which this kind is said, opened where needed."""
         wanted = Reasoning if kind in ("reasoning", "summary") else Message
         if state.open is None or not isinstance(state.open.blank, wanted):
@@ -400,7 +421,7 @@ class Turn:
             state.open = self._open(fresh, state.number)
         return state.open
 
-    def _hush(self, state: _Choice, status: ItemStatus = "completed") -> None:
+    def _hush(self, state: Choice, status: ItemStatus = "completed") -> None:
         """Close the message or reasoning that is being written."""
         if state.open is not None:
             state.open.status = status
@@ -420,13 +441,13 @@ class Turn:
         """The item with an id that no other has; a call with such a call id too."""
         if item.id or not isinstance(item, Unknown):
             prefix = _PREFIXES.get(type(item), "item")
-            item = replace(item, id=_unique(item.id, f"{prefix}_{self.id}_{index}", self._ids))
+            item = replace(item, id=unique(item.id, f"{prefix}_{self.id}_{index}", self._ids))
         if isinstance(item, FunctionCall | CustomToolCall):
             derived = f"call_{self.id}_{len(self._call_ids)}"
-            item = replace(item, call_id=_unique(item.call_id, derived, self._call_ids))
+            item = replace(item, call_id=unique(item.call_id, derived, self._call_ids))
         return item
 
-    def _announce(self, call: LooseCall, state: _Choice) -> None:
+    def _announce(self, call: LooseCall, state: Choice) -> None:
         id, name, namespace = call.id or "", call.name or "", call.namespace
         said = "".join(call.pieces)  # arguments that came before the name
         item: FunctionCall | CustomToolCall
@@ -438,23 +459,19 @@ class Turn:
         state.announced.append(call)
         self.write(call.item, "input" if call.custom else "arguments", said)
 
-    def _shut_complete(self, state: _Choice) -> None:
+    def _shut_complete(self, state: Choice) -> None:
         """Close the calls whose arguments are whole. Only one that got more can have become so,
         and looking at no other keeps many calls from costing their square."""
-        fed, state.fed = state.fed, {}
-        for call in sorted(fed, key=_place):
+        for call in state.take_fed():
             if call.complete:
                 self._shut_call(call)
 
     def _shut_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
-        if call.item is None:
-            return
-        item = self._items[call.item]
-        if item is not None:
+        if call.item is not None and (item := self._items[call.item]) is not None:
             item.status = status
             self.shut(call.item)
 
-    def _say_nothing(self, state: _Choice) -> None:
+    def _say_nothing(self, state: Choice) -> None:
         """A choice that ended well and said nothing at all still said an empty message."""
         if not state.spoken and state.reason != "content_filter":
             state.open = self._open(Message("assistant"), state.number)
@@ -465,25 +482,6 @@ class Turn:
         last = max(self._choices, default=0)
         states = (self._choices.get(number) for number in range(last + 1))
         return tuple((state and state.reason) or "stop" for state in states)
-
-
-def _unique(given: str | None, derived: str, taken: set[str]) -> str:
-    """The id that was given, or where it is missing or taken the derived one."""
-    id = given if given and given not in taken else derived
-    while id in taken:
-        id += "_"
-    taken.add(id)
-    return id
-
-
-def _place(call: LooseCall) -> int:
-    """Where a call stands in the answer; one that was not announced yet stands nowhere."""
-    return -1 if call.item is None else call.item
-
-
-def _nameless(state: _Choice) -> bool:
-    """Whether a choice that was not cut short has a call that never got its name."""
-    return state.reason not in _SHORT and any(call.item is None for call in state.calls.calls)
 
 
 CUT = Fault(

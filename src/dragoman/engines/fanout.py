@@ -35,22 +35,33 @@ AT_ONCE = 8
 _TOLD = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
 
 
-async def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
-    """Ask `request.sampling.n` times, `AT_ONCE` at a time, and answer with that many choices.
+def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
+    """Ask `request.sampling.n` times, and answer with that many choices."""
+    count = request.sampling.n or 1
+    return gather(lambda number: ask(alternative(request, number)), count, (_TOLD,))
+
+
+def alternative(request: Request, number: int) -> Request:
+    """The request for one of several choices that are asked for one by one."""
+    seed = request.sampling.seed
+    seed = None if seed is None else seed + number
+    return replace(request, sampling=replace(request.sampling, n=None, seed=seed))
+
+
+async def gather(
+    ask: Callable[[int], AsyncGenerator[Event, None]], count: int, losses: tuple[Loss, ...] = ()
+) -> AsyncGenerator[Event, None]:
+    """Ask `count` times, `AT_ONCE` at a time; each answer becomes a choice of the one there is.
 
     The first failure fails the whole; usage is the sum of what was reported, and what each end
     says was lost is told once.
     """
-    count = request.sampling.n or 1
-    one = replace(request, sampling=replace(request.sampling, n=None))
     queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
     places = asyncio.Semaphore(AT_ONCE)
 
     async def run(choice: int) -> None:
-        seed = one.sampling.seed
-        sampling = replace(one.sampling, seed=None if seed is None else seed + choice)
         try:
-            async with places, aclosing(ask(replace(one, sampling=sampling))) as events:
+            async with places, aclosing(ask(choice)) as events:
                 async for event in events:
                     await queue.put((choice, event))
         except Exception as error:  # told to the reader of the queue, who would wait for ever
@@ -59,7 +70,7 @@ async def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
 
     tasks = [asyncio.ensure_future(run(choice)) for choice in range(count)]
     try:
-        merge = _Merge(count)
+        merge = Merge(count, losses)
         while not merge.over:
             choice, event = await queue.get()
             for merged in merge.feed(choice, event):
@@ -70,10 +81,13 @@ async def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Merge:
-    """Renumbers the events of several answers into one."""
+class Merge:
+    """Renumbers the events of `count` answers into one, whose alternatives they become.
 
-    def __init__(self, count: int) -> None:
+    `losses` are told beside those of the first answer to begin.
+    """
+
+    def __init__(self, count: int, losses: tuple[Loss, ...] = ()) -> None:
         self.over = False
         self._started = False
         self._next = 0
@@ -81,14 +95,16 @@ class _Merge:
         self._owners: dict[str, int] = {}
         self._ends: dict[int, Finished] = {}
         self._count = count
+        self._losses = losses
 
     def feed(self, choice: int, event: Event) -> list[Event]:
+        """The events of the one answer for an event of this alternative."""
         match event:
             case Started():
                 if self._started:
                     return []
                 self._started = True
-                return [replace(event, losses=(*event.losses, _TOLD))]
+                return [replace(event, losses=(*event.losses, *self._losses))]
             case Failed():
                 self.over = True
                 return [event]

@@ -90,6 +90,22 @@ def senses(listing: list[dict[str, Any]]) -> Senses:
     return found
 
 
+_CONTEXT = ("context_window", "max_model_len", "context_length", "max_context_length")
+
+
+def context(entry: dict[str, Any]) -> int | None:
+    """How many tokens a listing says a model can hold, under any of the names servers use.
+
+    >>> context({"max_model_len": 4096}), context({"meta": {"n_ctx": 512}}), context({})
+    (4096, 512, None)
+    """
+    meta = entry.get("meta")
+    named = [entry.get(name) for name in _CONTEXT]
+    if isinstance(meta, dict):
+        named += [meta.get("n_ctx"), meta.get("n_ctx_train")]
+    return next((size for size in named if type(size) is int and size > 0), None)
+
+
 def entries(value: Any) -> list[dict[str, Any]]:
     """The models of a listing, whatever shape it has; none where it is no listing."""
     data = value.get("data") if isinstance(value, dict) else value

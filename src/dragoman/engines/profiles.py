@@ -34,7 +34,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """One kind of server.
 
     `wires` are the protocols it speaks well, best first; empty means "find out". `think` is what
-    to do with think tags in its text, `choices` whether it can give several alternatives,
+    to do with think tags in its text, `markup` the family of markup to look for in its text where
+    it leaves calls there, `choices` whether it can give several alternatives,
     `silent_context` the context size at which it cuts prompts without a word, and `only_streams`
     says that whole answers are asked for as streams too, since it stops no others when we leave.
     """
@@ -45,10 +46,13 @@ class Profile(Struct, frozen=True, kw_only=True):
     dialect: Dialect = Dialect()
     limits: Limits = NATIVE
     think: Think = "inline"
+    markup: str | None = None
     choices: bool = True
     silent_context: int | None = None
     only_streams: bool = False
     key_header: str = "authorization"
+    clean: tuple[str, ...] = ()
+    """The protocols it speaks so well that its answers may pass through unread."""
 
 
 _LOCAL = Limits(
@@ -60,6 +64,7 @@ _LOCAL = Limits(
     system_messages="front",
 )
 _MAX_TOKENS = Dialect(max_tokens="max_tokens")
+_RAW_TOKENS = (("add_special_tokens", False), ("skip_special_tokens", False))
 
 GENERIC = Profile(name="generic", dialect=_MAX_TOKENS, limits=_LOCAL)
 """Nothing is known: the careful choice everywhere."""
@@ -69,12 +74,14 @@ PROFILES: tuple[Profile, ...] = (
         name="openai",
         marks=Marks(hosts=("api.openai.com",)),
         wires=("chat", "responses"),
+        clean=("chat",),
     ),
     Profile(
         name="azure",
         marks=Marks(hosts=(".openai.azure.com", ".services.ai.azure.com")),
         wires=("chat", "responses"),
         key_header="api-key",
+        clean=("chat",),
     ),
     Profile(
         name="openrouter",
@@ -88,10 +95,26 @@ PROFILES: tuple[Profile, ...] = (
         name="deepseek",
         marks=Marks(hosts=("api.deepseek.com",), owned_by=("deepseek",)),
         wires=("chat",),
-        dialect=_MAX_TOKENS,
-        limits=_LOCAL,
+        dialect=Dialect(max_tokens="max_tokens", reasoning_echo="must"),
+        limits=replace(_LOCAL, json_schema=False),
         think="reasoning",
         choices=False,
+    ),
+    Profile(
+        name="moonshot",
+        marks=Marks(hosts=("api.moonshot.ai", "api.moonshot.cn"), owned_by=("moonshot",)),
+        wires=("chat",),
+        dialect=Dialect(max_tokens="max_tokens", reasoning_echo="must"),
+        limits=_LOCAL,
+        think="reasoning",
+    ),
+    Profile(
+        name="mimo",
+        marks=Marks(hosts=("api.xiaomimimo.com",)),
+        wires=("chat",),
+        dialect=Dialect(reasoning_echo="must"),
+        limits=_LOCAL,
+        think="reasoning",
     ),
     Profile(
         name="ollama",
@@ -115,7 +138,7 @@ PROFILES: tuple[Profile, ...] = (
         name="vllm",
         marks=Marks(owned_by=("vllm",)),
         wires=("chat",),
-        dialect=Dialect(reasoning_field="reasoning"),
+        dialect=Dialect(reasoning_field="reasoning", prompt_options=_RAW_TOKENS),
         limits=_LOCAL,
         think="reasoning",
     ),
@@ -123,7 +146,7 @@ PROFILES: tuple[Profile, ...] = (
         name="sglang",
         marks=Marks(owned_by=("sglang",)),
         wires=("chat",),
-        dialect=_MAX_TOKENS,
+        dialect=Dialect(max_tokens="max_tokens", prompt_options=_RAW_TOKENS),
         limits=_LOCAL,
         think="reasoning",
     ),
@@ -133,7 +156,11 @@ PROFILES: tuple[Profile, ...] = (
         name="llama.cpp",
         marks=Marks(server=("llama.cpp",), owned_by=("llamacpp",)),
         wires=("chat",),
-        dialect=Dialect(max_tokens="max_tokens", repetition_penalty="repeat_penalty"),
+        dialect=Dialect(
+            max_tokens="max_tokens",
+            repetition_penalty="repeat_penalty",
+            shown_controls="preserved_tokens",
+        ),
         limits=replace(_LOCAL, named_tool=False, idle_tools=False),
         think="reasoning",
         only_streams=True,
@@ -143,6 +170,7 @@ PROFILES: tuple[Profile, ...] = (
         name="dragoman",
         marks=Marks(server=("dragoman",), owned_by=("dragoman",)),
         wires=("chat", "responses"),
+        clean=("chat",),
     ),
 )
 

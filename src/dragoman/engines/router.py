@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -17,8 +17,12 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model, Passed
+from dragoman.core.item import JSON
 from dragoman.core.request import Request
+
+from .prompted import complete, embed
+from .wrap import batches, relay, singly
 
 PATIENCE = 1.0
 """Seconds an engine has to list its models when a name is looked for."""
@@ -71,6 +75,27 @@ class Router:
             request = replace(request, model=model)
         return engine.stream(request, caller)  # the engine's own: nothing is laid on top of it
 
+    def batches(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[list[Event], None]:
+        """The same in the batches of the engine that has the model."""
+        found = self._at_once(request.model or self._default)
+        if found is None:
+            return singly(self._searched(request, caller))
+        engine, model = found
+        if model != request.model:
+            request = replace(request, model=model)
+        return batches(engine, request, caller)
+
+    def relay(
+        self, body: bytes, request: Request, caller: Caller
+    ) -> AsyncGenerator[Passed, None] | None:
+        """The bytes of the engine that has the model, if it has it under the name that is asked."""
+        found = self._at_once(request.model)
+        if found is None or found[1] != request.model:
+            return None
+        return relay(found[0], body, request, caller)
+
     async def _searched(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         """The same where an engine must be asked first, or there is none."""
         try:
@@ -81,6 +106,37 @@ class Router:
         async with aclosing(engine.stream(replace(request, model=model), caller)) as events:
             async for event in events:
                 yield event
+
+    async def complete(
+        self,
+        prompt: str | Sequence[int],
+        request: Request,
+        caller: Caller = ANYONE,
+        *,
+        echo: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """Go on from a prompt with the engine that has the model, if it can."""
+        try:
+            engine, model = await self.route(request.model, caller)
+        except FaultError as error:
+            yield Failed(error.fault)
+            return
+        asked = replace(request, model=model)
+        async with aclosing(complete(engine, prompt, asked, caller, echo=echo)) as events:
+            async for event in events:
+                yield event
+
+    async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
+        """The vectors of the engine that has the model. Raises FaultError if it has none."""
+        engine, model = await self.route(request["model"], caller)
+        return await embed(engine, request | {"model": model}, caller)
+
+    async def count(self, request: Request) -> int | None:
+        """The prompt's tokens as the engine that has the model counts them; None if it cannot.
+        Raises FaultError where no engine has the model."""
+        engine, model = await self.route(request.model)
+        able: Callable[[Request], Awaitable[int | None]] | None = getattr(engine, "count", None)
+        return None if able is None else await able(replace(request, model=model))
 
     def _at_once(self, name: str) -> tuple[Engine, str] | None:
         """The engine for a model, where that is known without asking anybody."""

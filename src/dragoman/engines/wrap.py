@@ -7,13 +7,13 @@ nothing of what the events say, only that there must be one beginning and one en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model, Passed
 from dragoman.core.request import Request
 from dragoman.core.turn import CUT
 
@@ -24,7 +24,7 @@ class Wrapper:
     """An engine that does what the one inside does.
 
     Subclasses override what they change. Abilities this class does not name (counting tokens,
-    relaying bytes) are those of the engine inside, by the same name.
+    giving vectors) are those of the engine inside, by the same name.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,6 +37,22 @@ class Wrapper:
         async with aclosing(self.engine.stream(request, caller)) as events:
             async for event in events:
                 yield event
+
+    def batches(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[list[Event], None]:
+        """The same in batches; those of the engine inside, unless `stream` changes something."""
+        if type(self).stream is Wrapper.stream:
+            return batches(self.engine, request, caller)
+        return singly(self.stream(request, caller))
+
+    def relay(
+        self, body: bytes, request: Request, caller: Caller
+    ) -> AsyncGenerator[Passed, None] | None:
+        """That of the engine inside, unless `stream` changes something."""
+        if type(self).stream is Wrapper.stream:
+            return relay(self.engine, body, request, caller)
+        return None
 
     def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
         """The models of the engine inside."""
@@ -54,6 +70,31 @@ class Wrapper:
         if name.startswith("_") or name == "engine":  # not there yet while a copy is being made
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.engine, name)
+
+
+def batches(
+    engine: Engine, request: Request, caller: Caller = ANYONE
+) -> AsyncGenerator[list[Event], None]:
+    """The events of an answer, as many at a time as the engine gives."""
+    able: Callable[[Request, Caller], AsyncGenerator[list[Event], None]] | None
+    able = getattr(engine, "batches", None)
+    return singly(engine.stream(request, caller)) if able is None else able(request, caller)
+
+
+def relay(
+    engine: Engine, body: bytes, request: Request, caller: Caller
+) -> AsyncGenerator[Passed, None] | None:
+    """The answer as bytes, where the engine can let them pass; see `Relay`."""
+    able: Callable[[bytes, Request, Caller], AsyncGenerator[Passed, None] | None] | None
+    able = getattr(engine, "relay", None)
+    return None if able is None else able(body, request, caller)
+
+
+async def singly(events: AsyncGenerator[Event, None]) -> AsyncGenerator[list[Event], None]:
+    """Events that come one by one, as batches."""
+    async with aclosing(events):
+        async for event in events:
+            yield [event]
 
 
 async def sealed(events: AsyncGenerator[Event, None], model: str) -> AsyncGenerator[Event, None]:

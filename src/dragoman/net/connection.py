@@ -141,9 +141,14 @@ class Connection(asyncio.Protocol):
                 if self._error is not None:
                     raise self._error
                 return b""
-            await self._wakeup()
+            waiter = self._waiter = self._loop.create_future()
+            await waiter
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._discard()
+        if self._paused:
+            self._discard()
+        else:
+            parts.clear()
+            self._buffered = 0
         return data
 
     @property
@@ -213,8 +218,11 @@ class Connection(asyncio.Protocol):
                 self._deadline = self._loop.time() + self._idle
             else:
                 self._allow(self._idle)
-        if self._waiter is not None and (self._parts or self._state != state):
-            self._wake()
+        waiter = self._waiter
+        if waiter is not None and (self._parts or self._state != state):
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     def eof_received(self) -> None:
         self._end(None)

@@ -123,7 +123,10 @@ class Client:
 
 
 class Exchange:
-    """One request on its way, an async context manager that gives its Response."""
+    """One request on its way, an async context manager that gives its Response.
+
+    `open` and `close` are the same for those whose work does not fit a block; who opened closes.
+    """
 
     __slots__ = (
         "_bodiless",
@@ -132,8 +135,8 @@ class Exchange:
         "_connection",
         "_head",
         "_pool",
-        "_response",
         "_timeouts",
+        "response",
     )
 
     def __init__(
@@ -152,7 +155,11 @@ class Exchange:
         self._bodiless = bodiless
         self._timeouts = timeouts
 
-    async def __aenter__(self) -> Response:
+    async def open(self) -> Response:
+        """Send the request and wait for the head of its answer, which is `response` from now on.
+
+        Raises NetError.
+        """
         connection = self._pool.take() or await self._connect(fresh=False)
         try:
             await self._send(connection)
@@ -163,8 +170,16 @@ class Exchange:
             connection = await self._connect(fresh=True)
             await self._send(connection)
         self._connection = connection
-        self._response = Response(connection, self._client.limits.body_bytes)
-        return self._response
+        self.response = Response(connection, self._client.limits.body_bytes)
+        return self.response
+
+    def close(self) -> None:
+        """End it. The connection is kept if the body was read, and closed at once if not."""
+        self.response.close()
+        self._pool.give_back(self._connection)
+
+    async def __aenter__(self) -> Response:
+        return await self.open()
 
     async def __aexit__(
         self,
@@ -172,8 +187,7 @@ class Exchange:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._response.close()
-        self._pool.give_back(self._connection)
+        self.close()
 
     async def _connect(self, *, fresh: bool) -> Connection:
         for _ in range(self._client.connect_retries):

@@ -46,19 +46,24 @@ class Response:
     cannot be had whole; what came before has been handed out by then.
     """
 
-    __slots__ = ("_connection", "_limit", "_next", "headers", "status")
+    __slots__ = ("_connection", "_limit", "more", "status")
 
     def __init__(self, connection: Connection, limit: int) -> None:
         self.status = connection.status
-        self.headers = Headers(connection.headers)
         self._connection = connection
         self._limit = limit
-        # Most bodies are not coded: the connection is read with nothing in between.
-        self._next = connection.read
+        # Gives all that has arrived, `b""` at the end. Most bodies are not coded: then it is the
+        # connection that is read, with nothing in between.
+        self.more = connection.read
         for name, value in connection.headers:
             if name in _CODINGS and value != b"chunked":
-                self._next = _Decoded(connection, _decoder(connection.headers)).read
+                self.more = _Decoded(connection, _decoder(connection.headers)).read
                 break
+
+    @property
+    def headers(self) -> Headers:
+        """The headers of the answer."""
+        return Headers(self._connection.headers)
 
     @property
     def reason(self) -> str:
@@ -81,7 +86,7 @@ class Response:
         return self
 
     async def __anext__(self) -> bytes:
-        chunk = await self._next()
+        chunk = await self.more()
         if not chunk:
             raise StopAsyncIteration
         return chunk
@@ -94,7 +99,7 @@ class Response:
         limit = self._limit if limit is None else limit
         chunks: list[bytes] = []
         size = 0
-        while chunk := await self._next():
+        while chunk := await self.more():
             size += len(chunk)
             if size > limit:
                 raise TooLargeError(
@@ -105,7 +110,7 @@ class Response:
 
     def close(self) -> None:
         """Let go of the connection, which now belongs to others."""
-        self._next = _closed
+        self.more = _closed
 
 
 class _Decoded:

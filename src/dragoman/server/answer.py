@@ -6,41 +6,60 @@ that the work ends when the client goes, when time is up, or when the server shu
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event
 from dragoman.core.fold import Fold
-from dragoman.core.interfaces import Caller, Engine
-from dragoman.core.loss import Loss
+from dragoman.core.guarantee import unsure
+from dragoman.core.interfaces import Caller, Encoder, Engine, Passed
 from dragoman.core.request import Request
+from dragoman.engines.wrap import batches, relay
+from dragoman.stores.record import Record
 from dragoman.wire.codec import Wire
 from dragoman.wire.outcome import judge_answer
 
-from .exchange import Exchange, loss_header
+from .ending import TERMINAL, UNFINISHED
+from .exchange import Exchange, guarantee_header, loss_header
 from .limits import Gate, read_body
+from .log import Noted
+from .memory.memory import Memory, Plan
+from .memory.replay import Replay
+from .memory.run import Batches, Run
 from .mishap import fault_of
-from .pump import TERMINAL
 from .router import Handler
 from .settings import DIALECTS, Settings
+from .splice import Splice
 from .stateless import without_memory
-from .stream import UNFINISHED, Stream
+from .stream import Stream
 from .watch import Roster, Watch
 
-Losses = tuple[Loss, ...]
+Gifts = AsyncGenerator[Passed, None] | AsyncGenerator[list[Event], None]
 
 
 class Answers:
     """Answers requests of every wire out of one engine."""
 
-    def __init__(self, engine: Engine, settings: Settings, roster: Roster) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        roster: Roster,
+        gate: Gate,
+        memory: Memory | None = None,
+    ) -> None:
+        self._engine = Noted(engine) if settings.request_log else engine
+        self._memory = memory
+        if memory is not None:
+            memory.runs.again = partial(self._again, memory)
         self._settings = settings
         self._roster = roster
         self._dialect = DIALECTS[settings.dialect]
-        self._gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
+        self._gate = gate
 
     def over(self, wire: Wire) -> Handler:
         """The handler that answers over this wire."""
@@ -48,50 +67,117 @@ class Answers:
 
     async def _answer(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         settings = self._settings
-        with Watch(self._roster) as watch:
+        watch = Watch(self._roster)
+        with watch:
             body = await read_body(exchange, settings.body_limit, settings.read_time, watch)
-        request, losses = without_memory(wire.decode_request(body))
-        answer = self._streamed if request.stream else self._whole
-        await answer(wire, exchange, replace(caller, wire=wire.name), request, losses)
+        request = wire.decode_request(body)
+        plan = await self._plan(wire, request, caller)
+        caller = replace(caller, wire=wire.name)
+        unread = self._settings.relay and wire.through is not None
+        passed = self._passed(body, request, caller, plan) if unread else None
+        answer = self._streamed if plan.request.stream else self._whole
+        await answer(wire, exchange, caller, plan, watch, passed)
+
+    def _passed(self, body: bytes, request: Request, caller: Caller, plan: Plan) -> Gifts | None:
+        """The answer as bytes, where nothing was changed and nobody wants to see what is said."""
+        if plan.run is not None or plan.request is not request:
+            return None
+        return relay(self._engine, body, request, caller)
+
+    async def _plan(self, wire: Wire, request: Request, caller: Caller) -> Plan:
+        if self._memory is not None:
+            return await self._memory.plan(wire.name, request, caller)
+        request, losses = without_memory(request)
+        return Plan(request, replace(request, store=False), losses)
 
     async def _whole(
-        self, wire: Wire, exchange: Exchange, caller: Caller, request: Request, losses: Losses
+        self,
+        wire: Wire,
+        exchange: Exchange,
+        caller: Caller,
+        plan: Plan,
+        watch: Watch,
+        passed: Gifts | None,
     ) -> None:
-        fold = Fold()
-        with self._watch(exchange):
-            async with self._gate, aclosing(self._engine.stream(request, caller)) as events:
-                async for event in events:
-                    fold.feed(event)
-                    if isinstance(event, TERMINAL):
-                        break
-        response = fold.response
-        if response.status in ("failed", "in_progress"):
-            raise FaultError(response.error or UNFINISHED)
-        body = wire.encode_response(response, _echoed(request), self._dialect)
-        losses += response.losses + judge_answer(response, wire.name)
-        await exchange.reply(200, body, *loss_header(losses))
+        fold, body = Fold(), b""
+        if plan.background:
+            run = await self._work(caller, plan)
+            response = run.snapshot
+        else:
+            with self._attending(watch, exchange, plan):
+                async with self._gate, aclosing(passed or self._batches(caller, plan)) as answer:
+                    async for batch in answer:
+                        if isinstance(batch, bytes):
+                            body = batch  # whole, and its end follows
+                            continue
+                        fold.take(batch)
+                        if isinstance(batch[-1], TERMINAL):
+                            break
+            response = fold.response
+            if response.status in ("failed", "in_progress"):
+                raise FaultError(response.error or UNFINISHED)
+        body = body or wire.encode_response(response, plan.echoed, self._dialect)
+        losses = plan.losses + response.losses + judge_answer(response, wire.name)
+        sure = guarantee_header(response.guarantee or unsure(plan.request))
+        await exchange.reply(200, body, *loss_header(losses), *sure)
 
     async def _streamed(
-        self, wire: Wire, exchange: Exchange, caller: Caller, request: Request, losses: Losses
+        self,
+        wire: Wire,
+        exchange: Exchange,
+        caller: Caller,
+        plan: Plan,
+        watch: Watch,
+        passed: Gifts | None,
     ) -> None:
-        encoder = wire.encoder(_echoed(request), self._dialect)
-        stream = Stream(exchange, encoder, self._settings, losses)
+        encoder: Encoder = wire.encoder(plan.echoed, self._dialect)
+        if plan.run is not None:
+            encoder = Replay(encoder)
+        elif passed is not None:
+            encoder = Splice(encoder)
+        stream = Stream(exchange, encoder, self._settings, plan.losses, unsure(plan.request))
         try:
-            with self._watch(exchange) as watch:
-                async with self._gate, aclosing(self._engine.stream(request, caller)) as events:
-                    await stream.run(events, watch)
+            if plan.background:
+                run = await self._work(caller, plan)
+                with watch:
+                    watch.listen(exchange.receive)
+                    await stream.run(run.follow(), watch)
+                return
+            with self._attending(watch, exchange, plan):
+                async with self._gate, aclosing(passed or self._batches(caller, plan)) as answer:
+                    await stream.run(answer, watch)
         except Exception as error:
             await stream.fail(fault_of(error, exchange.id, caller.key))
 
-    def _watch(self, exchange: Exchange) -> Watch:
-        watch = Watch(self._roster)
+    def _batches(self, caller: Caller, plan: Plan) -> Gifts:
+        return plan.recorded(batches(self._engine, plan.request, caller))
+
+    async def _work(self, caller: Caller, plan: Plan) -> Run:
+        """Start a run that goes on without its client."""
+        if self._memory is None or plan.run is None:
+            raise RuntimeError("only a server with a memory runs anything in the background")
+        await self._memory.runs.work(plan.run, self._admitted(caller, plan.request))
+        return plan.run
+
+    async def _admitted(self, caller: Caller, request: Request) -> Batches:
+        """The events of a run in the background, once it is its turn."""
+        async with self._gate, aclosing(batches(self._engine, request, caller)) as answer:
+            async for batch in answer:
+                yield batch
+
+    async def _again(self, memory: Memory, record: Record) -> Batches:
+        """The events of a run that another server died before."""
+        caller = Caller(tenant=record.tenant, wire=record.wire)
+        async with aclosing(self._admitted(caller, await memory.once_more(record))) as answer:
+            async for batch in answer:
+                yield batch
+
+    def _attending(self, watch: Watch, exchange: Exchange, plan: Plan) -> Watch:
+        """The watch, set to stop what is done for a client that goes, or takes too long."""
         watch.listen(exchange.receive)
+        if plan.run is not None:
+            plan.run.watch = watch
         if (seconds := self._settings.deadline) is not None:
             problem = f"There was no complete answer within {seconds:g} s."
             watch.limit(seconds, Fault("upstream_timeout", problem, "upstream"))
         return watch
-
-
-def _echoed(request: Request) -> Request:
-    """The request as the answer repeats it."""
-    return replace(request, store=False)

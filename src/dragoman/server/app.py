@@ -10,20 +10,35 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.identity import HOPS
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.secret import Secret
+from dragoman.engines.prompted import Prompted
 from dragoman.wire import body
 from dragoman.wire.chat import CHAT
+from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.responses import RESPONSES
 
 from .answer import Answers
 from .asgi import Receive, Scope, Send
 from .browser import Browsers
+from .compacting import PATH as COMPACTING
+from .compacting import Compactions
+from .counting import PATH as COUNTING
+from .counting import Counting
+from .embeddings import PATH as EMBEDDINGS
+from .embeddings import Embeddings
 from .exchange import Exchange
 from .keys import Keys
+from .limits import Gate
+from .log import logged
+from .memory.memory import Memory
+from .memory.routes import stored
 from .mishap import fault_of
 from .models import PATH as MODELS
 from .models import Models
 from .router import MethodNotAllowedError, Route, Router
 from .settings import Settings
+from .socket.door import PATH as SOCKET
+from .socket.door import Sockets, deny
+from .thoughts import thoughtful
 from .watch import GONE, SHUTTING_DOWN, Roster
 
 WIRES = (CHAT, RESPONSES)
@@ -38,17 +53,32 @@ NO_SOCKETS = Fault("not_found", "There is no WebSocket here; ask by POST.", "cli
 class App:
     """An ASGI 3 application. `drain` ends its work, `close` lets go of its engine."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
+        engine = thoughtful(engine, settings, None if memory is None else memory.seal)
         self._engine = engine
+        self._memory = memory
+        self._answer = logged(self._http) if settings.request_log else self._http
         self._settings = settings
         self._roster = Roster()
         self._keys = Keys(settings.keys)
         self._browsers = Browsers(settings)
-        answers = Answers(engine, settings, self._roster)
+        gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
+        answers = Answers(engine, settings, self._roster, gate, memory)
+        prompts = Answers(Prompted(engine), settings, self._roster, gate)
+        embeddings = Embeddings(engine, settings, self._roster, gate)
+        counting = Counting(engine, settings, self._roster, memory)
+        compactions = Compactions(engine, settings, self._roster, gate, memory)
+        self._sockets = Sockets(engine, settings, self._roster, gate, memory)
         models = Models(engine, self._roster)
         self._router = Router(
             (
                 *(Route("POST", f"/v1{wire.path}", answers.over(wire)) for wire in WIRES),
+                *(() if memory is None else stored(memory, settings, self._roster)),
+                Route("POST", f"/v1{COMPLETIONS.path}", prompts.over(COMPLETIONS)),
+                Route("POST", EMBEDDINGS, embeddings.answer),
+                Route("POST", COUNTING, counting.answer),
+                Route("POST", COMPACTING, compactions.answer),
+                Route("GET", SOCKET, self._sockets.plain),
                 Route("GET", MODELS, models.list),
                 Route("GET", f"{MODELS}/", models.one),
                 Route("GET", "/healthz", self._health, public=True),
@@ -58,11 +88,11 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send))
+            await self._answer(Exchange(scope, receive, send))
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1008})
+            await self._socket(Exchange({**scope, "method": "GET"}, receive, send))
 
     @property
     def busy(self) -> int:
@@ -77,8 +107,15 @@ class App:
         """Stop running requests now."""
         self._roster.hurry()
 
+    async def rest(self) -> None:
+        """End what runs in the background; what is stored stays."""
+        if self._memory is not None:
+            await self._memory.runs.close()
+
     async def close(self) -> None:
-        """Let go of the engine."""
+        """End what runs in the background, and let go of the store and the engine."""
+        if self._memory is not None:
+            await self._memory.close()
         await self._engine.close()
 
     async def _http(self, exchange: Exchange) -> None:
@@ -103,6 +140,16 @@ class App:
             elif fault is not GONE:
                 await exchange.refuse(fault)
 
+    async def _socket(self, exchange: Exchange) -> None:
+        try:
+            self._browsers.check(exchange)
+            caller = self._caller(exchange, self._keys.check(exchange))
+            if self._roster.closing:
+                raise FaultError(SHUTTING_DOWN)
+            await self._sockets.serve(exchange, caller)
+        except FaultError as error:
+            await deny(exchange, error.fault)
+
     def _caller(self, exchange: Exchange, key: Secret | None) -> Caller:
         """Who asks. Raises FaultError for a request that goes round in a ring."""
         passed = exchange.header(_HOPS)
@@ -110,7 +157,7 @@ class App:
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS))
-        return Caller(key=key, trace=exchange.id, hops=hops)
+        return Caller(self._keys.tenant(key), key, trace=exchange.id, hops=hops)
 
     async def _health(self, exchange: Exchange, caller: Caller) -> None:
         await exchange.reply(200, body.dump({"status": "ok"}))
@@ -124,6 +171,8 @@ class App:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                if self._memory is not None:
+                    self._memory.begin()
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self.close()

@@ -1,28 +1,26 @@
 """Builds the engine that a configuration describes: one remote engine for each upstream, a router
-before them, the rehearsal where there is nothing else.
+before them, one that comes with the package where there is nothing else.
 
 It knows what stands where, and nothing of requests. Keys are read from the environment here, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from dragoman.core.interfaces import Engine
 from dragoman.core.secret import Secret
+from dragoman.engines.completions import remote
 from dragoman.engines.discover import Discovered
+from dragoman.engines.local import Target, find_target, is_local
 from dragoman.engines.profiles import BY_NAME
-from dragoman.engines.rehearsal import rehearsal
-from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
+from dragoman.engines.shipped import stand_in
 
 from .browser import is_loopback
-from .configuration import ConfigurationError, Upstream
+from .configuration import ConfigurationError, Upstream, format_problem
 from .settings import Settings
-
-TARGETS = ("script",)
-"""The names that can be served without an address."""
 
 
 def assemble(
@@ -30,12 +28,26 @@ def assemble(
     targets: Sequence[str],
     settings: Settings,
     environ: Mapping[str, str],
+    format: str | None = None,
 ) -> Engine:
-    """The engine for these upstreams and targets; with neither, the rehearsal.
+    """The engine for these upstreams and targets; with neither, the one that stands in. Models are
+    loaded; `format` is the token format of those that take one.
 
-    Raises ConfigurationError for a target or a profile that does not exist, an address that is
-    none, or a variable that holds no key.
+    Raises ConfigurationError for a target or a profile that does not exist, a target that needs
+    what is not installed or cannot be loaded, an address that is none, or a variable that holds no
+    key.
     """
+    return prepare(upstreams, targets, settings, environ, format)()
+
+
+def prepare(
+    upstreams: Sequence[Upstream],
+    targets: Sequence[str],
+    settings: Settings,
+    environ: Mapping[str, str],
+    format: str | None = None,
+) -> Callable[[], Engine]:
+    """The same in two steps: all is checked now, models are loaded when the result is called."""
     for upstream in upstreams:
         if upstream.pass_client_key and settings.keys:
             raise ConfigurationError(
@@ -43,15 +55,29 @@ def assemble(
                 "clients. Ask for no key here (api_key_env), or give the upstream one of its own."
             )
     routes = [_route(upstream, settings, environ) for upstream in upstreams]
-    for target in targets:
-        if target not in TARGETS:
-            names = ", ".join(TARGETS)
-            raise ConfigurationError(
-                f"There is no target {target!r}. There is: {names}; for a server, --upstream URL."
-            )
-    if targets or not routes:
-        routes.append(Route(rehearsal(), models=TARGETS))
-    return Router(routes)
+    named = tuple(dict.fromkeys(targets)) or (() if routes else (stand_in(),))
+    found = [_target(target, format) for target in named]
+    return lambda: Router([*routes, *(Route(_loaded(each), (each.name,)) for each in found)])
+
+
+def _target(target: str, format: str | None) -> Target:
+    """A target, checked. Raises ConfigurationError."""
+    try:
+        return find_target(target, **({} if format is None else {"format": format}))
+    except ImportError as error:
+        raise ConfigurationError(f"{error}.") from None
+    except ValueError as error:
+        hint = "" if is_local(target) else "; for a server, --upstream URL."
+        raise ConfigurationError(f"{error}{hint}") from None
+
+
+def _loaded(target: Target) -> Engine:
+    try:
+        return target.load()
+    except ImportError as error:
+        raise ConfigurationError(f"{error}.") from None
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def as_upstreams(found: Sequence[Discovered]) -> list[Upstream]:
@@ -82,18 +108,21 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
         known = ", ".join(sorted(BY_NAME))
         problem = f"There is no profile {upstream.profile!r}. Profiles: {known}."
         raise ConfigurationError(problem)
+    if wrong := format_problem(upstream):
+        raise ConfigurationError(f"{upstream.name}: format {wrong}.")
     key = _key(upstream, environ)
     try:
-        engine = Remote(
+        engine = remote(
             upstream.url,
             key=key,
             pass_client_key=upstream.pass_client_key,
             retries=upstream.retries,
             wire=upstream.wire,
+            format=upstream.format,
             profile=upstream.profile,
             header_hold=settings.header_hold,
         )
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise ConfigurationError(f"{upstream.name}: {error}") from None
     return Route(engine, models=upstream.models, aliases=upstream.aliases)
 

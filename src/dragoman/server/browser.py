@@ -19,13 +19,15 @@ from .settings import Settings
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^:\[\]]*)(?::\d*)?", re.ASCII)
 
+_MOST_HOSTS = 100
+"""How many names of ours are remembered."""
 PREFLIGHT: Headers = [
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
     (b"access-control-max-age", b"600"),
 ]
 EXPOSED = (
     b"access-control-expose-headers",
-    b"x-request-id, x-dragoman, x-dragoman-loss, retry-after",
+    b"x-request-id, x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
 )
 
 
@@ -36,9 +38,13 @@ class Browsers:
         self._guarded = not settings.keys
         self._hosts = frozenset(name.lower() for name in (settings.host, *settings.allowed_hosts))
         self._origins = frozenset(settings.cors_origins)
+        self._plain: set[bytes | None] = set()  # hosts that may be named where no page asks
 
     def check(self, exchange: Exchange) -> None:
         """Add CORS headers for a listed origin. Raises FaultError for an uninvited page."""
+        headers = exchange.headers
+        if b"origin" not in headers and headers.get(b"host") in self._plain:
+            return  # as was seen before
         origin = exchange.header(b"origin")
         listed = bool(origin) and ("*" in self._origins or origin in self._origins)
         if listed:
@@ -51,6 +57,8 @@ class Browsers:
         if not self._knows(host_name(host)):
             problem = "is not a name of this server; list it in allowed_hosts if it should be"
             raise FaultError(_stranger(f"The host {host!r} {problem}."))
+        if not origin and not self._origins and len(self._plain) < _MOST_HOSTS:
+            self._plain.add(headers.get(b"host"))
         if origin and not listed and not self._at_home(origin, exchange):
             problem = "may not use this server; list it in cors_origins if it should"
             raise FaultError(_stranger(f"The origin {origin!r} {problem}."))

@@ -1,4 +1,4 @@
-"""Reads `dragoman.toml`: what the server is set to, and which upstreams it has.
+"""Reads `dragoman.toml`: what the server is set to, which upstreams it has, and whom it tells.
 
     [server]
     port = 8000
@@ -28,6 +28,8 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.secret import Secret
+from dragoman.engines.find_format import is_format
+from dragoman.formats.names import NAMES
 from dragoman.wire.body import Fields
 
 from .settings import Settings
@@ -46,9 +48,16 @@ class Upstream(Struct, frozen=True, kw_only=True):
         str | None, Meta(description="The environment variable that holds our key to it.")
     ] = None
     wire: Annotated[
-        Literal["auto", "chat", "responses"],
+        Literal["auto", "chat", "responses", "completions"],
         Meta(description="The protocol it is spoken to in; auto finds out."),
     ] = "auto"
+    format: Annotated[
+        str | None,
+        Meta(
+            description="The token format of its models, where it is spoken to over completions: "
+            "conversations become prompts in it. A name, or the folder of a model that brings one."
+        ),
+    ] = None
     profile: Annotated[
         str | None, Meta(description="The kind of server it is; by default it is recognised.")
     ] = None
@@ -73,11 +82,56 @@ class Upstream(Struct, frozen=True, kw_only=True):
     ] = 0
 
 
+EVENTS = ("response.completed", "response.failed", "response.incomplete", "response.cancelled")
+"""What a webhook can be told."""
+
+
+class Webhook(Struct, frozen=True, kw_only=True):
+    """A server that is told when a background response has ended."""
+
+    url: Annotated[str, Meta(description="Where it is told.")]
+    secret_env: Annotated[
+        str,
+        Meta(
+            description="The environment variable that holds the secret messages to it are signed "
+            "with: whsec_ and then base64."
+        ),
+    ]
+    events: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="What it is told: response.completed, response.failed, "
+            "response.incomplete, response.cancelled."
+        ),
+    ] = EVENTS
+    allow: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Addresses and networks it may be at though they are not public, such as "
+            "127.0.0.1 or 10.0.0.0/8."
+        ),
+    ] = ()
+
+
 class Configuration(Struct, frozen=True, kw_only=True):
     """All that the file says."""
 
     server: Settings = Settings()
     upstreams: tuple[Upstream, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
+
+
+_HOMES = {
+    name: home
+    for home, kind in (
+        ("[[webhooks]]", Webhook),
+        ("[server]", Settings),
+        ("[[upstreams]]", Upstream),
+    )
+    for name in kind.__struct_fields__
+    if name != "keys"
+}
+"""Where in the file each setting stands."""
 
 
 class ConfigurationError(ValueError):
@@ -116,12 +170,13 @@ def read(text: str, name: str = FILE) -> Configuration:
     try:
         server = fields.object("server")
         settings = _filled(Settings, server, skip="keys") if server else Settings()
-        upstreams = tuple(_filled(Upstream, each) for each in fields.objects("upstreams"))
-        _nothing_left(fields, ("server", "upstreams"))
+        upstreams = tuple(map(_upstream, fields.objects("upstreams")))
+        webhooks = tuple(map(_webhook, fields.objects("webhooks")))
+        _nothing_left(fields, ("server", "upstreams", "webhooks"))
     except FaultError as error:
         line = _line_of(error.fault.param or "", text)
         raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None
-    return Configuration(server=settings, upstreams=upstreams)
+    return Configuration(server=settings, upstreams=upstreams, webhooks=webhooks)
 
 
 def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -144,7 +199,34 @@ def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
     return msgspec.structs.replace(settings, keys=(*settings.keys, *keys))
 
 
+def format_problem(upstream: Upstream) -> str | None:
+    """What is wrong with the format of an upstream, if anything."""
+    if upstream.wire != "completions":
+        told = 'is for an upstream with the wire "completions"'
+        return None if upstream.format is None else told
+    known = ", ".join(sorted(NAMES))
+    if upstream.format is None:
+        return f"is missing: over completions a model is spoken to in one of {known}"
+    told = f"is {upstream.format!r}, and must be a model's folder or one of {known}"
+    return None if is_format(upstream.format) else told
+
+
 # ---- values ------------------------------------------------------------------------------
+
+
+def _upstream(fields: Fields) -> Upstream:
+    upstream = _filled(Upstream, fields)
+    if problem := format_problem(upstream):
+        raise fields.wrong("format", problem)
+    return upstream
+
+
+def _webhook(fields: Fields) -> Webhook:
+    webhook = _filled(Webhook, fields)
+    for event in webhook.events:
+        if event not in EVENTS:
+            raise fields.wrong("events", f"has {event!r}; there is {', '.join(EVENTS)}")
+    return webhook
 
 
 def _filled(kind: type[_T], fields: Fields, *, skip: str = "") -> _T:
@@ -189,6 +271,8 @@ def _taken(fields: Fields, name: str, hint: Any) -> Any:
 
 def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
     for unknown in fields.rest():
+        if unknown in _HOMES:
+            raise fields.wrong(unknown, f"belongs under {_HOMES[unknown]}")
         near = get_close_matches(unknown, names, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise fields.wrong(unknown, f"is not a setting{hint}")

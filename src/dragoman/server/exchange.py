@@ -6,12 +6,14 @@ marks that every answer of ours carries. It knows no route and no protocol but t
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Awaitable
 
 from dragoman.core.error import Fault
+from dragoman.core.guarantee import Guarantee
 from dragoman.core.identity import MARK, VERSION
 from dragoman.core.loss import Loss
+from dragoman.engines.mint import new_id
 from dragoman.wire import error as wire_error
 from dragoman.wire import loss
 
@@ -34,15 +36,27 @@ class Exchange:
     """A request's head, and `reply`, `refuse`, or `open` and `write`, to answer it.
 
     `id` is the client's own request id where that is sane, or else a new one. `opened` says
-    whether the status is out. Whoever adds to `marks` adds a header to the answer.
+    whether the status is out, and `status` is it (0 until then). Whoever adds to `marks` adds a
+    header to the answer.
     """
 
-    __slots__ = ("_send", "headers", "id", "marks", "method", "opened", "path", "receive", "scope")
+    __slots__ = (
+        "headers",
+        "id",
+        "marks",
+        "method",
+        "opened",
+        "path",
+        "receive",
+        "scope",
+        "send",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.receive = receive
-        self._send = send
+        self.send = send
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -50,6 +64,7 @@ class Exchange:
         self.id = given if given and _SANE_ID.fullmatch(given) else new_request_id()
         self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
         self.opened = False
+        self.status = 0
 
     def header(self, name: bytes) -> str:
         """A header of the request, by its name in lower case; the empty string if not there."""
@@ -63,12 +78,13 @@ class Exchange:
             "status": status,
             "headers": [*self.marks, *headers],
         }
-        await self._send(start)
+        await self.send(start)
         self.opened = True  # and not before: it may have been interrupted
+        self.status = status
 
-    async def write(self, data: bytes, *, more: bool = True) -> None:
+    def write(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
         """Send a piece of the body, the last one with `more=False`. Waits for a slow client."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        return self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     def abort(self) -> None:
         """Drop the connection at once, where the host can; what was sent may not arrive."""
@@ -94,13 +110,18 @@ class Exchange:
 
 def new_request_id() -> str:
     """An id for a request whose client gave it none."""
-    return f"req_{os.urandom(12).hex()}"
+    return f"req_{new_id()[:24]}"
 
 
 def loss_header(losses: tuple[Loss, ...]) -> Headers:
     """The header that tells what was not carried as it was asked; none when all was."""
     line = loss.header(losses) if losses else ""
     return [(b"x-dragoman-loss", line.encode())] if line else []
+
+
+def guarantee_header(guarantee: Guarantee | None) -> Headers:
+    """The header that says how sure the answer is what was demanded; none where nothing was."""
+    return [(b"x-dragoman-guarantee", guarantee.encode())] if guarantee else []
 
 
 def safe(text: str) -> bytes:

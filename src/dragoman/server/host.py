@@ -59,7 +59,8 @@ def bind(settings: Settings, *, exact: bool) -> socket.socket:
                 raise HostError(f"Cannot listen on {name}:{port}: {error.strerror}.") from None
         if port == last:
             taken = f"Port {port} is" if port == settings.port else f"All ports up to {port} are"
-            raise HostError(f"{taken} taken on {name}. Choose another with --port.")
+            other = "Choose another with --port, or in Python with Settings(port=…)."
+            raise HostError(f"{taken} taken on {name}. {other}")
         port += 1
 
 
@@ -97,7 +98,8 @@ def run(
         announce = ready if number == 0 else lambda: None
         Server(build(), settings, announce, lifeline).run([listener])
 
-    run_workers(work, settings.workers)
+    with listener:
+        run_workers(work, settings.workers)
 
 
 class Server(uvicorn.Server):
@@ -119,7 +121,9 @@ class Server(uvicorn.Server):
                 header_limit=settings.header_limit,
                 read_time=settings.read_time,
                 http=HTTPProtocol,
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=settings.body_limit,
+                ws_per_message_deflate=False,
                 interface="asgi3",
                 lifespan="on",
                 log_config=None,

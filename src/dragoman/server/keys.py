@@ -33,7 +33,7 @@ class Keys:
 
     def check(self, exchange: Exchange) -> Secret | None:
         """The key that was presented. Raises FaultError if it is wrong, or missing and needed."""
-        presented = tuple(_presented(exchange))
+        presented = _presented(exchange)
         if not self._digests:
             return Secret(presented[0]) if presented else None
         if not presented:
@@ -45,18 +45,28 @@ class Keys:
                 return Secret(key)
         raise FaultError(_WRONG)
 
+    def tenant(self, key: Secret | None) -> str:
+        """Whose data a key opens: the name of nobody where no key is asked for, so that all share
+        what is theirs. It does not tell the key."""
+        if key is None or not self._digests:
+            return ""
+        return _digest(f"tenant {key.reveal()}").hex()[:24]
+
 
 def generate_key() -> Secret:
     """A new key that nobody can guess."""
     return Secret(f"dragoman-{secrets.token_urlsafe(24)}")
 
 
-def _presented(exchange: Exchange) -> Iterable[str]:
-    scheme, _, token = exchange.header(b"authorization").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        yield token.strip()
+def _presented(exchange: Exchange) -> list[str]:
+    keys: list[str] = []
+    if b"authorization" in exchange.headers:
+        scheme, _, token = exchange.header(b"authorization").partition(" ")
+        if scheme.lower() == "bearer" and token.strip():
+            keys.append(token.strip())
     if key := exchange.header(b"x-api-key").strip():
-        yield key
+        keys.append(key)
+    return keys
 
 
 def _digest(key: str) -> bytes:

@@ -12,11 +12,13 @@ from collections import deque
 from dragoman.core.error import Code, Fault, FaultError
 
 from .exchange import Exchange
-from .watch import GONE, Watch
+from .settings import Settings
+from .watch import GONE, Roster, Watch
 
 RETRY_AFTER = "1"
 """Seconds after which it is worth asking again when everything is taken."""
 
+_JSON = "application/json"
 STALLED = Fault("stalled", "The rest of the body did not come in time (read_time).", "client")
 
 
@@ -79,7 +81,7 @@ async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watc
 
     Raises FaultError when it is not JSON by its own account, is larger than `limit` bytes, or
     when the client hangs up in the middle. The watch stops it when nothing comes for `patience`
-    seconds.
+    seconds; its limit is left as it is.
     """
     _check_head(exchange, limit)
     pieces: list[bytes] = []
@@ -95,14 +97,23 @@ async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watc
         if size > limit:
             raise FaultError(_too_large(limit))
         more = message.get("more_body", False)
-    watch.limit(None, STALLED)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def whole_body(exchange: Exchange, settings: Settings, roster: Roster) -> bytes:
+    """The body of a JSON request, read under a watch of its own, within the bounds that are set.
+    Raises FaultError as `read_body` does."""
+    with Watch(roster) as watch:
+        return await read_body(exchange, settings.body_limit, settings.read_time, watch)
 
 
 def _check_head(exchange: Exchange, limit: int) -> None:
     """What the headers say of the body is enough to refuse it."""
-    media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    headers = exchange.headers
+    media_type = _JSON
+    if headers.get(b"content-type") != b"application/json":  # which it is, as a rule
+        media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
+    if media_type != _JSON:
         # A page on any site may make a browser send text/plain to this machine; JSON it may not.
         told = f"is {media_type!r}" if media_type else "is missing"
         problem = f"The content-type {told}, and must be application/json."

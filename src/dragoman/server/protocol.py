@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from itertools import chain
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -17,6 +18,8 @@ from uvicorn.server import ServerState
 from dragoman.core.error import Fault, bad_request
 from dragoman.wire import error as wire_error
 
+from .asgi import Headers, Scope
+from .cycle import Cycle
 from .exchange import ABORT, JSON_TYPE, MARKS, new_request_id
 
 LINGER = 1.0
@@ -45,28 +48,38 @@ class HTTPProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limit = config.header_limit
         self._patience = config.read_time
-        self._awaited: float | None = None  # since when a head is; None while none is
+        # Since when the next request is awaited; None while one is answered.
+        self._awaited: float | None = None
+        self._allowed = 0.0  # seconds it may be awaited
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._in_head = False
         self._fresh = True  # whether nothing but a head has come since data was last received
         self._received = 0  # bytes that were all head
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
+        self._defaults: tuple[Headers, bytes] = ([], b"")  # of the answers, as given and in lines
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._cork = _Corked(cast(asyncio.Transport, transport))
-        super().connection_made(cast(asyncio.Transport, self._cork))
-        self._await_head()
+        super().connection_made(cast(asyncio.Transport, transport))
+        abort = self.transport.abort
+        self._base: Scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "extensions": {ABORT: {"call": abort}},
+        }
+        self._await(self._patience)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        self._cork.flush()
-        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -78,34 +91,91 @@ class HTTPProtocol(HttpToolsProtocol):
             if self._received > self._limit:
                 self._find_too_large()
                 self.send_400_response("")
-        if self.timeout_keep_alive_task is None and not self._in_head and self._answered():
-            # What came belongs to no request: no reason to keep the connection any longer.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._in_head = True
         self._received = 0
-        self._await_head()
+        self._await(self._patience)
 
     def on_message_complete(self) -> None:
         self._fresh = False
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
+        """Begin the answer, or queue it behind the one that is being given."""
+        if self.parser.should_upgrade() and self._should_upgrade():
+            self._awaited, self._in_head = None, False  # what comes now is no HTTP
+            self.scope = cast(Any, self._scope(self.parser.get_http_version()))
+            return
         self._in_head = False
         self._awaited = None
         fields = sum(map(len, chain.from_iterable(self.headers)))
         if len(self.url) + fields + 4 * len(self.headers) > self._limit:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
-        super().on_headers_complete()
+        before: Any = self.cycle  # None before the first request, whatever its type says
+        version = self.parser.get_http_version()
+        cycle = Cycle(
+            self._scope(version),
+            self.transport,
+            self.flow,
+            self._default_lines(),
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            expects=self.expect_100_continue,
+            on_response=self.on_response_complete,
+        )
+        self.cycle = cast(Any, cycle)
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or wait for it."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif not self._in_head:
+            self._await(self.timeout_keep_alive)
+
+    def _scope(self, version: str) -> Scope:
+        raw = self.url
+        if raw.startswith(b"/") and b"%" not in raw and b"#" not in raw:
+            raw, _, query = raw.partition(b"?")
+            path = raw.decode("ascii")
+        else:
+            # A proxy's form of it, or one with a fragment. urlsplit raises for what is neither.
+            parsed = urlsplit(raw)
+            raw, query = parsed.path, parsed.query
+            if not raw.startswith(b"/"):
+                raise ValueError("the request has no path")
+            path = unquote(raw.decode("ascii"))
+        scope = self._base.copy()
+        scope["http_version"] = version
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["path"] = path
+        scope["raw_path"] = raw
+        scope["query_string"] = query
+        scope["headers"] = self.headers
+        scope["state"] = self.app_state.copy()
+        return scope
+
+    def _default_lines(self) -> bytes:
+        """The headers that uvicorn gives every answer (the date, made anew each second)."""
+        defaults = self.server_state.default_headers
+        if defaults is not self._defaults[0]:
+            self._defaults = defaults, b"".join([b"%b: %b\r\n" % header for header in defaults])
+        return self._defaults[1]
 
     def send_400_response(self, msg: str) -> None:
-        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        cycle: Any = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
             self.transport.close()  # an answer is on its way; nothing may be written into it
             return
@@ -122,15 +192,22 @@ class HTTPProtocol(HttpToolsProtocol):
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self._linger()
 
-    def _await_head(self) -> None:
-        """From now on a head may take `read_time` seconds.
+    def _await(self, seconds: float) -> None:
+        """From now on the next request, or the rest of its head, may take so many seconds.
 
-        A timer that runs is left alone: it looks for itself, so that requests in quick succession
-        cost none each.
+        A timer that runs and is not too late is left alone: it looks for itself, so that requests
+        in quick succession cost none each.
         """
-        self._awaited = self.loop.time()
-        if self._timer is None:
-            self._timer = self.loop.call_later(self._patience, self._look_at_the_clock)
+        now = self.loop.time()
+        self._awaited, self._allowed = now, seconds
+        if self._timer is None or self._timer_at > now + seconds:
+            self._set_timer(now + seconds)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(due, self._look_at_the_clock)
+        self._timer_at = due  # uvloop's handles do not always know
 
     def _look_at_the_clock(self) -> None:
         self._timer = None
@@ -138,23 +215,17 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
-            self._awaited = (
-                self.loop.time()
-            )  # nothing may be written into an answer; it comes first
-        due = self._awaited + self._patience
+            # Nothing may be written into an answer; it comes first.
+            self._awaited = self.loop.time()
+        due = self._awaited + self._allowed
         if self.loop.time() < due:
-            self._timer = self.loop.call_at(due, self._look_at_the_clock)
+            self._set_timer(due)
         elif self._in_head:
             problem = f"The head did not come within {self._patience:g} s (read_time)."
             self._problem = 408, Fault("stalled", problem, "client")
             self.send_400_response("")
         else:
-            self.transport.close()  # who never began to ask is owed no answer
-
-    def _answered(self) -> bool:
-        """Whether there was a request, and the last one has its whole answer."""
-        cycle: Any = self.cycle
-        return cycle is not None and cycle.response_complete
+            self.transport.close()  # who does not begin to ask is owed no answer
 
     def _linger(self) -> None:
         """Say that this was all, and hear the other side out for a moment.
@@ -169,38 +240,3 @@ class HTTPProtocol(HttpToolsProtocol):
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."
         fault = Fault("too_large", problem, "client")
         self._problem = 431, fault
-
-
-class _Corked:
-    """A transport that keeps the head of an answer until the first of the body comes, and writes
-    both at once: a system call is the dearest thing in a short answer. All else it hands on.
-    """
-
-    __slots__ = ("_head", "_transport")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Write, a head together with what follows it."""
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n") and data[9:10] != b"1":
-            self._head = data  # and nothing else; not a 100-continue, which the client waits for
-            return
-        self._transport.write(data)
-
-    def flush(self) -> None:
-        """Write a head that nothing followed."""
-        if self._head:
-            data, self._head = self._head, b""
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Close, when all is written."""
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)

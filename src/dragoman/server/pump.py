@@ -1,14 +1,14 @@
-"""Moves events from an engine to a client with one send for each wake of the event loop.
+"""Moves what an engine gives to a client with one send for each wake of the event loop.
 
 All that is ready is taken before anything is sent, and nothing is ever held back: what was taken
-is flushed before every wait. It knows neither the bytes nor the socket; asyncio is its only
-assumption.
+is flushed before every wait. It knows neither what is given, nor the bytes, nor the socket;
+asyncio is its only assumption.
 
-How it sees that the engine is about to wait: the loop over the events is driven by hand, as a
+How it sees that the engine is about to wait: the loop over the gifts is driven by hand, as a
 task would drive it, and hands out a future only when it must wait for one. Then the flush comes
 first, and after it the future is handed on to the task, which waits for it as if it had been
 awaited in the ordinary way. Hence no second task, no queue, no extra turn of the loop and next to
-no cost for an event that was ready.
+no cost for what was ready.
 """
 
 from __future__ import annotations
@@ -16,29 +16,36 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
-from dragoman.core.event import Event, Failed, Finished
+_Gift = TypeVar("_Gift")
 
-TERMINAL = (Finished, Failed)
+
+class Taken(Enum):
+    """What `take` says of what it has taken."""
+
+    MORE = "more is wanted"
+    FULL = "enough has gathered to be flushed at once"
+    OVER = "this was the last"
 
 
 @types.coroutine
 def pump(
-    events: AsyncGenerator[Event, None],
-    take: Callable[[Event], bool],
+    gifts: AsyncGenerator[_Gift, None],
+    take: Callable[[_Gift], Taken],
     flush: Callable[[], Coroutine[Any, Any, None]],
 ) -> Generator[Any, Any, bool]:
-    """Take every event up to the terminal one; False if the events ended without one.
+    """Take everything up to the last; False if the gifts ended without a last one.
 
-    `take` says whether enough has gathered to be flushed at once. What was taken last is not
-    flushed, so that it can go out together with the end. Raises what `events` or `take` raise.
+    What was taken last is not flushed, so that it can go out together with the end. Raises what
+    `gifts` or `take` raise.
 
     The flush counts as a part of the engine's wait: what interrupts it (the client left, or a
     time-out of the engine's own has run down) interrupts the engine, which alone knows what it
     means.
     """
-    taking = _take_all(events, take)
+    taking = _take_all(gifts, take)
     interruption: BaseException | None = None
     try:
         while True:
@@ -48,39 +55,30 @@ def pump(
                 finished: bool = end.value
                 return finished
             interruption = None
+            # A flush, and then the wait, in one frame: a lone event should cost few.
+            if waiting is not None:
+                waiting._asyncio_future_blocking = False  # not ours yet: another may wait meanwhile
             try:
-                yield from _outlast(waiting, flush)
+                try:
+                    yield from flush()
+                except asyncio.CancelledError:
+                    # A task that is cancelled cancels what it waits for, and then waits for that.
+                    if waiting is None or not waiting.cancel():
+                        raise
+                if waiting is not None:
+                    waiting._asyncio_future_blocking = True
+                yield waiting  # None is one turn of the loop
             except BaseException as error:
                 interruption = error
     finally:
         interruption = None  # it knows this frame through its traceback: a cycle
 
 
-@types.coroutine
-def _outlast(
-    waiting: asyncio.Future[Any] | None, flush: Callable[[], Coroutine[Any, Any, None]]
-) -> Generator[Any, Any, None]:
-    """Flush, then wait for what the engine waits for; None is one turn of the loop."""
-    if waiting is None:
-        yield from flush()
-        yield None
-        return
-    waiting._asyncio_future_blocking = False  # not ours yet: another may wait for it meanwhile
-    try:
-        yield from flush()
-    except asyncio.CancelledError:
-        # A task that is cancelled cancels what it waits for, and then waits for that.
-        if not waiting.cancel():
-            raise
-    waiting._asyncio_future_blocking = True
-    yield waiting
-
-
-async def _take_all(events: AsyncGenerator[Event, None], take: Callable[[Event], bool]) -> bool:
-    async for event in events:
-        full = take(event)
-        if isinstance(event, TERMINAL):
+async def _take_all(gifts: AsyncGenerator[_Gift, None], take: Callable[[_Gift], Taken]) -> bool:
+    async for gift in gifts:
+        taken = take(gift)
+        if taken is Taken.OVER:
             return True
-        if full:
+        if taken is Taken.FULL:
             await asyncio.sleep(0)  # an engine that is always ready must not starve the others
     return False

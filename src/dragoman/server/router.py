@@ -66,8 +66,7 @@ class Router:
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
             hint = f" Did you mean {BASE}{path}?" if f"{BASE}{path}" in self._paths else ""
-            problem = f"There is nothing at {path[:200]}.{hint}"
-            raise FaultError(Fault("not_found", problem, "client"))
+            raise FaultError(nothing_at(path, hint))
         route = methods.get(method)
         if route is None:
             raise MethodNotAllowedError(method, path, ", ".join(sorted(methods)))
@@ -78,3 +77,8 @@ class Router:
             if path.startswith(tree) and len(path) > len(tree):
                 return methods
         return None
+
+
+def nothing_at(path: str, hint: str = "") -> Fault:
+    """The fault for a path that leads nowhere."""
+    return Fault("not_found", f"There is nothing at {path[:200]}.{hint}", "client")

@@ -109,8 +109,92 @@ class Settings(Struct, frozen=True, kw_only=True):
     drain: Annotated[
         float, Meta(ge=0, description="Seconds running answers get to end when we shut down.")
     ] = 20.0
+    request_log: Annotated[
+        bool,
+        Meta(
+            description="Whether each request leaves a line on stderr: method, path, status, time, "
+            "model and tokens, and never what was said."
+        ),
+    ] = False
 
+    relay: Annotated[
+        bool,
+        Meta(
+            description="Whether answers pass through unread where client and upstream speak the "
+            "same protocol, the upstream is known to speak it cleanly, and nothing is to be done."
+        ),
+    ] = True
     dialect: Annotated[
         Literal["openai", "open-responses"],
         Meta(description="Which Responses is spoken where its two standards differ."),
     ] = "openai"
+
+    store: Annotated[
+        str,
+        Meta(
+            description="Where responses are remembered: none, memory (until the server stops), "
+            "sqlite (a file in the user's data directory), sqlite:PATH, or postgresql://… (a "
+            "database that servers share; its password in PGPASSWORD)."
+        ),
+    ] = "sqlite"
+    news: Annotated[
+        str,
+        Meta(
+            description="The Redis (redis://HOST:6379) by which servers that share a database hear "
+            "of each other; empty is the database itself. Its password in REDIS_PASSWORD."
+        ),
+    ] = ""
+    retention: Annotated[
+        float, Meta(ge=1, description="Seconds responses and conversations are kept.")
+    ] = 30 * 86_400.0
+    log_retention: Annotated[
+        float,
+        Meta(ge=1, description="Seconds the events of a response are kept, to be replayed."),
+    ] = 86_400.0
+    max_responses: Annotated[
+        int, Meta(ge=1, description="Responses kept at the most; the oldest go first.")
+    ] = 100_000
+    inherit_instructions: Annotated[
+        bool,
+        Meta(
+            description="Whether a request that goes on from a response and says no instructions "
+            "has those of that response."
+        ),
+    ] = False
+    seal_key_env: Annotated[
+        str | None,
+        Meta(
+            description="The environment variable with the key that seals reasoning for clients "
+            "that ask for it; without one, a file in the user's data directory has a key."
+        ),
+    ] = None
+    reasoning_vault: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of reasoning each worker remembers for clients that bring calls "
+            "back without it; 0 remembers none.",
+        ),
+    ] = 64 * 1024 * 1024
+    resend_unsealed: Annotated[
+        bool,
+        Meta(
+            description="Whether an upstream that cannot open sealed reasoning, and refuses the "
+            "request for it, is asked once more without, which is told."
+        ),
+    ] = True
+    requeue: Annotated[
+        bool,
+        Meta(
+            description="Whether a background response whose server died before it said anything "
+            "is begun again by another; otherwise it is ended as failed."
+        ),
+    ] = False
+    lease: Annotated[
+        float,
+        Meta(
+            ge=1,
+            description="Seconds after which another server may end the runs of one that has "
+            "fallen silent.",
+        ),
+    ] = 30.0

@@ -12,13 +12,10 @@ from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.item import Extra, ItemReference
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-
-ENCRYPTED = "reasoning.encrypted_content"
+from dragoman.engines.opaque import ASKING, ENCRYPTED
 
 NOT_STORED = Loss("store", "told", "this server stores no responses")
-NOT_SEALED = Loss(
-    f"include[{ENCRYPTED}]", "told", "this server seals no reasoning; what the model sent is kept"
-)
+NOT_SEALED = Loss(ASKING, "told", "this server seals no reasoning; what the model sent is kept")
 NOTHING_STORED = "this server stores nothing that could be referred to"
 
 
@@ -42,11 +39,15 @@ def without_memory(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     if request.store:
         losses.append(NOT_STORED)
         request = replace(request, store=False)
-    elif request.store is None and request.extra:
+    elif request.store is None and request.extra and _undecided(request.extra):
         request = replace(request, extra=_decided(request.extra))
     if ENCRYPTED in request.include:
         losses.append(NOT_SEALED)
     return request, tuple(losses)
+
+
+def _undecided(extra: Extra) -> bool:
+    return any("store" in said for said in extra.values())
 
 
 def _decided(extra: Extra) -> Extra:

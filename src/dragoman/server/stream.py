@@ -8,18 +8,21 @@ event ends the stream. What an event looks like is the encoder's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Event, Failed, Finished, Started
-from dragoman.core.interfaces import Encoder
+from dragoman.core.event import Failed, Finished, Started
+from dragoman.core.guarantee import Guarantee
+from dragoman.core.interfaces import Encoder, Passed
 from dragoman.core.loss import Loss
 from dragoman.wire import loss, sse
 
 from .asgi import Headers
-from .exchange import Exchange, loss_header
-from .pump import TERMINAL, pump
+from .ending import TERMINAL, UNFINISHED, end_for
+from .exchange import Exchange, guarantee_header, loss_header
+from .pump import Taken, pump
 from .settings import Settings
 from .watch import GONE, Watch
 
@@ -37,8 +40,6 @@ SSE_HEADERS: Headers = [
 ]
 """What keeps proxies from holding back, changing or compressing a stream."""
 
-UNFINISHED = Fault("upstream_cut", "The answer broke off before its end.", "upstream")
-
 
 class Stream:
     """One streamed answer: `run` it, and where that raises a FaultError, `fail` with its fault."""
@@ -49,11 +50,13 @@ class Stream:
         encoder: Encoder,
         settings: Settings,
         losses: tuple[Loss, ...] = (),
+        guarantee: Guarantee | None = None,
     ) -> None:
         self._exchange = exchange
         self._encoder = encoder
         self._settings = settings
         self._losses = losses
+        self._guarantee = guarantee
         agent = exchange.header(b"user-agent").lower()
         self._data = any(word in agent for word in settings.heartbeat_data)
         self._parts: list[bytes] = []  # encoded and not yet sent
@@ -66,21 +69,27 @@ class Stream:
         self._sending = False
         self._beat: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._watch: Watch | None = None
 
-    async def run(self, events: AsyncGenerator[Event, None], watch: Watch) -> None:
-        """Say all events. Raises FaultError, to be told by `fail`, when they do not end well."""
+    async def run(self, batches: AsyncGenerator[Passed, None], watch: Watch) -> None:
+        """Say all events, and pass on all bytes.
+
+        Raises FaultError, to be told by `fail`, when they do not end well.
+        """
         with self._clock(watch):
-            first = await anext(events, None)
-            if first is None:
+            batch = await anext(batches, None)
+            if batch is None:
                 raise FaultError(UNFINISHED)
+            first = None if isinstance(batch, bytes) else batch[0]
             if isinstance(first, Failed) and not self._exchange.opened:
                 raise FaultError(first.fault)
             if isinstance(first, Started):
                 self._losses += first.losses
-            self._take(first)
+                self._guarantee = first.guarantee or self._guarantee
+            taken = self._take(batch)
             self._begun = True
-            if not self._over and not await pump(events, self._take, self._flush):
+            if taken is not Taken.OVER and not await pump(batches, self._take, self._flush):
                 raise FaultError(UNFINISHED)
             await self._flush(more=False)
 
@@ -97,22 +106,42 @@ class Stream:
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS):
                 if not self._over:
-                    self._take(Failed(fault))
+                    self._take([end_for(fault)])
                 await self._flush(more=False)
 
     # ---- sending -------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> bool:
-        if isinstance(event, TERMINAL):
-            self._over = True
-            if isinstance(event, Finished) and (late := loss.header(event.losses)):
-                self._parts.append(sse.comment(f"x-dragoman-loss: {late}"))  # the head is out
-        data = self._encoder.feed(event)
+    def _take(self, batch: Passed) -> Taken:
+        if isinstance(batch, bytes):
+            data = batch
+        else:
+            last = batch[-1]
+            self._over = isinstance(last, TERMINAL)
+            if isinstance(last, Finished) and (comment := self._late(last)):
+                data = self._encoder.feed_all(batch[:-1]) + comment + self._encoder.feed(last)
+            else:
+                data = self._encoder.feed_all(batch)
         self._parts.append(data)
         self._size += len(data)
-        return self._size >= BURST
+        if self._over:
+            return Taken.OVER
+        return Taken.FULL if self._size >= BURST else Taken.MORE
 
-    async def _flush(self, *, more: bool = True) -> None:
+    def _late(self, end: Finished) -> bytes:
+        """What the head would have said, had it been known before."""
+        late = loss.header(end.losses)
+        said = sse.comment(f"x-dragoman-loss: {late}") if late else b""
+        if end.guarantee in (None, self._guarantee):
+            return said
+        return said + sse.comment(f"x-dragoman-guarantee: {end.guarantee}")
+
+    def _flush(self, *, more: bool = True) -> Coroutine[Any, Any, None]:
+        """To be awaited: all that is encoded is sent."""
+        if self._beat is None and (self._size or not more):
+            return self._send(more=more)  # no frame in between, for this is once for each chunk
+        return self._flush_behind(more=more)
+
+    async def _flush_behind(self, *, more: bool) -> None:
         if self._beat is not None:  # what was begun earlier ends first
             await asyncio.shield(self._beat)
             self._beat = None
@@ -126,7 +155,8 @@ class Stream:
         self._since = self._loop.time()
         try:
             if first:
-                await self._exchange.open(200, [*SSE_HEADERS, *loss_header(self._losses)])
+                told = (*loss_header(self._losses), *guarantee_header(self._guarantee))
+                await self._exchange.open(200, [*SSE_HEADERS, *told])
             await self._exchange.write(data, more=more)
         except OSError:  # how some hosts tell that the client is gone
             if self._watch is not None:
@@ -161,10 +191,11 @@ class Stream:
         """See to it that the timer goes off no later than something is due."""
         due = self._due()
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._timer_at <= due:
                 return
             self._timer.cancel()
         self._timer = self._loop.call_at(due, self._tick)
+        self._timer_at = due  # uvloop's handles do not always know
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -22,9 +22,11 @@ except ImportError as missing:
 from msgspec.structs import replace
 
 from dragoman.core.interfaces import Engine
+from dragoman.stores.memory import MemoryStore
 
 from .app import App
 from .asgi import Message, Scope
+from .memory.memory import Memory
 from .settings import Settings
 
 AHEAD = 16
@@ -36,7 +38,8 @@ _T = TypeVar("_T")
 def transport(engine: Engine, settings: Settings | None = None) -> Transport:
     """A transport that answers out of `engine`, for `httpx2.AsyncClient` and `httpx2.Client`.
 
-    Closing the client stops the answers that are running; the engine stays open, it is yours.
+    Responses are remembered until the process ends, unless the settings say `store="none"`. Closing
+    the client stops the answers that are running; the engine stays open, it is yours.
 
         client = AsyncOpenAI(
             base_url="http://dragoman/v1",
@@ -45,7 +48,10 @@ def transport(engine: Engine, settings: Settings | None = None) -> Transport:
         )
     """
     anything_goes = replace(settings or Settings(), allowed_hosts=("*",))  # no page gets in here
-    return Transport(App(engine, anything_goes))
+    memory = None
+    if anything_goes.store != "none":
+        memory = Memory(MemoryStore(), dialect=anything_goes.dialect, upkeep=False)
+    return Transport(App(engine, anything_goes, memory))
 
 
 class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
@@ -65,6 +71,7 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
 
     async def aclose(self) -> None:
         await self._app.drain(0)
+        await self._app.rest()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         thread = self._thread = self._thread or _LoopThread()
@@ -74,7 +81,7 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
 
     def close(self) -> None:
         if self._thread is not None:
-            self._thread.run(self._app.drain(0))
+            self._thread.run(self.aclose())
             self._thread.stop()
             self._thread = None
 

@@ -8,6 +8,7 @@ Nothing here sends a byte or knows a protocol.
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
 
 from dragoman.core.error import Fault, FaultError
@@ -19,6 +20,7 @@ SHUTTING_DOWN = Fault(
     "shutting_down", "The server is shutting down; try again.", "server", retry_after="1"
 )
 
+EARLY = 0.001
 LISTEN_AFTER = 0.02
 """Seconds before a watch begins to listen: an answer that is quicker than that needs no listener,
 which would be a good part of what it costs."""
@@ -31,6 +33,11 @@ class Roster:
         self.closing = False
         self._watches: set[Watch] = set()
         self._changed = asyncio.Event()
+        # One timer for all: of many thousand quick answers none sets a timer of its own. It is
+        # moved only when something is due earlier, and finds out by itself what was called off.
+        self._due: dict[Watch, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf  # uvloop's handles do not always know
 
     def add(self, watch: Watch) -> None:
         """A piece of work begins."""
@@ -39,7 +46,33 @@ class Roster:
     def discard(self, watch: Watch) -> None:
         """It has ended."""
         self._watches.discard(watch)
+        self._due.pop(watch, None)
         self._changed.set()
+
+    def remind(self, watch: Watch, due: float) -> None:
+        """Ring the watch at this time of the loop's clock, and no more at any earlier one."""
+        if due == math.inf:
+            self._due.pop(watch, None)
+            return
+        self._due[watch] = due
+        if due < self._timer_at:
+            self._set_timer(due)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+        self._timer_at = due
+
+    def _ring(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        # A loop that counts in milliseconds may ring that much too early.
+        now = asyncio.get_running_loop().time() + EARLY
+        for watch in [watch for watch, due in self._due.items() if due <= now]:
+            del self._due[watch]
+            watch.ring(now)
+        if self._due:
+            self._set_timer(min(self._due.values()))
 
     @property
     def count(self) -> int:
@@ -66,11 +99,25 @@ class Roster:
 class Watch:
     """A context in which the current task is cancelled when there is nobody left to work for.
 
+    It may be entered again; what it is to listen to and its limit are forgotten when it is left.
+
     Leaving it after that raises FaultError with the reason in place of CancelledError; a
     cancellation that came from elsewhere passes untouched.
     """
 
-    __slots__ = ("_cancellations", "_limit", "_listener", "_on", "_roster", "_task", "fault")
+    __slots__ = (
+        "_cancellations",
+        "_limit",
+        "_limit_at",
+        "_listen_at",
+        "_listener",
+        "_loop",
+        "_on",
+        "_receive",
+        "_roster",
+        "_task",
+        "fault",
+    )
 
     def __init__(self, roster: Roster) -> None:
         task = asyncio.current_task()
@@ -79,8 +126,11 @@ class Watch:
         self._task = task
         self._cancellations = task.cancelling()
         self._roster = roster
-        self._limit: asyncio.TimerHandle | None = None
-        self._listener: asyncio.TimerHandle | asyncio.Task[None] | None = None
+        self._loop = task.get_loop()
+        self._limit: Fault | None = None
+        self._limit_at = self._listen_at = math.inf
+        self._receive: Receive | None = None
+        self._listener: asyncio.Task[None] | None = None
         self._on = False
         self.fault: Fault | None = None
 
@@ -92,16 +142,25 @@ class Watch:
 
     def limit(self, seconds: float | None, fault: Fault) -> None:
         """Stop for this reason when so much time has passed. The last limit set is in force."""
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-        if seconds is not None:
-            self._limit = asyncio.get_running_loop().call_later(seconds, self.stop, fault)
+        self._limit = fault
+        self._limit_at = math.inf if seconds is None else self._loop.time() + seconds
+        self._roster.remind(self, min(self._limit_at, self._listen_at))
 
     def listen(self, receive: Receive) -> None:
         """Stop when the client hangs up. Nobody else may receive from now on."""
-        loop = asyncio.get_running_loop()
-        self._listener = loop.call_later(LISTEN_AFTER, self._begin_to_listen, receive)
+        self._receive = receive
+        self._listen_at = self._loop.time() + LISTEN_AFTER
+        self._roster.remind(self, min(self._limit_at, self._listen_at))
+
+    def ring(self, now: float) -> None:
+        """Do what is due; called by the roster."""
+        if self._limit_at <= now and self._limit is not None:
+            self._limit_at = math.inf
+            self.stop(self._limit)
+        if self._listen_at <= now and self._receive is not None:
+            self._listen_at = math.inf
+            self._listener = self._loop.create_task(self._listen(self._receive))
+        self._roster.remind(self, min(self._limit_at, self._listen_at))
 
     def __enter__(self) -> Watch:
         self._roster.add(self)
@@ -112,16 +171,12 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._on = False
+        self._limit_at = self._listen_at = math.inf
         self._roster.discard(self)
         if self._listener is not None:
             self._listener.cancel()
-        if self._limit is not None:
-            self._limit.cancel()
         if self.fault is not None and self._task.uncancel() <= self._cancellations and error:
             raise FaultError(self.fault) from None  # even if stopping it went wrong
-
-    def _begin_to_listen(self, receive: Receive) -> None:
-        self._listener = asyncio.get_running_loop().create_task(self._listen(receive))
 
     async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

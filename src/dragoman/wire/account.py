@@ -66,7 +66,7 @@ class Account:
         if row.fate == "refused":
             where = path(field, self._counted(field, place))
             raise FaultError(unsupported(f"cannot be carried: {row.why}", where))
-        if row.fate == "carried":
+        if row.fate == "carried" or row.quiet:
             return
         if not self._ledger.knows(field, row.why):
             place = self._counted(field, place)

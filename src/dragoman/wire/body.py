@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +24,9 @@ _FAR = 1e15
 """Beyond this a float is no count, and JSON can spell what is no number at all (`1e999`)."""
 _T = TypeVar("_T")
 _decode = msgspec.json.Decoder().decode
-_decode_string = msgspec.json.Decoder(str).decode
+decode_string = msgspec.json.Decoder(str).decode
+"""The text of one JSON string. Raises BROKEN for anything else."""
+BROKEN = (msgspec.DecodeError, UnicodeDecodeError)
 _encoder = msgspec.json.Encoder()
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -51,7 +53,8 @@ def _load_slowly(data: bytes, problem: str) -> JSON:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (byte {error.start})") from None
     except ValueError:
-        raise ValueError(f"is not valid JSON: {problem}") from None
+        said = problem if data.strip() else "there is nothing in it"
+        raise ValueError(f"is not valid JSON: {said}") from None
 
 
 def _refuse_constant(name: str) -> JSON:
@@ -76,8 +79,8 @@ def string(data: bytes) -> str | None:
     ('café', None, None)
     """
     try:
-        return _decode_string(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decode_string(data)
+    except BROKEN:
         return None
 
 
@@ -92,6 +95,18 @@ def dump(value: JSON) -> bytes:
         said = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         units = said.encode("utf-16-le", "surrogatepass")
         return units.decode("utf-16-le", "replace").encode()
+
+
+def dump_all(values: Sequence[JSON]) -> bytes:
+    """Several values, one on each line: cheaper than one by one.
+
+    >>> dump_all(["a", "b\\n"])
+    b'"a"\\n"b\\\\n"'
+    """
+    try:
+        return _encoder.encode_lines(values)[:-1]
+    except UnicodeEncodeError:
+        return b"\n".join(map(dump, values))
 
 
 def text(value: JSON) -> str:

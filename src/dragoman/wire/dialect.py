@@ -16,8 +16,11 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     # Chat, asking: the names and fields this upstream wants.
     max_tokens: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
-    reasoning_field: Literal["reasoning_content", "reasoning"] | None = "reasoning_content"
-    """The field past reasoning goes back in on assistant messages; None: it is not sent."""
+    reasoning_field: Literal["reasoning_content", "reasoning"] = "reasoning_content"
+    """The field past reasoning goes back in on assistant messages."""
+    reasoning_echo: Literal["must", "may", "never"] = "may"
+    """Whether past reasoning goes back: `must` is for servers that refuse a message with calls and
+    without the reasoning that led to them, `never` for those that refuse the field."""
     repetition_penalty: str = "repetition_penalty"
     content_parts: bool = True
     """Whether content may be a list of parts where it is all text."""
@@ -29,6 +32,12 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     # Chat, answering.
     reasoning_out: tuple[str, ...] = ("reasoning", "reasoning_content")
     """The fields reasoning is shown in."""
+
+    # Completions, asking with a prompt that a format made.
+    prompt_options: tuple[tuple[str, bool], ...] = ()
+    """Fields by which control tokens are read in a prompt and shown in the answer."""
+    shown_controls: str | None = None
+    """The field that lists the control tokens to be shown in the answer."""
 
     # Responses, answering and hearing.
     reasoning_events: Literal["reasoning_text", "reasoning"] = "reasoning_text"

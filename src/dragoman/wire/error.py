@@ -41,6 +41,8 @@ TABLE: dict[Code, _Row] = {
     "model_not_found": _Row(404, _INVALID, "model_not_found"),
     "previous_response_not_found": _Row(400, _INVALID, "previous_response_not_found"),
     "method_not_allowed": _Row(405, _INVALID, "method_not_allowed"),
+    "upgrade_required": _Row(426, _INVALID, "upgrade_required"),
+    "connection_limit": _Row(400, _INVALID, "websocket_connection_limit_reached"),
     "unsupported_media_type": _Row(415, _INVALID, "unsupported_media_type"),
     "too_large": _Row(413, _INVALID, "request_too_large"),
     "rate_limited": _Row(429, "rate_limit_error", "rate_limit_exceeded"),

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from dragoman.core.error import Fault
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -35,6 +36,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
     JSONSchema,
+    NamedTool,
     Namespace,
     Request,
     Sampling,
@@ -289,7 +291,13 @@ def _tool_choice(request: Request, account: Account) -> None:
     match request.tool_choice:
         case UnknownTool(wire=wire) if wire != account.target:
             account.note(f"tool_choice: {_KIND}")
-        case AllowedTools(tools=tools):
+        case NamedTool(extra=extra):
+            account.unknown(extra, "tool_choice")
+        case AllowedTools(tools=tools, extra=extra):
+            account.unknown(extra, "tool_choice")
+            for number, tool in enumerate(tools):
+                if isinstance(tool, NamedTool):
+                    account.unknown(tool.extra, _ALLOWED[account.target], number)
             foreign = [
                 number
                 for number, tool in enumerate(tools)
@@ -335,6 +343,20 @@ _WORDS: dict[str, dict[str, str]] = {
     "chat": {"items": "messages", "format": "response_format"},
     "responses": {"items": "input", "format": "text.format"},
 }
+_TOOL = r"^(tools\[\d+\](?:\.tools\[\d+\])?)"
+_MEMBERS = {
+    "chat": (
+        (re.compile(r"^format\.schema\b"), "format.json_schema.schema"),
+        (re.compile(rf"{_TOOL}\.parameters\b"), r"\1.function.parameters"),
+        (re.compile(rf"{_TOOL}\.grammar\b"), r"\1.custom.format.grammar.definition"),
+        (re.compile(rf"{_TOOL}\.syntax\b"), r"\1.custom.format.grammar.syntax"),
+    ),
+    "responses": (
+        (re.compile(rf"{_TOOL}\.grammar\b"), r"\1.format.definition"),
+        (re.compile(rf"{_TOOL}\.syntax\b"), r"\1.format.syntax"),
+    ),
+}
+"""Where a wire has what the core keeps closer at hand."""
 _CORE_NAME = re.compile(r"^(items|format)\b(?:\[(\d+)\])?")
 
 
@@ -343,14 +365,35 @@ def worded(losses: Iterable[Loss], request: Request, wire: str | None) -> tuple[
 
     A client that speaks no wire, but calls the library, knows the names of the core.
     """
-    words = _WORDS.get(wire or "")
-    if words is None:
+    if wire not in _WORDS:
         return tuple(losses)
+    return tuple(replace(loss, field=_worded(loss.field, request, wire)) for loss in losses)
 
-    def word(name: re.Match[str]) -> str:
-        place = name[2]
+
+def blamed(fault: Fault, request: Request, wire: str | None) -> Fault:
+    """The same fault, with the field it is about in the words of a client's wire.
+
+    >>> from dragoman.core.error import bad_request
+    >>> fault = bad_request("cannot be enforced", "format.schema.not")
+    >>> blamed(fault, Request(model="m"), "responses").message
+    'text.format.schema.not: cannot be enforced'
+    """
+    if fault.param is None or wire not in _WORDS:
+        return fault
+    param = _worded(fault.param, request, wire)
+    message = fault.message
+    if message.startswith(f"{fault.param}:"):
+        message = param + message.removeprefix(fault.param)
+    return replace(fault, param=param, message=message)
+
+
+def _worded(name: str, request: Request, wire: str) -> str:
+    def word(found: re.Match[str]) -> str:
+        place = found[2]
         if place is not None and wire == "chat":
             place = message_numbers(request.items)[int(place)]
-        return words[name[1]] + ("" if place is None else f"[{place}]")
+        return _WORDS[wire][found[1]] + ("" if place is None else f"[{place}]")
 
-    return tuple(replace(loss, field=_CORE_NAME.sub(word, loss.field)) for loss in losses)
+    for pattern, words in _MEMBERS[wire]:
+        name = pattern.sub(words, name)
+    return _CORE_NAME.sub(word, name)

@@ -28,7 +28,12 @@ from .policy import ANSWER
 
 def judge_answer(response: Response, target: str) -> tuple[Loss, ...]:
     """What the answer loses on the target wire, in the words of the other one."""
-    account = Account(ANSWER[target], target)
+    table = ANSWER.get(target)
+    if table is None:  # who asked for a bare text has all there is to it
+        return ()
+    if target == "chat" and _is_plain(response):
+        return ()
+    account = Account(table, target)
     if target == "responses":
         _to_responses(response, account)
     else:
@@ -37,6 +42,19 @@ def judge_answer(response: Response, target: str) -> tuple[Loss, ...]:
     if response.usage is not None:
         account.unknown(response.usage.extra, "usage")
     return account.losses()
+
+
+def _is_plain(response: Response) -> bool:
+    """Whether an answer is one message with nothing in it that a wire might have no place for,
+    and was heard on Chat, if on any wire."""
+    match response.output:
+        case (Message(phase=None, extra=None, content=(Text(annotations=(), extra=None),)),):
+            pass
+        case _:
+            return False
+    if response.status != "completed" or (response.usage and response.usage.extra):
+        return False
+    return response.extra is None or "responses" not in response.extra
 
 
 def _choices(response: Response) -> tuple[int, ...]:

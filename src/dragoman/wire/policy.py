@@ -17,13 +17,15 @@ Fate = Literal["carried", "emulated", "told", "refused"]
 class Row(Struct, frozen=True):
     """One field, in the words of the wire it comes from, and its fate on the other.
 
-    `[*]` stands for any place in a list. `when` narrows the row to some values of the field.
+    `[*]` stands for any place in a list. `when` narrows the row to some values of the field. A
+    `quiet` row is told in this table alone, and not of every answer.
     """
 
     field: str
     fate: Fate
     why: str
     when: str = ""
+    quiet: bool = False
 
     @property
     def key(self) -> str:
@@ -38,7 +40,17 @@ def _same(*fields: str) -> tuple[Row, ...]:
 UNKNOWN = "(any other field)"
 """The row for fields that nobody here has heard of, at any depth."""
 
+_WORKING = "how the server worked, for which the other protocol has no word"
+
 _OTHER_FIELD = Row(UNKNOWN, "told", "a field of one wire only, passed on where that wire is spoken")
+
+
+def _bound(wire: str) -> tuple[Row, ...]:
+    """Fields that some servers enforce: an answer that ignores them is no answer."""
+    names = ("guided_regex", "guided_choice", "guided_grammar", "guided_json")
+    why = f"{wire} has no such bound on an answer"
+    return tuple(Row(name, "refused", why) for name in (*names, "structured_outputs"))
+
 
 _CHAT_REQUEST = (
     *_same("model", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
@@ -67,11 +79,17 @@ _CHAT_REQUEST = (
     Row("messages[*].function_call", "carried", "as a `function_call` item"),
     Row("messages[*].tool_calls[*]", "told", "Responses has no such call", "of another kind"),
     Row("tools", "carried", "the same tools, without nesting; `strict` is always written out"),
+    Row("tools[*].function", "carried", "without nesting"),
     Row("tools[*].custom", "carried", "its grammar too, without nesting"),
     Row("tools[*]", "told", "Responses has no such tool", "of another kind"),
     Row("functions", "carried", "as function tools"),
     Row("function_call", "carried", "as `tool_choice`"),
     Row("tool_choice", "carried", "the same choice, without nesting; `allowed_tools` too"),
+    Row("tool_choice.function", "carried", "without nesting"),
+    Row("tool_choice.custom", "carried", "without nesting"),
+    Row("tool_choice.allowed_tools", "carried", "without nesting"),
+    Row("tool_choice.allowed_tools.tools[*].function", "carried", "without nesting"),
+    Row("tool_choice.allowed_tools.tools[*].custom", "carried", "without nesting"),
     Row("tool_choice", "refused", "Responses has no such tool", "of another kind"),
     Row("tool_choice.allowed_tools.tools[*]", "told", "Responses has no such tool"),
     Row("max_completion_tokens", "carried", "as `max_output_tokens`, which some want at least 16"),
@@ -79,6 +97,8 @@ _CHAT_REQUEST = (
     Row("reasoning_effort", "carried", "as `reasoning.effort`"),
     Row("verbosity", "carried", "as `text.verbosity`"),
     Row("response_format", "carried", "as `text.format`, without nesting"),
+    Row("response_format.type", "refused", "Responses has schemas and JSON objects only"),
+    *_bound("Responses"),
     Row("stream_options", "carried", "usage is always streamed, and shown to who asked"),
     Row("logprobs", "emulated", "asked for by `include: message.output_text.logprobs`"),
     Row("top_logprobs", "emulated", "sent beside `include: message.output_text.logprobs`"),
@@ -149,6 +169,7 @@ _RESPONSES_REQUEST = (
     Row("reasoning.context", "told", "the reasoning in the request is what the model reads"),
     Row("reasoning.mode", "told", "Chat has efforts only"),
     Row("text", "carried", "its format as `response_format`, its verbosity as `verbosity`"),
+    *_bound("Chat"),
     Row("top_logprobs", "carried", "the same field"),
     Row("include", "carried", "value by value"),
     Row("include[message.output_text.logprobs]", "emulated", "asked for by `logprobs`"),
@@ -215,6 +236,8 @@ _CHAT_ANSWER = (
         "told",
         "Responses takes no predicted output",
     ),
+    Row("system_fingerprint", "told", _WORKING, quiet=True),
+    Row("timings", "told", _WORKING, quiet=True),
     _OTHER_FIELD,
 )
 

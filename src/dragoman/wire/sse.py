@@ -48,6 +48,17 @@ class SSEDecoder:
             raise _too_large()
         return self._read(whole) if end >= 0 else []
 
+    def release(self, most: int) -> bytes | None:
+        """Give back the beginning of an event that is not whole, to be fed again or read otherwise.
+
+        None where that cannot be, as a line end is half read, or would be more than `most` bytes.
+        """
+        if self._after_cr or not self._started or len(self._held) > most:
+            return None
+        held = bytes(self._held)
+        self._held.clear()
+        return held
+
     def close(self) -> list[tuple[str, bytes]]:
         """The last event, if the stream ended without the blank line after it."""
         whole = bytes(self._held)
@@ -69,18 +80,17 @@ class SSEDecoder:
         if not self._started:
             self._started = True
             whole = whole.removeprefix(_BOM)
+        lines = whole.split(b"\n")
+        if not any(lines[1::2]) and len(whole) <= MAX_EVENT:
+            # An empty line after every other: events of one line each, as all models' streams are.
+            blocks = lines[::2]
+            events = [("", block[6:]) for block in blocks if block.startswith(b"data: ")]
+            if len(events) == len(blocks):
+                return events
         blocks = whole.split(b"\n\n")
-        # No line ends but those between the blocks: every block is a single line.
-        single = whole.count(b"\n") == 2 * (len(blocks) - 1)
         if len(whole) > MAX_EVENT and max(map(len, blocks)) > MAX_EVENT:
             raise _too_large()
-        events = []
-        for block in blocks:
-            if single and block.startswith(b"data: "):
-                events.append(("", block[6:]))
-            elif (event := _parse(block)) is not None:
-                events.append(event)
-        return events
+        return [event for block in blocks if (event := _parse(block)) is not None]
 
 
 def _too_large() -> ValueError:

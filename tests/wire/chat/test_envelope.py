@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.core.event import Event
+from dragoman.core.fold import fold
 from dragoman.core.turn import Turn
 from dragoman.wire import body
 from dragoman.wire.chat import CHAT, decoder
+from dragoman.wire.chat import envelope as room
 from dragoman.wire.chat.envelope import Envelope, learn
 from tests.samples import samples
 from tests.wire.chat.answering import chunk, sse
@@ -211,3 +213,97 @@ def test_the_short_cut_gives_what_the_long_way_gives(
     )
     stream += b"data: [DONE]\n\n" if done else b""
     assert events(stream) == the_long_way(stream)
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+ODD = [
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}',
+    b"data: [DONE]",
+    b": alive",
+    b"event: x\ndata: {}",
+]
+
+
+def framed(string: bytes) -> bytes:
+    return b"data: " + PLAIN % string
+
+
+strings = st.sampled_from(
+    [b'"a"', b'"b\\n"', b'"\\u00e9"', b'""', b'"a","b"', b'"', b"1", b'"\\ud83d"']
+)
+
+
+@pytest.mark.parametrize("few", [0, 2048])
+@given(st.lists(strings.map(framed) | st.sampled_from(ODD), max_size=8), st.booleans())
+def test_a_run_is_what_chunk_by_chunk_would_give(
+    few: int, chunks: list[bytes], whole: bool
+) -> None:
+    data = b"".join(chunk + b"\n\n" for chunk in chunks)
+    data = data if whole else data[:-3]
+    envelope = learn(PLAIN % b'"x"', body.load(PLAIN % b'"x"'))
+    assert envelope is not None
+    with mock.patch.object(room, "_FEW", few):
+        said, rest = envelope.open_run(data)
+    expected = []
+    for event in data.split(b"\n\n")[:-1]:
+        text = envelope.open(event[6:]) if event.startswith(b"data: ") else None
+        if not text:
+            break
+        expected.append(text)
+    assert said == expected
+    assert rest == b"\n\n".join(data.split(b"\n\n")[len(said) :])
+
+
+@given(st.lists(strings.map(framed) | st.sampled_from(ODD), max_size=12))
+def test_a_burst_is_heard_as_chunk_by_chunk(chunks: list[bytes]) -> None:
+    stream = b"".join(chunk + b"\n\n" for chunk in [framed(b'"x"'), *chunks])
+    single = CHAT.decoder(Turn("R", 5, "m"))
+    alone = [
+        event for chunk in stream.split(b"\n\n")[:-1] for event in single.feed(chunk + b"\n\n")
+    ]
+    assert events(stream) == alone + single.close()
+    assert fold(events(stream)) == fold(the_long_way(stream))
+
+
+def test_a_large_event_in_many_pieces_is_not_looked_at_again_and_again() -> None:
+    decoder = CHAT.decoder(Turn("R", 5, "m"))
+    large = b"y" * 1_000_000
+    stream = framed(b'"x"') + b"\n\n" + framed(b'"%b"' % large) + b"\n\n"
+    heard: list[Event] = []
+    for at in range(0, len(stream), 1000):
+        heard += decoder.feed(stream[at : at + 1000])
+        assert len(decoder._rest) < 1000
+    assert fold(heard + decoder.close()).text == "x" + large.decode()
+
+
+@pytest.mark.parametrize("between", [[], [b": alive"], [framed(b'""')], [framed(b'"')]])
+def test_what_stands_among_many_ends_the_run_there(between: list[bytes]) -> None:
+    envelope = learn(PLAIN % b'"x"', body.load(PLAIN % b'"x"'))
+    assert envelope is not None
+    chunks = [*[framed(b'"a"')] * 30, *between, framed(b'"b"'), b"data: [DONE]"]
+    said, rest = envelope.open_run(b"".join(chunk + b"\n\n" for chunk in chunks))
+    assert said == ["a"] * 30 + ([] if between else ["b"])
+    assert rest == b"".join(chunk + b"\n\n" for chunk in chunks[len(said) :])
+    assert envelope.open_run(b": alive\n\n" * 1000) == ([], b": alive\n\n" * 1000)
+    short = envelope.framed + envelope.suffix[1:] + b"\n\n"
+    assert envelope.open_run(short * 20) == ([], short * 20)
+
+
+def test_one_event_alone_is_opened_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    around = '{"choices": [{"index": 0, "delta": {"content": %s}}]}'
+    data = (around % '"a"').encode()
+    envelope = learn(data, json.loads(data))
+    assert envelope is not None
+
+    def event(text: str) -> bytes:
+        return b"data: " + (around % text).encode() + b"\n\n"
+
+    assert envelope.open_alone(event('"b"')) == "b"
+    assert envelope.open_alone(event('"b"') * 2) is None
+    assert envelope.open_alone(event('"b')) is None
+    assert envelope.open_alone(event("1")) is None
+    assert envelope.open_alone(b": alive\n\n" + event('"b"')) is None
+    assert envelope.open_alone(event('"b"')[:-1]) is None
+    monkeypatch.setattr(room.sse, "MAX_EVENT", 10)
+    assert envelope.open_alone(event('"b"')) is None

@@ -173,6 +173,27 @@ def test_a_choice_is_read_and_said_again(wire: Any, read: Any) -> None:
     assert tell(request)["tool_choice"] == wire
 
 
+@pytest.mark.parametrize(
+    "wire",
+    [
+        {"type": "function", "function": {"name": "f", "odd": 1}, "vendor": {"a": 2}},
+        {"type": "custom", "custom": {"name": "g", "odd": 1}, "vendor": 2},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "auto",
+                "tools": [{"type": "function", "function": {"name": "f", "odd": 1}, "odd": 2}],
+                "odd": 3,
+            },
+            "odd": 4,
+        },
+    ],
+    ids=["function", "custom", "allowed tools"],
+)
+def test_what_a_choice_says_besides_is_said_again(wire: Any) -> None:
+    assert tell(choose(wire, FUNCTION, CUSTOM))["tool_choice"] == wire
+
+
 def test_allowed_tools_without_a_mode_are_a_choice_of_the_model() -> None:
     request = choose({"type": "allowed_tools", "allowed_tools": {"tools": [FUNCTION]}})
     assert request.tool_choice == AllowedTools("auto", (NamedTool("f"),))
@@ -238,14 +259,14 @@ def test_a_hosted_choice_of_another_wire_is_left_out_of_several() -> None:
 
 def test_functions_are_tools_and_the_request_remembers_how_it_asked() -> None:
     function = {"name": "f", "description": "d", "parameters": SCHEMA, "z": 1}
-    request = hear(functions=[function], function_call={"name": "f"})
+    request = hear(functions=[function], function_call={"name": "f", "z": 1})
     extra = {"chat": {"function": {"z": 1}}}
     assert request.tools == (FunctionTool("f", "d", SCHEMA, extra=extra),)
-    assert request.tool_choice == NamedTool("f")
+    assert request.tool_choice == NamedTool("f", extra=extra)
     assert request.extra == {"legacy": {"functions": True}}
     said = tell(request)
     assert said["tools"] == [{"type": "function", "function": function}]
-    assert said["tool_choice"] == FUNCTION
+    assert said["tool_choice"] == {"type": "function", "function": {"name": "f", "z": 1}}
     assert "functions" not in said
 
 

@@ -133,7 +133,7 @@ def test_p8_reasoning_goes_back_in_the_field_its_server_reads_or_not_at_all() ->
     other = Dialect(reasoning_field="reasoning")
     assert messages(*history, dialect=other)[1] == assistant(content="x", reasoning="Hm.")
     assert messages(sealed, ASK)[0]["reasoning_details"] == details
-    none = Dialect(reasoning_field=None, ask_usage=False)
+    none = Dialect(reasoning_echo="never", ask_usage=False)
     assert messages(*history, dialect=none)[1] == assistant(content="x")
     assert messages(sealed, ASK, dialect=none)[0] == assistant(content="")
     request = Request(model="m", items=history)

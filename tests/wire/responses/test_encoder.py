@@ -1,11 +1,11 @@
 """Everything that is said to a Responses client, held against the protocol and its readers."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Code, Fault
 from dragoman.core.event import (
     Delta,
     Event,
@@ -250,8 +250,11 @@ def test_p16_a_custom_call_has_the_events_of_its_own_kind() -> None:
 # ---- the end, and what is before the beginning -------------------------------------------
 
 
-def test_a_cut_is_never_given_out_as_done() -> None:
-    assert b"[DONE]" not in say(play(SCENES["cut_off"]))
+@pytest.mark.parametrize("begun", [[], [Started("1", 0, "m")]], ids=["at once", "begun"])
+@pytest.mark.parametrize("code", get_args(Code))
+def test_p24_every_failure_is_done_but_for_a_cut(code: Code, begun: list[Event]) -> None:
+    done = say([*begun, Failed(Fault(code, "No."))]).endswith(b"data: [DONE]\n\n")
+    assert done == (code != "upstream_cut")
 
 
 def test_a_failed_response_has_all_that_came_and_leaves_it_open() -> None:

@@ -297,6 +297,25 @@ def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter() -> None:
     assert long.startswith(short.removesuffix(b"]}"))
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "t", "odd": 1},
+        {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "t", "odd": 1}],
+            "odd": 2,
+        },
+    ],
+    ids=["function", "allowed tools"],
+)
+def test_what_a_choice_says_besides_is_said_again(choice: dict[str, Any]) -> None:
+    request = asked(tools=[{"type": "function", "name": "t"}], tool_choice=choice)
+    body, losses = RESPONSES.encode_request(request, STANDARD)
+    assert (json.loads(body)["tool_choice"], losses) == (choice, ())
+
+
 def test_a_choice_by_name_keeps_its_namespace() -> None:
     choice = decode(ACCEPTED["a forced custom tool in a namespace"]).tool_choice
     assert choice == NamedTool("t", "custom", "n")

@@ -5,10 +5,11 @@ each direction; the other rooms hold one kind of thing each, both ways. What thi
 know is kept under its name (`extras`) and said again on it.
 """
 
-from dragoman.wire.codec import Wire
+from dragoman.wire.codec import Through, Wire
 
 from .decoder import Decoder
 from .encoder import Encoder
+from .passing import Passing, passes, whole
 from .request import decode, encode
 from .response import encode as encode_response
 
@@ -20,5 +21,6 @@ CHAT = Wire(
     encoder=Encoder,
     encode_response=encode_response,
     decoder=Decoder,
+    through=Through(passes=passes, passing=Passing, whole=whole),
 )
 """The wire as one value."""

@@ -68,16 +68,25 @@ class Reader:
             ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
             self._turn.header(extra={NAME: {CHOICES: ends}})
 
-    def saying(self, plain: Envelope) -> Callable[[str], None]:
-        """What to do with the string of a chunk, right after one of the same envelope."""
+    def saying(self, plain: Envelope) -> Callable[[list[str]], None]:
+        """What to do with the strings of chunks, right after one of the same envelope."""
         turn, choice = self._turn, plain.choice
+
+        def think(said: list[str]) -> None:
+            for each in said:
+                turn.thought(each, choice)
+
+        def call(said: list[str]) -> None:
+            for each in said:
+                turn.call(CallFragment(plain.call, arguments=each), choice)
+
         match plain.kind:
             case "text":
-                return partial(turn.text, choice=choice) if choice else turn.text
+                return partial(turn.texts, choice=choice) if choice else turn.texts
             case "thought":
-                return partial(turn.thought, choice=choice)
+                return think
             case _:
-                return lambda said: turn.call(CallFragment(plain.call, arguments=said), choice)
+                return call
 
     # ---- inside --------------------------------------------------------------------------
 

@@ -1,196 +1,93 @@
-"""Hears an answer: a stream of chunks, or one JSON object where a stream was asked for.
+"""Hears an answer of this wire: a stream of chunks, or one object where a stream was asked for.
 
-What the bytes are is told by their first byte, not by what was asked. A stream that ends says
-what it ended as: complete, cut, empty, or no answer at all.
+All that is common to streams of chunks stands in `wire.chunked`, what a chunk says in `chunks`;
+here are the short cuts through what is commonest in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dragoman.core.error import Fault
 from dragoman.core.event import Event
 from dragoman.core.item import JSON
-from dragoman.core.turn import CUT, EMPTY, Turn
-from dragoman.wire import body, error
-from dragoman.wire.sse import END, SSEDecoder
+from dragoman.core.turn import Turn
+from dragoman.wire.chunked import ChunkedDecoder
 
 from .chunks import Reader
 from .envelope import Envelope, learn
+from .plain import read_answer
 
-_BLANK = b"\xef\xbb\xbf \t\r\n"
-_FIELDS = (b"data", b"event", b"id", b"retry", b":")
-_ERROR = b'{"error"'
+FIRST = 512
+"""How many bytes of a long read are looked at for what its chunks have in common."""
 
 
-class Decoder:
+class Decoder(ChunkedDecoder):
     """Hears one answer into a turn, in pieces of any size."""
 
     def __init__(self, turn: Turn) -> None:
-        self._turn = turn
         self._reader = Reader(turn)
-        self._sse = SSEDecoder()
+        super().__init__(turn, self._reader)
         self._envelope: Envelope | None = None  # of the last chunk, if it said one thing only
-        self._say: Callable[[str], None] = (
-            turn.text
-        )  # what is done with the next string in that envelope
-        self._whole: bytearray | None = None  # an answer that is one JSON value
-        self._head = b""  # the first bytes, as long as nothing was heard
-        self._garbled = False
-        self._said = False  # the stream said that it is over
-
-    @property
-    def ended(self) -> bool:
-        """True once the answer is over; usage may still follow."""
-        return self._said or self._turn.over
+        self._running = False  # whether chunks in that envelope are being read, and by us
+        self._rest = b""  # behind them: the beginning of another one
+        self._say: Callable[[list[str]], None] = turn.texts  # with the strings that follow in it
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
-        if not self._reader.heard:
-            data = self._look(data)
-        if self._turn.over:
-            return []
-        if self._whole is not None:
-            self._whole += data
-            if len(self._whole) > body.MAX_ANSWER:
-                self._fail(f"The model's server sent more than {body.MAX_ANSWER} bytes.")
-            return self._turn.take()
-        try:
-            events = self._sse.feed(data)
-        except ValueError as problem:
-            self._fail(f"The model's server sent {problem}.")
-        else:
-            for name, each in events:
-                envelope = self._envelope
-                if envelope is not None and not name and (said := envelope.open(each)):
-                    self._say(said)
-                else:
-                    self._event(name, each)
-        return self._turn.take()
+        if self._running and not self._rest and self._envelope is not None:
+            alone = self._envelope.open_alone(data)
+            if alone:
+                self._say([alone])
+                return self._turn.take()
+        events: list[Event] = []
+        size = FIRST
+        while data:
+            if self._envelope is not None and (self._running or self._begin_run()):
+                run, data = self._envelope.open_run(self._rest + data)
+                self._rest = b""
+                if run:
+                    self._say(run)
+                if len(data) < FIRST and b"\n\n" not in data and b"\r" not in data:
+                    self._rest = data  # nothing, or the beginning of one that may be like them
+                    break
+                if run:
+                    continue
+            self._running = False
+            # Some of it the long way, for it may show what is around all strings that follow.
+            end = data.find(b"\n\n", size) + 2
+            size *= 2
+            some, data = (data[:end], data[end:]) if end > 1 else (data, b"")
+            events += super().feed(some)
+        return events + self._turn.take()
+
+    def _begin_run(self) -> bool:
+        """Take over what is held of an event, for it may be one of a run."""
+        held = self._sse.release(FIRST)
+        self._running, self._rest = held is not None, held or b""
+        return self._running
 
     def close(self) -> list[Event]:
         """No more bytes will come: the answer ends now, as what it is."""
-        if not self._turn.over:
-            if self._whole is not None:
-                self._read_whole(bytes(self._whole))
+        rest, self._rest = self._rest, b""
+        return (super().feed(rest) if rest else []) + super().close()
+
+    def _hear(self, events: list[tuple[str, bytes]]) -> None:
+        for name, data in events:
+            envelope = self._envelope
+            if envelope is not None and not name and (said := envelope.open(data)):
+                self._say([said])
             else:
-                garbled = self._garbled
-                for name, data in self._sse.close():
-                    self._event(name, data)
-                self._garbled = garbled  # half an event is not garbage
-                self._end()
-        return self._turn.take()
-
-    # ---- a stream ------------------------------------------------------------------------
-
-    def _look(self, data: bytes) -> bytes:
-        """See what the answer is by its first bytes; blanks before them mean nothing."""
-        if not self._head:
-            data = data.lstrip(_BLANK)
-            if data[:1] in (b"{", b"["):
-                self._whole = bytearray()
-        self._head = (self._head + data)[: error.SHOWN]
-        return data
+                self._event(name, data)
 
     def _event(self, name: str, data: bytes) -> None:
         self._envelope = None
-        if data == END:
-            self._said = True
-            if self._turn.usage is not None:
-                self._end()
-            return
-        if not data.strip():
-            return
-        try:
-            value = body.load(data)
-        except ValueError:
-            self._mend(name, data)
-            return
-        if not isinstance(value, dict):
-            self._garbled = True
-            return
-        self._value(name, value)
+        super()._event(name, data)
+
+    def _value(self, name: str, value: dict[str, JSON], data: bytes) -> None:
+        super()._value(name, value, data)
         if not (self._said or self._turn.over) and (envelope := learn(data, value)):
             self._envelope, self._say = envelope, self._reader.saying(envelope)
 
-    def _mend(self, name: str, data: bytes) -> None:
-        """Not JSON: several events with no blank line between, or an error after half of one."""
-        lines = data.split(b"\n")
-        at = data.rfind(_ERROR)
-        if data.strip() == END:
-            self._event(name, END)
-        elif len(lines) > 1:
-            for line in lines:
-                self._event(name, line)
-        elif at > 0:
-            self._event(name, data[at:])
-        else:
-            self._garbled = True
-
-    def _value(self, name: str, value: dict[str, JSON]) -> None:
-        if self._said:  # nothing but counts is news after the end
-            value = {"usage": value.get("usage")}
-        elif name == "error" and "error" not in value:
-            value = {"error": value}
-        self._reader.read(value)
-
-    def _end(self) -> None:
-        self._reader.close()
-        heard = self._said or self._reader.heard
-        if not heard and not self._head:
-            self._turn.fail(EMPTY)
-        elif heard or (_streamed(self._head) and not self._garbled):
-            self._turn.end(said=self._said)
-        elif self._garbled:
-            self._fail("The model's server sent events that are not JSON objects.")
-        else:
-            self._turn.fail(error.decode(200, self._head))
-
-    # ---- one JSON value ------------------------------------------------------------------
-
     def _read_whole(self, data: bytes) -> None:
-        try:
-            value = body.load(data)
-        except ValueError as problem:
-            if "truncated" in str(problem):
-                self._turn.fail(CUT)
-            else:
-                self._fail(f"The model's server answered with a body that {problem}.")
-            return
-        fault = _told(value)
-        if fault is not None:
-            self._turn.fail(fault)
-        elif missing := _missing(value):
-            self._fail(f"The model's server answered with {missing}.")
-        else:
-            self._reader.read(value)
-            self._reader.close()
-            self._turn.end(said=True)
-
-    def _fail(self, message: str) -> None:
-        self._turn.fail(Fault("upstream_error", message, "upstream"))
-
-
-def _streamed(head: bytes) -> bool:
-    """Whether these first bytes are, or may become, a field of a server-sent event."""
-    return any(head.startswith(field) or field.startswith(head) for field in _FIELDS)
-
-
-def _told(value: JSON) -> Fault | None:
-    """The fault that a whole answer without choices tells of."""
-    return None if isinstance(value, dict) and value.get("choices") else error.describe(value)
-
-
-def _missing(value: JSON) -> str | None:
-    """What keeps a JSON value from being an answer."""
-    if not isinstance(value, dict):
-        return f"{body.kind(value)}, and not with an object"
-    choices = value.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return "no choices"
-    if not isinstance(choices[0], dict):
-        return f"a choice that is {body.kind(choices[0])}"
-    said = (choices[0].get(name) for name in ("message", "delta", "text"))
-    return (
-        None if any(isinstance(each, dict | str) for each in said) else "a choice without a message"
-    )
+        if not read_answer(data, self._turn):
+            super()._read_whole(data)

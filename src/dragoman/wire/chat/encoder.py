@@ -8,6 +8,8 @@ is an error object: neither a finish reason nor `[DONE]` is made up for an answe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dragoman.core.event import (
     Delta,
     Event,
@@ -115,11 +117,6 @@ class Encoder:
     def feed(self, event: Event) -> bytes:
         """The bytes for one event; empty when this wire has no word for it."""
         match event:
-            case Delta(kind="text") if not event.tokens:  # of all chunks the commonest by far
-                choice, data = self._items[event.index].choice, event.data
-                choice.worded = True
-                choice.length += len(data)
-                return choice.text_head + body.dump(data) + self._text_tail
             case Delta():
                 return self._delta(event)
             case ItemAdded():
@@ -142,6 +139,27 @@ class Encoder:
                 waiting = (i.waiting for c in self._choices.values() for i in c.speaking[1:])
                 return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
 
+    def feed_all(self, events: Sequence[Event]) -> bytes:
+        """The bytes for several events. Texts in a row, the commonest by far, are one step."""
+        said: list[bytes] = []
+        run: list[str] = []
+        where = 0
+        for event in events:
+            if type(event) is Delta and event.kind == "text" and not event.tokens:
+                if run and event.index != where:
+                    said.append(self._texts(where, run))
+                    run = []
+                where = event.index
+                run.append(event.data)
+                continue
+            if run:
+                said.append(self._texts(where, run))
+                run = []
+            said.append(self.feed(event))
+        if run:
+            said.append(self._texts(where, run))
+        return b"".join(said)
+
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, or a chunk that adds nothing; empty outside of an answer."""
         if not self._head or self._over:
@@ -158,11 +176,25 @@ class Encoder:
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
+    def _texts(self, index: int, texts: list[str]) -> bytes:
+        """A chunk for each of these pieces of a text."""
+        choice = self._items[index].choice
+        choice.worded = True
+        head, tail = choice.text_head, self._text_tail
+        if len(texts) == 1:
+            choice.length += len(texts[0])
+            return head + body.dump(texts[0]) + tail
+        choice.length += sum(map(len, texts))
+        # No JSON has a line end in it, so each stands where one chunk ends and the next begins.
+        return head + body.dump_all(texts).replace(b"\n", tail + head) + tail
+
     def _delta(self, event: Delta) -> bytes:
         item, data = self._items[event.index], event.data
         match event.kind:
-            case "text":
+            case "text" if event.tokens:
                 return self._content(item, data, event.tokens)
+            case "text":
+                return self._texts(event.index, [data])
             case "refusal":
                 return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
             case "reasoning" | "summary":

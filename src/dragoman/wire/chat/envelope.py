@@ -12,7 +12,8 @@ import re
 from typing import Literal, NamedTuple
 
 from dragoman.core.item import JSON
-from dragoman.wire.body import string
+from dragoman.wire import sse
+from dragoman.wire.body import BROKEN, decode_string, string
 
 from . import known
 
@@ -32,6 +33,10 @@ _PADDING = re.compile(rb'"obfuscation"[ \t]*:[ \t]*("[^"\\]*+")')
 _NOTHING: tuple[JSON, ...] = (None, "", [])
 
 
+_FEW = 2048
+"""Bytes up to which events are looked at one by one."""
+
+
 class Envelope(NamedTuple):
     """The bytes before and after the string, and what the string is.
 
@@ -45,6 +50,76 @@ class Envelope(NamedTuple):
     choice: int
     call: int | None
     padding: tuple[bytes, bytes] | None
+    framed: bytes = b""
+    """The prefix and the suffix with what frames an event around them, and both together."""
+    ending: bytes = b""
+    between: bytes = b""
+
+    def open_alone(self, data: bytes) -> str | None:
+        """The string, if the bytes are one such event and no more, which is how a stream that is
+        not in a hurry comes."""
+        if not (data.endswith(self.ending) and data.startswith(self.framed)):
+            return None
+        if len(data) > sse.MAX_EVENT or data.count(b"\n\n") != 1:
+            return None
+        try:
+            return decode_string(data[len(self.framed) : -len(self.ending)])
+        except BROKEN:  # the long way will find out what it is
+            return None
+
+    def open_run(self, data: bytes) -> tuple[list[str], bytes]:
+        """The strings of the events with which the bytes begin, and the bytes behind them."""
+        if len(data) > min(_FEW, sse.MAX_EVENT):
+            return self._open_many(data)
+        said: list[str] = []
+        framed, ending = self.framed, self.ending
+        try:
+            while data.startswith(framed) and (end := data.find(ending)) >= 0:
+                text = decode_string(data[len(framed) : end])
+                if not text:
+                    break
+                said.append(text)
+                data = data[end + len(ending) :]
+        except BROKEN:  # the long way will find out what it is
+            pass
+        return said, data
+
+    def _open_many(self, data: bytes) -> tuple[list[str], bytes]:
+        """The same for many, which are had by a single split."""
+        if not data.startswith(self.framed) or len(data) > sse.MAX_EVENT:
+            return [], data
+        *events, _ = data.split(b"\n\n")
+        while events and not self._holds(events[-1]):
+            events.pop()  # those that end a stream are others
+        built, strings = self._built(events)
+        if not data.startswith(built):  # there is another one among them
+            at = next(at for at, event in enumerate(events) if not self._holds(event))
+            built, strings = self._built(events[:at])
+        said: list[str] = []
+        try:
+            for each in strings:
+                said.append(decode_string(each))
+        except BROKEN:
+            pass
+        if "" in said:
+            del said[said.index("") :]
+        if len(said) < len(strings):  # the next one must take the long way
+            built, _ = self._built(events[: len(said)])
+        return said, data[len(built) :]
+
+    def _holds(self, event: bytes) -> bool:
+        around = len(self.framed) + len(self.suffix)
+        if len(event) < around:
+            return False
+        return event.startswith(self.framed) and event.endswith(self.suffix)
+
+    def _built(self, events: list[bytes]) -> tuple[bytes, list[bytes]]:
+        """What stands between prefix and suffix of each event, and the bytes that are made of
+        nothing but that: comparing them with what came is cheaper than looking at each event."""
+        before, after = len(self.framed), -len(self.suffix)
+        strings = [event[before:after] for event in events]
+        built = self.framed + self.between.join(strings) + self.ending if strings else b""
+        return built, strings
 
     def open(self, data: bytes) -> str | None:
         """The string in this chunk; None, or empty, if it must take the long way."""
@@ -83,7 +158,17 @@ def learn(data: bytes, value: dict[str, JSON]) -> Envelope | None:
     prefix, suffix = data[: found.start(1)], data[found.end(1) :]
     if b"\\" in prefix or b"\\" in suffix:
         return None  # a name may be written in more ways than one
-    return Envelope(prefix, suffix, plain.kind, plain.choice, plain.call, _padding(suffix))
+    return Envelope(
+        prefix,
+        suffix,
+        plain.kind,
+        plain.choice,
+        plain.call,
+        _padding(suffix),
+        b"data: " + prefix,
+        suffix + b"\n\n",
+        suffix + b"\n\ndata: " + prefix,
+    )
 
 
 def _padding(suffix: bytes) -> tuple[bytes, bytes] | None:

@@ -16,7 +16,6 @@ from dragoman.core.request import (
     OutputFormat,
     ReasoningOptions,
     Request,
-    Sampling,
     StreamOptions,
     TextFormat,
 )
@@ -24,8 +23,9 @@ from dragoman.wire import body
 from dragoman.wire.body import Fields
 from dragoman.wire.dialect import Dialect
 from dragoman.wire.loss import judge
+from dragoman.wire.sampling import decode as decode_sampling
 
-from . import messages, tools, turns
+from . import messages, plain, tools, turns
 from .extras import keep, kept, restore
 
 VENDOR_FORMATS = frozenset({"ebnf", "grammar", "json", "regex", "structural_tag"})
@@ -42,7 +42,10 @@ _LOGPROBS = "message.output_text.logprobs"
 
 def decode(data: bytes) -> Request:
     """The request in a body. Raises FaultError naming the field that is wrong."""
-    fields = body.parse(data)
+    return plain.decode_request(data) or _decode(body.parse(data))
+
+
+def _decode(fields: Fields) -> Request:
     model, items = fields.need("model"), messages.decode(fields)
     offered, functions = tools.decode(fields), tools.decode_functions(fields)
     choice = tools.decode_choice(fields, offered)
@@ -57,7 +60,11 @@ def decode(data: bytes) -> Request:
         tools=offered + functions,
         tool_choice=choice,
         parallel_tool_calls=fields.boolean("parallel_tool_calls"),
-        sampling=_sampling(fields),
+        sampling=decode_sampling(
+            fields,
+            logprobs=fields.boolean("logprobs"),
+            top_logprobs=fields.integer("top_logprobs", 0, 20),
+        ),
         max_output_tokens=limit,
         format=format,
         verbosity=fields.string("verbosity"),
@@ -90,47 +97,6 @@ def _extra(rest: dict[str, JSON], *, legacy: bool) -> Extra | None:
     if legacy:
         extra[LEGACY] = {"functions": True}
     return extra or None
-
-
-def _sampling(fields: Fields) -> Sampling:
-    repetition = fields.number("repetition_penalty", 0)
-    if repetition is None:
-        repetition = fields.number("repeat_penalty", 0)
-    return Sampling(
-        temperature=fields.number("temperature", 0, 2),
-        top_p=fields.number("top_p", 0, 1),
-        top_k=fields.integer("top_k", -1),
-        min_p=fields.number("min_p", 0, 1),
-        frequency_penalty=fields.number("frequency_penalty", -2, 2),
-        presence_penalty=fields.number("presence_penalty", -2, 2),
-        repetition_penalty=repetition,
-        seed=fields.integer("seed"),
-        stop=_stop(fields),
-        logit_bias=_logit_bias(fields),
-        logprobs=fields.boolean("logprobs"),
-        top_logprobs=fields.integer("top_logprobs", 0, 20),
-        n=fields.integer("n", 1, 128),
-    )
-
-
-def _stop(fields: Fields) -> tuple[str, ...] | None:
-    match fields.any("stop"):
-        case None:
-            return None
-        case str(one):
-            return (one,)
-        case list(several) if all(isinstance(each, str) for each in several):
-            return tuple(several) or None
-        case _:
-            raise fields.wrong("stop", "must be a string or an array of strings")
-
-
-def _logit_bias(fields: Fields) -> dict[str, float] | None:
-    given = fields.object("logit_bias")
-    if given is None:
-        return None
-    bias = {token: given.number(token, -100, 100) for token in given.rest()}
-    return {token: value for token, value in bias.items() if value is not None}
 
 
 def _limit(fields: Fields) -> tuple[int | None, dict[str, JSON]]:
@@ -208,6 +174,8 @@ def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]
 
     Only what was asked for is in it. Raises FaultError where a loss would change the answer.
     """
+    if (short := plain.encode_request(request, dialect)) is not None:
+        return short, ()
     judged, ledger = judge(request, "chat"), Ledger()
     said: dict[str, JSON] = {
         "model": request.model,

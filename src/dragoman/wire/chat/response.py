@@ -29,6 +29,7 @@ from dragoman.wire.dialect import Dialect
 from . import finish, logprobs, notes, usage
 from .encoder import CHOICES, ID_PREFIX
 from .extras import NAME, join, kept, restore
+from .plain import only_text
 from .request import LEGACY
 from .turns import encode_call
 
@@ -39,8 +40,12 @@ def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
     extra = dict(kept(response.extra))
     ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())}
-    choices = []
+    choices: list[JSON] = []
+    text = None if ends or request.sampling.logprobs else only_text(response)
     for number, reason in enumerate(response.reasons):
+        if text is not None and number == 0:
+            choices.append(_plain(text, reason, request))
+            continue
         writer = _Writer(request, dialect)
         for item in response.choice(number):
             writer.add(item)
@@ -62,6 +67,17 @@ def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
     if response.usage is not None:
         said["usage"] = usage.encode(response.usage)
     return body.dump(join(said, extra))
+
+
+def _plain(text: str, reason: str, request: Request) -> JSON:
+    """A choice that is one text: what a writer would put together, without one."""
+    legacy = bool(request.extra and LEGACY in request.extra)
+    return {
+        "index": 0,
+        "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
+        "logprobs": None,
+        "finish_reason": finish.encode(reason, legacy=legacy),
+    }
 
 
 class _Writer:

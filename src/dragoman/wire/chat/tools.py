@@ -162,7 +162,8 @@ def decode_function_call(request: Fields, tools: tuple[Tool, ...]) -> ToolChoice
         case "none" | "auto":
             return _MODES[value]
         case {"name": str(name)}:
-            choice = NamedTool(name)
+            rest = {field: said for field, said in value.items() if field != "name"}
+            choice = NamedTool(name, extra=keep({}, function=rest))
             _check_offered(request, "function_call", choice, tools)
             return choice
         case _:
@@ -180,7 +181,8 @@ def _choice(choice: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
             several = tuple(_allowed(each, tools) for each in allowed.objects("tools"))
             if not several:
                 raise allowed.wrong("tools", "is missing or empty")
-            return AllowedTools("required" if mode == "required" else "auto", several)
+            extra = keep(choice.rest(), allowed_tools=allowed.rest())
+            return AllowedTools("required" if mode == "required" else "auto", several, extra)
         case _:
             unknown = UnknownTool(NAME, kind, choice.rest())
             _check_offered(choice, "type", unknown, tools)
@@ -200,7 +202,8 @@ def _allowed(tool: Fields, tools: tuple[Tool, ...]) -> NamedTool | UnknownTool:
 def _named(choice: Fields, kind: str) -> NamedTool:
     inner = _inner(choice, kind)
     name, namespace = inner.need("name"), inner.string("namespace")
-    return NamedTool(name, "custom" if kind == "custom" else "function", namespace)
+    extra = keep(choice.rest(), **{kind: inner.rest()})
+    return NamedTool(name, "custom" if kind == "custom" else "function", namespace, extra)
 
 
 def _check_offered(
@@ -233,10 +236,10 @@ def encode_choice(choice: ToolChoice) -> JSON:
             return choice
         case NamedTool():
             named = {"name": choice.name} | _given(namespace=choice.namespace)
-            return {"type": choice.kind, choice.kind: named}
+            return restore({"type": choice.kind, choice.kind: named}, choice.extra)
         case AllowedTools():
             tools = [each for each in map(encode_choice, choice.tools) if each is not None]
             allowed = {"mode": choice.mode, "tools": tools}
-            return {"type": "allowed_tools", "allowed_tools": allowed}
+            return restore({"type": "allowed_tools", "allowed_tools": allowed}, choice.extra)
         case _:
             return {"type": choice.kind, **choice.value} if choice.wire == NAME else None

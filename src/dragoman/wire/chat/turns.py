@@ -36,6 +36,9 @@ from dragoman.wire.dialect import Dialect
 from . import content
 from .extras import NAME, join, kept, restore
 
+NO_THOUGHT = " "
+"""Stands for reasoning that is owed and not to be had. Servers that ask for some refuse the empty
+string; words would be taken for the model's own."""
 LONGEST = 2000
 """How many characters of a field are kept where an item is written down as a note."""
 
@@ -46,12 +49,18 @@ def encode(items: Iterable[Item], dialect: Dialect, ledger: Ledger) -> list[JSON
     for index, item in enumerate(items):
         _note_costs(item, index, dialect, ledger)
         writer.add(item)
-    return writer.close()
+    messages = writer.close()
+    if writer.owed:
+        why = (
+            "this server wants the reasoning that led to a call, and there is none: it gets a space"
+        )
+        ledger.note("items[*].reasoning", "emulated", why)
+    return messages
 
 
 def _note_costs(item: Item, index: int, dialect: Dialect, ledger: Ledger) -> None:
     match item:
-        case Reasoning() if dialect.reasoning_field is None:
+        case Reasoning() if dialect.reasoning_echo == "never":
             why = "this server takes no reasoning back"
             ledger.note("items[*].reasoning", "told", why, (index,))
         case Message(content=tuple(parts)) | FunctionCallOutput(output=tuple(parts)):
@@ -68,6 +77,7 @@ class _Writer:
         self._messages: list[JSON] = []
         self._turn: _AssistantTurn | None = None
         self._hoisted: list[Part] = []
+        self.owed = False  # reasoning was, and could not be had
 
     def add(self, item: Item) -> None:
         """One item more."""
@@ -102,6 +112,7 @@ class _Writer:
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
+            self.owed = self.owed or turn.owed
             self._messages.append(turn.message())
 
     def _end_results(self) -> None:
@@ -177,6 +188,12 @@ class _AssistantTurn:
             case _:
                 self._say((Text(_note(item)),))
 
+    @property
+    def owed(self) -> bool:
+        """Whether the server wants reasoning with this message, and there is none."""
+        must = self._dialect.reasoning_echo == "must"
+        return must and bool(self._calls) and not any(self._thoughts)
+
     def message(self) -> dict[str, JSON]:
         """The message; fields that were not given are not in it."""
         said: dict[str, JSON] = {"role": "assistant"}
@@ -189,10 +206,12 @@ class _AssistantTurn:
             said["content"] = ""
         said |= {"refusal": refusal} if refusal else {}
         said |= {"audio": audio} if audio else {}
-        if self._thoughts and self._dialect.reasoning_field is not None:
+        if self._thoughts and self._dialect.reasoning_echo != "never":
             said[self._dialect.reasoning_field] = "\n\n".join(self._thoughts)
+        if self.owed:
+            said[self._dialect.reasoning_field] = NO_THOUGHT
         said |= {"tool_calls": self._calls} if self._calls else {}
-        if self._dialect.reasoning_field is None:
+        if self._dialect.reasoning_echo == "never":
             self._more.pop("reasoning_details", None)
         return join(said, self._more)
 

@@ -44,6 +44,19 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our counts and the names they go by; the first is the protocol's own."""
 
+_SAID = tuple(
+    (
+        outer,
+        tuple(
+            (names[0].removeprefix(f"{outer}."), field)
+            for field, names in NAMES.items()
+            if names[0].startswith(outer)
+        ),
+    )
+    for outer in (_INPUT, _OUTPUT)
+)
+"""The fields of the details, in the protocol's own words."""
+
 _FIELDS = {name: field for field, names in NAMES.items() for name in names}
 
 
@@ -95,11 +108,22 @@ def _named(flat: dict[str, JSON]) -> dict[str, list[str]]:
 
 def encode(usage: Usage) -> dict[str, JSON]:
     """The counts under the protocol's names; those never reported are not there."""
-    flat = {names[0]: getattr(usage, field) for field, names in NAMES.items()}
-    if usage.total_tokens is None and None not in (usage.input_tokens, usage.output_tokens):
-        flat["total_tokens"] = (usage.input_tokens or 0) + (usage.output_tokens or 0)
-    counted = {name: number for name, number in flat.items() if number is not None}
-    return restore(_nested(counted), usage.extra)
+    asked, said, total = usage.input_tokens, usage.output_tokens, usage.total_tokens
+    if total is None and asked is not None and said is not None:
+        total = asked + said
+    counted: dict[str, JSON] = {}
+    for name, number in (("prompt", asked), ("completion", said), ("total", total)):
+        if number is not None:
+            counted[f"{name}_tokens"] = number
+    for outer, fields in _SAID:
+        inner = None
+        for name, field in fields:
+            number = getattr(usage, field)
+            if number is not None:
+                if inner is None:
+                    inner = counted[outer] = {}
+                inner[name] = number
+    return restore(counted, usage.extra)
 
 
 def _flat(value: dict[str, JSON]) -> dict[str, JSON]:

@@ -7,6 +7,8 @@ What an event is called is known to `wording`, what a response looks like to `sn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Started
@@ -61,6 +63,22 @@ class Encoder:
         self._fold.feed(event)
         return b"".join([self._say(ready) for ready in self._serial.feed(event)])
 
+    def feed_all(self, events: Sequence[Event]) -> bytes:
+        """The bytes for several events. Deltas of one kind in a row, as most are, are one step."""
+        said: list[bytes] = []
+        run: list[Delta] = []
+        for event in events:
+            if isinstance(event, Delta) and self._fits(event) and self._first is None:
+                run.append(event)
+                continue
+            if run:
+                said.append(self._deltas(run))
+                run = []
+            said.append(self.feed(event))
+        if run:
+            said.append(self._deltas(run))
+        return b"".join(said)
+
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, or `response.in_progress` once more; empty unless an answer is being given."""
         if self._beat is None:
@@ -84,19 +102,25 @@ class Encoder:
             case Started():
                 self._wording.response_id = event.id
                 self._beat = self._snapshot()
-                return self._frame("response.created", self._beat) + self._in_progress()
+                return self._opening(self._beat) + self._in_progress()
             case Finished():
                 # A cancelled answer has no event of its own: it is one that stopped early.
                 status = "incomplete" if event.status == "cancelled" else event.status
                 return self._terminal(f"response.{status}") + sse.DONE
-            case Failed() if self._beat is None:
-                return self._error(event)
             case Failed():
-                # Where the stream broke off, nobody said that it was done.
+                # Where the answer broke off, nobody said that it was done.
                 done = b"" if event.fault.code == "upstream_cut" else sse.DONE
-                return self._terminal("response.failed") + done
+                begun = self._beat is not None
+                return (self._terminal("response.failed") if begun else self._error(event)) + done
             case _:
                 return b"".join([self._frame(*said) for said in self._wording.say(event)])
+
+    def _opening(self, begun: dict[str, JSON]) -> bytes:
+        """The first events; a run in the background begins as one that waits its turn."""
+        if not self._repeated["background"]:
+            return self._frame("response.created", begun)
+        queued = {"response": {**begun["response"], "status": "queued"}}
+        return self._frame("response.created", queued) + self._frame("response.queued", queued)
 
     def _in_progress(self) -> bytes:
         return self._frame("response.in_progress", self._beat or {})
@@ -113,9 +137,8 @@ class Encoder:
         self._over = True
         told = error.error_object(event.fault)
         if self._nested_error:
-            return self._frame("error", {"error": told}) + sse.DONE
-        flat = {name: told[name] for name in ("code", "message", "param")}
-        return self._frame("error", flat) + sse.DONE
+            return self._frame("error", {"error": told})
+        return self._frame("error", {name: told[name] for name in ("code", "message", "param")})
 
     # ---- framing -------------------------------------------------------------------------
 
@@ -130,6 +153,17 @@ class Encoder:
     def _next_delta(self, data: JSON) -> bytes:
         number, self._number = self._number, self._number + 1
         return b'%b%d,"delta":%b%b' % (self._before, number, body.dump(data), self._after)
+
+    def _deltas(self, run: list[Delta]) -> bytes:
+        """The frames of deltas that all fit the last one."""
+        self._fold.take_run(run)
+        said = body.dump_all([event.data for event in run]).decode().split("\n")
+        number, before, after = self._number, self._before.decode(), self._after.decode()
+        self._number += len(run)
+        # As text, which is put together faster than bytes, and encoded once.
+        return "".join(
+            [f'{before}{n},"delta":{each}{after}' for n, each in enumerate(said, number)]
+        ).encode()
 
     def _delta(self, event: Delta) -> bytes:
         """Say a delta, and remember its frame for those that follow."""

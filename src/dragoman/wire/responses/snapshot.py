@@ -82,7 +82,7 @@ def echo(asked: Request) -> dict[str, JSON]:
     shown = [tools.echo(tool) for tool in asked.tools]
     text = {"format": tools.encode_format(asked.format or TextFormat(), full=True)}
     return {
-        "background": False,
+        "background": bool(asked.background),
         "instructions": request.encode_instructions(asked),
         "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": asked.max_tool_calls,
@@ -96,7 +96,7 @@ def echo(asked: Request) -> dict[str, JSON]:
         },
         "safety_identifier": asked.safety_identifier,
         "service_tier": asked.service_tier or "default",
-        "store": False,  # nothing is kept here, whatever was asked
+        "store": bool(asked.store),
         "temperature": _or(sampling.temperature, 1.0),
         "text": {**text, **dense({"verbosity": asked.verbosity})},
         "tool_choice": tools.encode_choice(asked.tool_choice or "auto"),
@@ -107,8 +107,14 @@ def echo(asked: Request) -> dict[str, JSON]:
         "frequency_penalty": _or(sampling.frequency_penalty, 0.0),
         "truncation": asked.truncation or "disabled",
         "metadata": asked.metadata or {},
+        **dense({"conversation": _conversation(asked)}),
         **dense({"user": asked.user, "prompt_cache_retention": asked.prompt_cache_retention}),
     }
+
+
+def _conversation(asked: Request) -> JSON:
+    given = asked.conversation
+    return {"id": given} if isinstance(given, str) else given
 
 
 def _or(value: float | None, default: float) -> float:
@@ -170,5 +176,5 @@ def render_error(fault: Fault) -> dict[str, JSON]:
 
 FIELDS = frozenset(
     render(Response(id="", created_at=0, model="", status="completed"), echo(Request(model="")))
-) | {"output_text", "prompt_cache_retention", "user"}
+) | {"conversation", "output_text", "prompt_cache_retention", "user"}
 """The fields of a response that we have words for."""

@@ -116,14 +116,15 @@ def _choice(value: dict[str, JSON], path: str) -> ToolChoice:
     if fields.one_of("mode", ("auto", "required")) == "required":
         mode = "required"
     among = objects(fields.array("tools") or [], fields.at("tools"))
-    return AllowedTools(mode, tuple(_named(v, at) for v, at in among))
+    return AllowedTools(mode, tuple(_named(v, at) for v, at in among), keep(fields.rest()))
 
 
 def _named(value: dict[str, JSON], path: str) -> NamedTool | UnknownTool:
     fields = Fields(value, path)
     match fields.need("type"):
         case ("function" | "custom") as type:
-            return NamedTool(fields.need("name"), type, fields.string("namespace"))
+            name, namespace = fields.need("name"), fields.string("namespace")
+            return NamedTool(name, type, namespace, keep(fields.rest()))
         case other:
             return UnknownTool(WIRE, other, _without_type(value))
 
@@ -194,11 +195,13 @@ def encode_choice(choice: ToolChoice) -> JSON:
     """A tool choice; a hosted tool of another wire counts as no choice made."""
     match choice:
         case NamedTool():
-            return dense({"type": choice.kind, "name": choice.name, "namespace": choice.namespace})
+            tool = {"type": choice.kind, "name": choice.name, "namespace": choice.namespace}
+            return dense({**tool, **kept(choice.extra)})
         case AllowedTools():
             said = [encode_choice(tool) for tool in choice.tools]
             named = [tool for tool in said if tool != "auto"]
-            return {"type": "allowed_tools", "mode": choice.mode, "tools": named}
+            allowed = {"type": "allowed_tools", "mode": choice.mode, "tools": named}
+            return {**allowed, **kept(choice.extra)}
         case UnknownTool():
             return {"type": choice.kind, **choice.value} if choice.wire == WIRE else "auto"
         case _:

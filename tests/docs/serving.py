@@ -1,6 +1,7 @@
-"""A Dragoman that plays its rehearsal, as a stranger would start it: the command, a port, a wait.
+"""A Dragoman as a stranger would start it: the command, a port, a wait.
 
-For tests of what the documentation promises. It looks at nothing but `/healthz`.
+For tests of what the documentation promises: it has the models of the package, and keeps what is
+said in memory. It looks at nothing but `/healthz`.
 """
 
 import os
@@ -17,12 +18,13 @@ START_SECONDS = 30
 
 
 @contextmanager
-def rehearsing() -> Iterator[str]:
-    """Run `dragoman serve script` on a free port; yield its address, stop it at the end."""
+def serving() -> Iterator[str]:
+    """Run the pocket model and the rehearsal on a free port; yield the address, stop at the end."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "dragoman", "serve", "script", "--port", str(port)]
+    words = ["serve", "pocket", "script", "--store", "memory", "--port", str(port)]
+    command = [sys.executable, "-m", "dragoman", *words]
     environment = {"PATH": os.environ["PATH"], "NO_COLOR": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as server:
         try:

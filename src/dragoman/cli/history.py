@@ -1,0 +1,94 @@
+"""`dragoman log` and `dragoman tail`: what a store has, on a terminal or for another program.
+
+The store is read directly; no server need run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from argparse import Namespace
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
+from shutil import get_terminal_size
+
+from dragoman.core.event import Failed
+from dragoman.core.secret import Secret
+from dragoman.server.configuration import ConfigurationError
+from dragoman.server.keys import Keys
+from dragoman.server.memory.history import History, answered, asked, exported, name
+from dragoman.stores.keeping import Keeping
+from dragoman.stores.opening import file_of, open_store
+from dragoman.stores.record import Record
+
+from .pen import Pen
+from .serve import configured
+
+NOTHING = "dragoman: nothing was found."
+
+
+def history(options: Namespace) -> int:
+    """Run one of the two commands."""
+    return asyncio.run((_log if options.command == "log" else _tail)(options))
+
+
+async def _log(options: Namespace) -> int:
+    width = get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
+    shown = 0
+    async with _opened(options) as kept, aclosing(kept.records(options.search)) as records:
+        async for record in records:
+            if shown == options.limit:
+                break
+            print(exported(record).decode() if options.export else line(record, width))
+            shown += 1
+    if not shown:
+        print(NOTHING, file=sys.stderr)
+    return 0 if shown else 1
+
+
+async def _tail(options: Namespace) -> int:
+    pen, failed = Pen(sys.stdout.isatty()), False
+    async with _opened(options) as kept, aclosing(kept.events(options.id)) as batches:
+        async for batch in batches:
+            for event in batch:
+                pen.event(event)
+                failed = isinstance(event, Failed)
+    pen.line("")
+    return 1 if failed else 0
+
+
+def line(record: Record, width: int = 0) -> str:
+    """A record in one line, cut to a width; 0 is any."""
+    moment = datetime.fromtimestamp(record.created_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    said = f"{_short(asked(record))} → {_short(answered(record))}"
+    text = f"{moment}  {name(record)}  {record.status}  {record.request.model}  {said}"
+    return text if not width or len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _short(text: str) -> str:
+    """A text on one line, without what a terminal would obey."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[:1_000])
+    return " ".join(plain.split())
+
+
+@asynccontextmanager
+async def _opened(options: Namespace) -> AsyncGenerator[History, None]:
+    settings = configured(options).server
+    word = options.store or settings.store
+    file = file_of(word, os.environ)
+    if file is not None and not file.exists():  # who only looks makes no store
+        raise ConfigurationError(f"There is no store at {file}: nothing was kept there so far.")
+    store = open_store(word, Keeping(), os.environ, settings.news)
+    if store is None or word == "memory":
+        problem = f"The store {word!r} has nothing that could be read from here; see --store."
+        raise ConfigurationError(problem)
+    key = os.environ.get(options.key_env, "").strip() if options.key_env else ""
+    if options.key_env and not key:
+        raise ConfigurationError(f"{options.key_env} is empty.")
+    tenant = Keys([Secret(key)]).tenant(Secret(key)) if key else ""
+    try:
+        yield History(store, tenant)
+    finally:
+        await store.close()

@@ -1,0 +1,84 @@
+"""`dragoman tokens`: a prompt token by token, and a completion with what the parser makes of it.
+
+Only the look is made here: a line for each token, coloured by its kind where a person looks.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.engines.subject import Subject, find_subject
+from dragoman.engines.token.view import Shown, completion_tokens, prompt_tokens, told
+
+_COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
+_PLAIN = "\x1b[0m"
+WIDTH = 32
+"""Columns for a token, before what was made of it."""
+WORDS = "No vocabulary was named (--tokenizer FOLDER): words stand for tokens."
+
+
+def tokens(options: Namespace) -> int:
+    """Run the command."""
+    try:
+        subject = find_subject(
+            options.format,
+            options.tokenizer,
+            None if options.request is None else _bytes(options.request),
+            None if options.completion is None else _bytes(options.completion).decode(),
+            " ".join(options.question) or None,
+        )
+    except (ValueError, ImportError, OSError) as error:
+        raise FaultError(Fault("invalid_request", f"{error}", "client")) from error
+    if subject.words:
+        print(WORDS, file=sys.stderr)
+    for line in _lines(subject, sys.stdout.isatty()):
+        print(line)
+    return 0
+
+
+def _lines(subject: Subject, colours: bool) -> Iterable[str]:
+    format, tokenizer, request = subject.format, subject.tokenizer, subject.request
+    prompt, losses = prompt_tokens(format, request, tokenizer)
+    yield f"Prompt in {format.name}: {_counted(prompt)}"
+    yield from (_line(token, subject.words, colours) for token in prompt)
+    yield from (f"lost: {loss.field} ({loss.why})" for loss in losses)
+    if subject.completion is None:
+        return
+    heard = completion_tokens(format, request, tokenizer, subject.completion)
+    yield ""
+    yield f"Completion: {_counted(heard.tokens)}"
+    yield from (_line(token, subject.words, colours) for token in heard.tokens)
+    yield from (f"{'':{WIDTH + 20}}{said}" for said in map(told, heard.end) if said)
+    yield from (f"malformed: {warning}" for warning in heard.warnings)
+
+
+def _line(token: Shown, words: bool, colours: bool) -> str:
+    shown = _visible(token.piece)
+    number = "" if words else str(token.id)
+    made = "; ".join(said for said in map(told, token.events) if said)
+    padding = " " * max(WIDTH - len(shown), 1) if made else ""
+    if colours:
+        shown = f"{_COLOURS[token.kind]}{shown}{_PLAIN}"
+    return f"{number:>7}  {token.kind:<9}  {shown}{padding}{made}"
+
+
+def _visible(piece: bytes) -> str:
+    """A token's text with its blanks to be seen; its bytes where it is no whole text."""
+    try:
+        return repr(piece.decode())[1:-1]
+    except UnicodeDecodeError:
+        return repr(piece)
+
+
+def _counted(found: Iterable[Shown]) -> str:
+    kinds = [token.kind for token in found]
+    parts = (f"{kinds.count(kind)} {kind}" for kind in _COLOURS if kind in kinds)
+    return f"{len(kinds)} tokens ({', '.join(parts)})"
+
+
+def _bytes(named: str) -> bytes:
+    return sys.stdin.buffer.read() if named == "-" else Path(named).read_bytes()

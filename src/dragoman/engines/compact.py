@@ -1,0 +1,247 @@
+"""Long conversations made short: what was said becomes a summary that the model itself writes.
+
+The summary travels as an opaque item; what stands before the last such item of ours is left out,
+and the item is put back into words before the model sees it. A request may ask for this to happen
+by itself, at a number of tokens. Blobs of others are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
+from dragoman.core.fold import Fold
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.item import Compaction, Item, Message
+from dragoman.core.request import Request, Sampling
+from dragoman.core.response import Usage
+
+from .fanout import add_usage
+from .fitting import count
+from .mint import new_id, now
+from .wrap import Wrapper, batches, relay
+
+MARK = "dragoman.summary.1."
+"""What a blob of ours begins with."""
+
+ORDER = (
+    "Write a summary of this conversation that lets somebody go on with it who has not read it: "
+    "what was asked for, what was found out and decided, names, numbers, files and code that "
+    "matter, and what is still to be done. Write the summary alone."
+)
+OPENING = "A summary of the conversation so far:\n\n"
+
+
+class Compacting(Wrapper):
+    """An engine that understands summaries of ours, and writes one where a request asks for it."""
+
+    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
+        """Answer, out of the summary and what follows it."""
+        request = expanded(request)
+        if threshold(request) is None:
+            return self.engine.stream(request, caller)
+        return self._one_by_one(request, caller)
+
+    def batches(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[list[Event], None]:
+        """The same in the batches of the engine inside."""
+        request = expanded(request)
+        if threshold(request) is None:
+            return batches(self.engine, request, caller)
+        return self._measured(request, caller)
+
+    def relay(
+        self, body: bytes, request: Request, caller: Caller
+    ) -> AsyncGenerator[Passed, None] | None:
+        """The bytes of the engine inside, where there is nothing to expand or to shorten."""
+        if expanded(request) is not request or threshold(request) is not None:
+            return None
+        return relay(self.engine, body, request, caller)
+
+    async def count(self, request: Request) -> int | None:
+        """The tokens of what the model will see, where the engine inside can count."""
+        counted, exact = await count(self.engine, expanded(request))
+        return counted if exact else None
+
+    async def _one_by_one(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._measured(request, caller)) as answer:
+            async for batch in answer:
+                for event in batch:
+                    yield event
+
+    async def _measured(
+        self, request: Request, caller: Caller
+    ) -> AsyncGenerator[list[Event], None]:
+        limit = threshold(request)
+        asked = replace(request, context_management=None)
+        try:
+            tokens, _ = await count(self.engine, request)
+        except FaultError as error:
+            yield [Failed(error.fault)]
+            return
+        if limit is None or tokens <= limit:
+            answer = batches(self.engine, asked, caller)
+        else:
+            answer = self._shortened(asked, caller)
+        async with aclosing(answer):
+            async for batch in answer:
+                yield batch
+
+    async def _shortened(
+        self, request: Request, caller: Caller
+    ) -> AsyncGenerator[list[Event], None]:
+        """A summary, shown as the first item, and the answer out of it."""
+        id = new_id()
+        blank = Compaction("", f"cmp_{id}")
+        begun = Started(id, now(), request.model)
+        yield [begun, ItemAdded(0, blank), Progress(0, "compacting")]
+        try:
+            summary, used = await summarise(self.engine, request, caller)
+        except FaultError as error:
+            yield [Failed(error.fault)]
+            return
+        item = replace(blank, encrypted=seal(summary))
+        yield [ItemDone(0, item)]
+        shorter = replace(request, items=(*_rules(request.items), _words(summary), *_last(request)))
+        hidden = begun
+        async with aclosing(batches(self.engine, shorter, caller)) as answer:
+            async for batch in answer:
+                if isinstance(batch[0], Started):  # the answer has begun before: with the summary
+                    hidden, batch = batch[0], batch[1:]
+                if batch:
+                    yield [_moved(event, used, hidden) for event in batch]
+
+
+async def summarise(
+    engine: Engine, request: Request, caller: Caller = ANYONE
+) -> tuple[str, Usage | None]:
+    """A summary of a conversation, and what it took. Raises FaultError when there is none."""
+    fold = Fold()
+    asked = Request(
+        model=request.model,
+        items=(*expanded(request).items, Message("user", ORDER)),
+        instructions=request.instructions,
+        tools=request.tools,
+        tool_choice="none" if request.tools else None,
+        sampling=Sampling(),
+        reasoning=request.reasoning,
+        prompt_cache_key=request.prompt_cache_key,
+        truncation="auto",
+    )
+    async with aclosing(batches(engine, asked, caller)) as answer:
+        async for batch in answer:
+            fold.take(batch)
+    response = fold.response
+    if response.error is not None:
+        raise FaultError(response.error)
+    if not response.text.strip():
+        raise FaultError(Fault("upstream_error", "The model wrote no summary.", "upstream"))
+    return response.text.strip(), response.usage
+
+
+def expanded(request: Request) -> Request:
+    """The request with its last summary in words, and without what that stands for."""
+    places = [place for place, item in enumerate(request.items) if _summary(item) is not None]
+    if not places:
+        return request
+    last = places[-1]
+    summary = _summary(request.items[last]) or ""
+    before, after = request.items[:last], request.items[last + 1 :]
+    return replace(request, items=(*_rules(before), _words(summary), *after))
+
+
+def threshold(request: Request) -> int | None:
+    """The number of tokens beyond which a request asks for a summary."""
+    for rule in request.context_management or ():
+        if isinstance(rule, dict) and rule.get("type") == "compaction":
+            limit = rule.get("compact_threshold")
+            if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+                return limit
+    return None
+
+
+def seal(summary: str) -> str:
+    """A summary as an opaque blob. It hides nothing from whoever took part in the conversation.
+
+    >>> unseal(seal("They said hello."))
+    'They said hello.'
+    """
+    return MARK + base64.urlsafe_b64encode(summary.encode("utf-8", "replace")).decode()
+
+
+def unseal(blob: str) -> str | None:
+    """The summary in a blob of ours; None for one of somebody else."""
+    if not blob.startswith(MARK):
+        return None
+    try:
+        return base64.b64decode(blob[len(MARK) :], b"-_", validate=True).decode("utf-8", "replace")
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _summary(item: Item) -> str | None:
+    return unseal(item.encrypted) if isinstance(item, Compaction) else None
+
+
+def _rules(items: Sequence[Item]) -> list[Item]:
+    """What holds for the whole conversation."""
+    return [i for i in items if isinstance(i, Message) and i.role in ("system", "developer")]
+
+
+def _words(summary: str) -> Message:
+    return Message("user", OPENING + summary)
+
+
+def _last(request: Request) -> tuple[Item, ...]:
+    """What was said last, and is to be answered: from the last words of the user on."""
+    for place in range(len(request.items) - 1, -1, -1):
+        item = request.items[place]
+        if isinstance(item, Message) and item.role == "user":
+            return tuple(i for i in request.items[place:] if i not in _rules([i]))
+    return ()
+
+
+_INDEXED = (ItemAdded, PartAdded, Delta, PartDone, ItemDone)
+
+
+def _total(*reports: Usage | None) -> Usage | None:
+    return add_usage([report for report in reports if report is not None])
+
+
+def _moved(event: Event, used: Usage | None, hidden: Started) -> Event:
+    """An event of the answer, one place further on, as the summary stands before it. What was told
+    at a beginning that nobody sees is told at the end."""
+    match event:
+        case Progress(index=int(index)):
+            return replace(event, index=index + 1)
+        case Finished():
+            return replace(
+                event,
+                usage=_total(event.usage, used),
+                losses=hidden.losses + event.losses,
+                guarantee=event.guarantee or hidden.guarantee,
+            )
+        case Failed():
+            return replace(event, usage=_total(event.usage, used))
+        case _ if isinstance(event, _INDEXED):
+            return replace(event, index=event.index + 1)
+        case _:
+            return event

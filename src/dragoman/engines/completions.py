@@ -1,0 +1,197 @@
+"""A raw completion server as a chat server: a format renders what is asked and parses what comes.
+
+The server only goes on from text; everything a conversation has beyond that is the format's. It is
+a remote engine in all else: how to reach the server, how it fails and what it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.core.completion import Completion
+from dragoman.core.error import FaultError
+from dragoman.core.event import Delta, Event, Failed, Finished, Started
+from dragoman.core.guarantee import Guarantee, unsure
+from dragoman.core.interfaces import ANYONE, Caller, Decoder, Model
+from dragoman.core.item import JSON
+from dragoman.core.loss import Loss
+from dragoman.core.lower import Limits, lower
+from dragoman.core.request import AllowedTools, NamedTool, Request, TextFormat
+from dragoman.core.turn import Turn
+from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
+from dragoman.formats.prompt import Control, Prompt
+from dragoman.wire.completions import COMPLETIONS
+from dragoman.wire.dialect import Dialect
+from dragoman.wire.loss import worded
+
+from .find_format import find_format
+from .remote import Plan, Remote
+from .unsaid import unsaid
+
+GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
+"""What may be hoped for where a form was asked for: a server of text enforces none."""
+RAW = Limits(
+    custom_tools=False,
+    namespaces=False,
+    allowed_tools=False,
+    named_tool=False,
+    images=False,
+    audio=False,
+    files=False,
+)
+"""What can be said in a prompt."""
+
+_NOT_MADE = "the prompt asks for it; a server that goes on from text is not made to keep it"
+_NOT_READ = "the answer is read as text, by its markers, and tokens do not go through that"
+
+
+def remote(base_url: str, *, format: Format | str | None = None, **options: Any) -> Remote:
+    """The engine for a server: in a token format over completions, or in a protocol it speaks.
+
+    Raises ValueError for an address or a name that is none.
+    """
+    if format is None:
+        return Remote(base_url, **options)
+    return CompletionServer(base_url, format=format, **options)
+
+
+class CompletionServer(Remote):
+    """A server of raw completions, spoken to in a token format.
+
+    `format` is one, the name of one, or the folder of a model that brings its chat template;
+    `setting` is what prompts say beyond the request (a
+    function is asked each time). The other options are those of `Remote`. Raises ValueError for a
+    name or a folder that has no format.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        format: Format | str,
+        setting: Setting | Callable[[], Setting] = PLAIN,
+        **options: Any,
+    ) -> None:
+        super().__init__(base_url, **options | {"wire": "auto"})
+        self.format = find_format(format) if isinstance(format, str) else format
+        self._setting = setting
+        self._wires = (COMPLETIONS.name,) if self._recognised else ()
+
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+        """The server's own listing, with what this engine adds. Raises FaultError for none."""
+        known: dict[str, JSON] = {"format": self.format.name, "guarantees": list(GUARANTEES)}
+        return tuple(
+            replace(model, extra={**extra, "models": {**extra.get("models", {}), **known}})
+            for model in await super().models(caller)
+            for extra in (model.extra or {},)
+        )
+
+    async def _find_out(self, caller: Caller) -> None:
+        """Which wire is known; what kind of server this is, its listing may give away, once."""
+        with suppress(FaultError):  # the question itself will tell
+            await super().models(caller)
+        self._wires = (COMPLETIONS.name,)
+
+    def _limits(self, model: str) -> Limits:
+        return RAW
+
+    def _plan(self, request: Request, caller: Caller) -> Plan:
+        """Render what is asked, encode the prompt, and put a parser behind the wire's decoder."""
+        if isinstance(request, Completion):
+            return super()._plan(request, caller)
+        lowered = lower(request, RAW)
+        asked = lowered.request
+        setting = self._setting() if callable(self._setting) else self._setting
+        prompt = self.format.render(asked, setting)
+        raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
+        plan = super()._plan(raw, caller)
+        found = (*lowered.losses, *prompt.losses)
+        told = {loss.field for loss in found}
+        found += tuple(loss for loss in _lost(asked) if loss.field not in told)
+        plan.lowered, plan.guarantee = lowered, unsure(request)
+        plan.turn = Turn(
+            plan.heard.id,
+            plan.heard.created_at,
+            request.model,
+            losses=(*worded(found, request, caller.wire), *plan.heard.losses),
+            think=None,
+        )
+        plan.decoder = Parsed(plan.decoder, self.format.parser(asked, plan.turn), plan.turn)
+        return plan
+
+
+class Parsed:
+    """Hears raw text through a parser: a decoder of whatever the one inside understands."""
+
+    def __init__(self, raw: Decoder, parser: Parser, turn: Turn) -> None:
+        self._raw = raw
+        self._parser = parser
+        self._turn = turn
+
+    @property
+    def ended(self) -> bool:
+        """True once the server said that the answer is over."""
+        return self._raw.ended
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that became clear with these bytes."""
+        return self._parsed(self._raw.feed(data))
+
+    def close(self) -> list[Event]:
+        """No more bytes will come."""
+        return self._parsed(self._raw.close())
+
+    def _parsed(self, events: list[Event]) -> list[Event]:
+        turn = self._turn
+        for event in events:
+            match event:
+                case Delta(kind="text"):
+                    self._parser.write(event.data)
+                case Started():
+                    said = (event.extra or {}).get("upstream")
+                    turn.header(event.model, {"upstream": said} if said else None)
+                case Finished():
+                    turn.usage = event.usage
+                    self._parser.close(event.reasons[0])
+                case Failed():
+                    turn.usage = event.usage
+                    turn.fail(event.fault)
+        return turn.take()
+
+
+def _raw(request: Request, prompt: Prompt, stops: Stops, dialect: Dialect) -> Completion:
+    """The prompt as a request of its own: what is sampled stays, what was rendered goes."""
+    sampling = request.sampling
+    stop = dict.fromkeys((*(sampling.stop or ()), *stops.texts, *stops.controls))
+    options: dict[str, JSON] = dict(dialect.prompt_options)
+    if dialect.shown_controls is not None:
+        written = (piece.text for piece in prompt.pieces if isinstance(piece, Control))
+        options[dialect.shown_controls] = list(dict.fromkeys((*written, *stops.controls)))
+    return Completion(
+        model=request.model,
+        prompts=(prompt.text,),
+        sampling=replace(sampling, stop=tuple(stop) or None, logprobs=None, top_logprobs=None),
+        max_output_tokens=request.max_output_tokens,
+        stream=request.stream,
+        user=request.user,
+        extra={COMPLETIONS.name: options} if options else None,
+    )
+
+
+def _lost(request: Request) -> Iterator[Loss]:
+    """What a prompt cannot carry, or a server of text not promise."""
+    sampling, choice = request.sampling, request.tool_choice
+    match choice:
+        case "required" | NamedTool() | AllowedTools(mode="required"):
+            yield Loss("tool_choice", "told", _NOT_MADE)
+    if not isinstance(request.format, TextFormat | None):
+        yield Loss("format", "told", _NOT_MADE)
+    if request.parallel_tool_calls is False:
+        yield Loss("parallel_tool_calls", "told", _NOT_MADE)
+    if sampling.logprobs or sampling.top_logprobs:
+        yield Loss("logprobs", "told", _NOT_READ)
+    yield from unsaid(request)

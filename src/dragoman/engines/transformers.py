@@ -1,0 +1,205 @@
+"""Models of the `transformers` library, from a local folder or by their name on the hub.
+
+Here a folder becomes an engine: its weights, its vocabulary, its chat template. It needs the
+`transformers` extra, which nothing imports before a model is loaded; what the network computes is
+the library's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .find_format import find_format, format_of
+
+if TYPE_CHECKING:
+    from .token.engine import TokenEngine
+
+NEEDED = ("torch", "transformers", "numpy", "llguidance", "jinja2")
+MISSING = (
+    "Models of a folder or of the hub need the transformers extra: "
+    "pip install 'dragoman[transformers]'"
+)
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+FILES = (*WEIGHTS, "*.json", "*.jinja")
+"""What is fetched from the hub."""
+SPARE = 1.2
+"""So much more memory than its files a model takes."""
+GIGABYTE = 1e9
+
+
+def transformers(
+    name: str,
+    *,
+    format: str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+) -> TokenEngine:
+    """The engine for the model in a folder, or of that name on the hub (it is fetched then).
+
+    - `format` is the name of a token format; by default it is the model's own chat template, or
+      harmony where the vocabulary is made for it.
+    - `device` is `cpu`, `cuda` (or `cuda:1`), `mps`, or `auto`: the first there is of the others.
+    - `threads` is how many threads torch may use on the processor; by default it decides.
+
+    Raises ImportError where the extra is missing, and ValueError, in a sentence, for a folder that
+    is none of a model, a device that is not there, too little memory or a model without template.
+    """
+    return prepare(name, format=format, device=device, threads=threads)()
+
+
+def prepare(
+    name: str,
+    *,
+    format: str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+) -> Callable[[], TokenEngine]:
+    """The same in two steps: what can be said at once is said now, the model is loaded when the
+    result is called."""
+    if any(find_spec(needed) is None for needed in NEEDED):
+        raise ImportError(MISSING)
+    if format is not None:
+        find_format(format)
+    local = Path(name).expanduser()
+    if local.is_dir():
+        check(local)
+    elif local.exists() or name.startswith((".", "~", "/")) or name.count("/") > 1:
+        raise ValueError(f"{name} is no folder.")
+
+    def load() -> TokenEngine:
+        folder = local if local.is_dir() else fetch(name)
+        return _engine(folder, name_of(name), format, device, threads)
+
+    return load
+
+
+def name_of(name: str) -> str:
+    """What the model is called in the listing: the folder's own name, or the hub's name for it.
+
+    >>> name_of("openai/gpt-oss-20b")
+    'openai/gpt-oss-20b'
+    """
+    folder = Path(name).expanduser()
+    return folder.resolve().name if folder.is_dir() else name
+
+
+def check(folder: Path) -> None:
+    """Raise ValueError for a folder that lacks a part of a model."""
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise ValueError(f"{folder} has no {needed}: a model's folder has one.")
+    if not _weights(folder):
+        raise ValueError(f"{folder} has no weights ({' or '.join(WEIGHTS)}).")
+
+
+def fetch(name: str) -> Path:
+    """The folder of a model of the hub, fetched if it is not here yet. Raises ValueError."""
+    hub = import_module("huggingface_hub")
+    try:
+        folder = Path(hub.snapshot_download(name, allow_patterns=list(FILES)))
+    except (OSError, ValueError) as error:  # the hub's own errors are among these
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{name} is no folder here, and the hub gave none: {reason}") from error
+    check(folder)
+    return folder
+
+
+def _engine(
+    folder: Path, name: str, format: str | None, device: str, threads: int | None
+) -> TokenEngine:
+    from .causal import Causal
+    from .token.engine import TokenEngine
+    from .token.vocabulary import from_folder
+
+    torch, library = import_module("torch"), import_module("transformers")
+    place = _device(torch, device)
+    vocabulary = from_folder(folder)
+    spoken = find_format(format) if format else format_of(folder, vocabulary.controls)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    network = _network(torch, library, folder, place)
+    config = network.config.get_text_config()
+    rows = getattr(config, "vocab_size", vocabulary.size)
+    if rows < vocabulary.size:
+        raise ValueError(
+            f"{folder}: the vocabulary has {vocabulary.size} ids, the network {rows}: "
+            "they are not of one model."
+        )
+    model = Causal(
+        torch,
+        network,
+        lambda: library.DynamicCache(config=config),
+        size=vocabulary.size,
+        context=getattr(config, "max_position_embeddings", None),
+    )
+    return TokenEngine(spoken, model, vocabulary, name=name, ends=vocabulary.ends)
+
+
+def _network(torch: Any, library: Any, folder: Path, device: str) -> Any:
+    """The network with its weights, on its device. Raises ValueError for what does not load."""
+    wide = device == "cpu" and _halves(folder)
+    needed = sum(file.stat().st_size for file in _weights(folder)) * (2 if wide else 1) * SPARE
+    free = _free(torch, device)
+    if free is not None and needed > free:
+        raise ValueError(_short(folder, needed, f"{free / GIGABYTE:.1f} GB of it are free"))
+    try:
+        network, report = library.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="float32" if wide else "auto",
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        absent = sorted(report["missing_keys"])
+        if absent:
+            raise ValueError(f"the weights of {absent[0]} and {len(absent) - 1} more are missing")
+        return network.to(device).eval()
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ValueError(_short(folder, needed, "there is less")) from error
+    except Exception as error:  # each library beneath has errors of its own for broken files
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
+
+
+def _halves(folder: Path) -> bool:
+    """Whether the weights are of half precision, in which processors are slow and inexact."""
+    said = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    return "float16" in (said.get("dtype"), said.get("torch_dtype"))
+
+
+def _short(folder: Path, needed: float, there: str) -> str:
+    return f"{folder} needs about {needed / GIGABYTE:.1f} GB of memory, and {there}."
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The files of weights: of the first kind there is, for some folders have both."""
+    kinds = (sorted(folder.glob(kind)) for kind in WEIGHTS)
+    return next(filter(None, kinds), [])
+
+
+def _device(torch: Any, asked: str) -> str:
+    """Where the network shall be. Raises ValueError for a device that is not there."""
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there = [name for name, is_there in here.items() if is_there] + ["cpu"]
+    if asked == "auto":
+        return there[0]
+    if asked.partition(":")[0] not in there:
+        raise ValueError(f"There is no device {asked!r} here. There is: {', '.join(there)}.")
+    return asked
+
+
+def _free(torch: Any, device: str) -> float | None:
+    """Bytes of memory that are free on a device; None where it does not tell."""
+    if device.startswith("cuda"):
+        free: float = torch.cuda.mem_get_info(device)[0]
+        return free
+    memory = Path("/proc/meminfo")
+    if device != "cpu" or not memory.exists():
+        return None
+    said = dict(line.split(":", 1) for line in memory.read_text().splitlines())
+    return float(said["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,239 @@
+"""The reasoning that led to calls, kept for clients that bring the calls back without it.
+
+Chat has no room for sealed reasoning, and many clients drop even the words; a model that gets its
+own calls back without what led to them thinks worse, or refuses. A vault knows items, tenants and
+names of models, and neither wires nor servers. It is bounded, and lives in memory only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.item import Call, CustomToolCall, FunctionCall, Item, Message, Reasoning
+from dragoman.core.loss import Loss
+
+from .bounded import Bounded
+from .opaque import ENCRYPTED, OURS, in_words, is_opaque
+
+SIZE = 64 * 1024 * 1024
+"""Bytes of reasoning kept, about."""
+PER_KEY = 200
+"""Bytes that an entry takes beside what it holds."""
+
+
+class _Led(Struct, frozen=True):
+    """What led to some calls: reasoning before the words that were said with them, and after."""
+
+    model: str
+    before: tuple[Reasoning, ...]
+    after: tuple[Reasoning, ...]
+
+    @property
+    def items(self) -> tuple[Reasoning, ...]:
+        return self.before + self.after
+
+
+class _Kept(Struct, frozen=True):
+    led: _Led
+    name: str
+    said: str
+
+
+class Vault:
+    """Remembers by (tenant, call id) what led to a call, and by blob which model made it.
+
+    >>> vault, thought = Vault(), Reasoning(encrypted="gAAA")
+    >>> call = FunctionCall("call_1", "now", "{}")
+    >>> vault.keep("", "m", (thought, call))
+    >>> vault.recall("", "m", (Message("user", "?"), call))[0][1] == thought
+    True
+    """
+
+    def __init__(self, size: int = SIZE) -> None:
+        self._led: Bounded[tuple[str, str], _Kept] = Bounded(size)
+        self._makers: Bounded[tuple[str, bytes], str] = Bounded(size // 16)
+
+    def keep(self, tenant: str, model: str, items: Iterable[Item]) -> None:
+        """Remember an answer of this model, as far as there is something to be remembered."""
+        before: tuple[Reasoning, ...] = ()
+        after: tuple[Reasoning, ...] = ()
+        spoken, led = False, None
+        for item in items:
+            match item:
+                case Reasoning():
+                    if is_opaque(item):
+                        self._makers.put((tenant, _digest(item)), model, PER_KEY)
+                    if "inline" in (item.extra or {}):
+                        continue  # it stands in the text, and comes back with it
+                    if spoken:
+                        after += (item,)
+                    else:
+                        before += (item,)
+                case Message():
+                    spoken = True
+                case FunctionCall() | CustomToolCall():
+                    if before or after:
+                        led = _Led(model, before, after)
+                    if led is not None:
+                        kept = _Kept(led, item.name, _said(item))
+                        self._led.put((tenant, item.call_id), kept, _weight(kept))
+                    before, after, spoken = (), (), False
+
+    def recall(
+        self, tenant: str, model: str, items: tuple[Item, ...]
+    ) -> tuple[tuple[Item, ...], tuple[Loss, ...]]:
+        """The items for this model, reasoning put back where it was and is missing, and without
+        what another model sealed. The same tuple, where nothing is to be done."""
+        restoring = _Restoring(model)
+        for item in items:
+            match item:
+                case Reasoning() if is_opaque(item):
+                    restoring.bring(item, self._makers.get((tenant, _digest(item))))
+                case FunctionCall() | CustomToolCall():
+                    kept = self._led.get((tenant, item.call_id))
+                    same = kept is not None and _same(kept, item)
+                    restoring.call(item, kept.led if kept is not None and same else None)
+                case _:
+                    restoring.add(item)
+        return (tuple(restoring.items) if restoring.changed else items), restoring.losses
+
+
+class _Restoring:
+    """The items so far, and where what leads to the next call begins."""
+
+    def __init__(self, model: str) -> None:
+        self.items: list[Item] = []
+        self.changed = False
+        self._model = model
+        self._start = 0
+        self._restored: set[int] = set()
+        self._dropped: dict[str, None] = {}
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """What was left out because others made it."""
+        return tuple(
+            Loss(ENCRYPTED, "told", f"sealed by {maker}, and so left out for {self._model}")
+            for maker in self._dropped
+        )
+
+    def add(self, item: Item) -> None:
+        """An item that is no call, as it came."""
+        self._begin(item)
+        self.items.append(item)
+        if not (isinstance(item, Message | Reasoning) and _of_a_turn(item)):
+            self._start = len(self.items)
+
+    def bring(self, item: Reasoning, maker: str | None) -> None:
+        """A sealed item that the client brought, made by this model, another, or nobody knows."""
+        readable = self._readable((item,), maker or self._model)
+        self.changed = self.changed or readable != [item]
+        for each in readable:
+            self.add(each)
+
+    def call(self, call: Call, led: _Led | None) -> None:
+        """A call, with what led to it put back: once, unless it is there."""
+        self._begin(call)
+        if led is not None and id(led) not in self._restored:
+            self._restored.add(id(led))
+            stretch = self.items[self._start :]
+            brought = [item for item in stretch if isinstance(item, Reasoning)]
+            if not brought or _only_words(brought, led):
+                self._put_back(led, stretch, call)
+                return
+        self.items.append(call)
+        self._start = len(self.items)
+
+    def _put_back(self, led: _Led, stretch: Sequence[Item], call: Call) -> None:
+        before = self._readable(led.before, led.model)
+        after = self._readable(led.after, led.model)
+        rest = [item for item in stretch if not isinstance(item, Reasoning)]
+        whole = _as_one_turn([*before, *rest, *after, call], (*stretch, call))
+        self.changed = self.changed or whole != [*stretch, call]
+        self.items[self._start :] = whole
+        self._start = len(self.items)
+
+    def _begin(self, item: Item) -> None:
+        """A mark says that a turn begins here, right after another."""
+        if "turn" in (item.extra or {}):
+            self._start = len(self.items)
+
+    def _readable(self, items: Iterable[Reasoning], maker: str) -> list[Item]:
+        if maker == self._model:
+            return list(items)
+        plain: list[Item] = []
+        for item in items:
+            words: Reasoning | None = item
+            if is_opaque(item):
+                self._dropped[maker] = None
+                words = in_words(item)
+            plain += [] if words is None else [words]
+        return plain
+
+
+def _of_a_turn(item: Message | Reasoning) -> bool:
+    return isinstance(item, Reasoning) or item.role == "assistant"
+
+
+def _only_words(brought: Sequence[Reasoning], led: _Led) -> bool:
+    """Whether a client brought the words of what led to a call, and nothing but them."""
+    if any(is_opaque(item) for item in brought):
+        return False
+    words = _words(item.text for item in brought)
+    shown = (
+        part.text for i in led.items for part in (*i.summary, *i.content) if hasattr(part, "text")
+    )
+    return words in (_words(item.text for item in led.items), _words(shown))
+
+
+def _words(texts: Iterable[str]) -> str:
+    """Texts without the white space that wires put between them."""
+    return "".join("".join(texts).split())
+
+
+def _as_one_turn(whole: list[Item], stretch: Sequence[Item]) -> list[Item]:
+    """The mark that a turn begins here goes to what begins it now."""
+    if "turn" not in (stretch[0].extra or {}):
+        return whole
+    mark = {"turn": (stretch[0].extra or {})["turn"]}
+    bare = [_unmarked(item) for item in whole]
+    return [replace(bare[0], extra=(bare[0].extra or {}) | mark), *bare[1:]]
+
+
+def _unmarked(item: Item) -> Item:
+    extra = {name: value for name, value in (item.extra or {}).items() if name != "turn"}
+    return replace(item, extra=extra or None)
+
+
+def _same(kept: _Kept, call: Call) -> bool:
+    """Whether it is the call: some servers count their ids from 0 in every conversation."""
+    said = _said(call)
+    return kept.name == call.name and (kept.said == said or _value(kept.said) == _value(said))
+
+
+def _said(call: Call) -> str:
+    return call.arguments if isinstance(call, FunctionCall) else call.input
+
+
+def _value(said: str) -> object:
+    try:
+        return json.loads(said)
+    except ValueError:
+        return said
+
+
+def _digest(item: Reasoning) -> bytes:
+    """What the opaque side of an item is known by; blobs may be long."""
+    signed = {name: value for name, value in (item.extra or {}).items() if name not in OURS}
+    sealed = item.encrypted or json.dumps(signed, sort_keys=True)
+    return hashlib.sha256(sealed.encode("utf-8", "surrogatepass")).digest()
+
+
+def _weight(kept: _Kept) -> int:
+    held = sum(len(repr(item)) for item in kept.led.items)
+    return PER_KEY + len(kept.said) + held

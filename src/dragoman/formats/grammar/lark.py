@@ -1,0 +1,177 @@
+"""Writes grammars in llguidance's Lark dialect, one rule at a time.
+
+It knows how literals, schemas, regular expressions and markers are spelled; what an answer should
+look like is said by others. Whether a marker is one token or ordinary text depends on a vocabulary,
+so markers are left open here and settled where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from dragoman.core.item import JSON
+from dragoman.formats.format import Grammar, Marker
+
+from .body import Anything, Body, Choice, JSONBody, Regex
+
+_ANY = r"(?s:.*)"
+
+
+class Separators:
+    """What stands between items and after keys in JSON, as regular expressions.
+
+    A model writes best as it was trained. White space is never free: a weak model fills the answer
+    with it.
+    """
+
+    __slots__ = ("item", "key")
+
+    def __init__(self, item: str, key: str) -> None:
+        self.item = item
+        self.key = key
+
+
+SPACED = Separators(", ", ": ")
+"""As `json.dumps` writes, which is what most models were trained on."""
+EITHER = Separators(", ?", ": ?")
+"""Compact or spaced, as the model likes."""
+
+
+class Writer:
+    """A grammar being written. Every method gives an expression to be used in rules.
+
+    >>> writer = Writer()
+    >>> print(writer.grammar(writer.text("ok") + " " + writer.marker("<|end|>")).lark)
+    start: "ok" marker_1
+    """
+
+    def __init__(self, separators: Separators = SPACED) -> None:
+        self._separators = separators
+        self._rules: dict[str, str] = {}  # by name
+        self._named: dict[str, str] = {}  # names by what they mean
+        self._markers: list[Marker] = []
+        self._inner: list[tuple[str, str]] = []
+        self._parts: dict[tuple[str, str], None] = {}
+
+    def text(self, text: str) -> str:
+        """Exactly this text."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def marker(self, text: str) -> str:
+        """A marker of the format."""
+        return self._mark("marker", text, "alone")
+
+    def until(self, text: str, without: Iterable[str] = ()) -> str:
+        """Any text, up to and with a marker, in which neither it stands nor any of the others."""
+        before = self.free((text, *without))
+        return self._mark("until", text, "after text", before)
+
+    def end(self, texts: Iterable[str]) -> str:
+        """One of the tokens that end an answer. Nothing, in a vocabulary that has none of them."""
+        ends = [self._mark("end", text, "end") for text in texts]
+        return self.rule("end", self.any_of(ends)) if ends else '""'
+
+    def free(self, without: Iterable[str] = (), start: str = _ANY) -> str:
+        """Any text in which none of these stands, and that a regular expression matches."""
+        return self.rule("FREE", f"/{start}/{_barred(without)}")
+
+    def tail(self, text: str, without: Iterable[str] = ()) -> str:
+        """Any text, up to and with a text that no vocabulary has as a token of its own."""
+        return self.rule("tail", f"{self.free(without)} {self.text(text)}", "[lazy]")
+
+    def rule(self, name: str, expression: str, options: str = "") -> str:
+        """A rule of its own. The same one twice is one; names in capitals are terminals."""
+        key = f"{name}: {expression}"
+        if key not in self._named:
+            self._named[key] = numbered = f"{name}_{len(self._named) + 1}"
+            self._rules[numbered + options] = expression
+        return self._named[key]
+
+    def any_of(self, expressions: Iterable[str]) -> str:
+        """One of these."""
+        several = list(dict.fromkeys(expressions))
+        return several[0] if len(several) == 1 else f"({' | '.join(several)})"
+
+    def body(self, body: Body, without: Iterable[str] = ()) -> str:
+        """What must stand in an answer, or in a call; where it may be any text, or any of a
+        regular expression, without some texts in it."""
+        match body:
+            case Anything():
+                return self.free(without)
+            case JSONBody():
+                schema = {**body.schema, "x-guidance": self._options}
+                made = self.rule("json", "%json " + _dumped(schema))
+            case Regex():
+                made = self.rule("REGEX", f"/{_slashed(body.pattern)}/{_barred(without)}")
+            case Choice():
+                made = self.rule("choice", self.any_of(map(self.text, body.texts)))
+            case _:
+                name = f"inner_{len(self._inner) + 1}"
+                self._inner.append((name, body.lark))
+                made = f"@{name}"
+        self._parts[body.param, made] = None
+        return made
+
+    def grammar(self, start: str) -> Grammar:
+        """The grammar, of what an answer is from its beginning to its end."""
+        rules = (f"{name}: {expression}" for name, expression in self._rules.items())
+        lark = "\n".join((f"start: {start}", *rules))
+        return Grammar(lark, tuple(self._markers), tuple(self._inner), tuple(self._parts))
+
+    @property
+    def _options(self) -> dict[str, JSON]:
+        return {
+            "whitespace_flexible": False,
+            "item_separator": self._separators.item,
+            "key_separator": self._separators.key,
+        }
+
+    def _mark(
+        self,
+        name: str,
+        text: str,
+        kind: Literal["alone", "after text", "end"],
+        before: str = "",
+    ) -> str:
+        key = f"{kind} {before} {text}"
+        if key not in self._named:
+            self._named[key] = f"{name}_{len(self._named) + 1}"
+            self._markers.append(Marker(self._named[key], text, kind, before))
+        return self._named[key]
+
+
+def _barred(texts: Iterable[str]) -> str:
+    """What to add to a terminal, so that none of the texts stands in it."""
+    barred = "|".join(re.escape(text).replace("/", "\\/") for text in texts)
+    return f" & ~/{_ANY}(?:{barred}){_ANY}/" if barred else ""
+
+
+def _dumped(schema: JSON) -> str:
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def _slashed(pattern: str) -> str:
+    """A regular expression between slashes, on one line.
+
+    The whole text is matched in any case, so anchors around it say nothing. A digit is one of ten:
+    which others there are is not the same for everyone who reads the answer.
+    """
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", pattern):
+        pattern = pattern[:-1]
+    return f"(?:{_PIECE.sub(_escaped, pattern)})"
+
+
+_PIECE = re.compile(r"\[(?:\\.|[^\]\\])+\]|\\.|/|\n|\r", re.DOTALL)
+_IN_CLASS = re.compile(r"\\.|/|\n|\r", re.DOTALL)
+_SPELLED = {"/": "\\/", "\n": "\\n", "\\\n": "\\n", "\r": "\\r"}
+
+
+def _escaped(found: re.Match[str]) -> str:
+    piece = found[0]
+    if piece.startswith("["):
+        return _IN_CLASS.sub(lambda each: _SPELLED.get(each[0], each[0]), piece)
+    return "[0-9]" if piece == "\\d" else _SPELLED.get(piece, piece)

@@ -1,0 +1,174 @@
+"""The tools of a request as harmony knows them: namespaces to show, and recipients to call.
+
+Hosted tools for which the format has a built-in enable that; a namespace stays a namespace; a
+tool that takes free text is a function of one string. Running a tool is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from dragoman.core.allowed import Allowed
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.ledger import Ledger
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    Namespace,
+    Request,
+    Tool,
+    UnknownTool,
+)
+
+from . import typescript
+from .texts import BROWSER, PYTHON
+
+FUNCTIONS = "functions"
+"""The namespace of tools that were given without one."""
+
+_BUILT_IN = {
+    "browser_search": BROWSER,
+    "code_interpreter": PYTHON,
+    "web_search": BROWSER,
+    "web_search_2025_08_26": BROWSER,
+    "web_search_preview": BROWSER,
+    "web_search_preview_2025_03_11": BROWSER,
+}
+"""The built-in that a hosted tool of this kind enables."""
+
+NOBODY = ("", "assistant", "all", "user")
+"""Recipients of what is said, and of no call."""
+
+
+_Named = tuple[FunctionTool | CustomTool, str]
+"""A tool, and the field of the request it stands in."""
+
+_Section = tuple[str | None, list[_Named]]
+"""The description of a namespace, and what is in it."""
+
+
+class Callee(Struct, frozen=True):
+    """Whom a message of the model calls. `name` of a built-in is the whole recipient."""
+
+    kind: Literal["function", "custom", "built-in"]
+    name: str
+    namespace: str | None = None
+
+
+class Toolkit:
+    """What the model may call in its answer to a request. Losses are entered in the ledger.
+
+    Raises FaultError where the name of a namespace is that of an enabled built-in.
+    """
+
+    def __init__(self, request: Request, ledger: Ledger) -> None:
+        self.built_in: dict[str, Namespace] = {}
+        self._sections: dict[str, _Section] = {}
+        self._custom: dict[tuple[str | None, str], bool] = {}
+        self._ledger = ledger
+        for number, tool in _offered(request):
+            self._offer(tool, number)
+        for name in self.built_in.keys() & self._sections.keys():
+            raise FaultError(bad_request(f"the namespace {name} is that of a built-in", "tools"))
+
+    @property
+    def gives_functions(self) -> bool:
+        """Whether there is any tool without a namespace."""
+        return FUNCTIONS in self._sections
+
+    def system_section(self) -> str:
+        """The built-ins, for the system message."""
+        shown: dict[str, _Section] = {}
+        for name, space in self.built_in.items():
+            tools = (tool for tool in space.tools if isinstance(tool, FunctionTool))
+            shown[name] = space.description, [(tool, "tools") for tool in tools]
+        return _section(shown)
+
+    def developer_section(self) -> str:
+        """The request's own tools, for the developer message."""
+        return _section(self._sections)
+
+    def callee(self, recipient: str) -> Callee | None:
+        """Whom a recipient means; None where nobody is called.
+
+        Names are taken with and without `functions.`. An unknown name is a function, as long as
+        there is any tool at all: a client can tell the model so, where text would only confuse.
+        """
+        if recipient in NOBODY:
+            return None
+        bare = recipient.removeprefix(f"{FUNCTIONS}.") or recipient
+        space, _, name = bare.partition(".")
+        for key in ((None, bare), (space, name)):
+            if (custom := self._custom.get(key)) is not None:
+                return Callee("custom" if custom else "function", key[1], key[0])
+        if space in self.built_in:
+            return Callee("built-in", bare)
+        if bare != recipient or self._custom or self.built_in:
+            return Callee("function", bare)
+        return None
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _offer(self, tool: Tool, number: int) -> None:
+        match tool:
+            case FunctionTool() | CustomTool():
+                self._show(tool, FUNCTIONS, f"tools[{number}]")
+                self._custom[None, tool.name] = isinstance(tool, CustomTool)
+            case Namespace():
+                self._sections.setdefault(tool.name, (tool.description, []))
+                for place, member in enumerate(tool.tools):
+                    if isinstance(member, UnknownTool):
+                        why = "the model has no such tool"
+                        self._ledger.note("tools[*].tools[*]", "told", why, (number, place))
+                        continue
+                    self._show(member, tool.name, f"tools[{number}].tools[{place}]")
+                    group = None if tool.name == FUNCTIONS else tool.name
+                    self._custom[group, member.name] = isinstance(member, CustomTool)
+            case UnknownTool(kind=kind) if space := _BUILT_IN.get(kind):
+                self.built_in[space.name] = space
+            case _:
+                self._ledger.note("tools[*]", "told", "the model has no such tool", (number,))
+
+    def _show(self, tool: FunctionTool | CustomTool, group: str, field: str) -> None:
+        self._sections.setdefault(group, (None, []))[1].append((tool, field))
+
+
+def _offered(request: Request) -> list[tuple[int, Tool]]:
+    """The tools that may be called, numbered as in the request."""
+    match request.tool_choice:
+        case "none":
+            return []
+        case AllowedTools() as choice:
+            return Allowed(choice, request.tools).tools
+        case _:
+            return list(enumerate(request.tools))
+
+
+def _shown(tool: FunctionTool | CustomTool, field: str) -> str:
+    if isinstance(tool, FunctionTool):
+        param = f"{field}.parameters"
+        return typescript.function(tool.name, tool.description, tool.parameters, param)
+    about = tool.description
+    if tool.grammar is not None:
+        rule = f"The input must match this {tool.syntax} grammar:\n{tool.grammar}"
+        about = f"{about}\n\n{rule}" if about else rule
+    return typescript.free(tool.name, about)
+
+
+def _section(namespaces: dict[str, _Section]) -> str:
+    """Namespaces, sorted by name; empty where there are none."""
+    if not namespaces:
+        return ""
+    each = (_namespace(name, *namespaces[name]) for name in sorted(namespaces))
+    return "\n\n".join(["# Tools", *each])
+
+
+def _namespace(name: str, description: str | None, tools: list[_Named]) -> str:
+    functions = [_shown(tool, field) for tool, field in tools]
+    if not functions:
+        return "\n\n".join([f"## {name}", *([description] if description else [])])
+    opening = "\n".join([*typescript.comment(description), f"namespace {name} {{"])
+    return "\n\n".join([f"## {name}", opening, *functions, f"}} // namespace {name}"])

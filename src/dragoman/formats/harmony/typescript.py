@@ -1,0 +1,318 @@
+"""A JSON schema in the syntax of TypeScript, which is how harmony shows a model its tools.
+
+What a schema says about shape is written (references, unions, intersections, constants and what
+further keys may hold among it); bounds and patterns are not, as the syntax has no words for them.
+Which tools there are and where they are shown is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeGuard
+
+from dragoman.core.error import FaultError, unsupported
+from dragoman.core.item import JSON
+
+_STEP = "    "
+_IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*")
+_DEFINITION = re.compile(r"#/(?:\$defs|definitions)/[^/]+")
+_MAX_DEPTH = 64
+_MAX_TYPES = 20_000
+
+
+def function(name: str, description: str | None, parameters: JSON, param: str = "tools") -> str:
+    """A function that takes one object. `param` is named in the FaultError for too large a schema.
+
+    >>> print(function("roll", "Rolls dice.", {"properties": {"sides": {"type": "integer"}}}))
+    // Rolls dice.
+    type roll = (_: {
+    sides?: number,
+    }) => any;
+    """
+    lines = comment(description)
+    if parameters is None:
+        return "\n".join([*lines, f"type {name} = () => any;"])
+    writer = _Writer(name, parameters, param)
+    shape = writer.type(parameters, "")
+    about = parameters.get("description") if isinstance(parameters, dict) else None
+    if about != description:
+        lines += comment(about)
+    lines.append(f"type {name} = (_: {shape}) => any;")
+    return "\n\n".join([*writer.aliases(), "\n".join(lines)])
+
+
+def free(name: str, description: str | None) -> str:
+    """A function that takes one text of any shape."""
+    return "\n".join([*comment(description), f"type {name} = (_: string) => any;"])
+
+
+def comment(text: JSON, indent: str = "") -> list[str]:
+    """Comment lines; none for what is no text or empty.
+
+    >>> comment("one\\ntwo")
+    ['// one', '// two']
+    """
+    return [f"{indent}// {line}" for line in text.split("\n")] if _is_text(text) and text else []
+
+
+class _Writer:
+    """Writes the types of one function.
+
+    What is referred to once is written in its place. What is referred to more often, or by itself,
+    gets a name and a type of its own, so that no schema grows by more than it says.
+    """
+
+    def __init__(self, function: str, root: JSON, param: str) -> None:
+        self._function = function
+        self._root = root
+        self._param = param
+        self._uses = _uses(root)
+        self._names: dict[str, str] = {}  # of types that stand by themselves, by their pointer
+        self._named: list[str] = []
+        self._taken = {function}
+        self._depth = 0
+        self._written = 0
+
+    def type(self, schema: JSON, indent: str) -> str:
+        """The type of one value; the inside of an object is indented by `indent`."""
+        return " | ".join(self._members(schema, indent))
+
+    def aliases(self) -> list[str]:
+        """The types that got a name while others were written, each with its own."""
+        blocks: list[str] = []
+        for pointer in self._named:  # grows while it is gone through
+            target = self._find(pointer)
+            line = f"type {self._names[pointer]} = {self.type(target, '')};"
+            blocks.append("\n".join([*self._comments(target, ""), line]))
+        return blocks
+
+    # ---- types -----------------------------------------------------------------------------
+
+    def _members(self, schema: JSON, indent: str) -> list[str]:
+        """The types a value may have one of."""
+        if not isinstance(schema, dict):
+            return ["never"] if schema is False else ["any"]
+        self._written += 1
+        if self._written > _MAX_TYPES:
+            raise FaultError(unsupported("is too large to be shown to the model", self._param))
+        if self._depth >= _MAX_DEPTH:
+            return ["any"]
+        self._depth += 1
+        parts = [part for part in self._parts(schema, indent) if part != ["any"]]
+        self._depth -= 1
+        if len(parts) > 1:
+            members = ["(" + " & ".join(_atom(part) for part in parts) + ")"]
+        else:
+            members = parts[0] if parts else ["any"]
+        if schema.get("nullable") is True and members != ["any"] and "null" not in members:
+            members = [*members, "null"]
+        return members
+
+    def _parts(self, schema: dict[str, JSON], indent: str) -> list[list[str]]:
+        """All that a schema demands at once."""
+        if "const" in schema:
+            return [[_json(schema["const"])]]
+        if values := _list(schema, "enum"):
+            return [_distinct(map(_json, values))]
+        parts: list[list[str]] = []
+        if _is_text(pointer := schema.get("$ref")):
+            parts.append(self._reference(pointer, indent))
+        for key in ("oneOf", "anyOf"):
+            if variants := _list(schema, key):
+                each = (self._members(variant, indent) for variant in variants)
+                parts.append(_distinct(member for members in each for member in members))
+        parts += [self._members(part, indent) for part in _list(schema, "allOf")]
+        if not parts or "properties" in schema:
+            parts.insert(0, self._plain(schema, indent))
+        return parts
+
+    def _plain(self, schema: dict[str, JSON], indent: str) -> list[str]:
+        kinds = schema.get("type")
+        if kinds is None and "properties" in schema:
+            kinds = "object"
+        each = kinds if isinstance(kinds, list) else [kinds]
+        return _distinct(self._kind(kind, schema, indent) for kind in each)
+
+    def _kind(self, kind: JSON, schema: dict[str, JSON], indent: str) -> str:
+        match kind:
+            case "string" | "boolean" | "null":
+                return str(kind)
+            case "number" | "integer":
+                return "number"
+            case "array":
+                return self._array(schema, indent)
+            case "object":
+                return self._object(schema, indent)
+            case _:
+                return "any"
+
+    def _array(self, schema: dict[str, JSON], indent: str) -> str:
+        items = schema.get("items")
+        rest = "Array<any>"
+        if items is not None and items is not True:
+            rest = _atom(self._members(items, indent)) + "[]"
+        if first := _list(schema, "prefixItems"):
+            each = [self.type(item, indent) for item in first]
+            return "[" + ", ".join(each if items is False else [*each, f"...{rest}"]) + "]"
+        return rest
+
+    def _object(self, schema: dict[str, JSON], indent: str) -> str:
+        lines = ["{"]
+        required = {name for name in _list(schema, "required") if _is_text(name)}
+        properties = schema.get("properties")
+        for key, value in properties.items() if isinstance(properties, dict) else ():
+            name = key if _IDENTIFIER.fullmatch(key) else _json(key)
+            lines += self._property(name + ("" if key in required else "?"), value, indent)
+        others = schema.get("additionalProperties")
+        if isinstance(others, dict) and others:
+            lines += self._property("[key: string]", others, indent)
+        return "\n".join([*lines, indent + "}"])
+
+    def _property(self, name: str, schema: JSON, indent: str) -> list[str]:
+        lines = self._comments(schema, indent)
+        default = _default(schema)
+        variants = self._variants(schema)
+        if not variants:
+            shape = self.type(schema, indent + _STEP)
+            return [*lines, f"{indent}{name}: {shape},{default and f' // {default}'}"]
+        lines += comment(default, indent)
+        lines.append(f"{indent}{name}:")
+        for variant in variants:
+            remark = self._remark(variant)
+            lines.append(f"{indent} | {self.type(variant, indent + '   ')}{remark}")
+        return [*lines, f"{indent},"]
+
+    def _variants(self, schema: JSON) -> list[JSON]:
+        """The variants to be written one on a line: those of oneOf, and any that have a remark."""
+        if not isinstance(schema, dict) or schema.keys() & _BESIDES:
+            return []
+        variants = _list(schema, "oneOf") or _list(schema, "anyOf")
+        if not ("oneOf" in schema or any(map(self._remark, variants))):
+            return []
+        nothing = {"type": "null"}
+        nullable = schema.get("nullable") is True and nothing not in variants
+        return [*variants, nothing] if variants and nullable else variants
+
+    # ---- references ------------------------------------------------------------------------
+
+    def _reference(self, pointer: str, indent: str) -> list[str]:
+        target = self._find(pointer)
+        if target is None:
+            return ["any"]
+        if self._stands_in_place(pointer):
+            return self._members(target, indent)
+        name = self._names.get(pointer)
+        if name is None:
+            last = re.sub(r"\W", "_", pointer.rpartition("/")[2].strip("#")) or "self"
+            name = f"{self._function}_{last}"
+            while name in self._taken:
+                name += "_"
+            self._taken.add(name)
+            self._names[pointer] = name
+            self._named.append(pointer)
+        return [name]
+
+    def _stands_in_place(self, pointer: str) -> bool:
+        return self._uses.get(pointer) == 1 and _DEFINITION.fullmatch(pointer) is not None
+
+    def _find(self, pointer: str) -> JSON:
+        """What a pointer into this schema points to; None for one that points elsewhere."""
+        place: JSON = self._root
+        head, *steps = pointer.split("/")
+        if head != "#":
+            return None
+        for step in steps:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, dict):
+                place = place.get(step)
+            elif isinstance(place, list) and step.isdecimal() and int(step) < len(place):
+                place = place[int(step)]
+            else:
+                return None
+        return place
+
+    # ---- words -----------------------------------------------------------------------------
+
+    def _comments(self, schema: JSON, indent: str, depth: int = 0) -> list[str]:
+        """What a schema says about itself in words, and what its items and parts say."""
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return []
+        schema = self._described(schema)
+        lines = comment(schema.get("title"), indent)
+        if lines:
+            lines.append(f"{indent}//")
+        lines += comment(schema.get("description"), indent)
+        if examples := _list(schema, "examples"):
+            lines.append(f"{indent}// Examples:")
+            lines += [f"{indent}// - {_json(example)}" for example in examples]
+        for part in (schema.get("items"), *_list(schema, "allOf")):
+            lines += self._comments(part, indent, depth + 1)
+        return lines
+
+    def _remark(self, schema: JSON) -> str:
+        """The same on one line, behind the type it is about."""
+        if not isinstance(schema, dict):
+            return ""
+        about = self._described(schema).get("description")
+        words = [" ".join(about.split())] if _is_text(about) else []
+        said = " ".join(word for word in (*words, _default(schema)) if word)
+        return said and f" // {said}"
+
+    def _described(self, schema: dict[str, JSON]) -> dict[str, JSON]:
+        """A schema that stands for another, with the words of the other where it has none."""
+        pointer = schema.get("$ref")
+        if not _is_text(pointer) or not self._stands_in_place(pointer):
+            return schema
+        target = self._find(pointer)
+        words = target if isinstance(target, dict) else {}
+        return {**{key: words[key] for key in _WORDS if key in words}, **schema}
+
+
+_WORDS = ("title", "description", "examples")
+_BESIDES = {"const", "enum", "$ref", "allOf", "properties"}
+
+
+def _uses(schema: JSON) -> dict[str, int]:
+    """How often each pointer is referred to."""
+    uses: dict[str, int] = {}
+    waiting = [schema]
+    while waiting:
+        match waiting.pop():
+            case dict() as value:
+                if _is_text(pointer := value.get("$ref")):
+                    uses[pointer] = uses.get(pointer, 0) + 1
+                waiting += value.values()
+            case list() as values:
+                waiting += values
+    return uses
+
+
+def _default(schema: JSON) -> str:
+    if not isinstance(schema, dict) or "default" not in schema:
+        return ""
+    value = schema["default"]
+    bare = _is_text(value) and value.isprintable() and "enum" in schema
+    return f"default: {value if bare else _json(value)}"
+
+
+def _atom(members: Sequence[str]) -> str:
+    return members[0] if len(members) == 1 else "(" + " | ".join(members) + ")"
+
+
+def _distinct(members: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(members))
+
+
+def _list(schema: dict[str, JSON], key: str) -> list[JSON]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _json(value: JSON) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_text(value: JSON) -> TypeGuard[str]:
+    return isinstance(value, str)

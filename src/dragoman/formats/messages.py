@@ -1,0 +1,188 @@
+"""A request as the plain messages and tools that chat templates know.
+
+One message for each turn: what an assistant thought, said and called stands in one. What has no
+place there (pictures, sound, hosted tools) is refused by name; nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError, unsupported
+from dragoman.core.item import (
+    JSON,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    Refusal,
+    Text,
+)
+from dragoman.core.ledger import Ledger
+from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request
+from dragoman.core.system import lower_system
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class Verbatim(dict[str, JSON]):
+    """Arguments as an object that remembers how the model wrote it."""
+
+    def __init__(self, value: dict[str, JSON], text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+
+Turns = list[dict[str, JSON]]
+
+
+def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> Turns:
+    """The conversation, with one system message in front. Raises FaultError for what a template
+    has no words for.
+
+    Reasoning is kept in the turn that is still running and left out of those that are over: models
+    are trained so.
+    """
+    places = {id(item): number for number, item in enumerate(request.items)}
+    request = _one_system(request, ledger)
+    last = max((n for n, item in enumerate(request.items) if _is_user(item)), default=-1)
+    turns: Turns = []
+    names: dict[str, str] = {}
+    for number, item in enumerate(request.items):
+        where = f"items[{places.get(id(item), 0)}]"
+        match item:
+            case Message(role="assistant"):
+                turn = _assistant(turns, fresh=True)
+                turn["content"] = turn.get("content", "") + _text(item.parts, f"{where}.content")
+            case Message():
+                turn = {"role": item.role, "content": _text(item.parts, f"{where}.content")}
+                turns.append({**turn, "name": item.name} if item.name else turn)
+            case Reasoning():
+                if number > last and item.text:
+                    turn = _assistant(turns, fresh=True)
+                    turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text
+            case FunctionCall() | CustomToolCall():
+                names[item.call_id] = item.name
+                calls = _assistant(turns).setdefault("tool_calls", [])
+                calls.append(_call(item, id_length))
+            case FunctionCallOutput() | CustomToolCallOutput():
+                output = (Text(item.output),) if isinstance(item.output, str) else item.output
+                turns.append(
+                    {
+                        "role": "tool",
+                        "content": _text(output, f"{where}.output"),
+                        "tool_call_id": short_id(item.call_id, id_length),
+                        "name": names.get(item.call_id, ""),
+                    }
+                )
+            case _:
+                raise FaultError(unsupported("this model's prompt has no place for it", where))
+    return _with_format(turns, request)
+
+
+def tools(request: Request) -> Turns:
+    """The tools on offer, as templates know them; none where calls are forbidden."""
+    if request.tool_choice == "none":
+        return []
+    found: Turns = []
+    for number, tool in enumerate(request.tools):
+        if not isinstance(tool, FunctionTool):
+            raise FaultError(
+                unsupported("this model's prompt only has functions", f"tools[{number}]")
+            )
+        empty: JSON = {"type": "object", "properties": {}}
+        function: dict[str, JSON] = {"name": tool.name, "description": tool.description or ""}
+        function["parameters"] = empty if tool.parameters is None else tool.parameters
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def short_id(id: str, length: int | None) -> str:
+    """A call id of the length a family wants; the same for the same id.
+
+    >>> short_id("call_1", 9)
+    'RksXkbv4v'
+    >>> short_id("abcdefgh1", 9)
+    'abcdefgh1'
+    """
+    if length is None or (len(id) == length and id.isascii() and id.isalnum()):
+        return id
+    number = int.from_bytes(sha256(id.encode("utf-8", "replace")).digest(), "big")
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, len(_DIGITS))
+        digits.append(_DIGITS[digit])
+    return "".join(digits)
+
+
+def _one_system(request: Request, ledger: Ledger) -> Request:
+    lowered = lower_system(request, ledger, role="system", front=True)
+    match lowered.instructions:
+        case None:
+            return lowered
+        case str(words):
+            lead: tuple[Item, ...] = (Message("system", words),) if words else ()
+        case lead:
+            pass
+    return replace(lowered, instructions=None, items=(*lead, *lowered.items))
+
+
+def _is_user(item: Item) -> bool:
+    return isinstance(item, Message) and item.role == "user"
+
+
+def _assistant(turns: Turns, *, fresh: bool = False) -> dict[str, JSON]:
+    """The assistant's turn that is running; a new one after calls, where words begin one."""
+    if not turns or turns[-1]["role"] != "assistant" or (fresh and "tool_calls" in turns[-1]):
+        turns.append({"role": "assistant", "content": ""})
+    return turns[-1]
+
+
+def _text(parts: tuple[Part, ...], where: str) -> str:
+    said: list[str] = []
+    for number, part in enumerate(parts):
+        if not isinstance(part, Text | Refusal):
+            kind = type(part).__name__.lower()
+            problem = f"this model reads text only, and this is {kind}"
+            raise FaultError(unsupported(problem, f"{where}[{number}]"))
+        said.append(part.text)
+    return "".join(said)
+
+
+def _call(call: FunctionCall | CustomToolCall, id_length: int | None) -> dict[str, JSON]:
+    arguments: JSON
+    if isinstance(call, CustomToolCall):
+        arguments = {"input": call.input}
+    else:
+        arguments = call.arguments or "{}"
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            arguments = Verbatim(value, arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"type": "function", "id": short_id(call.call_id, id_length), "function": function}
+
+
+def _with_format(turns: Turns, request: Request) -> Turns:
+    """Tell the model what form its answer must have, besides whatever enforces it."""
+    match request.format:
+        case JSONSchema(schema=dict(schema)):
+            shape = json.dumps(schema, ensure_ascii=False)
+            words = f"Answer with JSON that matches this schema, and nothing else:\n{shape}"
+        case JSONSchema() | JSONObject():
+            words = "Answer with one JSON object, and nothing else."
+        case _:
+            return turns
+    if turns and turns[0]["role"] == "system":
+        first = {**turns[0], "content": f"{turns[0]['content']}\n\n{words}"}
+        return [first, *turns[1:]]
+    return [{"role": "system", "content": words}, *turns]

@@ -1,0 +1,46 @@
+"""What one connection remembers: its own latest responses, also those that nobody may store.
+
+A response is kept whole, with all that it builds on, so that the latest ones are enough to go on
+from. It ends with the connection.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.item import Item
+from dragoman.stores.keeping import Keeping
+from dragoman.stores.memory import MemoryStore
+from dragoman.stores.record import Items, Paging, Record
+from dragoman.stores.store import Store
+
+MOST = 64
+"""Responses a connection remembers."""
+
+
+class Near:
+    """A source that looks at the connection first, and then in the server's store."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self.own = MemoryStore(Keeping(retention=float("inf"), responses=MOST))
+
+    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
+        """A response and all that came before it."""
+        record = await self.own.get(tenant, id)
+        if record is not None:
+            return (record,)
+        return () if self._store is None else await self._store.chain(tenant, id)
+
+    async def find(self, tenant: str, item: str) -> Item | None:
+        """The item with this id."""
+        found = await self.own.find(tenant, item)
+        if found is None and self._store is not None:
+            found = await self._store.find(tenant, item)
+        return found
+
+    async def items(self, tenant: str, id: str, paging: Paging | None = None) -> Items | None:
+        """The items of a conversation."""
+        return None if self._store is None else await self._store.items(tenant, id, paging)
+
+    async def evict(self, tenant: str, id: str) -> None:
+        """Forget a response that could not be gone on from."""
+        await self.own.delete(tenant, id)

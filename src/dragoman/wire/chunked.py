@@ -1,0 +1,201 @@
+"""Hears an answer that is a stream of JSON chunks, or one JSON object where a stream was asked for.
+
+What the bytes are is told by their first byte, not by what was asked. A stream that ends says what
+it ended as: complete, cut, empty, or no answer at all. What a chunk says is the business of a
+wire's reader.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Event
+from dragoman.core.item import JSON
+from dragoman.core.turn import CUT, EMPTY, Turn
+from dragoman.wire import body, error
+from dragoman.wire.sse import END, SSEDecoder
+
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+_FIELDS = (b"data", b"event", b"id", b"retry", b":")
+_ERROR = b'{"error"'
+
+
+class Reader(Protocol):
+    """Reads decoded chunks, or whole answers, into a turn. `heard` tells whether any was read."""
+
+    heard: bool
+
+    def read(self, value: dict[str, JSON]) -> None:
+        """One chunk, or one whole answer."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will be read."""
+        ...
+
+
+class ChunkedDecoder:
+    """Hears one answer into a turn, in pieces of any size."""
+
+    def __init__(self, turn: Turn, reader: Reader) -> None:
+        self._turn = turn
+        self._chunks = reader
+        self._sse = SSEDecoder()
+        self._whole: bytearray | None = None  # an answer that is one JSON value
+        self._head = b""  # the first bytes, as long as nothing was heard
+        self._garbled = False
+        self._said = False  # the stream said that it is over
+
+    @property
+    def ended(self) -> bool:
+        """True once the answer is over; usage may still follow."""
+        return self._said or self._turn.over
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that became clear with these bytes."""
+        if not self._chunks.heard:
+            data = self._look(data)
+        if self._turn.over:
+            return []
+        if self._whole is not None:
+            self._whole += data
+            if len(self._whole) > body.MAX_ANSWER:
+                self._fail(f"The model's server sent more than {body.MAX_ANSWER} bytes.")
+            return self._turn.take()
+        try:
+            events = self._sse.feed(data)
+        except ValueError as problem:
+            self._fail(f"The model's server sent {problem}.")
+        else:
+            self._hear(events)
+        return self._turn.take()
+
+    def close(self) -> list[Event]:
+        """No more bytes will come: the answer ends now, as what it is."""
+        if not self._turn.over:
+            if self._whole is not None:
+                self._read_whole(bytes(self._whole))
+            else:
+                garbled = self._garbled
+                for name, data in self._sse.close():
+                    self._event(name, data)
+                self._garbled = garbled  # half an event is not garbage
+                self._end()
+        return self._turn.take()
+
+    # ---- a stream ------------------------------------------------------------------------
+
+    def _look(self, data: bytes) -> bytes:
+        """See what the answer is by its first bytes; blanks before them mean nothing."""
+        if not self._head:
+            data = data.lstrip(_BLANK)
+            if data[:1] in (b"{", b"["):
+                self._whole = bytearray()
+        self._head = (self._head + data)[: error.SHOWN]
+        return data
+
+    def _hear(self, events: list[tuple[str, bytes]]) -> None:
+        for name, data in events:
+            self._event(name, data)
+
+    def _event(self, name: str, data: bytes) -> None:
+        if data == END:
+            self._said = True
+            if self._turn.usage is not None:
+                self._end()
+            return
+        if not data.strip():
+            return
+        try:
+            value = body.load(data)
+        except ValueError:
+            self._mend(name, data)
+            return
+        if isinstance(value, dict):
+            self._value(name, value, data)
+        else:
+            self._garbled = True
+
+    def _mend(self, name: str, data: bytes) -> None:
+        """Not JSON: several events with no blank line between, or an error after half of one."""
+        lines = data.split(b"\n")
+        at = data.rfind(_ERROR)
+        if data.strip() == END:
+            self._event(name, END)
+        elif len(lines) > 1:
+            for line in lines:
+                self._event(name, line)
+        elif at > 0:
+            self._event(name, data[at:])
+        else:
+            self._garbled = True
+
+    def _value(self, name: str, value: dict[str, JSON], data: bytes) -> None:
+        """A chunk; `data` is how it was written."""
+        if self._said:  # nothing but counts is news after the end
+            value = {"usage": value.get("usage")}
+        elif name == "error" and "error" not in value:
+            value = {"error": value}
+        self._chunks.read(value)
+
+    def _end(self) -> None:
+        self._chunks.close()
+        heard = self._said or self._chunks.heard
+        if not heard and not self._head:
+            self._turn.fail(EMPTY)
+        elif heard or (_streamed(self._head) and not self._garbled):
+            self._turn.end(said=self._said)
+        elif self._garbled:
+            self._fail("The model's server sent events that are not JSON objects.")
+        else:
+            self._turn.fail(error.decode(200, self._head))
+
+    # ---- one JSON value ------------------------------------------------------------------
+
+    def _read_whole(self, data: bytes) -> None:
+        try:
+            value = body.load(data)
+        except ValueError as problem:
+            if "truncated" in str(problem):
+                self._turn.fail(CUT)
+            else:
+                self._fail(f"The model's server answered with a body that {problem}.")
+            return
+        fault = _told(value)
+        if fault is not None:
+            self._turn.fail(fault)
+        elif missing := _missing(value):
+            self._fail(f"The model's server answered with {missing}.")
+        else:
+            self._chunks.read(value)
+            self._chunks.close()
+            self._turn.end(said=True)
+
+    def _fail(self, message: str) -> None:
+        self._turn.fail(Fault("upstream_error", message, "upstream"))
+
+
+def _streamed(head: bytes) -> bool:
+    """Whether these first bytes are, or may become, a field of a server-sent event."""
+    return any(head.startswith(field) or field.startswith(head) for field in _FIELDS)
+
+
+def _told(value: JSON) -> Fault | None:
+    """The fault that a whole answer without choices tells of."""
+    return None if isinstance(value, dict) and value.get("choices") else error.describe(value)
+
+
+def _missing(value: JSON) -> str | None:
+    """What keeps a JSON value from being an answer."""
+    if not isinstance(value, dict):
+        return f"{body.kind(value)}, and not with an object"
+    choices = value.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return "no choices"
+    if not isinstance(choices[0], dict):
+        return f"a choice that is {body.kind(choices[0])}"
+    said = (choices[0].get(name) for name in ("message", "delta", "text"))
+    return (
+        None if any(isinstance(each, dict | str) for each in said) else "a choice without a message"
+    )

@@ -1,0 +1,25 @@
+"""Completions: `POST /completions`, the protocol from before there were messages.
+
+A prompt goes in, text that goes on from it comes out. `request` and `response` are the two sides
+of an exchange, `encoder` and `decoder` the stream in each direction. A bare prompt is no
+conversation: what is decoded here is a `Completion`, and nothing else can be encoded.
+"""
+
+from dragoman.wire.codec import Wire
+
+from .decoder import Decoder
+from .encoder import Encoder
+from .extras import NAME
+from .request import decode, encode
+from .response import encode as encode_response
+
+COMPLETIONS = Wire(
+    name=NAME,
+    path="/completions",
+    decode_request=decode,
+    encode_request=encode,
+    encoder=Encoder,
+    encode_response=encode_response,
+    decoder=Decoder,
+)
+"""The wire as one value."""

@@ -1,0 +1,164 @@
+"""A request's body, in both directions: every field of the protocol has its line here.
+
+Fields that many servers take and the protocol does not have (`top_k`, `min_p`) are read as what
+they are; all others are kept and passed on. Two things nobody behind us can do, and they are
+refused: to fill in before a `suffix`, and to choose the best of several.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.completion import Completion, Prompt
+from dragoman.core.error import FaultError, unsupported
+from dragoman.core.item import JSON
+from dragoman.core.ledger import Ledger
+from dragoman.core.loss import Loss
+from dragoman.core.request import Request, Sampling, StreamOptions
+from dragoman.core.turn import MAX_CHOICES
+from dragoman.wire import body
+from dragoman.wire.body import Fields
+from dragoman.wire.dialect import Dialect
+from dragoman.wire.sampling import decode as decode_sampling
+
+from .extras import join, keep, kept
+
+# ---- hearing -----------------------------------------------------------------------------
+
+
+def decode(data: bytes) -> Completion:
+    """The prompts and the request in a body. Raises FaultError naming the field that is wrong."""
+    fields = body.parse(data)
+    model, prompts = fields.need("model"), _prompts(fields)
+    echo = fields.boolean("echo") or False
+    _refuse_suffix(fields)
+    sampling = _sampling(fields)
+    _check_counts(fields, len(prompts), sampling.n or 1)
+    return Completion(
+        model=model,
+        prompts=prompts,
+        echo=echo,
+        sampling=sampling,
+        max_output_tokens=fields.integer("max_tokens", 0 if echo else 1),
+        stream=fields.boolean("stream") or False,
+        stream_options=_stream_options(fields),
+        user=fields.string("user"),
+        extra=keep(fields.rest()),  # last, as it takes what the others left
+    )
+
+
+def _prompts(fields: Fields) -> tuple[Prompt, ...]:
+    """Text, ids, or a list of either."""
+    match fields.any("prompt"):
+        case None:
+            raise fields.wrong("prompt", "is missing")
+        case str(text):
+            return (text,)
+        case [int(), *_] as ids:
+            return (_ids(fields, "prompt", ids),)
+        case [_, *_] as several:
+            return tuple(_prompt(fields, number, each) for number, each in enumerate(several))
+        case []:
+            raise fields.wrong("prompt", "is empty")
+        case value:
+            problem = f"is {body.kind(value)}, and must be a string, token ids or a list of those"
+            raise fields.wrong("prompt", problem)
+
+
+def _prompt(fields: Fields, number: int, value: JSON) -> Prompt:
+    name = f"prompt[{number}]"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        return _ids(fields, name, value)
+    told = "an empty array" if value == [] else body.kind(value)
+    raise fields.wrong(name, f"is {told}, and must be a string or token ids")
+
+
+def _ids(fields: Fields, name: str, values: list[JSON]) -> tuple[int, ...]:
+    for number, value in enumerate(values):
+        if type(value) is not int or value < 0:
+            raise fields.wrong(f"{name}[{number}]", "must be a token id, like those before it")
+    return tuple(values)
+
+
+def _refuse_suffix(fields: Fields) -> None:
+    if fields.any("suffix") not in (None, ""):
+        problem = "cannot be carried: models here go on from a prompt, and do not fill in a gap"
+        raise FaultError(unsupported(problem, "suffix"))
+
+
+def _check_counts(fields: Fields, prompts: int, n: int) -> None:
+    best_of = fields.integer("best_of", 1)
+    if best_of is not None and best_of < n:
+        raise fields.wrong("best_of", f"is {best_of}, and must be at least n, which is {n}")
+    if best_of is not None and best_of > n:
+        problem = "cannot be carried: no choice is thrown away here; ask for n and choose yourself"
+        raise FaultError(unsupported(problem, "best_of"))
+    if prompts * n > MAX_CHOICES:
+        problem = f"makes {prompts * n} choices with n, and they may be {MAX_CHOICES} at the most"
+        raise fields.wrong("prompt", problem)
+
+
+def _sampling(fields: Fields) -> Sampling:
+    top = fields.integer("logprobs", 0, 20)
+    return decode_sampling(fields, logprobs=None if top is None else True, top_logprobs=top)
+
+
+def _stream_options(fields: Fields) -> StreamOptions | None:
+    given = fields.object("stream_options")
+    if given is None:
+        return None
+    usage, obfuscation = given.boolean("include_usage"), given.boolean("include_obfuscation")
+    return StreamOptions(usage, obfuscation, keep(given.rest()))
+
+
+# ---- telling -----------------------------------------------------------------------------
+
+
+def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
+    """The body that asks this of a server, and what it could not carry as it stood.
+
+    Only what was asked for is in it. The limit is always `max_tokens` here: Chat's newer name for
+    it never came to this protocol. Raises FaultError for a request that has no prompts.
+    """
+    if not isinstance(request, Completion):
+        problem = "cannot be carried: this protocol takes a prompt; a format would make one of it"
+        raise FaultError(unsupported(problem, "items"))
+    ledger, sampling, prompts = Ledger(), request.sampling, request.prompts
+    fields: dict[str, JSON] = {
+        "model": request.model,
+        "prompt": prompts[0] if len(prompts) == 1 else prompts,
+        "echo": request.echo or None,
+        "max_tokens": request.max_output_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        dialect.repetition_penalty: sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": sampling.stop or None,
+        "logit_bias": sampling.logit_bias,
+        "logprobs": (sampling.top_logprobs or 0) if sampling.logprobs else None,
+        "n": sampling.n,
+        "user": request.user,
+        **_stream(request, dialect, ledger),
+    }
+    said = join({n: v for n, v in fields.items() if v is not None}, kept(request.extra))
+    for name in sorted(dialect.drop & said.keys()):
+        del said[name]
+        ledger.note(name, "told", "this server does not take it")
+    return body.dump(said), ledger.losses()
+
+
+def _stream(request: Request, dialect: Dialect, ledger: Ledger) -> dict[str, JSON]:
+    options = request.stream_options
+    if not request.stream:
+        if options is not None:
+            ledger.note("stream_options", "told", "the answer is not streamed")
+        return {}
+    options = options or StreamOptions()
+    usage = True if dialect.ask_usage else options.include_usage
+    given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
+    said = join({n: v for n, v in given.items() if v is not None}, kept(options.extra))
+    return {"stream": True} | ({"stream_options": said} if said else {})

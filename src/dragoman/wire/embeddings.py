@@ -1,0 +1,67 @@
+"""Embeddings: `POST /embeddings`, checked on the way in and on the way back, and else left alone.
+
+Vectors pass through us and mean nothing to us, so there is no value of our own for them: a request
+and an answer are the protocol's own objects, seen to be such.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.item import JSON
+from dragoman.wire import body, error
+
+PATH = "/embeddings"
+
+
+def decode_request(data: bytes) -> dict[str, JSON]:
+    """The request in a body, nulls left out. Raises FaultError naming the field that is wrong.
+
+    >>> decode_request(b'{"model": "m", "input": ["a", "b"], "user": null}')
+    {'model': 'm', 'input': ['a', 'b']}
+    """
+    fields = body.parse(data)
+    said = fields.rest()
+    fields.need("model")
+    _check_input(fields, fields.any("input"))
+    fields.integer("dimensions", 1)
+    fields.one_of("encoding_format", ("float", "base64"))
+    fields.string("user")
+    return said
+
+
+def _check_input(fields: body.Fields, given: JSON) -> None:
+    """Text, token ids, or a list of either."""
+    match given:
+        case None:
+            raise fields.wrong("input", "is missing")
+        case "" | []:
+            raise fields.wrong("input", "is empty")
+        case str() | [int(), *_] if _is_one(given):
+            return
+        case [str(), *_] | [[*_], *_]:
+            for number, each in enumerate(given):
+                if not each or not _is_one(each):
+                    raise fields.wrong(f"input[{number}]", "must be text or token ids, and some")
+        case _:
+            raise fields.wrong("input", "must be text, token ids, or a list of either")
+
+
+def _is_one(value: JSON) -> bool:
+    if isinstance(value, list):
+        return all(type(each) is int and each >= 0 for each in value)
+    return isinstance(value, str)
+
+
+def decode_response(data: bytes) -> dict[str, JSON]:
+    """The answer in a body, word for word. Raises FaultError for what is none."""
+    try:
+        value = body.load(data)
+    except ValueError as problem:
+        raise FaultError(_broken(f"a body that {problem}")) from None
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        return value
+    raise FaultError(error.describe(value) or _broken("no vectors"))
+
+
+def _broken(what: str) -> Fault:
+    return Fault("upstream_error", f"The model's server answered with {what}.", "upstream")

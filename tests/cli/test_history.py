@@ -1,0 +1,209 @@
+"""`dragoman log` and `dragoman tail`, of a store that a server wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from dragoman.cli import main
+from dragoman.cli.history import line
+from dragoman.core.error import Fault
+from dragoman.core.event import Failed
+from dragoman.core.item import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Message,
+    Unknown,
+)
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.core.secret import Secret
+from dragoman.server.keys import Keys
+from dragoman.server.memory.history import History, answered, asked, exported, name
+from dragoman.stores.keeping import Keeping
+from dragoman.stores.memory import MemoryStore
+from dragoman.stores.record import Record
+from dragoman.stores.sqlite import SqliteStore
+from tests.server.memory.remembering import remembering
+from tests.server.stubs import OPENING, Call, Stub, saying, word
+
+
+async def remember(folder: Path, *texts: str, cues: tuple[Any, ...] = ()) -> list[str]:
+    """Have these texts asked and kept; the ids of the answers."""
+    async with remembering(Stub(*cues), SqliteStore(folder / "store.db")) as server:
+        for text in texts:
+            await server.ask(input=text)
+        found = {asked(each): each async for each in History(server.memory.store).records()}
+        return [name(found[text]) for text in texts]
+
+
+def where(folder: Path) -> tuple[str, str]:
+    return "--store", f"sqlite:{folder / 'store.db'}"
+
+
+def test_the_log_lists_what_was_asked_the_newest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = asyncio.run(remember(tmp_path, "one", "two\n\x1b[31mthree"))
+    assert main(["log", *where(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = {text.split("  ")[1]: text for text in lines}
+    assert set(shown) == set(ids)
+    assert shown[ids[0]].endswith("completed  stub  one → Hello, world")
+    assert shown[ids[1]].endswith("two [31mthree → Hello, world")
+    assert main(["log", "--limit", "1", *where(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_who_looks_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["log"], ["tail", "resp_1"]):
+        assert main([*words, *where(tmp_path)]) == 1
+        assert f"There is no store at {tmp_path / 'store.db'}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_log_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = asyncio.run(remember(tmp_path, "a blue sky", "a green field"))
+    assert main(["log", "--search", "BLUE", *where(tmp_path)]) == 0
+    assert ids[0] in (out := capsys.readouterr().out)
+    assert ids[1] not in out
+    assert main(["log", "--search", "nothing like it", *where(tmp_path)]) == 1
+    assert "nothing was found" in capsys.readouterr().err
+
+
+def test_the_log_is_exported_as_lines_of_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def ask() -> None:
+        async with remembering(Stub(), SqliteStore(tmp_path / "store.db")) as server:
+            await server.ask(input="Hi", metadata={"k": "v"})
+            messages = [{"role": "user", "content": "Hi"}]
+            body = {"model": "stub", "messages": messages, "store": True}
+            await Call(server.app, body=body)()
+
+    asyncio.run(ask())
+    assert main(["log", "--export", *where(tmp_path)]) == 0
+    entries = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    of = {entry["wire"]: entry for entry in entries}
+    assert of["responses"]["response"]["id"] == of["responses"]["id"]
+    assert of["responses"]["metadata"] == {"k": "v"}
+    assert of["responses"]["request"]["input"][0]["content"] == "Hi"
+    openai.types.responses.Response.model_validate(of["responses"]["response"])
+    assert of["chat"]["request"]["messages"][0]["content"] == "Hi"
+    assert of["chat"]["response"]["choices"][0]["message"]["content"] == "Hello, world"
+
+
+def test_tail_says_an_answer_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (id,) = asyncio.run(remember(tmp_path, "one"))
+    assert main(["tail", id, *where(tmp_path)]) == 0
+    assert capsys.readouterr().out == "Hello, world\n"
+    assert main(["tail", "resp_nothing", *where(tmp_path)]) == 1
+    assert "no response 'resp_nothing'" in capsys.readouterr().err
+
+
+def test_tail_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = Fault("overloaded", "Too much.", "server")
+    (id,) = asyncio.run(remember(tmp_path, "one", cues=(*OPENING, word("Hel"), Failed(failed))))
+    assert main(["tail", id, *where(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "Hel\n"
+    assert "Too much." in said.err
+    assert main(["log", *where(tmp_path)]) == 0
+    assert "one → Too much." in capsys.readouterr().out
+
+
+async def test_tail_follows_what_still_runs(tmp_path: Path) -> None:
+    go = asyncio.Event()
+    *events, last = saying("Hello", ", world")
+    path = tmp_path / "store.db"
+    async with remembering(Stub(*events, go, last), SqliteStore(path)) as server:
+        answer = await server.sdk.responses.create(model="stub", input="Hi", background=True)
+        reader = SqliteStore(path)
+        seen = []
+        async for batch in History(reader).events(answer.id):
+            seen += batch
+            if len(seen) == len(events):
+                go.set()
+        assert len(seen) == len(events) + 1
+        await reader.close()
+
+
+async def test_events_that_are_gone_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (id,) = await remember(tmp_path, "one")
+    store = SqliteStore(tmp_path / "store.db", Keeping(log_retention=0.0))
+    await store.sweep(time.time() + 5)
+    await store.close()
+    assert await asyncio.to_thread(main, ["tail", id, *where(tmp_path)]) == 1
+    assert "no longer kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["none", "memory"])
+def test_there_must_be_something_to_read(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("dragoman.toml").write_text(f'[server]\nstore = "{word}"\n')
+    assert main(["log"]) == 1
+    assert f"The store '{word}' has nothing" in capsys.readouterr().err
+
+
+def test_each_key_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenant = Keys([]).tenant(Secret("sesame")) or Keys([Secret("sesame")]).tenant(Secret("sesame"))
+
+    async def keep() -> None:
+        store = SqliteStore(tmp_path / "store.db")
+        await store.begin(record(tenant=tenant))
+        await store.close()
+
+    asyncio.run(keep())
+    assert main(["log", *where(tmp_path)]) == 1
+    assert main(["log", "--key-env", "KEY", *where(tmp_path)]) == 1
+    assert "KEY is empty" in capsys.readouterr().err
+    monkeypatch.setenv("KEY", "sesame")
+    assert main(["log", "--key-env", "KEY", *where(tmp_path)]) == 0
+    assert "resp_a" in capsys.readouterr().out
+
+
+def record(**fields: Any) -> Record:
+    asked = Request(model="m", items=(Message("user", "ask"),))
+    given = {"id": "a", "tenant": "", "wire": "responses", "created_at": 50, "request": asked}
+    return Record(dialect="openai", **(given | fields))
+
+
+async def test_calls_and_what_they_gave_are_found_and_many_pages_read() -> None:
+    items = (
+        FunctionCall("c1", "look_up", '{"q": "moon"}'),
+        FunctionCallOutput("c1", "cheese"),
+        CustomToolCall("c2", "run", "print(1)"),
+        CustomToolCallOutput("c2", "one"),
+        Unknown("responses", "other", {}),
+    )
+    request = Request(model="m", items=items)
+    store = MemoryStore()
+    for place in range(250):
+        await store.begin(record(id=f"r{place}", created_at=place))
+    await store.begin(record(id="calls", created_at=0, request=request))
+    for words in ("moon", "CHEESE", "print(1)", "one"):
+        found = [each.id async for each in History(store).records(words)]
+        assert found == ["calls"]
+    assert len([each async for each in History(store).records()]) == 251
+
+
+def test_a_line_is_cut_to_the_terminal() -> None:
+    text = line(record(), 30)
+    assert len(text) == 30
+    assert text.endswith("…")
+    assert asked(record(request=Request(model="m", items=()))) == ""
+    assert answered(record()) == ""
+    assert json.loads(exported(record()))["response"] is None
+    done = Response(id="a", created_at=50, model="m", status="completed", output=())
+    assert answered(record(response=done, status="completed")) == ""

@@ -1,0 +1,166 @@
+"""`dragoman tokens`: what is shown for which words, with colours where a person looks."""
+
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dragoman.cli import main
+from dragoman.engines import pocket
+from tests.cli.stage import Screen
+
+CALL = (
+    "<|channel|>analysis<|message|>A wish.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.get_weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
+)
+
+
+def shown(*words: str, terminal: bool = False, status: int = 0) -> list[str]:
+    screen = Screen(terminal=terminal)
+    with redirect_stdout(screen):
+        assert main(["tokens", *words]) == status
+    return screen.getvalue().splitlines()
+
+
+def rows(lines: list[str]) -> list[list[str]]:
+    """Kind, text and rest of each line of a token, ids left out."""
+    return [line[9:].split(None, 2) for line in lines if line[9:].startswith(KINDS)]
+
+
+KINDS = ("control", "text", "reasoning", "call")
+
+
+def test_alone_it_shows_how_the_pocket_model_calls_a_tool() -> None:
+    lines = shown()
+    assert lines[0].startswith("Prompt in hermes: ")
+    middle = lines.index("")
+    assert ["control", "<|im_start|>"] in rows(lines[:middle])
+    assert any("call of get_weather; arguments" in line for line in lines[middle:])
+    assert lines[-1].strip() == "completed (tool_calls)"
+    assert all(line[:7].strip().isdigit() for line in lines[1:middle])
+
+
+def test_a_question_is_asked_without_tools() -> None:
+    lines = shown("Hello!")
+    assert "get_weather" not in "".join(lines)
+    assert lines[-1].strip() == "completed (stop)"
+
+
+def test_a_completion_is_parsed_beside_its_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "completion.txt"
+    file.write_text(CALL)
+    lines = shown("--format", "harmony", "--completion", str(file))
+    found = rows(lines[lines.index("") :])
+    assert ["reasoning", "A", "reasoning; reasoning 'A'"] in found
+    assert ["control", "<|message|>", "call of get_weather"] in found
+    assert ["call", "Rome", "arguments 'Rome'"] in found
+    assert lines[-1].strip() == "completed (tool_calls)"
+
+
+def test_without_a_vocabulary_it_says_that_words_stand_for_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = shown("--format", "harmony", "one two")
+    assert "words stand for tokens" in capsys.readouterr().err
+    assert {line[:7] for line in lines[1:]} == {" " * 7}
+    assert rows(lines)[-6:-3] == [["control", "<|message|>"], ["text", "one"], ["text", "two"]]
+
+
+def test_a_folder_names_vocabulary_and_format(tmp_path: Path) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[2]")
+    folder = str(pocket.FOLDER)
+    lines = shown("--tokenizer", folder, "--completion", str(ids), "Hi")
+    assert lines[0].startswith("Prompt in hermes: ")
+    assert rows(lines)[-1] == ["control", "<|im_end|>"]
+    forced = shown("--tokenizer", folder, "--format", "mistral", "--completion", str(ids), "Hi")
+    assert forced[0].startswith("Prompt in mistral: ")
+
+
+def test_a_request_and_a_completion_come_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = {"input": "Bring me the moon."}
+    typed = SimpleNamespace(buffer=io.BytesIO(json.dumps(request).encode()))
+    monkeypatch.setattr(sys, "stdin", typed)
+    lines = shown("--format", "hermes", "--request", "-")
+    assert ["text", "moon"] in rows(lines)
+    assert "" not in lines
+
+
+def test_the_past_of_a_conversation_has_its_kinds(tmp_path: Path) -> None:
+    call = {"name": "add", "arguments": '{"a": 2}'}
+    messages = [
+        {"role": "user", "content": "Add 2 and 3"},
+        {
+            "role": "assistant",
+            "reasoning_content": "I should.",
+            "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "5"},
+    ]
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"messages": messages}))
+    lines = shown("--request", str(file))
+    found = rows(lines[: lines.index("")])
+    kinds = {kind for kind, *_ in found}
+    assert kinds == set(KINDS)
+    assert "".join(text for kind, text, *_ in found if kind == "call") == 'add{"a":2}}'
+
+
+def test_colours_are_for_people() -> None:
+    assert not any("\x1b" in line for line in shown("Hello!"))
+    coloured = shown("Hello!", terminal=True)
+    assert any("\x1b[35m<|im_start|>\x1b[0m" in line for line in coloured)
+
+
+def test_bytes_that_are_no_text_are_shown_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "completion.txt"
+    file.write_text("☃")
+    lines = shown("--tokenizer", str(pocket.FOLDER), "--completion", str(file), "Hi")
+    assert any(r"b'\x" in line for line in lines)
+    assert lines[-1].strip() == "incomplete (length)"
+
+
+def test_what_is_lost_and_what_is_malformed_is_told(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}
+    file, said = tmp_path / "request.json", tmp_path / "completion.txt"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}))
+    said.write_text("<|channel|>nonsense<|message|>Hm<|return|>")
+    lines = shown("--format", "harmony", "--request", str(file), "--completion", str(said))
+    assert any(line.startswith("malformed: ") for line in lines)
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": [image]}]}))
+    lines = shown("--format", "harmony", "--request", str(file))
+    assert any(line.startswith("lost: items[0].content[0]") for line in lines)
+
+
+MISTAKES = {
+    "no such format": (["--format", "morse"], "There is no format 'morse'. Formats: "),
+    "no such folder": (["--tokenizer", "nowhere"], "[Errno 2] No such file"),
+    "no such file": (["--request", "nowhere.json"], "[Errno 2] No such file"),
+    "ids without a vocabulary": (
+        ["--format", "harmony", "--completion", "ids.json"],
+        "A completion of ids needs a vocabulary: --tokenizer FOLDER.",
+    ),
+    "no request": (["--request", "ids.json"], "the request is no JSON object: "),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_in_a_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ids.json").write_text("[1, 2]")
+    words, told = MISTAKES[name]
+    assert shown(*words, status=1) == []
+    assert capsys.readouterr().err.startswith(f"dragoman: {told}")
+
+
+def test_without_the_local_extra_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pocket, "available", lambda: False)
+    assert shown(status=1) == []
+    assert "pip install 'dragoman[local]'" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""The word of how sure an answer is, carried by events and responses."""
+
+import pytest
+
+from dragoman.core.event import Finished, Started
+from dragoman.core.fold import fold, unfold
+from dragoman.core.guarantee import demanded, unsure
+from dragoman.core.request import FunctionTool, JSONObject, Namespace, Request, UnknownTool
+
+
+def test_the_end_knows_better_than_the_beginning() -> None:
+    start = Started("1", 0, "m", guarantee="enforced")
+    assert fold([start, Finished("completed")]).guarantee == "enforced"
+    assert fold([start, Finished("completed", guarantee="best-effort")]).guarantee == "best-effort"
+    verified = fold([Started("1", 0, "m"), Finished("completed", guarantee="verified")])
+    assert fold(unfold(verified)) == verified
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"),
+    [
+        (Request(model="m"), None),
+        (Request(model="m", format=JSONObject()), "best-effort"),
+        (Request(model="m", extra={"chat": {"response_format": {"type": "regex"}}}), "best-effort"),
+        (Request(model="m", extra={"chat": {"response_format": {"vendor": 1}}}), None),
+        (
+            Request(model="m", tools=(Namespace("n", (FunctionTool("f", strict=True),)),)),
+            "best-effort",
+        ),
+        (Request(model="m", tools=(UnknownTool("chat", "x", {}),)), None),
+    ],
+)
+def test_an_answer_of_which_nobody_said_more(request_: Request, word: str | None) -> None:
+    assert unsure(request_) == word
+    assert demanded(request_) is (word is not None)

@@ -1,0 +1,125 @@
+"""GGUF files as engines: llama.cpp's server inside this process, from its start to its end."""
+
+import asyncio
+import re
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.event import Delta
+from dragoman.core.item import FunctionCall, Message
+from dragoman.core.request import FunctionTool, Request, Sampling
+from dragoman.engines import llamacpp as room
+from dragoman.engines.llamacpp import LlamaCpp, llamacpp
+from tests.engines.stage import answered
+from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
+from tests.upstream.model.transcripts import HELLO
+
+FILE = MODEL_FOLDER / MODEL_FILE
+CONTEXT = 2048
+WEATHER = FunctionTool(
+    "get_weather",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[LlamaCpp]:
+    made = llamacpp(FILE, threads=1, context=CONTEXT, gpu_layers=0)
+    yield made
+    await made.close()
+
+
+def asking(text: str) -> Request:
+    return Request(
+        model="tiny", items=(Message("user", text),), sampling=Sampling(temperature=0), stream=True
+    )
+
+
+async def test_it_answers_in_text_and_in_calls(engine: LlamaCpp) -> None:
+    assert (await answered(engine, asking("Hello!"))).text == HELLO
+    wanted = replace(asking("What is the weather in Paris?"), tools=(WEATHER,))
+    (call,) = (await answered(engine, wanted)).output
+    assert isinstance(call, FunctionCall)
+    assert (call.name, call.arguments) == ("get_weather", '{"city": "Paris"}')
+
+
+async def test_the_listing_has_the_files_name_and_the_context(engine: LlamaCpp) -> None:
+    (model,) = await engine.models()
+    assert model.id == "tiny"
+    assert (model.extra or {})["models"]["context_window"] == CONTEXT
+
+
+async def test_nobody_else_can_ask_its_server(engine: LlamaCpp) -> None:
+    body = b'{"messages": [{"role": "user", "content": "Hello!"}]}'
+    request = urllib.request.Request(f"{engine.base_url}/chat/completions", body)
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        await asyncio.to_thread(urllib.request.urlopen, request)
+    refused.value.close()
+
+
+async def test_a_format_of_ours_can_be_put_in_front() -> None:
+    engine = llamacpp(FILE, threads=1, context=CONTEXT, format=str(folder_of_the_template()))
+    assert (await answered(engine, asking("Hello!"))).text == HELLO
+    await engine.close()
+
+
+def folder_of_the_template() -> Path:
+    """The pocket model's folder: both models read the same markup."""
+    from dragoman.engines.pocket import FOLDER
+
+    return FOLDER
+
+
+async def test_closing_stops_the_server_in_the_midst_of_a_song() -> None:
+    engine = llamacpp(FILE, threads=1, context=CONTEXT)
+    events = engine.stream(asking("Sing for ever."))
+    async for event in events:
+        if isinstance(event, Delta):
+            break
+    await asyncio.wait_for(engine.close(), 30)
+    await events.aclose()
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        await asyncio.to_thread(urllib.request.urlopen, engine.base_url)
+
+
+# ---- what cannot be served -----------------------------------------------------------------
+
+
+def test_a_missing_extra_is_told_with_the_line_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'dragoman\[llamacpp\]'$"):
+        room.prepare(FILE)
+
+
+def test_what_is_no_file_or_no_gguf_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"absent\.gguf is no file\.$"):
+        room.prepare(tmp_path / "absent.gguf")
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"PK\x03\x04")
+    with pytest.raises(ValueError, match=r"other\.gguf is no GGUF file\.$"):
+        room.prepare(other)
+
+
+def test_a_broken_file_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(FILE.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=re.escape(f"llama.cpp cannot run {broken}: ")):
+        llamacpp(broken)
+
+
+@pytest.mark.parametrize("name", ["context", "parallel", "threads"])
+def test_a_number_that_makes_no_sense_is_told(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be at least 1, not 0"):
+        room.prepare(FILE, **{name: 0})
+
+
+def test_an_unknown_format_is_told_before_the_model_is_loaded() -> None:
+    with pytest.raises(ValueError, match="There is no format 'moon'"):
+        room.prepare(FILE, format="moon")

@@ -1,0 +1,182 @@
+"""Sealed reasoning that a server cannot open: asked once more without, and told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.fold import fold, unfold
+from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.item import FunctionCall, Message, Reasoning, Summary
+from dragoman.core.loss import Loss
+from dragoman.core.request import FunctionTool, Request
+from dragoman.engines.opaque import ASKING, ENCRYPTED
+from dragoman.engines.resend import CODE, NOT_OPENED, Resending
+from dragoman.engines.script import Script, spoken
+from dragoman.engines.wrap import batches
+from tests.engines.stage import heard
+
+SEALED = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA", id="rs_1")
+BLOB = Reasoning(encrypted="gBBB", id="rs_2")
+CALL = FunctionCall("call_1", "clock", "{}")
+ASK = Message("user", "Go.")
+TALK = Request(model="m", items=(ASK, SEALED, BLOB, CALL))
+TOOLS = Request(model="m", items=(ASK,), tools=(FunctionTool("clock"),))
+CHAT, RESPONSES = Caller(wire="chat"), Caller(wire="responses")
+
+INVALID = Fault(
+    "upstream_refused", "It could not be verified.", "client", status=400, upstream_code=CODE
+)
+UNSUPPORTED = Fault(
+    "upstream_refused", "Encrypted content is not supported with this model.", "client", status=400
+)
+SIGNED = Fault("upstream_refused", "Invalid `signature` in `thinking` block", "client", status=400)
+
+
+class Server(Script):
+    """Refuses what it is told to, and says hello to the rest. `before` comes before a refusal."""
+
+    def __init__(self, fault: Fault = INVALID, *before: Event, refused: Any = None) -> None:
+        self.asked: list[Request] = []
+        self.refused = refused or (lambda request: _seals(request))
+        self.refusal = (*before, Failed(fault))
+        super().__init__(self.play)
+
+    def play(self, request: Request) -> Any:
+        self.asked.append(request)
+        if self.refused(request):
+            return self.refusal
+        lost = () if ENCRYPTED not in request.include else (Loss(ASKING, "told", "no such thing"),)
+        started, *rest = unfold(spoken("Hello."))
+        return [replace(started, losses=lost), *rest]
+
+
+def _seals(request: Request) -> bool:
+    return any(isinstance(item, Reasoning) and item.encrypted for item in request.items)
+
+
+async def ask(engine: Any, request: Request, caller: Caller = ANYONE) -> list[Event]:
+    return [event async for batch in batches(engine, request, caller) for event in batch]
+
+
+@pytest.mark.parametrize("fault", [INVALID, UNSUPPORTED, SIGNED])
+async def test_p12_a_blob_that_cannot_be_opened_is_left_out_at_the_second_try(
+    fault: Fault,
+) -> None:
+    server = Server(fault)
+    answer = fold(await heard(Resending(server), TALK))
+    assert answer.text == "Hello."
+    assert answer.losses == (NOT_OPENED,)
+    first, second = server.asked
+    assert first is TALK
+    assert second.items == (ASK, replace(SEALED, encrypted=None, id=None), CALL)
+
+
+async def test_p12_nothing_is_asked_a_third_time() -> None:
+    server = Server(refused=lambda request: True)
+    answer = fold(await heard(Resending(server), TALK))
+    assert answer.error == INVALID
+    assert len(server.asked) == 2
+
+
+async def test_p12_a_refusal_stands_where_that_is_set() -> None:
+    server = Server()
+    answer = fold(await heard(Resending(server, again=False), TALK))
+    assert answer.error == INVALID
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "fault"),
+    [
+        (TALK, Fault("upstream_refused", "Too long.", "client", status=400)),
+        (TALK, Fault("upstream_error", "encrypted content", "upstream", status=500)),
+        (replace(TALK, items=(ASK,)), INVALID),
+    ],
+)
+async def test_p12_only_what_is_about_seals_is_asked_again(request_: Request, fault: Fault) -> None:
+    server = Server(fault, refused=lambda request: True)
+    assert fold(await heard(Resending(server), request_)).error == fault
+    assert len(server.asked) == 1
+
+
+STARTED = Started("1", 0, "m")
+
+
+async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None:
+    """Headers are sent after a while, whatever the server does; the refusal comes later."""
+    server = Server(INVALID, STARTED)
+    events = await heard(Resending(server), TALK)
+    assert [type(event) for event in events].count(Started) == 1
+    assert fold(events).text == "Hello."
+    assert isinstance(events[-1], Finished)
+    assert events[-1].losses == (NOT_OPENED,)
+
+
+async def test_p12_what_has_been_said_is_never_said_again() -> None:
+    server = Server(INVALID, *list(unfold(spoken("Hel")))[:4])
+    answer = fold(await heard(Resending(server), TALK))
+    assert (answer.error, len(server.asked)) == (INVALID, 1)
+
+
+class Once(Script):
+    """Gives a whole answer as one batch."""
+
+    async def batches(self, request: Request, caller: Caller) -> AsyncGenerator[list[Event], None]:
+        if _seals(request):
+            yield [STARTED]
+            yield [Failed(INVALID)]
+        else:
+            yield list(unfold(spoken("Hello.")))
+
+
+async def test_p12_an_answer_that_comes_at_once_is_told_of_at_its_end() -> None:
+    events = await ask(Resending(Once("Hello.")), TALK)
+    assert events[0] == STARTED
+    assert isinstance(events[-1], Finished)
+    assert events[-1].losses == (NOT_OPENED,)
+
+
+# ---- asking for what a client of Chat cannot ask for ------------------------------------------
+
+
+async def test_p9_sealed_reasoning_is_asked_for_where_the_client_cannot() -> None:
+    server = Server()
+    answer = fold(await ask(Resending(server), TOOLS, CHAT))
+    assert server.asked[0].include == (ENCRYPTED,)
+    assert answer.losses == ()  # a server that has none is nothing to tell of
+    await ask(Resending(server), TOOLS, RESPONSES)
+    assert server.asked[-1] is TOOLS
+    plain = replace(TOOLS, tools=())
+    await ask(Resending(server), plain, CHAT)
+    assert server.asked[-1] is plain
+    own = replace(TOOLS, include=(ENCRYPTED,))
+    answer = fold(await ask(Resending(server), own, RESPONSES))
+    assert server.asked[-1] is own
+    assert [loss.field for loss in answer.losses] == [ASKING]
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(again: bool) -> None:
+    server = Server(UNSUPPORTED, refused=lambda request: ENCRYPTED in request.include)
+    engine = Resending(server, again=again)
+    for _ in range(2):
+        answer = fold(await ask(engine, TOOLS, CHAT))
+        assert (answer.text, answer.losses) == ("Hello.", ())
+    assert [request.include for request in server.asked] == [(ENCRYPTED,), (), ()]
+    # Who asks for it by name gets the refusal.
+    own = replace(TOOLS, include=(ENCRYPTED,))
+    assert fold(await ask(engine, own, RESPONSES)).error == UNSUPPORTED
+
+
+def test_what_may_pass_as_bytes_passes() -> None:
+    class Relaying(Server):
+        def relay(self, body: bytes, request: Request, caller: Caller) -> Any:
+            return "relayed"
+
+    assert Resending(Relaying()).relay(b"", TOOLS, CHAT) == "relayed"

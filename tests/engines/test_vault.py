@@ -1,0 +1,340 @@
+"""Reasoning that led to calls: kept, put back where it was, and given to nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from dragoman.core.event import Failed, Finished, ItemAdded, ItemDone, Started
+from dragoman.core.fold import fold, unfold
+from dragoman.core.interfaces import Caller
+from dragoman.core.item import (
+    CustomToolCall,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    Summary,
+    Thought,
+)
+from dragoman.core.request import FunctionTool, Request
+from dragoman.core.response import Response
+from dragoman.core.turn import CUT
+from dragoman.engines.opaque import ENCRYPTED, in_words, is_opaque
+from dragoman.engines.recall import Recalling
+from dragoman.engines.script import Script
+from dragoman.engines.vault import Vault
+from tests import strategies
+from tests.engines.stage import heard
+
+ASK = Message("user", "What is the time in Rome?")
+SAID = Message("assistant", "One moment.")
+SEALED = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA+/==\ud83d", id="rs_1")
+OPEN = Reasoning((Thought("I need a clock."),))
+CALL = FunctionCall("call_1", "clock", '{"city": "Rome"}')
+RESULT = FunctionCallOutput("call_1", "12:00")
+TURN = {"turn": {"new": True}}
+
+
+def vault(*items: Item, model: str = "m") -> Vault:
+    kept = Vault()
+    kept.keep("ada", model, items)
+    return kept
+
+
+def recalled(kept: Vault, *items: Item, model: str = "m", tenant: str = "ada") -> tuple[Item, ...]:
+    return kept.recall(tenant, model, items)[0]
+
+
+# ---- what is put back ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (SEALED, CALL),
+        (SEALED, SAID, CALL),
+        (SAID, SEALED, CALL),
+        (OPEN, SAID, SEALED, CALL, FunctionCall("call_2", "clock", "{}")),
+        (OPEN, CALL, SEALED, CustomToolCall("call_2", "sh", "ls")),
+    ],
+)
+def test_p9_what_led_to_a_call_is_put_back_where_it_was(answer: tuple[Item, ...]) -> None:
+    kept = vault(*answer)
+    bare = [item for item in answer if not isinstance(item, Reasoning)]
+    assert recalled(kept, ASK, *bare, RESULT, ASK) == (ASK, *answer, RESULT, ASK)
+
+
+def test_p9_one_of_several_calls_is_enough_and_none_brings_it_twice() -> None:
+    second = FunctionCall("call_2", "clock", "{}")
+    kept = vault(SEALED, CALL, second)
+    assert recalled(kept, ASK, second, RESULT) == (ASK, SEALED, second, RESULT)
+    assert recalled(kept, ASK, second, CALL) == (ASK, SEALED, second, CALL)
+
+
+def test_p9_words_that_came_back_alone_get_their_seal_again() -> None:
+    """Chat shows a summary as reasoning, and a client may bring that back."""
+    shown = Reasoning((Thought(" A clock.\n\nI need a clock. "),))
+    both = replace(SEALED, content=OPEN.content)
+    assert recalled(vault(both, CALL), ASK, shown, SAID, CALL) == (ASK, both, SAID, CALL)
+    summary = Reasoning((Thought("A clock."),))
+    assert recalled(vault(SEALED, CALL), ASK, summary, CALL) == (ASK, SEALED, CALL)
+
+
+@pytest.mark.parametrize(
+    "brought",
+    [
+        SEALED,
+        Reasoning((Thought("Something else."),)),
+        Reasoning((Thought("A clock."),), extra={"chat": {"reasoning_details": [1]}}),
+    ],
+)
+def test_what_a_client_says_itself_stands(brought: Reasoning) -> None:
+    asked = (ASK, brought, CALL, RESULT)
+    assert vault(SEALED, CALL).recall("ada", "m", asked) == (asked, ())
+
+
+def test_reasoning_inside_the_text_is_not_put_beside_it() -> None:
+    inline = Reasoning((Thought("Hm."),), extra={"inline": {"open": "<think>"}})
+    asked = (ASK, Message("assistant", "<think>Hm.</think>"), CALL)
+    assert recalled(vault(inline, CALL), *asked) == asked
+
+
+def test_a_turn_begins_with_what_was_put_back() -> None:
+    """A mark says that a message of the assistant follows another; the first item has it."""
+    begun = replace(CALL, extra={**TURN, "chat": {"x": 1}})
+    kept = vault(SEALED, CALL)
+    asked = (ASK, SAID, begun, RESULT)
+    marked, plain = replace(SEALED, extra=TURN), replace(CALL, extra={"chat": {"x": 1}})
+    assert recalled(kept, *asked) == (ASK, SAID, marked, plain, RESULT)
+    spoken = replace(SAID, extra=TURN)
+    assert recalled(kept, ASK, SAID, spoken, CALL)[2:] == (marked, SAID, CALL)
+
+
+# ---- whose it is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CALL, name="other"),
+        replace(CALL, arguments='{"city": "Oslo"}'),
+        replace(CALL, arguments='{"city": '),
+        replace(CALL, call_id="call_9"),
+    ],
+)
+def test_another_call_of_the_same_id_gets_nothing(other: FunctionCall) -> None:
+    """Some servers count their calls from 0 in every conversation."""
+    asked = (ASK, other)
+    assert vault(SEALED, CALL).recall("ada", "m", asked) == (asked, ())
+
+
+def test_arguments_may_be_written_in_other_white_space() -> None:
+    kept, tight = vault(SEALED, CALL), replace(CALL, arguments='{"city":"Rome"}')
+    assert recalled(kept, tight) == (SEALED, tight)
+
+
+def test_another_tenant_gets_nothing() -> None:
+    asked = (ASK, CALL)
+    assert vault(SEALED, CALL).recall("bob", "m", asked)[0] is asked
+
+
+def test_the_oldest_goes_when_there_is_no_more_room() -> None:
+    kept = Vault(2_000)
+    for number in range(10):
+        call = replace(CALL, call_id=f"call_{number}")
+        kept.keep("ada", "m", (Reasoning((Thought("x" * 500),)), call))
+    there = [
+        len(recalled(kept, replace(CALL, call_id=f"call_{number}"))) == 2 for number in range(10)
+    ]
+    assert not there[0]
+    assert there[-1]
+    assert there == sorted(there)
+
+
+def test_a_vault_without_room_keeps_nothing() -> None:
+    kept = Vault(0)
+    kept.keep("ada", "m", (SEALED, CALL))
+    assert recalled(kept, CALL) == (CALL,)
+
+
+# ---- when the model changes ------------------------------------------------------------------
+
+
+def test_p13_for_another_model_words_stay_and_what_is_sealed_goes_and_is_told() -> None:
+    items, losses = vault(SEALED, CALL).recall("ada", "other", (ASK, CALL))
+    assert items == (ASK, replace(SEALED, encrypted=None, id=None), CALL)
+    assert [(loss.field, loss.action) for loss in losses] == [(ENCRYPTED, "told")]
+    assert "sealed by m" in losses[0].why
+    items, losses = vault(OPEN, CALL).recall("ada", "other", (ASK, CALL))
+    assert (items, losses) == ((ASK, OPEN, CALL), ())
+    items, losses = vault(Reasoning(encrypted="x"), CALL).recall("ada", "other", (ASK, CALL))
+    assert items == (ASK, CALL)
+    assert losses
+
+
+@pytest.mark.parametrize(
+    "sealed", [SEALED, replace(OPEN, extra={"chat": {"reasoning_details": [{"signature": "s"}]}})]
+)
+def test_p13_a_blob_that_a_client_carries_is_known_by_its_maker(sealed: Reasoning) -> None:
+    kept = vault(sealed)
+    asked = (ASK, sealed, SAID, ASK)
+    assert kept.recall("ada", "m", asked) == (asked, ())
+    items, losses = kept.recall("ada", "other", asked)
+    assert items == (ASK, in_words(sealed), SAID, ASK)
+    assert losses
+    # Of one whose maker nobody knows nothing is said.
+    assert kept.recall("bob", "other", asked) == (asked, ())
+
+
+# ---- laws ------------------------------------------------------------------------------------
+
+_plain = st.builds(Message, st.just("assistant"), strategies.text.filter(bool))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[list[Item]]:
+    """Turns of an agent: what led to calls, perhaps words, the calls, and what they returned."""
+    turns: list[list[Item]] = []
+    for number in range(draw(st.integers(1, 4))):
+        turn: list[Item] = []
+        for group in range(draw(st.integers(1, 2))):
+            turn += draw(st.lists(strategies.reasonings, max_size=2))
+            if draw(st.booleans()):
+                turn += [draw(_plain), *draw(st.lists(strategies.reasonings, max_size=1))]
+            for call in range(draw(st.integers(1, 2))):
+                made = draw(strategies.function_calls | strategies.custom_calls)
+                turn.append(replace(made, call_id=f"call_{number}_{group}_{call}"))
+        turns.append(turn)
+    return turns
+
+
+def history(turns: list[list[Item]], *, bare: bool) -> tuple[Item, ...]:
+    said: list[Item] = [ASK]
+    for turn in turns:
+        said += [i for i in turn if not (bare and isinstance(i, Reasoning))]
+        said += [
+            FunctionCallOutput(item.call_id, "ok")
+            for item in turn
+            if isinstance(item, FunctionCall | CustomToolCall)
+        ]
+    return tuple(said)
+
+
+@given(answers())
+def test_p13_what_comes_back_is_what_there_was_to_the_byte(turns: list[list[Item]]) -> None:
+    kept = Vault()
+    for turn in turns:
+        kept.keep("ada", "m", turn)
+    whole, bare = history(turns, bare=False), history(turns, bare=True)
+    assert kept.recall("ada", "m", bare) == (whole, ())
+    assert kept.recall("ada", "m", whole) == (whole, ())
+    assert kept.recall("bob", "m", bare) == (bare, ())
+
+
+@given(answers())
+def test_p13_nothing_sealed_reaches_another_model_and_all_words_do(turns: list[list[Item]]) -> None:
+    kept = Vault()
+    for turn in turns:
+        kept.keep("ada", "m", turn)
+    items, losses = kept.recall("ada", "other", history(turns, bare=True))
+    thoughts = [item for turn in turns for item in turn if isinstance(item, Reasoning)]
+    back = [item for item in items if isinstance(item, Reasoning)]
+    assert not any(map(is_opaque, back))
+    assert [i.text for i in back if i.text] == [i.text for i in thoughts if i.text]
+    assert bool(losses) is any(map(is_opaque, thoughts))
+
+
+# ---- around an engine ------------------------------------------------------------------------
+
+TOOL = FunctionTool("clock")
+FIRST = Request(model="m", items=(ASK,), tools=(TOOL,))
+AGAIN = Request(model="m", items=(ASK, CALL, RESULT), tools=(TOOL,))
+
+
+def answered(*output: Item, **fields: Any) -> Response:
+    named = tuple(
+        replace(item, id=f"item_{n}", status="completed") for n, item in enumerate(output)
+    )
+    given = {"id": "1", "created_at": 0, "model": "x", "status": "completed", **fields}
+    return Response(output=named, reasons=("tool_calls",), **given)
+
+
+class Model(Script):
+    """Thinks, then calls; remembers what it was asked."""
+
+    def __init__(self, *output: Item, **fields: Any) -> None:
+        self.asked: list[Request] = []
+        self.answer = answered(*(output or (SEALED, CALL)), **fields)
+        super().__init__(self.play)
+
+    def play(self, request: Request) -> Response:
+        self.asked.append(request)
+        return self.answer
+
+
+async def test_p9_an_engine_gets_back_what_its_client_could_not_carry() -> None:
+    model = Model()
+    engine = Recalling(model)
+    first = fold(await heard(engine, FIRST))
+    assert first.output == model.answer.output
+    await heard(engine, AGAIN)
+    assert model.asked[-1].items == (ASK, model.answer.output[0], CALL, RESULT)
+
+
+async def test_p13_an_engine_of_another_model_is_told_of() -> None:
+    model = Model()
+    engine = Recalling(model)
+    await heard(engine, FIRST)
+    started = (await heard(engine, replace(AGAIN, model="other")))[0]
+    assert isinstance(started, Started)
+    assert [loss.field for loss in started.losses] == [ENCRYPTED]
+
+
+async def test_every_choice_is_remembered_for_itself() -> None:
+    other = replace(CALL, call_id="call_2")
+    model = Model(SEALED, OPEN, CALL, other, choices=(0, 1, 0, 1))
+    model.answer = replace(model.answer, reasons=("tool_calls", "tool_calls"))
+    engine = Recalling(model)
+    await heard(engine, FIRST)
+    thoughts = model.answer.output
+    await heard(engine, replace(AGAIN, items=(ASK, CALL, RESULT)))
+    assert model.asked[-1].items[1] == thoughts[0]
+    await heard(engine, replace(AGAIN, items=(ASK, other)))
+    assert model.asked[-1].items[1] == thoughts[1]
+
+
+async def test_what_came_before_a_cut_is_remembered() -> None:
+    events = [event for event in unfold(answered(SEALED, CALL)) if type(event) is not Finished]
+    engine = Recalling(Script([*events, Failed(CUT)]))
+    await heard(engine, FIRST)
+    assert len(engine.vault.recall("", "m", AGAIN.items)[0]) == 4
+
+
+async def test_who_leaves_in_the_middle_may_still_come_back() -> None:
+    engine = Recalling(Script(list(unfold(answered(SEALED, CALL)))))
+    answer = engine.stream(FIRST)
+    async for event in answer:
+        if isinstance(event, ItemDone) and isinstance(event.item, FunctionCall):
+            break
+    await answer.aclose()
+    assert len(engine.vault.recall("", "m", AGAIN.items)[0]) == 4
+
+
+async def test_plain_talk_passes_by() -> None:
+    class Relaying(Model):
+        def relay(self, body: bytes, request: Request, caller: Caller) -> Any:
+            return "relayed"
+
+    model = Relaying(SAID)
+    engine = Recalling(model)
+    assert engine.relay(b"", FIRST, Caller()) == "relayed"
+    events = await heard(engine, Request(model="m", items=(ASK,)))
+    assert any(isinstance(event, ItemAdded) for event in events)
+    engine.vault.keep("", "m", (SEALED, CALL))
+    assert engine.relay(b"", AGAIN, Caller()) is None

@@ -1,0 +1,40 @@
+"""The smallest format there is, for tests of the engine: bytes in, bytes out, one control token.
+
+Each item of a conversation is a line of the prompt; the answer is text until `<|end|>`.
+"""
+
+from collections.abc import Sequence
+
+from dragoman.core.item import Message, Token
+from dragoman.core.request import JSONSchema, Request
+from dragoman.core.turn import Turn
+from dragoman.engines.token.raw import RawParser
+from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
+from dragoman.formats.prompt import Prompt
+from dragoman.formats.tokenizer import ByteTokenizer, Tokenizer
+
+TOY = ByteTokenizer(["<|end|>"])
+END = TOY.controls["<|end|>"]
+
+
+class Plain:
+    """Lines of text."""
+
+    name = "plain"
+
+    def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
+        lines = [item.text + "\n" for item in request.items if isinstance(item, Message)]
+        return Prompt((*([setting.today] if setting.today else ()), *lines))
+
+    def stops(self, request: Request) -> Stops:
+        return Stops(("<|end|>",))
+
+    def parser(self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None) -> RawParser:
+        return RawParser(request, turn, tokenizer or TOY)
+
+    def grammar(self, request: Request) -> Grammar | None:
+        return Grammar("start: /[ab]+/") if isinstance(request.format, JSONSchema) else None
+
+
+def tokens(ids: Sequence[int]) -> list[Token]:
+    return [Token(TOY.piece(id).decode("utf-8", "replace"), None, TOY.piece(id)) for id in ids]

@@ -1,0 +1,460 @@
+"""The engine over every kind of model: what is said, what is counted, what is refused."""
+
+import asyncio
+import math
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError
+from dragoman.core.event import Failed, Started
+from dragoman.core.fold import fold
+from dragoman.core.item import Message, Text
+from dragoman.core.loss import Loss
+from dragoman.core.request import JSONSchema, Request, Sampling
+from dragoman.core.response import Response
+from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
+from dragoman.engines.token.source import NamingModel
+from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
+from dragoman.formats.prompt import Prompt
+from dragoman.formats.tokenizer import Tokenizer
+from tests.engines.stage import answered, heard
+from tests.engines.token.asking import asked, serving
+from tests.engines.token.models import Says, Table, writes
+from tests.engines.token.plain import END, TOY, Plain
+
+
+def stream_of(text: str, size: int = 1) -> Any:
+    data = text.encode()
+
+    async def ids(prompt: list[int], sampling: Sampling) -> AsyncIterator[int | list[int]]:
+        for at in range(0, len(data), size):
+            await asyncio.sleep(0)
+            yield data[at] if size == 1 else list(data[at : at + size])
+
+    return from_stream(ids)
+
+
+async def coroutine(ids: list[int], sampling: Sampling) -> int:
+    await asyncio.sleep(0)
+    return writes("Good dæy")(ids, sampling)
+
+
+def stateful(tokens: list[int], temperature: float, new_request: bool) -> int:
+    return writes("Good dæy")(tokens, None)
+
+
+def at_once(batch: list[list[int]], samplings: list[Sampling]) -> list[int]:
+    return [writes("Good dæy")(ids, None) for ids in batch]
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "scores": lambda: Says("Good dæy"),
+    "next token": lambda: from_next_token(writes("Good dæy")),
+    "new request": lambda: from_next_token(stateful),
+    "coroutine": lambda: from_next_token(coroutine),
+    "step": lambda: from_step(at_once),
+    "stream": lambda: stream_of("Good dæy"),
+    "pieces": lambda: stream_of("Good dæy", 4),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 3])
+async def test_every_kind_of_model_says_what_it_writes(kind: str, n: int) -> None:
+    async with serving(KINDS[kind]()) as engine:
+        response = await answered(engine, asked(n=n))
+        ended = "stream" not in kind and kind != "pieces"  # those have no token for the end
+        assert [_text(response, choice) for choice in range(n)] == ["Good dæy"] * n
+        assert (response.status, response.reasons) == ("completed", ("stop",) * n)
+        usage = response.usage
+        assert usage is not None
+        assert usage.input_tokens == 3
+        assert usage.output_tokens == n * (9 + ended)
+        assert usage.total_tokens == 3 + n * (9 + ended)
+
+
+def _text(response: Response, choice: int) -> str:
+    return "".join(item.text for item in response.choice(choice) if isinstance(item, Message))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind: str) -> None:
+    async with serving(KINDS[kind]()) as engine:
+        for n in (1, 2):
+            response = await answered(engine, asked(stop=("d d", "od d"), n=n))
+            assert [_text(response, choice) for choice in range(n)] == ["Go"] * n
+            assert response.reasons == ("stop",) * n
+            assert response.usage is not None
+            assert response.usage.output_tokens == 6 * n
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=20), st.text(min_size=1, max_size=3))
+def test_a_stop_string_is_found_in_any_text(text: str, stop: str) -> None:
+    async def ask() -> Response:
+        async with serving(Says(text)) as engine:
+            return await answered(engine, asked(stop=(stop,), temperature=0))
+
+    text = text.encode("utf-8", "replace").decode()
+    stop = stop.encode("utf-8", "replace").decode()
+    assert asyncio.run(ask()).text == text.partition(stop)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_r4_40_at_the_limit_all_that_was_written_is_kept(kind: str) -> None:
+    async with serving(KINDS[kind]()) as engine:
+        for limit in (1, 4, 7):
+            response = await answered(engine, asked(max_tokens=limit))
+            assert response.text == "Good dæy".encode()[:limit].decode("utf-8", "replace")
+            assert (response.status, response.reasons) == ("incomplete", ("length",))
+            assert response.output[-1].status == "incomplete"
+            assert response.usage is not None
+            assert response.usage.output_tokens == limit
+
+
+async def test_the_context_is_a_limit_too() -> None:
+    async with serving(Says("a" * 50, context=10)) as engine:
+        response = await answered(engine, asked())
+        assert (response.text, response.reasons) == ("a" * 7, ("length",))
+        assert len((await answered(engine, asked(max_tokens=99))).text) == 7
+        assert len((await answered(engine, asked(max_tokens=2))).text) == 2
+        with_default = replace(asked("x" * 8), max_output_tokens=None)
+        assert (await answered(engine, with_default)).text == "a"
+    async with serving(Says("a" * 50), max_tokens=5) as engine:
+        assert (await answered(engine, asked())).text == "a" * 5
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_in_tokens() -> None:
+    async with serving(Says("", context=10)) as engine:
+        (failed,) = await heard(engine, asked("x" * 11))
+        assert isinstance(failed, Failed)
+        assert failed.fault.upstream_code == "context_length_exceeded"
+        assert failed.fault.blame == "client"
+        assert "12 tokens" in failed.fault.message
+        assert "10 tokens" in failed.fault.message
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (asked(max_tokens=0), "max_output_tokens"),
+        (asked(n=0), "n"),
+        (asked(n=129), "n"),
+        (asked(top_p=7.0), "top_p"),
+        (Request(model="toy"), None),
+    ],
+)
+async def test_what_means_nothing_is_refused_before_the_model_hears_of_it(
+    request_: Request, param: str | None
+) -> None:
+    model = Table()
+    async with serving(model) as engine:
+        (failed,) = await heard(engine, request_)
+        assert isinstance(failed, Failed)
+        assert (failed.fault.code, failed.fault.param) == ("invalid_request", param)
+        assert not model.opened
+
+
+async def test_a_model_that_only_names_tokens_refuses_probabilities() -> None:
+    for kind in ("next token", "new request", "step", "stream"):
+        async with serving(KINDS[kind]()) as engine:
+            (failed,) = await heard(engine, asked(logprobs=True))
+            assert isinstance(failed, Failed)
+            assert (failed.fault.code, failed.fault.param) == ("unsupported", "logprobs")
+
+
+async def test_what_a_function_cannot_hear_of_is_told() -> None:
+    request = asked(top_p=0.5, seed=1, temperature=0.5, logit_bias={"1": 2.0})
+    async with serving(KINDS["new request"]()) as engine:
+        started = (await heard(engine, request))[0]
+        assert isinstance(started, Started)
+        why = "the model chooses its tokens without it"
+        fields = ("top_p", "seed", "logit_bias")
+        assert started.losses == tuple(Loss(name, "told", why) for name in fields)
+    async with serving(KINDS["next token"]()) as engine:  # it is given the settings, and may obey
+        started = (await heard(engine, request))[0]
+        assert isinstance(started, Started)
+        assert not started.losses
+
+
+async def test_functions_are_given_the_settings() -> None:
+    given: list[tuple[Any, ...]] = []
+
+    def next_token(ids: list[int], sampling: Sampling) -> int | None:
+        given.append((list(ids), sampling.temperature, sampling.seed))
+        return None if len(given) > 2 else 65
+
+    async with serving(from_next_token(next_token)) as engine:
+        assert (await answered(engine, asked("a", temperature=0.3, seed=4))).text == "AA"
+    assert given == [([97, 10, *[65] * k], 0.3, 4) for k in range(3)]
+
+
+async def test_a_function_with_a_state_is_told_of_every_new_request() -> None:
+    given: list[tuple[int, float, bool]] = []
+
+    def next_token(tokens: list[int], temperature: float, new_request: bool) -> int:
+        given.append((len(tokens), temperature, new_request))
+        return 65 if len(tokens) < 5 else END
+
+    async with serving(from_next_token(next_token)) as engine:
+        await answered(engine, asked("a"))
+        await asyncio.gather(*(answered(engine, asked("a", temperature=0.0)) for _ in range(2)))
+    one = [(2, 1.0, True), (3, 1.0, False), (4, 1.0, False), (5, 1.0, False)]
+    assert given == [*one, *[(count, 0.0, new) for count, _, new in one] * 2]
+
+
+async def test_a_function_that_was_interleaved_is_told_when_it_must_read_again() -> None:
+    given: list[tuple[int, bool]] = []
+
+    def next_token(tokens: list[int], temperature: float, new_request: bool) -> int:
+        given.append((tokens[0], new_request))
+        return 65 if len(tokens) < 4 else END
+
+    async with serving(from_next_token(next_token), concurrency=2) as engine:
+        await asyncio.gather(answered(engine, asked("a")), answered(engine, asked("b")))
+    last = 0
+    for letter, new in given:
+        assert new or letter == last
+        last = letter
+
+
+async def test_ids_no_vocabulary_has_are_a_fault_of_the_model() -> None:
+    for wrong in (-1, TOY.size, "x", 1.5):
+        async with serving(from_next_token(lambda ids, sampling, wrong=wrong: wrong)) as engine:
+            last = (await heard(engine, asked()))[-1]
+            assert isinstance(last, Failed)
+            assert last.fault.code == "internal"
+            assert "no id" in last.fault.message
+    for right in (np.int64(END), True):
+        one = iter([right])
+        model = from_next_token(lambda ids, sampling, one=one: next(one, END))
+        async with serving(model) as engine:
+            assert (await answered(engine, asked())).status == "completed"
+
+
+async def test_logprobs_are_exact_and_one_for_each_token() -> None:
+    model = Table()
+    async with serving(model) as engine:
+        request = asked(logprobs=True, top_logprobs=2, seed=3, max_tokens=12, temperature=0.7)
+        response = await answered(engine, request)
+    (message,) = response.output
+    assert isinstance(message, Message)
+    (part,) = message.parts
+    assert isinstance(part, Text)
+    assert len(part.tokens) == 12
+    ids = [*b"hi\n"]
+    for token in part.tokens:
+        scores = model.scores(ids)
+        total = math.log(np.exp(scores).sum())
+        assert token.id is not None
+        assert token.logprob == pytest.approx(scores[token.id] - total)
+        assert [t.logprob for t in token.top] == pytest.approx(sorted(scores - total)[:-3:-1])
+        assert token.bytes == TOY.piece(token.id)
+        ids.append(token.id)
+
+
+async def test_seeds_give_the_same_answer_whatever_else_is_being_written() -> None:
+    async with serving(Table()) as engine:
+        request = asked("seeded", seed=11, max_tokens=40)
+        alone = (await answered(engine, request)).text
+        crowd = [answered(engine, asked(f"other {k}", max_tokens=30 + k)) for k in range(12)]
+        again, *_ = await asyncio.gather(answered(engine, request), *crowd)
+        assert again.text == alone
+        three = await answered(engine, asked("seeded", seed=11, max_tokens=40, n=3))
+        texts = [_text(three, choice) for choice in range(3)]
+        assert texts[0] == alone
+        assert len(set(texts)) == 3
+        one_more = asked("seeded", seed=12, max_tokens=40)
+        assert (await answered(engine, one_more)).text == texts[1]
+
+
+async def test_what_was_read_before_is_reported() -> None:
+    async with serving(Says("ok", reuse=True)) as engine:
+        cached = [(await answered(engine, asked("same"))).usage for _ in range(2)]
+        both = (await answered(engine, asked("same", n=2))).usage
+    assert [usage and usage.cached_tokens for usage in (*cached, both)] == [0, 4, 4]
+
+
+async def test_the_setting_is_asked_for_with_every_prompt() -> None:
+    days = iter(["2026-01-01", "2026-01-02"])
+    model = Says("ok")
+    async with serving(model, setting=lambda: Setting(today=next(days))) as engine:
+        await answered(engine, asked())
+        await answered(engine, asked())
+    assert [bytes(slot.prompt) for slot in model.opened] == [
+        b"2026-01-01hi\n",
+        b"2026-01-02hi\n",
+    ]
+
+
+async def test_tokens_of_a_request_are_counted_exactly() -> None:
+    model = Says("ok")
+    async with serving(model) as engine:
+        for text in ("", "hällo", "x" * 9_000):
+            usage = (await answered(engine, asked(text))).usage
+            assert usage is not None
+            assert await engine.count(asked(text)) == usage.input_tokens
+
+
+async def test_the_listing_tells_the_format_the_context_and_the_guarantees() -> None:
+    async with serving(Says("", context=77)) as engine:
+        (model,) = await engine.models()
+        assert (model.id, model.extra) == (
+            "toy",
+            {"models": {"format": "plain", "context_window": 77, "guarantees": ["enforced"]}},
+        )
+        capabilities = await engine.capabilities("toy")
+        assert (capabilities.choices, capabilities.context) == (True, 77)
+    async with serving(Says("")) as engine:
+        (model,) = await engine.models()
+        assert model.extra == {"models": {"format": "plain", "guarantees": ["enforced"]}}
+
+
+async def test_without_llguidance_the_listing_promises_no_more_than_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dragoman.engines.token.bounds._installed", lambda: False)
+    async with serving(Says("")) as engine:
+        (model,) = await engine.models()
+        assert (model.extra or {})["models"]["guarantees"] == ["verified", "best-effort"]
+
+
+async def test_a_long_conversation_is_counted_away_from_the_loop() -> None:
+    threads = []
+
+    class Slow(Plain):
+        def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return super().render(request, setting)
+
+    async with serving(Says(""), format=Slow()) as engine:
+        await engine.count(asked("short"))
+        await engine.count(asked("x" * 9_000))
+    assert threads == [True, False]
+
+
+def test_without_numpy_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(ImportError, match=r"dragoman\[local\]"):
+        TokenEngine(Plain(), Says(""), TOY)
+    TokenEngine(Plain(), from_next_token(writes("")), TOY)  # which needs none
+
+
+class OnlyAB:
+    """Lets a and b through, three of them; the first is forced to be b."""
+
+    def __init__(self, grammar: Grammar, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
+        assert ends == {END}
+        self.seen: list[int] = []
+
+    def mask(self, logits: Any) -> None:
+        kept = logits[[97, 98]].copy()
+        logits[:] = -np.inf
+        logits[[97, 98]] = kept
+
+    def accept(self, ids: Sequence[int]) -> None:
+        self.seen += ids
+
+    def forced(self) -> Sequence[int]:
+        return () if self.seen else [98, 97]
+
+    @property
+    def over(self) -> bool:
+        return len(self.seen) >= 5
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_what_a_grammar_leaves_no_choice_about_is_written_without_asking(
+    logprobs: bool,
+) -> None:
+    model = Table()
+    async with serving(model, constrain=OnlyAB) as engine:
+        request = replace(asked(logprobs=logprobs), format=JSONSchema("x"))
+        response = await answered(engine, request)
+    assert response.text.startswith("ba")
+    assert (len(response.text), set(response.text)) == (5, {"a", "b"})
+    assert response.reasons == ("stop",)
+    reads = [count for step in model.steps for count in step]
+    assert reads == ([3, 1, 1, 1, 1] if logprobs else [5, 1, 1])
+    if logprobs:
+        (message,) = response.output
+        assert isinstance(message, Message)
+        (part,) = message.parts
+        assert isinstance(part, Text)
+        assert [token.forced for token in part.tokens] == [True, True, False, False, False]
+        assert all(token.logprob is not None and token.logprob < 0 for token in part.tokens)
+
+
+async def test_no_grammar_binds_a_model_that_only_names_tokens() -> None:
+    async with serving(KINDS["next token"](), constrain=OnlyAB) as engine:
+        response = await answered(engine, replace(asked(), format=JSONSchema("x")))
+    assert response.text == "Good dæy"
+
+
+async def test_a_format_whose_end_is_no_token_is_ended_by_its_text() -> None:
+    class Words(Plain):
+        def stops(self, request: Request) -> Stops:
+            return Stops(("<|end|>", "<|over|>"), ("##",))
+
+    for end in ("<|over|>", "##"):
+        async with serving(Says(f"Well.{end} And more"), format=Words()) as engine:
+            response = await answered(engine, asked())
+            assert response.text == f"Well.{end}"  # a parser knows its own markers, this one none
+            assert response.reasons == ("stop",)
+            assert response.usage is not None
+            assert response.usage.output_tokens == 5 + len(end)
+
+
+async def test_ends_of_ones_own() -> None:
+    async with serving(Says("one. two"), ends=[ord(".")]) as engine:
+        assert (await answered(engine, asked())).text == "one."
+    async with serving(Says("one"), ends=["<|end|>"]) as engine:
+        assert (await answered(engine, asked())).text == "one"
+    with pytest.raises(KeyError):
+        async with serving(Says(""), ends=["<|nothing|>"]):
+            pass
+
+
+async def test_the_base_of_naming_models_promises_nothing() -> None:
+    bare = NamingModel()
+    for call in (lambda: bare.open([1], Sampling()), lambda: bare.step([])):
+        with pytest.raises(NotImplementedError):
+            call()
+    bare.close(None)
+
+
+async def test_a_step_function_must_answer_for_every_sequence() -> None:
+    async with serving(from_step(lambda batch, samplings: [])) as engine:
+        last = (await heard(engine, asked()))[-1]
+        assert isinstance(last, Failed)
+
+
+async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
+    class Mute(Plain):
+        def render(self, request: Request, setting: Setting = PLAIN) -> Any:
+            from dragoman.core.error import unsupported
+
+            raise FaultError(unsupported("no", "input"))
+
+    async with serving(Says(""), format=Mute()) as engine:
+        with pytest.raises(FaultError):
+            await engine.count(asked())
+        (failed,) = await heard(engine, asked())
+        assert isinstance(failed, Failed)
+        assert failed.fault.param == "input"
+
+
+async def test_batches_are_the_same_events() -> None:
+    async with serving(Says("Good day to you")) as engine:
+        batches = [batch async for batch in engine.batches(asked())]
+        assert all(batches)
+        response = fold(event for batch in batches for event in batch)
+        assert response.text == "Good day to you"

@@ -1,0 +1,212 @@
+"""Grammars at work on vocabularies: masks, forced tokens, ends, and mistakes by their field."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dragoman.core.error import FaultError
+from dragoman.engines.token.guidance import COMPILED, Guide
+from dragoman.formats.format import Grammar, Marker
+from dragoman.formats.grammar.body import JSONBody, Lark, Regex
+from dragoman.formats.grammar.lark import Writer
+from dragoman.formats.tokenizer import ByteTokenizer
+
+END = "<|end|>"
+BYTES = ByteTokenizer([END])
+GUIDE = Guide(BYTES)
+
+
+class Words:
+    """A vocabulary with words in it; text is encoded by the longest that fit."""
+
+    words = (b'{"', b"name", b'": "', b'"}', b"na", b"me", b"yes", b"ye")
+    size = 256 + len(words) + 1
+    controls = {END: size - 1}
+
+    def encode(self, text: str) -> list[int]:
+        data, ids = text.encode(), []
+        while data:
+            best = max((w for w in self.words if data.startswith(w)), key=len, default=data[:1])
+            ids.append(256 + self.words.index(best) if best in self.words else best[0])
+            data = data[len(best) :]
+        return ids
+
+    def piece(self, id: int) -> bytes:
+        if id < 256:
+            return bytes([id])
+        return END.encode() if id == self.size - 1 else self.words[id - 256]
+
+
+def allowed(motion: object, size: int = BYTES.size) -> bytes:
+    """The bytes that may come next, as a mask leaves them; `#` for the end."""
+    scores = np.zeros(size)
+    motion.mask(scores)
+    return bytes(id if id < 256 else ord("#") for id in np.flatnonzero(scores == 0))
+
+
+def test_a_mask_leaves_what_may_come_next() -> None:
+    motion = GUIDE.constrain(Grammar('start: "a" | "bc"'))
+    assert allowed(motion) == b"ab"
+    motion.accept(b"b")
+    assert allowed(motion) == b"c"
+    assert not motion.over
+    motion.accept(b"c")
+    assert motion.over
+    assert motion.fits
+
+
+def test_a_mask_bars_ids_that_the_vocabulary_does_not_have() -> None:
+    scores = np.zeros(BYTES.size + 50, dtype=np.float32)
+    GUIDE.constrain(Grammar("start: /(?s:.*)/")).mask(scores)
+    assert np.isneginf(scores[BYTES.size :]).all()
+    assert scores[ord("x")] == 0
+
+
+def test_control_tokens_are_no_text() -> None:
+    motion = GUIDE.constrain(Grammar("start: /(?s:.*)/"))
+    scores = np.zeros(BYTES.size)
+    motion.mask(scores)
+    assert np.isneginf(scores[BYTES.controls[END]])
+    assert scores[ord("<")] == 0
+    motion.accept(END.encode())  # spelled out it is text like any other
+
+
+def test_ends_are_those_of_the_grammar_else_those_of_the_engine_else_none() -> None:
+    ended = Grammar('start: "a" end_1', (Marker("end_1", END, "end"),))
+    other = Grammar('start: "a" (end_1 | end_2)', (
+        Marker("end_1", "<|other|>", "end"), Marker("end_2", END, "end"),
+    ))  # fmt: skip
+    unknown = Grammar('start: "a" end_1', (Marker("end_1", "<|other|>", "end"),))
+    for grammar, ends in ((ended, ()), (other, ()), (unknown, (256,))):
+        motion = GUIDE.constrain(grammar, frozenset(ends))
+        motion.accept(b"a")
+        assert (motion.over, motion.fits) == (False, False)
+        assert list(motion.forced()) == [256]
+    motion = GUIDE.constrain(unknown)
+    motion.accept(b"a")
+    assert motion.over
+
+
+def test_forced_tokens_are_those_the_vocabulary_would_write() -> None:
+    """What must come is encoded as text is: the model sees the tokens it was trained on."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["yes", "no"]}},
+        "required": ["name"],
+    }
+    writer = Writer()
+    grammar = writer.grammar(writer.body(JSONBody("", {**schema, "additionalProperties": False})))
+    words = Words()
+    motion = Guide(words).constrain(grammar)
+    forced = motion.forced()
+    text = b"".join(map(words.piece, forced))
+    assert text == b'{"name": "'
+    assert list(forced) == words.encode(text.decode())
+    motion.accept(forced)
+    assert not motion.forced()
+    motion.accept(words.encode("yes"))
+    assert list(motion.forced()) == words.encode('"}')
+
+
+def test_a_token_that_may_grow_is_not_forced() -> None:
+    """After `ye`, `s` must come; but had `yes` been meant, it would have been one token."""
+    words = Words()
+    motion = Guide(words).constrain(Grammar('start: "yes" | "no"'))
+    assert not motion.forced()
+    scores = np.zeros(words.size)
+    motion.mask(scores)
+    assert {words.piece(int(id)) for id in np.flatnonzero(scores == 0)} == {
+        b"yes",
+        b"ye",
+        b"y",
+        b"n",
+    }
+
+
+def test_what_does_not_fit_is_a_fault_and_nothing_else() -> None:
+    motion = GUIDE.constrain(Grammar('start: "a"'))
+    with pytest.raises(FaultError, match="lost its way") as raised:
+        motion.accept(b"b")
+    assert raised.value.fault.blame == "server"
+    for again in (lambda: motion.mask(np.zeros(BYTES.size)), motion.forced):
+        with pytest.raises(FaultError):
+            again()
+
+
+def test_sequences_of_one_grammar_do_not_meet() -> None:
+    grammar = Grammar('start: "ab"')
+    one, other = GUIDE.constrain(grammar), GUIDE.constrain(grammar)
+    one.accept(b"a")
+    assert allowed(one) == b"b"
+    assert allowed(other) == b"a"
+
+
+def test_p34_a_demand_that_is_no_grammar_is_told_by_its_field() -> None:
+    for body, param in (
+        (Regex("guided_regex", "a(?=b)"), "guided_regex"),
+        (Lark("tools[0].grammar", "start: (((("), "tools[0].grammar"),
+        (JSONBody("format.schema", {"$ref": "https://example.com/x"}), "format.schema"),
+        (JSONBody("format.schema", {"type": "string", "pattern": "(a)\\1"}), "format.schema"),
+        (
+            JSONBody("format.schema", {"minLength": 2, "maxLength": 1, "type": "string"}),
+            "format.schema",
+        ),
+    ):
+        writer = Writer()
+        good = writer.body(Regex("other", "x"))
+        grammar = writer.grammar(f"{good} {writer.body(body)} {writer.end([END])}")
+        with pytest.raises(FaultError) as raised:
+            GUIDE.constrain(grammar)
+        fault = raised.value.fault
+        assert (fault.code, fault.param) == ("invalid_request", param)
+        assert len(fault.message) < 400
+
+
+def test_p34_a_demand_that_proves_too_large_on_the_way_is_not_our_fault() -> None:
+    motion = GUIDE.constrain(Grammar("start: /((a{1,1000}){1,1000}){1,1000}/"))
+    with pytest.raises(FaultError) as raised:
+        for _ in range(1_000):
+            motion.mask(np.zeros(BYTES.size))
+            motion.accept(b"a")
+    assert raised.value.fault.code == "invalid_request"
+
+
+def test_the_model_does_not_wait_for_a_large_grammar() -> None:
+    start = time.perf_counter()
+    motion = GUIDE.constrain(Grammar("start: " + " | ".join(f'"{n}"' for n in range(5_000))))
+    compiled = time.perf_counter()
+    motion.mask(np.zeros(BYTES.size))
+    assert time.perf_counter() - compiled < (compiled - start) / 2
+
+
+def test_a_grammar_that_is_wrong_as_a_whole_is_told_too() -> None:
+    with pytest.raises(FaultError, match="demands on the answer"):
+        GUIDE.constrain(Grammar("start: missing"))
+
+
+def test_few_grammars_are_kept_compiled() -> None:
+    guide = Guide(ByteTokenizer())
+    for number in range(COMPILED + 5):
+        guide.constrain(Grammar(f'start: "{number}"'))
+    guide.constrain(Grammar(f'start: "{COMPILED}"'))
+    assert len(guide._compiled) == COMPILED
+
+
+def test_threads_may_share_a_guide() -> None:
+    wrong: list[str] = []
+
+    def work(name: str) -> None:
+        for number in range(100):
+            motion = GUIDE.constrain(Grammar(f'start: "{name}{number % 7}!"'))
+            motion.accept(motion.forced())
+            if not motion.over:
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,498 @@
+"""A model of the gpt-oss kind behind the Responses protocol, from the client's side."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dragoman
+from dragoman.core.fold import fold
+from dragoman.core.item import Message
+from dragoman.core.request import Request, Sampling
+from dragoman.engines.token import TokenEngine, from_stream
+from dragoman.engines.token.raw import raw_ids
+from dragoman.formats.harmony import HARMONY
+from dragoman.formats.tokenizer import ByteTokenizer
+from tests.engines.stage import heard
+from tests.engines.token.models import Table
+
+VOCABULARY = ByteTokenizer(
+    [
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+    ]
+)
+THINKS = "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant"
+SAYS = "<|channel|>final<|message|>Good day.<|return|>"
+PREAMBLE = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
+CALLS = (
+    "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "Rome"}<|call|>'
+)
+TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+EVERYTHING = THINKS + PREAMBLE + CALLS
+JSON = dict[str, Any]
+
+
+def speaking(text: str, size: int = 3) -> TokenEngine:
+    """An engine whose model writes this, a few tokens at a time."""
+    ids = raw_ids(text, VOCABULARY)
+
+    async def stream(prompt: list[int], sampling: Sampling) -> AsyncIterator[list[int]]:
+        for at in range(0, len(ids), size):
+            await asyncio.sleep(0)
+            yield ids[at : at + size]
+
+    return TokenEngine(HARMONY, from_stream(stream), VOCABULARY, name="oss")
+
+
+@asynccontextmanager
+async def client(engine: TokenEngine) -> AsyncIterator[httpx2.AsyncClient]:
+    transport = dragoman.transport(engine)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://dragoman/v1") as http:
+        yield http
+
+
+async def posted(text: str | TokenEngine, **fields: Any) -> httpx2.Response:
+    engine = speaking(text) if isinstance(text, str) else text
+    async with client(engine) as http:
+        body = {"model": "oss", "input": "Hi", "tools": [TOOL], **fields}
+        return await http.post("/responses", json=body, timeout=20)
+
+
+async def streamed(text: str | TokenEngine, **fields: Any) -> list[JSON]:
+    """The events of a stream, as they are on the wire."""
+    reply = await posted(text, stream=True, **fields)
+    assert reply.status_code == 200, reply.text
+    data = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(each) for each in data if each != "[DONE]"]
+
+
+async def whole(text: str | TokenEngine, **fields: Any) -> JSON:
+    reply = await posted(text, **fields)
+    assert reply.status_code == 200, reply.text
+    found: JSON = reply.json()
+    return found
+
+
+def types(events: list[JSON]) -> list[str]:
+    """The types in order, deltas of a kind taken together."""
+    found: list[str] = []
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        if not (found and found[-1] == kind and kind.endswith("delta")):
+            found.append(kind)
+    return found
+
+
+def joined(events: list[JSON], kind: str) -> str:
+    return "".join(e["delta"] for e in events if e["type"] == f"response.{kind}.delta")
+
+
+async def test_r4_27_the_answer_is_begun_before_a_token_is_there() -> None:
+    go = asyncio.Event()
+
+    async def patient(prompt: list[int], sampling: Sampling) -> AsyncIterator[int]:
+        await go.wait()
+        for id in raw_ids(SAYS, VOCABULARY):
+            yield id
+
+    engine = TokenEngine(HARMONY, from_stream(patient), VOCABULARY)
+    events = engine.stream(Request(model="oss", items=(Message("user", "Hi"),)))
+    first = await asyncio.wait_for(anext(events), 10)  # the model has not said a word
+    assert type(first).__name__ == "Started"
+    go.set()
+    assert [e async for e in events]
+    begun = (await streamed(SAYS))[:2]
+    assert types(begun) == ["created", "in_progress"]
+    for number, event in enumerate(begun):
+        response = event["response"]
+        assert event["sequence_number"] == number
+        assert (response["status"], response["output"]) == ("in_progress", [])
+        assert response["usage"] is None
+        assert response["id"].startswith("resp_")
+
+
+async def test_r4_28_analysis_is_a_reasoning_item() -> None:
+    events = await streamed(THINKS + SAYS)
+    mine = [e for e in events if e.get("output_index") == 0]
+    assert types(mine) == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+    assert joined(mine, "reasoning_text") == "Let me think."
+    assert mine[0]["item"]["type"] == "reasoning"
+    assert mine[-1]["item"]["content"] == [{"type": "reasoning_text", "text": "Let me think."}]
+
+
+async def test_r4_29_the_final_channel_is_a_message() -> None:
+    events = await streamed(SAYS)
+    mine = [e for e in events if "output_index" in e]
+    assert types(mine) == [
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+    assert joined(mine, "output_text") == mine[-3]["text"] == "Good day."
+    assert mine[0]["item"]["status"] == "in_progress"
+    assert mine[-1]["item"]["status"] == "completed"
+
+
+async def test_r4_30_a_call_is_announced_and_its_arguments_are_streamed() -> None:
+    events = await streamed(CALLS)
+    mine = [e for e in events if "output_index" in e]
+    assert types(mine) == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+    added, done = mine[0]["item"], mine[-1]["item"]
+    assert (added["status"], added["arguments"], added["name"]) == (
+        "in_progress",
+        "",
+        "get_weather",
+    )
+    assert joined(mine, "function_call_arguments") == done["arguments"] == '{"city": "Rome"}'
+    assert mine[-2]["arguments"] == done["arguments"]
+    assert len([e for e in mine if e["type"].endswith("delta")]) > 1
+    assert done["id"].startswith("fc_")
+    assert done["call_id"].startswith("call_")
+
+
+async def test_r4_w3_a_client_can_follow_a_call_by_its_own_events() -> None:
+    events = await streamed(EVERYTHING)
+    index = next(
+        e["output_index"]
+        for e in events
+        if e["type"] == "response.output_item.added" and e["item"]["type"] == "function_call"
+    )
+    mine = [e for e in events if e.get("output_index") == index]
+    assert len({e.get("item_id") or e["item"]["id"] for e in mine}) == 1
+    assert json.loads(joined(mine, "function_call_arguments")) == {"city": "Rome"}
+    assert types(mine)[0] == "output_item.added"
+    assert types(mine)[-2:] == ["function_call_arguments.done", "output_item.done"]
+
+
+async def test_r4_31_what_is_said_before_a_call_is_a_message() -> None:
+    events = await streamed(PREAMBLE + CALLS)
+    assert joined(events, "output_text") == "I will look."
+    message, call = events[-1]["response"]["output"]
+    assert (message["type"], message["phase"]) == ("message", "commentary")
+    assert call["type"] == "function_call"
+
+
+async def test_r4_32_the_recipient_decides_whatever_the_channel() -> None:
+    on_analysis = CALLS.replace("commentary", "analysis")
+    response = await whole(THINKS + on_analysis)
+    assert [item["type"] for item in response["output"]] == ["reasoning", "function_call"]
+    assert response["output"][0]["content"][0]["text"] == "Let me think."
+    assert response["output"][1]["arguments"] == '{"city": "Rome"}'
+
+
+async def test_r4_33_every_stream_has_one_terminal_event_and_it_is_the_right_one() -> None:
+    async def broken(prompt: list[int], sampling: Sampling) -> AsyncIterator[int]:
+        for id in raw_ids(SAYS, VOCABULARY)[:12]:
+            yield id
+        raise ValueError
+
+    failing = TokenEngine(HARMONY, from_stream(broken), VOCABULARY)
+    cases: list[tuple[str, str | TokenEngine, JSON]] = [
+        ("completed", SAYS, {}),
+        ("completed", EVERYTHING, {}),
+        ("incomplete", THINKS + SAYS, {"max_output_tokens": 25}),
+        ("failed", failing, {}),
+    ]
+    for status, text, fields in cases:
+        events = await streamed(text, **fields)
+        assert events[-1]["type"] == f"response.{status}"
+        assert events[-1]["response"]["status"] == status
+        ends = ("completed", "incomplete", "failed")
+        assert sum(e["type"].removeprefix("response.") in ends for e in events) == 1
+
+
+async def test_r4_34_ids_are_unique_and_the_same_everywhere() -> None:
+    events = await streamed(EVERYTHING)
+    output = events[-1]["response"]["output"]
+    ids = [item["id"] for item in output]
+    assert len(set(ids)) == 3
+    for event in events:
+        if "output_index" in event:
+            said = event.get("item_id") or event["item"]["id"]
+            assert said == ids[event["output_index"]]
+    again = await streamed(EVERYTHING)
+    assert not {item["id"] for item in again[-1]["response"]["output"]} & set(ids)
+
+
+async def test_r4_w2_no_id_is_used_twice_in_an_answer_or_in_two() -> None:
+    answers = [await whole(EVERYTHING) for _ in range(3)]
+    ids = [item["id"] for answer in answers for item in answer["output"]]
+    ids += [answer["id"] for answer in answers]
+    assert len(set(ids)) == len(ids)
+
+
+async def test_r4_35_indices_are_dense_and_agree() -> None:
+    await _dense(await streamed(EVERYTHING))
+
+
+async def test_r4_w1_an_item_has_one_index_from_its_beginning_to_its_end() -> None:
+    await _dense(await streamed(THINKS + THINKS + SAYS))
+
+
+async def _dense(events: list[JSON]) -> None:
+    added = [e for e in events if e["type"] == "response.output_item.added"]
+    done = [e for e in events if e["type"] == "response.output_item.done"]
+    output = events[-1]["response"]["output"]
+    assert [e["output_index"] for e in added] == list(range(len(output)))
+    assert [e["output_index"] for e in done] == list(range(len(output)))
+    assert [e["item"] for e in done] == output
+
+
+async def test_r4_36_every_item_has_one_part_the_first() -> None:
+    events = await streamed(EVERYTHING)
+    assert {e["content_index"] for e in events if "content_index" in e} == {0}
+
+
+async def test_r4_37_return_and_call_end_the_answer() -> None:
+    response = await whole(SAYS + "<|start|>assistant<|channel|>final<|message|>never")
+    assert response["output"][-1]["content"][0]["text"] == "Good day."
+    assert len(response["output"]) == 1
+    response = await whole(CALLS + "<|start|>assistant" + CALLS)
+    assert [item["type"] for item in response["output"]] == ["function_call"]
+    first = CALLS.replace("<|call|>", "<|end|>") + "<|start|>assistant"
+    response = await whole(first + CALLS)  # ended in another way: then there are two
+    assert [item["type"] for item in response["output"]] == ["function_call"] * 2
+    assert len({item["call_id"] for item in response["output"]}) == 2
+
+
+@pytest.mark.parametrize("end", ["<|return|>", "<|call|>"])
+async def test_r4_39_an_end_with_nothing_before_it_is_an_empty_answer(end: str) -> None:
+    for stream in (True, False):
+        response = (await streamed(end))[-1]["response"] if stream else await whole(end)
+        assert response["status"] == "completed"
+        assert "".join(p["text"] for i in response["output"] for p in i["content"]) == ""
+
+
+async def test_r4_40_a_cut_anywhere_is_incomplete_and_keeps_what_came() -> None:
+    text = THINKS + SAYS
+    tokens = raw_ids(text, VOCABULARY)
+    for limit in range(1, len(tokens)):
+        events = await streamed(text, max_output_tokens=limit)
+        response = events[-1]["response"]
+        assert events[-1]["type"] == "response.incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["usage"]["output_tokens"] == limit
+        said = [p["text"] for item in response["output"] for p in item["content"]]
+        streamed_text = joined(events, "reasoning_text") + joined(events, "output_text")
+        assert "".join(said) == streamed_text
+        assert ("Let me think." + "Good day.").startswith(streamed_text)
+        assert "<|" not in streamed_text
+
+
+async def test_r4_w8_a_cut_in_a_header_is_no_error() -> None:
+    for limit in (1, 3, 8):  # of `<|channel|>analysis<|message|>`
+        response = await whole(THINKS + SAYS, max_output_tokens=limit)
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["usage"]["output_tokens"] == limit
+        assert "<|" not in json.dumps(response["output"])
+
+
+async def test_r4_41_null_is_as_good_as_nothing() -> None:
+    fields = dict.fromkeys(("max_output_tokens", "metadata", "tools", "instructions", "reasoning"))
+    assert (await whole(SAYS, **fields))["status"] == "completed"
+    assert (await whole(SAYS, **fields | {"instructions": "Be brief."}))["status"] == "completed"
+
+
+async def test_r4_w10_what_a_client_gets_wrong_is_a_400_that_names_the_field() -> None:
+    unknown = [{"type": "function_call_output", "call_id": "nobody", "output": "x"}]
+    wrong: list[tuple[JSON, str]] = [
+        ({"input": unknown}, "input[0].call_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 7}, "top_p"),
+    ]
+    for fields, param in wrong:
+        for stream in (True, False):
+            reply = await posted(SAYS, stream=stream, **fields)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["param"]) == (400, param), error
+            assert error["type"] == "invalid_request_error"
+
+
+async def test_r4_42_a_client_that_leaves_frees_the_slot() -> None:
+    model = Table(size=VOCABULARY.size)
+    engine = TokenEngine(HARMONY, model, VOCABULARY, ends=())
+    model.table[:, 256:] = -50.0  # it never ends
+    transport = dragoman.transport(engine)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://dragoman/v1") as http:
+        body = {"model": "oss", "input": "Hi", "stream": True}
+        async with http.stream("POST", "/responses", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if "delta" in line:
+                    break
+            assert model.live
+        async with asyncio.timeout(10):
+            while model.live:
+                await asyncio.sleep(0.005)
+    await engine.close()
+
+
+async def test_r4_43_usage_tells_prompt_answer_reasoning_and_cache_apart() -> None:
+    text = THINKS + SAYS
+    usage = (await whole(text))["usage"]
+    tokens = raw_ids(text, VOCABULARY)
+    assert usage["output_tokens"] == len(tokens)
+    assert usage["total_tokens"] == usage["input_tokens"] + len(tokens)
+    assert 13 <= usage["output_tokens_details"]["reasoning_tokens"] < len(tokens)
+    engine = speaking(text)
+    asked = Request(model="oss", items=(Message("user", "Hi"),), tools=())
+    plain = (await whole(engine, tools=[]))["usage"]
+    assert plain["input_tokens"] == await engine.count(asked)
+
+
+async def test_r4_w23_what_a_tool_returned_is_input() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "s" * 500}
+    user = {"role": "user", "content": "Hi"}
+    short = await whole(SAYS, input=[user, call, {**result, "output": ""}])
+    usage = (await whole(SAYS, input=[user, call, result]))["usage"]
+    assert usage["output_tokens"] == short["usage"]["output_tokens"]
+    assert usage["input_tokens"] == short["usage"]["input_tokens"] + 500
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 7))
+def test_r4_44_output_tokens_are_those_sampled_the_stop_token_with_them(
+    limit: int, size: int
+) -> None:
+    ids = raw_ids(EVERYTHING, VOCABULARY)
+    request = Request(model="oss", items=(Message("user", "Hi"),), max_output_tokens=limit)
+    usage = fold(asyncio.run(heard(speaking(EVERYTHING, size), request))).usage
+    assert usage is not None
+    assert usage.output_tokens == min(limit, len(ids))
+    assert usage.input_tokens is not None
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert usage.reasoning_tokens is not None
+    assert usage.reasoning_tokens <= usage.output_tokens
+
+
+async def test_r4_45_metadata_is_the_clients_and_switches_nothing_on() -> None:
+    response = await whole(SAYS, metadata={"__debug": "true", "mine": "1"})
+    assert response["metadata"] == {"__debug": "true", "mine": "1"}
+
+
+async def test_r4_46_the_answer_repeats_what_was_asked() -> None:
+    asked: JSON = {
+        "model": "any/name",
+        "instructions": "Be brief.",
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "metadata": {"a": "b"},
+        "reasoning": {"effort": "low", "summary": None},
+    }
+    response = await whole(SAYS, **asked)
+    assert {name: response[name] for name in asked} == asked
+    (tool,) = response["tools"]
+    assert (tool["name"], tool["type"]) == ("get_weather", "function")
+
+
+async def test_r4_w18_metadata_comes_back_and_the_model_is_the_one_asked_for() -> None:
+    fields: JSON = {"model": "another", "metadata": {"k": "v"}, "temperature": 0}
+    for response in (await whole(SAYS, **fields), (await streamed(SAYS, **fields))[-1]["response"]):
+        assert {name: response[name] for name in fields} == fields
+
+
+async def test_r4_47_times_are_whole_seconds() -> None:
+    assert type((await whole(SAYS))["created_at"]) is int
+
+
+async def test_r4_w7_the_last_event_holds_what_was_streamed() -> None:
+    for text in (SAYS, EVERYTHING, THINKS + SAYS):
+        events = await streamed(text)
+        output = events[-1]["response"]["output"]
+        done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+        assert done == output
+        plain = await whole(text)
+        assert _nameless(plain["output"]) == _nameless(output)
+
+
+def _nameless(output: list[JSON]) -> list[JSON]:
+    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in output]
+
+
+async def test_r4_w14_what_a_token_costs_does_not_grow_with_the_answer() -> None:
+    pieces: list[int] = []
+
+    class Counting(ByteTokenizer):
+        def piece(self, id: int) -> bytes:
+            pieces.append(id)
+            return super().piece(id)
+
+    def engine(size: int) -> TokenEngine:
+        made = speaking("<|channel|>final<|message|>" + "word " * size + "<|return|>", 1)
+        counting = Counting(list(VOCABULARY.controls))
+        return TokenEngine(HARMONY, made._writer, counting)
+
+    counts = []
+    for size in (100, 400):
+        one = engine(size)
+        await heard(one, Request(model="oss", items=(Message("user", "Hi"),)))
+        pieces.clear()
+        await heard(one, Request(model="oss", items=(Message("user", "Hi"),)))
+        counts.append(len(pieces))
+    assert counts[1] <= 4 * counts[0] + 100
+
+
+async def test_r4_w15_nothing_of_a_conversation_is_printed_or_logged(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(0)
+    await streamed(SAYS, input="a secret question")
+    shown = caplog.text + "".join(capfd.readouterr())
+    assert "secret" not in shown
+    assert "Good" not in shown
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([*VOCABULARY.controls, "analysis", "final", " to=x", "é{", " "])))
+def test_r4_w16_whatever_the_model_writes_the_answer_ends_and_is_the_same_in_any_grouping(
+    pieces: list[str],
+) -> None:
+    text = "".join(pieces)
+    request = Request(model="oss", items=(Message("user", "Hi"),))
+
+    def said(size: int) -> Any:
+        response = fold(asyncio.run(heard(speaking(text, size), request)))
+        return response.status, response.text, response.reasoning, response.usage
+
+    assert said(1) == said(3) == said(1_000)
+    assert said(1)[0] == "completed"
+
+
+async def test_r4_w19_models_and_health_are_there() -> None:
+    async with client(speaking(SAYS)) as http:
+        listing = (await http.get("/models")).json()
+        assert listing["data"][0]["id"] == "oss"
+        assert listing["data"][0]["format"] == "harmony"
+        assert (await http.get("http://dragoman/healthz")).status_code == 200

@@ -1,0 +1,472 @@
+"""The schedule: everybody gets a turn, whoever leaves frees a place, whoever fails fails alone."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman.core.event import Delta, Event, Failed, Started
+from dragoman.core.fold import fold
+from dragoman.core.lifecycle import check
+from dragoman.core.request import Request
+from dragoman.engines.token import TokenEngine, from_next_token
+from dragoman.engines.token.mailbox import Mailbox
+from dragoman.engines.token.member import AHEAD
+from dragoman.engines.token.run import Written
+from tests.engines.stage import answered, heard, others
+from tests.engines.token.asking import asked, serving
+from tests.engines.token.models import Slot, Table
+from tests.engines.token.plain import TOY, Plain
+
+SOON = 10.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Gated(Table):
+    """Goes on with a step only when the gate is open."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gate = threading.Event()
+        self.inside = threading.Event()
+
+    def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
+        self.inside.set()
+        assert self.gate.wait(SOON)
+        return super().step(work)
+
+
+async def test_32_streams_get_equal_shares() -> None:
+    model = Table()
+    async with serving(model, concurrency=32) as engine:
+        requests = [asked(f"{place}" * 20, temperature=0) for place in range(32)]
+        tasks = [asyncio.ensure_future(heard(engine, request)) for request in requests]
+        await until(lambda: len(model.live) == 32)
+        before = [slot.length for slot in model.live]
+
+        def written() -> list[int]:
+            return [slot.length - start for slot, start in zip(model.live, before, strict=True)]
+
+        await until(lambda: min(written()) > 600)
+        now = written()
+        assert max(now) <= 1.2 * min(now)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: not model.live)
+
+
+async def test_a_long_prompt_does_not_stop_the_others() -> None:
+    model = Table()
+    async with serving(model) as engine:
+        short = asyncio.ensure_future(answered(engine, asked("s", max_tokens=60)))
+        await until(lambda: len(model.opened) == 1)
+        long = asyncio.ensure_future(answered(engine, asked("l" * 9_000, max_tokens=1)))
+        await asyncio.gather(short, long)
+    reads = [step for step in model.steps if sum(step) > 2]
+    assert sum(map(sum, reads)) >= 9_000
+    assert max(map(sum, reads)) <= 512 + 2
+
+
+async def test_two_prompts_are_read_side_by_side() -> None:
+    model = Gated()
+    async with serving(model) as engine:
+        prompts = (asked("x" * 3_000, max_tokens=1), asked("y" * 400, max_tokens=1))
+        both = [engine.stream(each) for each in prompts]
+        for stream in both:
+            assert isinstance(await anext(stream), Started)  # it is taken
+        model.gate.set()
+        for stream in both:
+            assert [event async for event in stream]
+    assert [256, 256] in model.steps
+
+
+async def test_r4_w13_the_model_never_runs_on_the_event_loop() -> None:
+    model = Gated()
+    async with serving(model) as engine:
+        reading = asyncio.ensure_future(answered(engine, asked(max_tokens=3)))
+        await until(model.inside.is_set)  # the model is busy, and the loop runs
+        model.gate.set()
+        await reading
+    assert model.threads == {"dragoman-model"}
+
+
+async def test_r4_w13_requests_at_the_same_time_do_not_mix() -> None:
+    async with serving(Table()) as engine:
+        requests = [asked(f"question {k}", seed=k, max_tokens=25) for k in range(8)]
+        alone = [(await answered(engine, each)).text for each in requests]
+        together = await asyncio.gather(*(answered(engine, each) for each in requests))
+        assert [response.text for response in together] == alone
+
+
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decoding", "inside a step"])
+async def test_r4_42_given_up_in_any_phase_the_slot_is_free_at_once(phase: str) -> None:
+    model = Gated()
+    async with serving(model, concurrency=1) as engine:
+        blocker = None
+        if phase == "queued":
+            blocker = asyncio.ensure_future(answered(engine, asked("blocker", max_tokens=2)))
+            await until(model.inside.is_set)
+        elif phase == "decoding":
+            model.gate.set()
+        prompt = "p" * 40_000 if phase == "prefill" else "p"
+        seen: list[Event] = []
+
+        async def read() -> None:
+            async with aclosing(engine.stream(asked(prompt))) as events:
+                async for event in events:
+                    seen.append(event)
+
+        reading = asyncio.ensure_future(read())
+        if phase == "decoding":
+            await until(lambda: any(isinstance(event, Delta) for event in seen))
+        elif phase == "prefill":
+            await until(model.inside.is_set)
+            model.gate.set()
+            await until(lambda: len(model.steps) > 2)
+        else:
+            await until(lambda: bool(seen) and model.inside.is_set())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert loop.time() - began < 0.1  # whatever the model is doing
+        assert not others() - ({blocker} if blocker else set())
+        model.gate.set()
+        if blocker is not None:
+            await blocker
+        await until(lambda: not model.live)
+        assert len(model.opened) == 1  # one that was queued was never opened
+        assert (await answered(engine, asked(max_tokens=2))).status == "incomplete"
+
+
+async def test_r4_w20_a_slot_is_free_within_a_tenth_of_a_second() -> None:
+    model = Table()
+    async with serving(model) as engine:
+        loop = asyncio.get_running_loop()
+        times = []
+        for _ in range(5):
+            events = engine.stream(asked())
+            async for event in events:
+                if isinstance(event, Delta):
+                    break
+            began = loop.time()
+            await events.aclose()
+            await until(lambda: not model.live)
+            times.append(loop.time() - began)
+    assert min(times) < 0.1
+
+
+async def test_a_slow_reader_holds_no_more_than_a_little() -> None:
+    model = Table()
+    async with serving(model) as engine, aclosing(engine.stream(asked())) as events:
+        async for event in events:
+            if isinstance(event, Delta):
+                break
+        (slot,) = model.live
+        await until(lambda: slot.length >= AHEAD)
+        other = await answered(engine, asked("other", max_tokens=300))  # is not held up
+        assert other.usage is not None
+        assert other.usage.output_tokens == 300
+        assert slot.length <= len(slot.prompt) + 2 * AHEAD
+        read = 0
+        async for event in events:  # and goes on when it is read again
+            read += isinstance(event, Delta) and len(event.data)
+            if read > 4 * AHEAD:
+                break
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
+    model = Gated()
+    async with serving(model, concurrency=1, queue=1) as engine:
+        first = asyncio.ensure_future(answered(engine, asked("1", max_tokens=1)))
+        await until(model.inside.is_set)
+        second = asyncio.ensure_future(answered(engine, asked("2", max_tokens=1)))
+        await asyncio.sleep(0)
+        (failed,) = await heard(engine, asked("3"))
+        assert isinstance(failed, Failed)
+        assert (failed.fault.code, failed.fault.retry_after) == ("overloaded", "1")
+        model.gate.set()
+        await asyncio.gather(first, second)
+
+
+class Failing(Table):
+    """Cannot bear an exclamation mark."""
+
+    def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
+        for slot, ids in work:
+            if b"!"[0] in [*slot.ids, *ids]:
+                raise ValueError(bytes(slot.prompt).decode())
+        return super().step(work)
+
+    def scores(self, ids: Sequence[int]) -> Any:
+        scores = super().scores(ids).copy()
+        scores[b"!"[0]] = -1e9
+        return scores
+
+
+async def test_r4_w9_a_request_the_model_chokes_on_fails_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(Failing()) as engine:
+        good = [asked(f"good {k}", seed=k, max_tokens=60) for k in range(4)]
+        alone = [(await answered(engine, each)).text for each in good]
+        answers = [answered(engine, each) for each in good]
+        *fine, bad = await asyncio.gather(*answers, heard(engine, asked("bad!")))
+        assert [response.text for response in fine] == alone
+    last = bad[-1]
+    assert isinstance(last, Failed)
+    assert "ValueError" in last.fault.message
+    assert "bad!" not in last.fault.message + caplog.text
+    assert "test_scheduler.py" in caplog.text  # the place, for whoever runs it
+
+
+async def test_when_the_model_is_broken_all_fail_and_the_engine_goes_on() -> None:
+    class Broken(Table):
+        broken = True
+
+        def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
+            if self.broken:
+                raise MemoryError
+            return super().step(work)
+
+    model = Broken()
+    async with serving(model) as engine:
+        failed = await asyncio.gather(*(heard(engine, asked(str(k))) for k in range(3)))
+        assert all(isinstance(events[-1], Failed) for events in failed)
+        model.broken = False
+        assert (await answered(engine, asked(max_tokens=3))).status == "incomplete"
+        assert not model.live
+
+
+async def test_a_sequence_the_model_read_but_gave_no_scores_for_is_not_read_twice() -> None:
+    class Short(Table):
+        def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
+            return super().step(work)[:1]
+
+    model = Short()
+    async with serving(model) as engine:
+        both = await asyncio.gather(*(heard(engine, asked(str(k), max_tokens=3)) for k in (1, 2)))
+    assert {type(events[-1]).__name__ for events in both} <= {"Failed", "Finished"}
+    for slot in model.opened:
+        assert bytes(slot.ids[: len(slot.prompt)]) == bytes(slot.prompt)
+
+
+async def test_a_model_that_cannot_open_or_close_a_slot(caplog: pytest.LogCaptureFixture) -> None:
+    class Shut(Table):
+        def open(self, ids: Sequence[int]) -> Slot:
+            if len(ids) > 5:
+                raise MemoryError
+            return super().open(ids)
+
+        def close(self, slot: Slot) -> None:
+            raise RuntimeError("will not close")
+
+    async with serving(Shut()) as engine:
+        (first, last) = await heard(engine, asked("too long"))
+        assert isinstance(first, Started)
+        assert isinstance(last, Failed)
+        assert (await answered(engine, asked(max_tokens=2))).status == "incomplete"
+        assert "could not let go" in caplog.text
+
+
+class Dies(Table):
+    def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Any:
+        if b"!"[0] in work[0][1]:
+            raise SystemExit
+        return super().step(work)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_when_the_thread_dies_nobody_waits_for_ever_and_another_takes_over() -> None:
+    async with serving(Dies()) as engine:
+        last = (await heard(engine, asked("!")))[-1]
+        assert isinstance(last, Failed)
+        assert last.fault.code == "internal"
+        assert (await answered(engine, asked(max_tokens=2))).status == "incomplete"
+
+
+async def test_closing_fails_what_is_being_written_and_refuses_the_rest() -> None:
+    model = Gated()
+    engine = TokenEngine(Plain(), model, TOY, concurrency=1)
+    writing = asyncio.ensure_future(heard(engine, asked("a")))
+    waiting = asyncio.ensure_future(heard(engine, asked("b")))
+    await until(model.inside.is_set)
+    closing = asyncio.ensure_future(engine.close())
+    await asyncio.sleep(0)
+    model.gate.set()
+    await closing
+    for events in await asyncio.gather(writing, waiting):
+        last = events[-1]
+        assert isinstance(last, Failed)
+        assert last.fault.code == "shutting_down"
+    (failed,) = await heard(engine, asked("c"))
+    assert isinstance(failed, Failed)
+    assert not model.live
+    await engine.close()
+
+
+def test_a_model_that_never_comes_back_holds_up_neither_its_readers_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dragoman.engines.token.scheduler.GRACE", 0.5)
+    model, before = Gated(), set(threading.enumerate())
+
+    async def leave() -> None:
+        engine = TokenEngine(Plain(), model, TOY, concurrency=1)
+        reading = [asyncio.ensure_future(heard(engine, asked(text))) for text in "ab"]
+        await until(model.inside.is_set)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):  # closing can be given up
+                await engine.close()
+        await engine.close()
+        for events in await asyncio.gather(*reading):
+            assert isinstance(failed := events[-1], Failed)
+            assert failed.fault.code == "shutting_down"
+
+    asyncio.run(leave())  # waits for every thread that it knows of
+    assert not model.gate.is_set()
+    assert "left behind" in caplog.text
+    fresh = set(threading.enumerate()) - before
+    (thread,) = (each for each in fresh if each.name == "dragoman-model")
+    model.gate.set()
+    thread.join(SOON)
+    assert not model.live
+
+
+def test_an_engine_serves_one_loop_after_the_other() -> None:
+    model = Table()
+    engine = TokenEngine(Plain(), model, TOY, name="toy")
+
+    async def leave() -> None:
+        stream = engine.stream(asked())
+        await anext(stream)
+        model_has_it = asyncio.get_running_loop().time()
+        while not model.live and asyncio.get_running_loop().time() < model_has_it + SOON:
+            await asyncio.sleep(0.001)
+        await stream.aclose()
+
+    for _ in range(3):
+        assert asyncio.run(answered(engine, asked(max_tokens=3))).status == "incomplete"
+        asyncio.run(leave())
+    asyncio.run(engine.close())
+    assert not model.live
+
+
+def test_a_letter_for_a_loop_that_is_gone_is_refused() -> None:
+    loop = asyncio.new_event_loop()
+    box = Mailbox(loop)
+    loop.close()
+    addressee = _Addressee()
+    assert not box.post([(addressee, Written([1], []))])
+    assert not box.post([(addressee, Written([1], []))])
+
+
+class _Addressee:
+    def __init__(self) -> None:
+        self.got: list[list[int]] = []
+
+    def arrive(self, written: Written) -> None:
+        self.got.append(written.ids)
+
+
+async def test_letters_that_wait_become_one_and_wake_the_loop_once() -> None:
+    box = Mailbox(asyncio.get_running_loop())
+    one, other = _Addressee(), _Addressee()
+    for id in range(3):
+        assert box.post([(one, Written([id], [])), (other, Written([id + 10], []))])
+    await until(lambda: bool(other.got))
+    assert (one.got, other.got) == ([[0, 1, 2]], [[10, 11, 12]])
+    box.post([(one, Written([3], []))])
+    await until(lambda: len(one.got) == 2)
+    await asyncio.sleep(0.02)  # it has looked again, and found nothing
+    box.post([(one, Written([4], []))])
+    await until(lambda: len(one.got) == 3)
+
+
+async def test_what_is_written_for_a_loop_that_is_gone_is_given_up() -> None:
+    """A reader in another thread whose loop ends without a word."""
+    model = Table()
+    engine = TokenEngine(Plain(), model, TOY, name="toy")
+    seen: list[Event] = []
+
+    def elsewhere() -> None:
+        loop = asyncio.new_event_loop()
+        stream = engine.stream(asked())
+        seen.append(loop.run_until_complete(anext(stream)))
+        loop.close()
+        kept.append(stream)
+
+    kept: list[Any] = []
+    await asyncio.to_thread(elsewhere)
+    assert (await answered(engine, asked(max_tokens=200))).status == "incomplete"
+    await until(lambda: not model.live)
+    await engine.close()
+
+
+async def test_a_function_that_fails_fails_its_own_request() -> None:
+    def picky(ids: list[int], sampling: object) -> int:
+        if b"!"[0] in ids:
+            raise ValueError
+        return 65
+
+    def stateful(tokens: list[int], temperature: float, new_request: bool) -> int:
+        return picky(tokens, None)
+
+    for function in (picky, stateful):
+        async with serving(from_next_token(function)) as engine:
+            good, bad = await asyncio.gather(
+                answered(engine, asked("good", max_tokens=9)), heard(engine, asked("bad!"))
+            )
+            assert good.text == "A" * 9
+            assert isinstance(bad[-1], Failed)
+
+
+async def test_events_are_legal_however_it_ends() -> None:
+    async with serving(Failing()) as engine:
+        cases: list[Request] = [
+            asked(n=2, max_tokens=5, seed=1),
+            asked("bad!", n=2),
+            asked(n=2, stop=("a", "e", "i"), max_tokens=90),
+        ]
+        for request in cases:
+            events = await heard(engine, request)
+            check(events)
+            whole = fold(events)
+            assert whole.status != "in_progress"
+
+
+async def test_one_of_two_that_stopped_does_not_stop_the_other() -> None:
+    class Parrot(Table):
+        """Its first sequence says a for ever, its second b."""
+
+        def scores(self, ids: Sequence[int]) -> Any:
+            place = next(k for k, slot in enumerate(self.opened) if slot.ids is ids)
+            scores = np.full(TOY.size, -50.0)
+            scores[97 + place] = 50
+            return scores
+
+    model = Parrot()
+    async with serving(model) as engine:
+        response = await answered(engine, asked(n=2, stop=("aaa",), max_tokens=40))
+    assert response.reasons == ("stop", "length")
+    assert response.text == ""
+    assert response.usage is not None
+    assert response.usage.output_tokens == 3 + 40
+
+
+async def test_r4_w24_the_model_reads_every_token_once() -> None:
+    model = Table()
+    async with serving(model) as engine:
+        await answered(engine, asked("Hi", max_tokens=50))
+    assert sum(map(sum, model.steps)) == 3 + 49

@@ -1,0 +1,99 @@
+"""Stop strings: found wherever the pieces end, and nothing held back that need not be."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.calls import CallFragment
+from dragoman.core.event import Delta
+from dragoman.core.fold import fold
+from dragoman.core.item import Message, Token
+from dragoman.core.lifecycle import check
+from dragoman.engines.token.stop import StoppingTurn, StopScanner
+
+letters = st.text("abé", max_size=30)
+stops = st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def reference(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The first to be complete wins; of those that end together the longest."""
+    ends = [(end, at) for s in stops for at in range(len(text))
+            if text.startswith(s, at) and (end := at + len(s))]  # fmt: skip
+    return (text[: min(ends)[1]], True) if ends else (text, False)
+
+
+@given(letters, stops, st.data())
+def test_any_split_gives_the_text_up_to_the_first_stop(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    scanner, said, rest = StopScanner(stops), "", text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        said += scanner.feed(rest[:size])
+        rest = rest[size:]
+    said += scanner.rest()
+    assert (said, scanner.found) == reference(text, stops)
+
+
+@given(letters, stops)
+def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]) -> None:
+    scanner, fed, said = StopScanner(stops), "", ""
+    for letter in text:
+        fed += letter
+        said += scanner.feed(letter)
+        if scanner.found:
+            break
+        held = fed[len(said) :]
+        assert not held or any(stop.startswith(held) for stop in stops)
+        longer = (fed[at:] for at in range(len(said)))
+        assert not any(stop.startswith(end) for end in longer for stop in stops)
+
+
+def token(text: str) -> Token:
+    return Token(text, -1.0, text.encode())
+
+
+def test_the_tokens_of_a_text_are_those_that_begin_in_it() -> None:
+    turn = StoppingTurn(["STOP"], "1", 0, "m")
+    for piece in ("one S", "T", "two", " S", "TOP", "more"):
+        turn.text(piece, 0, (token(piece),))
+    turn.finish("stop")
+    turn.end(said=True)
+    events = turn.take()
+    check(events)
+    said = [(e.data, [t.text for t in e.tokens]) for e in events if isinstance(e, Delta)]
+    assert said == [("one ", ["one S"]), ("STtwo", ["T", "two"]), (" ", [" S"])]
+    assert turn.stopped
+
+
+def test_what_was_held_back_is_said_before_anything_else_is() -> None:
+    for other in ("thought", "call", "refusal", "finish"):
+        turn = StoppingTurn(["STOP"], "1", 0, "m")
+        turn.texts(["well ", "STO"])
+        match other:
+            case "thought":
+                turn.thought("P")
+            case "call":
+                turn.call(CallFragment(0, "c", "f", "{}"))
+            case "refusal":
+                turn.refusal("P")
+        turn.finish("stop")
+        turn.end(said=True)
+        events = turn.take()
+        check(events)
+        first = fold(events).output[0]
+        assert isinstance(first, Message)
+        assert first.text == "well STO"
+        assert not turn.stopped
+
+
+def test_after_the_stop_nothing_more_is_said() -> None:
+    turn = StoppingTurn(["."], "1", 0, "m")
+    turn.text("Yes. No")
+    turn.text("no")
+    turn.thought("no")
+    turn.refusal("no")
+    turn.call(CallFragment(0, "c", "f", "{}"))
+    turn.finish("length")
+    turn.end(said=True)
+    response = fold(turn.take())
+    assert (response.text, response.reasons, len(response.output)) == ("Yes", ("stop",), 1)

@@ -1,0 +1,161 @@
+"""Vocabularies from files, made up here: what they encode, and what they must never encode."""
+
+import importlib
+import json
+import sys
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.engines.token.vocabulary import Vocabulary, from_folder, from_ranks
+from dragoman.formats.prompt import Control, Prompt
+
+WORDS = [b"he", b"ll", b"hell", b"hello", b" w", "\u00e9".encode()]
+RANKED = [bytes([value]) for value in range(256)] + WORDS
+CONTROLS = {"<|end|>": 270, "<|go|>": 271}
+
+
+def ranks(folder: Path) -> Vocabulary:
+    file = folder / "toy.tiktoken"
+    lines = (b64encode(token) + b" %d" % rank for rank, token in enumerate(RANKED))
+    file.write_bytes(b"\n".join(lines))
+    return from_ranks(file, CONTROLS)
+
+
+def byte_letters() -> dict[int, str]:
+    """How byte-level BPE writes bytes: printable ones as they are, the others from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [value for value in range(256) if value not in plain]
+    return {v: chr(v) for v in plain} | {v: chr(256 + k) for k, v in enumerate(rest)}
+
+
+def folder_of(folder: Path, **files: Any) -> Path:
+    letters = byte_letters()
+    pieces = [letters[value] for value in range(256)] + ["he", "ll", "hell", "hello"]
+    texts = ((260, "<|end|>", True), (261, "<tool>", False), (262, "  ", False))
+    added = [
+        {"id": id, "content": text, "special": special, "single_word": False, "lstrip": False,
+         "rstrip": False, "normalized": False}
+        for id, text, special in texts
+    ]  # fmt: skip
+    described = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                          "use_regex": True},
+        "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<|end|>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [260], "tokens": ["<|end|>"]}}},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                    "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": {piece: id for id, piece in enumerate(pieces)},
+                  "merges": [["h", "e"], ["l", "l"], ["he", "ll"], ["hell", "o"]]},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return folder
+
+
+def test_ranks_merge_bytes_in_their_order(tmp_path: Path) -> None:
+    vocabulary = ranks(tmp_path)
+    assert vocabulary.encode("hello") == [259]
+    assert vocabulary.encode("hell") == [258]
+    assert [vocabulary.piece(id) for id in vocabulary.encode("h\u00e9 why")] == [
+        b"h",
+        "\u00e9".encode(),
+        b" w",
+        b"h",
+        b"y",
+    ]
+    assert vocabulary.size == 272
+    assert vocabulary.controls == CONTROLS
+
+
+def test_ids_without_a_token_are_nothing(tmp_path: Path) -> None:
+    vocabulary = ranks(tmp_path)
+    assert [vocabulary.piece(id) for id in (-1, 265, 270, 999)] == [b"", b"", b"<|end|>", b""]
+    assert from_ranks(tmp_path / "toy.tiktoken", CONTROLS, size=300).size == 300
+
+
+@pytest.mark.parametrize("kind", ["ranks", "folder"])
+def test_text_never_becomes_a_control_token(tmp_path: Path, kind: str) -> None:
+    vocabulary = ranks(tmp_path) if kind == "ranks" else from_folder(folder_of(tmp_path))
+    ids = set(vocabulary.controls.values())
+    texts = [*vocabulary.controls, "".join(vocabulary.controls), "x<|end|>y", "<|end|>" * 3]
+    for text in texts:
+        encoded = vocabulary.encode(text)
+        assert not ids & set(encoded)
+        assert b"".join(map(vocabulary.piece, encoded)) == text.encode()
+    prompt = Prompt((Control("<|end|>"), "<|end|>"))
+    assert prompt.ids(vocabulary)[0] == vocabulary.controls["<|end|>"]
+
+
+@given(st.text(max_size=30))
+def test_what_is_encoded_is_the_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    said = text.encode("utf-8", "replace")
+    for vocabulary in _made(tmp_path_factory):
+        assert b"".join(map(vocabulary.piece, vocabulary.encode(text))) == said
+
+
+_kept: list[Vocabulary] = []
+
+
+def _made(factory: pytest.TempPathFactory) -> list[Vocabulary]:
+    if not _kept:
+        _kept.append(ranks(factory.mktemp("ranks")))
+        _kept.append(from_folder(folder_of(factory.mktemp("folder"))))
+    return _kept
+
+
+def test_a_folder_tells_what_ends_an_answer(tmp_path: Path) -> None:
+    assert from_folder(folder_of(tmp_path)).ends == frozenset()
+    config = {"eos_token": {"content": "<|end|>"}}
+    assert from_folder(folder_of(tmp_path, tokenizer_config=config)).ends == {260}
+    config = {"eos_token": "<tool>"}
+    files: dict[str, Any] = {"tokenizer_config": config, "generation_config": {"eos_token_id": [7]}}
+    assert from_folder(folder_of(tmp_path, **files)).ends == {7, 261}
+    files = {"tokenizer_config": {"eos_token": None}, "generation_config": {"eos_token_id": 3}}
+    assert from_folder(folder_of(tmp_path, **files)).ends == {3}
+    assert from_folder(folder_of(tmp_path, generation_config={})).ends == frozenset()
+
+
+def test_added_white_space_is_ordinary_text(tmp_path: Path) -> None:
+    vocabulary = from_folder(folder_of(tmp_path))
+    assert set(vocabulary.controls) == {"<|end|>", "<tool>"}
+    assert vocabulary.encode("hello  he") == [259, 262, 256]
+    assert vocabulary.piece(262) == b"  "
+
+
+def test_without_llguidance_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "dragoman.engines.token.vocabulary"
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=r"dragoman\[local\]"):
+        importlib.import_module(name)
+
+
+def test_files_of_another_kind_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        from_folder(tmp_path)
+    for wrong in ("[]", "{", '{"model": 1}'):
+        (tmp_path / "tokenizer.json").write_text(wrong)
+        with pytest.raises(ValueError, match=r"tokenizer\.json is no"):
+            from_folder(tmp_path)
+    (tmp_path / "ranks").write_text("aGVsbG8= 1\nnonsense\n")
+    with pytest.raises(ValueError, match="line 2"):
+        from_ranks(tmp_path / "ranks", {})
+    with pytest.raises(FileNotFoundError):
+        from_ranks(tmp_path / "none")

@@ -1,0 +1,156 @@
+"""The schema door: what can be enforced passes, what cannot is named by its place."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from dragoman.core.error import FaultError
+from dragoman.engines.token.guidance import Guide
+from dragoman.formats.format import Grammar
+from dragoman.formats.grammar.schema import LLGUIDANCE, OPENAI_STRICT, enforceable, fit
+from dragoman.formats.tokenizer import ByteTokenizer
+from tests.formats.grammar.schemas import schema
+from tests.samples import samples
+
+BYTES = Guide(ByteTokenizer())
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"not": {}}, "not"),
+    ({"properties": {"a": {"not": {"type": "null"}}}}, "properties.a.not"),
+    ({"items": {"uniqueItems": True}}, "items.uniqueItems"),
+    ({"anyOf": [{}, {"contains": {}}]}, "anyOf[1].contains"),
+    ({"$defs": {"x": {"propertyNames": {"pattern": "a"}}}}, "$defs.x.propertyNames"),
+    ({"if": {}, "then": {}}, "if"),
+    ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+    ({"unevaluatedProperties": False}, "unevaluatedProperties"),
+    ({"$dynamicRef": "#a"}, "$dynamicRef"),
+    ({"prefixItems": [{"format": "iri"}]}, "prefixItems[0].format"),
+    ({"minProperties": 2}, "minProperties"),
+    ({"additionalProperties": {"minContains": 1}}, "additionalProperties.minContains"),
+    ({"properties": {"a": 3}}, "properties.a"),
+]
+
+
+@pytest.mark.parametrize(("refused", "place"), REFUSED, ids=[place for _, place in REFUSED])
+def test_p34_a_keyword_that_cannot_be_enforced_is_refused_by_its_place(
+    refused: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(FaultError) as raised:
+        enforceable(refused, "format.schema")
+    fault = raised.value.fault
+    assert (fault.code, fault.param) == ("invalid_request", f"format.schema.{place}")
+    assert fault.message.startswith(f"format.schema.{place}: ")
+
+
+def test_all_such_keywords_are_named_at_once() -> None:
+    with pytest.raises(FaultError) as raised:
+        enforceable({"not": {}, "items": {"if": {}}}, "format.schema")
+    assert "items.if" in raised.value.fault.message
+
+
+@pytest.mark.parametrize("levels", [200, 900])
+def test_a_schema_without_end_is_refused(levels: int) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(levels):
+        deep = {"items": deep}
+    with pytest.raises(FaultError, match="nested too deeply"):
+        enforceable(deep, "format.schema")
+
+
+def test_notes_pass_and_orders_to_the_grammar_do_not() -> None:
+    noted = {
+        "title": "T",
+        "description": "d",
+        "default": 1,
+        "examples": [{"not": 1}],
+        "x-vendor": {"not": {}},
+        "x-guidance": {"lenient": True},
+        "uniqueItems": False,
+        "format": "color",
+        "type": "integer",
+        "minProperties": 1,
+    }
+    kept = fit(noted, LLGUIDANCE)
+    assert not kept.losses
+    assert list(kept.schema) == [
+        "title", "description", "default", "examples", "x-vendor", "type", "minProperties"
+    ]  # fmt: skip
+
+
+def test_objects_that_list_properties_are_closed_unless_they_say_so() -> None:
+    listed = {"properties": {"a": {"properties": {"b": {}}}}}
+    assert enforceable(listed, "")["additionalProperties"] is False
+    assert enforceable(listed, "")["properties"]["a"]["additionalProperties"] is False
+    for free in (
+        {"properties": {"a": {}}, "additionalProperties": True},
+        {"type": "object"},
+        {"properties": {"a": {}}, "patternProperties": {"^x": {}}},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]},
+        {"anyOf": [{"properties": {"a": {}}, "$ref": "#/$defs/x"}], "$defs": {"x": {}}},
+    ):
+        assert enforceable(free, "") == free
+
+
+def test_a_property_may_have_the_name_of_a_keyword() -> None:
+    odd = {"properties": {"properties": {"type": "string"}, "not": {}}, "required": ["not"]}
+    assert enforceable(odd, "") == {**odd, "additionalProperties": False}
+    assert enforceable({"const": {"properties": {"a": 1}}}, "") == {
+        "const": {"properties": {"a": 1}}
+    }
+
+
+def test_p36_one_schema_for_two_targets_each_with_its_losses() -> None:
+    asked = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 9},
+            "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        },
+        "required": ["name"],
+    }
+    here, there = fit(asked, LLGUIDANCE), fit(asked, OPENAI_STRICT)
+    assert [loss.place for loss in here.losses] == ["properties.tags.uniqueItems"]
+    assert here.schema["properties"]["name"] == {"type": "string", "maxLength": 9}
+    assert [(loss.place, loss.keyword) for loss in there.losses] == [
+        ("properties.name.maxLength", "maxLength"),
+        ("properties.tags.uniqueItems", "uniqueItems"),
+    ]
+    assert there.schema["required"] == ["name", "tags"]
+    assert there.schema["additionalProperties"] is False
+    assert there.schema["properties"]["tags"]["anyOf"][1] == {"type": "null"}
+    assert asked["required"] == ["name"]  # what was given stays as it was
+
+
+def test_p36_an_open_object_cannot_be_closed_without_a_loss() -> None:
+    maps = {"type": "object", "properties": {"m": {"properties": {}, "additionalProperties": {}}}}
+    lost = fit(maps, OPENAI_STRICT).losses
+    assert [loss.place for loss in lost] == ["properties.m.additionalProperties"]
+
+
+def test_p36_no_listed_keyword_is_one_the_grammar_does_not_know() -> None:
+    """Every keyword we let through compiles, in a schema where it says something."""
+    examples: dict[str, Any] = {
+        "type": "string", "enum": [1], "const": 1, "properties": {"a": {}}, "required": ["a"],
+        "additionalProperties": False, "patternProperties": {"^a$": {}}, "maxProperties": 3,
+        "minProperties": 1, "items": {}, "additionalItems": False, "prefixItems": [{}],
+        "minItems": 1, "maxItems": 2, "minLength": 1, "maxLength": 2, "pattern": "a",
+        "format": "date", "minimum": 1, "maximum": 2, "exclusiveMinimum": 1, "multipleOf": 2,
+        "exclusiveMaximum": 2, "anyOf": [{}], "oneOf": [{}], "allOf": [{}], "$ref": "#/$defs/x",
+        "$defs": {}, "definitions": {},
+    }  # fmt: skip
+    assert examples.keys() == LLGUIDANCE.keywords
+    for keyword, value in examples.items():
+        said = {keyword: value, **({"$defs": {"x": {}}} if keyword == "$ref" else {})}
+        BYTES.constrain(Grammar(f"start: %json {json.dumps(enforceable(said, ''))}"))
+    for name in LLGUIDANCE.formats:
+        BYTES.constrain(Grammar(f'start: %json {{"type": "string", "format": "{name}"}}'))
+
+
+def test_random_schemas_pass_and_mean_no_more_than_they_did() -> None:
+    for seed in range(samples(50, 500)):
+        asked = schema(random.Random(seed))
+        jsonschema.Draft202012Validator.check_schema(enforceable(asked, ""))

@@ -1,0 +1,381 @@
+"""What a model writes in harmony, well or badly formed, and the items it becomes."""
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.event import Delta, ItemAdded, PartAdded
+from dragoman.core.item import (
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Text,
+    Thought,
+    Token,
+    Unknown,
+)
+from dragoman.core.request import FunctionTool, NamedTool, Request, UnknownTool
+from dragoman.core.turn import Turn
+from dragoman.engines.token.stop import StoppingTurn
+from dragoman.formats.harmony import HARMONY
+
+from .hearing import BYTES, PLAIN, TOOLS, called, hear, read, spelt
+
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+def final(text: str, status: str = "completed") -> Message:
+    return Message("assistant", (Text(text),), status=status, phase="final_answer")
+
+
+def preamble(text: str, status: str = "completed") -> Message:
+    return Message("assistant", (Text(text),), status=status, phase="commentary")
+
+
+def thought(text: str, status: str = "completed") -> Reasoning:
+    return Reasoning((Thought(text),), status=status)
+
+
+WELL_FORMED: list[tuple[str, list[Item]]] = [
+    ("<|channel|>final<|message|>Hi<|return|>", [final("Hi")]),
+    ("<|channel|>final<|message|><|return|>", [final("")]),
+    (
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        [thought("Hm"), final("Hi")],
+    ),
+    (CALL + '{"a":"b"}<|call|>', [called("f", '{"a":"b"}')]),
+    (CALL + "<|call|>", [called("f", "{}")]),
+    (
+        "<|channel|>commentary to=functions.patch<|message|>*** Begin<|call|>",
+        [CustomToolCall("", "patch", "*** Begin", status="completed")],
+    ),
+    (
+        "<|channel|>commentary to=crm.find <|constrain|>json<|message|>{}<|call|>",
+        [called("find", "{}", "crm")],
+    ),
+    (
+        (
+            "<|channel|>analysis<|message|>one<|end|><|start|>assistant<|channel|>analysis<|message|>"
+            "two<|end|>"
+        ),
+        [thought("one"), thought("two")],
+    ),
+    (f"{CALL}{{}}<|call|><|start|>assistant{CALL}1<|call|>", [called("f", "{}"), called("f", "1")]),
+    ("<|channel|>analysis<|message|><|end|><|start|>assistant" + CALL, [called("f", "{}")]),
+]
+
+
+@pytest.mark.parametrize(("text", "items"), WELL_FORMED)
+def test_well_formed_messages(text: str, items: list[Item]) -> None:
+    heard = hear(text)
+    assert heard.items == items
+    assert not heard.parser.warnings
+    assert read(text).items == items
+
+
+MALFORMED: list[tuple[str, list[Item]]] = [
+    (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", [called("f", "{}")]),
+    (
+        "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|>",
+        [called("f", "{}")],
+    ),
+    ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", [final("{}")]),
+    ("<|channel|>final json<|message|>{}<|return|>", [final("{}")]),
+    ("<|channel|>commentary to=a to=b json<|message|>{}", [called("a", "{}")]),
+    ("<|channel|>commentary functions.f json<|message|>{}", [called("f", "{}")]),
+    ("<|channel|>commentary functions.f<|message|>{}", [called("f", "{}")]),
+    ("<|channel|>commentary to= functions.f<|message|>{}", [called("f", "{}")]),
+    ("<|channel|>comment?? to=f<|message|>{}", [called("f", "{}")]),
+    ("<|channel|>finalize<|message|>Hi", [final("Hi")]),
+    ("<|channel|>thinking<|message|>Hi", [final("Hi")]),
+    ("<|channel|> analysis<|message|>Hm", [thought("Hm")]),
+    ("assistant<|channel|>analysis<|message|>Hm", [thought("Hm")]),
+    ("assistantanalysis<|message|>Hm", [thought("Hm")]),
+    ("analysis<|message|>Hm", [thought("Hm")]),
+    ("<|message|>Hi<|return|>", [final("Hi")]),
+    ("Hi<|return|>", [final("Hi")]),
+    ("<|channel|>final Hi there<|return|>", [final(" Hi there")]),
+    ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Hi", [thought("Hm"), final("Hi")]),
+    ("<|channel|>analysis<|channel|>final<|message|>Hi", [final("Hi")]),
+    ("<|channel|>final<|message|>a<|message|>b<|constrain|>c", [final("abc")]),
+    ("<|channel|>final<|message|>a<|reserved_200013|>b", [final("ab")]),
+    ("<|channel|>final<|message|>a<|start|>assistant" + CALL, [final("a"), called("f", "{}")]),
+    ("<|channel|>final<|message|>a<|return|>b", [final("a"), final("b")]),
+    ("<|channel|>final<|message|>a<|end|>\n<|end|>", [final("a")]),
+    ("<|channel|>final<|message|>a<|end|><|constrain|> ", [final("a")]),
+    ("<|start|>assistant<|start|>assistant<|channel|>final<|message|>a", [final("a")]),
+    ("<|channel|>final<|message|>a<|end|><|start|>user<|message|>no", [final("a")]),
+    ("<|channel|>final<|message|>a<|end|><|start|>user", [final("a")]),
+    ("<|channel|>final<|message|>a<|end|><|start|>hello<|end|>", [final("a"), final("hello")]),
+    (
+        (
+            "<|channel|>final<|message|>a<|end|><|start|>functions.f to=assistant"
+            "<|channel|>commentary<|message|>no<|end|>"
+        ),
+        [final("a")],
+    ),
+    ("<|start|>functions.f<|channel|>commentary<|message|>{}", [called("f", "{}")]),
+]
+
+
+@pytest.mark.parametrize(("text", "items"), MALFORMED)
+def test_p18_malformed_messages_are_read_as_well_as_can_be(text: str, items: list[Item]) -> None:
+    assert hear(text).items == items
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "<|channel|>analysis", "<|channel|>", CALL[:-11], "<|start|>", "assistant", " to=f"],
+)
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_p18_an_end_in_the_header_is_an_end(text: str, reason: str) -> None:
+    heard = hear(text, reason=reason)
+    assert [item.text for item in heard.items] == [""]
+    assert heard.end.reasons == (reason,)
+    assert heard.end.status == ("completed" if reason == "stop" else "incomplete")
+
+
+def test_what_was_complete_before_a_header_was_cut_is_kept() -> None:
+    heard = hear("<|channel|>analysis<|message|>Hm<|end|><|start|>assis", reason="length")
+    assert heard.items == [thought("Hm")]
+    assert heard.end.status == "incomplete"
+    heard = hear("<|channel|>final Hi", reason="length")
+    assert heard.parser.warnings == ["a header was not ended: '<|channel|>final Hi'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "item"),
+    [
+        ("<|channel|>analysis<|message|>Hm", thought("Hm", "incomplete")),
+        ("<|channel|>final<|message|>Hi", final("Hi", "incomplete")),
+        (CALL + '{"a', FunctionCall("", "f", '{"a', status="incomplete")),
+    ],
+)
+def test_a_cut_message_is_incomplete_and_kept(text: str, item: Item) -> None:
+    heard = hear(text, reason="length")
+    assert heard.items == [item]
+    assert (heard.end.status, heard.end.reasons) == ("incomplete", ("length",))
+
+
+def test_a_forgotten_header_is_noticed_while_the_text_comes() -> None:
+    turn = Turn("1", 0, "m", think=None)
+    parser = HARMONY.parser(TOOLS, turn, BYTES)
+    parser.feed(spelt("He"))
+    assert [event.data for event in turn.take() if isinstance(event, Delta)] == ["He"]
+    prose = "<|start|>" + "word " * 200
+    heard = hear(prose)
+    assert heard.items == [final("word " * 200)]
+    assert hear("<|channel|>final " + "word " * 200).items == [final(" " + "word " * 200)]
+    assert hear("finally, " * 3).items == [final("finally, " * 3)]
+
+
+def test_r4_w4_a_preamble_is_a_message_of_its_own() -> None:
+    text = (
+        "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
+        + CALL
+        + "{}<|call|>"
+    )
+    assert hear(text).items == [preamble("I will look."), called("f", "{}")]
+    text = (
+        "<|channel|>commentary<|message|>One<|end|><|start|>assistant<|channel|>final<|message|>Two"
+    )
+    assert hear(text).items == [preamble("One"), final("Two")]
+
+
+@pytest.mark.parametrize("name", ["functions.f", "f"])
+@pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
+def test_r4_w5_a_recipient_goes_before_the_channel(channel: str, name: str) -> None:
+    text = f"<|channel|>{channel} to={name}<|message|>{{}}<|call|>"
+    assert hear(text).items == [called("f", "{}")]
+
+
+def test_r4_w5_nobody_in_particular_is_no_call() -> None:
+    text = "<|channel|>analysis to=assistant<|message|>Hm<|end|>"
+    assert hear(text).items == [thought("Hm")]
+
+
+def test_unknown_recipients() -> None:
+    text = "<|channel|>commentary to=python code<|message|>1+1<|call|>"
+    (item,) = hear(text, PLAIN).items
+    assert item == preamble("1+1")
+    functions = Request(model="m", tools=(FunctionTool("f"),))
+    assert hear(text, functions).items == [called("python", "1+1")]
+    assert hear("<|channel|>final to=functions.<|message|>{}").items == [called("functions.", "{}")]
+    nowhere = "<|channel|>commentary to=functions.g<|message|>{}"
+    assert hear(nowhere, PLAIN).items == [called("g", "{}")]
+    forbidden = Request(model="m", tools=(FunctionTool("f"),), tool_choice="none")
+    assert hear("<|channel|>commentary to=f<|message|>{}", forbidden).items == [preamble("{}")]
+
+
+@pytest.mark.parametrize(
+    ("call", "action"),
+    [
+        ('browser.search code<|message|>{"query":"x"}', {"type": "search", "query": "x"}),
+        ("browser.search<|message|>", {"type": "search", "query": ""}),
+        ("functions.browser.search<|message|>[1]", {"type": "search", "query": ""}),
+        (
+            'browser.open<|message|>{"id":"https://e.com"}',
+            {"type": "open_page", "url": "https://e.com"},
+        ),
+        ('browser.open<|message|>{"id":3}', {"type": "open_page", "url": None}),
+        (
+            'browser.find<|message|>{"pattern":"x"}',
+            {"type": "find_in_page", "pattern": "x", "url": ""},
+        ),
+    ],
+)
+def test_an_enabled_browser_is_an_item(call: str, action: object) -> None:
+    (item,) = hear(f"<|channel|>analysis to={call}<|call|>").items
+    assert isinstance(item, Unknown)
+    assert (item.wire, item.kind) == ("responses", "web_search_call")
+    assert item.value == {"status": "completed", "action": action}
+
+
+@pytest.mark.parametrize("name", ["python", "functions.python"])
+def test_an_enabled_interpreter_is_an_item(name: str) -> None:
+    heard = hear(f"<|channel|>analysis to={name} code<|message|>1+1<|call|>")
+    (item,) = heard.items
+    assert isinstance(item, Unknown)
+    assert item.kind == "code_interpreter_call"
+    assert (item.value["code"], item.value["status"]) == ("1+1", "completed")
+    assert item.extra == {"harmony": {"recipient": "python", "body": "1+1"}}
+    opened = next(event for event in heard.events if isinstance(event, ItemAdded))
+    assert isinstance(opened.item, Unknown)
+    assert (opened.item.id, opened.item.value["status"]) == ("ci_1_1", "in_progress")
+    assert heard.end.reasons == ("stop",)
+
+
+def test_items_open_as_soon_as_they_are_known() -> None:
+    turn = Turn("1", 0, "m", think=None)
+    parser = HARMONY.parser(TOOLS, turn, BYTES)
+    parser.feed(spelt(CALL))
+    (opened,) = [event for event in turn.take() if isinstance(event, ItemAdded)]
+    assert isinstance(opened.item, FunctionCall)
+    assert (opened.item.name, opened.item.call_id) == ("f", "call_1_0")
+
+
+def test_torn_characters_are_held_and_mended() -> None:
+    sign = "€".encode()
+    head = spelt("<|channel|>final<|message|>")
+    heard = hear([head, sign[:1], sign[1:], b"!"])
+    assert heard.items == [final("€!")]
+    assert hear([head, sign[:2], spelt("<|return|>")]).items == [final("\ufffd")]
+    assert hear([head, sign[:2]]).items == [final("\ufffd")]
+    assert hear([head, [*sign[:2], 65]]).items == [final("\ufffdA")]
+    torn = [*sign[:2], *spelt("<|end|><|start|>assistant<|channel|>final<|message|>"), 65]
+    assert hear([head, torn]).items == [final("\ufffd"), final("A")]
+
+
+def test_log_probabilities_go_with_the_text() -> None:
+    text = "<|channel|>final<|message|>€a<|end|>"
+    ids = spelt(text)
+    tokens = [Token(str(place), -0.5, bytes((id % 256,)), id=id) for place, id in enumerate(ids)]
+    (item,) = hear([[id] for id in ids], tokens=iter([[token] for token in tokens])).items
+    begin = spelt(text).index(256 + 3) + 1
+    assert isinstance(item, Message)
+    assert item.parts == (Text("€a", tokens=tuple(tokens[begin:-1])),)
+    torn = [*spelt("<|channel|>analysis<|message|>"), 0xE2]
+    last = Token("", -1.0)
+    (item,) = hear([torn[:-1], torn[-1:], spelt("<|end|>")], tokens=iter([[], [last], []])).items
+    assert item == Reasoning((Thought("\ufffd", (last,)),), status="completed")
+
+
+def test_a_stop_string_ends_the_text_and_its_message() -> None:
+    turn = StoppingTurn(["END"], "1", 0, "m")
+    parser = HARMONY.parser(PLAIN, turn, BYTES)
+    parser.feed(spelt("<|channel|>commentary<|message|>one E<|end|><|start|>assistant"))
+    parser.feed(spelt("<|channel|>final<|message|>two EN"))
+    parser.feed(spelt("D"))
+    parser.close("stop")
+    said = "".join(event.data for event in turn.take() if isinstance(event, Delta))
+    assert said == "one Etwo "
+    assert turn.stopped
+
+
+def test_reasoning_tokens_are_counted_with_their_markers() -> None:
+    thinking = "<|channel|>analysis<|message|>Hm<|end|>"
+    speaking = "<|start|>assistant<|channel|>final<|message|>Hi<|return|>"
+    again = "<|start|>assistant<|channel|>analysis<|message|>Hm"
+    assert hear(thinking + speaking).parser.reasoning_tokens == len(spelt(thinking))
+    heard = hear(thinking + speaking + again)
+    assert heard.parser.reasoning_tokens == len(spelt(thinking + again))
+    turn = Turn("1", 0, "m", think=None)
+    parser = HARMONY.parser(TOOLS, turn, BYTES)
+    parser.feed(spelt(thinking)[:-3])
+    assert parser.reasoning_tokens == len(spelt(thinking)) - 3
+
+
+def test_r4_w17_a_message_is_one_message_and_one_part() -> None:
+    parts = [
+        event
+        for event in hear("<|channel|>final<|message|>a b c").events
+        if isinstance(event, PartAdded)
+    ]
+    assert len(parts) == 1
+
+
+def test_an_answer_goes_on_where_the_prompt_ends() -> None:
+    partial = Message("assistant", "Once", status="incomplete")
+    assert hear(" upon<|return|>", Request(model="m", items=(partial,))).items == [final(" upon")]
+    partial = Message("assistant", "Once", status="incomplete", phase="commentary")
+    assert hear(" upon", Request(model="m", items=(partial,))).items == [preamble(" upon")]
+    partial = Reasoning((Thought("Hm"),), status="in_progress")
+    assert hear("m<|end|>", Request(model="m", items=(partial,))).items == [thought("m")]
+    forced = Request(model="m", tools=(FunctionTool("f"),), tool_choice=NamedTool("f"))
+    assert hear('{"a":1}<|call|>', forced).items == [called("f", '{"a":1}')]
+
+
+def test_without_a_vocabulary_there_is_only_text() -> None:
+    turn = Turn("1", 0, "m", think=None)
+    parser = HARMONY.parser(PLAIN, turn)
+    parser.feed([1, 2, 3])
+    parser.write("Hi <|")
+    parser.close("stop")
+    parser.close("stop")
+    assert turn.over
+    assert parser.warnings[0] == "tokens without a vocabulary were passed over"
+    assert [event.data for event in turn.take() if isinstance(event, Delta)] == ["Hi ", "<|"]
+
+
+def test_marks_that_are_no_tokens_are_found_in_the_text() -> None:
+    turn = Turn("1", 0, "m", think=None)
+    parser = HARMONY.parser(PLAIN, turn, type(BYTES)())
+    parser.feed(list(b"<|channel|>analysis<|message|>Hm<|end|>Hi"))
+    parser.close("stop")
+    assert [event.data for event in turn.take() if isinstance(event, Delta)] == ["Hm", "Hi"]
+
+
+def test_warnings_do_not_grow_without_end() -> None:
+    assert len(hear("<|constrain|><|message|>" + "<|message|>" * 500).parser.warnings) == 100
+
+
+def test_the_name_of_a_hosted_tool_is_a_function_if_the_client_has_one() -> None:
+    tools = (FunctionTool("python"), UnknownTool("responses", "code_interpreter", {}))
+    text = "<|channel|>commentary to=functions.python<|message|>{}<|call|>"
+    assert hear(text, Request(model="m", tools=tools)).items == [called("python", "{}")]
+
+
+def test_a_token_without_text_is_kept_with_the_text_before_it() -> None:
+    text, nothing = spelt("<|channel|>final<|message|>a"), Token("", -1.0, b"", id=999)
+    (item,) = hear([text, [999], spelt("<|end|>")], tokens=iter([[], [nothing], []])).items
+    assert item == replace(final("a"), content=(Text("a", tokens=(nothing,)),))
+
+
+def test_an_answer_that_was_ended_elsewhere_stays_ended() -> None:
+    turn = Turn("1", 0, "m", think=None)
+    parser = HARMONY.parser(TOOLS, turn, BYTES)
+    parser.feed(spelt(CALL))
+    turn.complete("incomplete", ("length",))
+    events = len(turn.take())
+    parser.close("length")
+    assert events
+    assert not turn.take()
+
+
+def test_r4_w6_what_a_tool_would_say_is_no_item() -> None:
+    call = "<|channel|>analysis to=python code<|message|>1+1<|call|>"
+    output = "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>"
+    heard = hear(f"{call}{output}<|start|>assistant<|channel|>final<|message|>2<|return|>")
+    assert [type(item) for item in heard.items] == [Unknown, Message]
+    assert heard.parser.reasoning_tokens == 0

@@ -1,0 +1,78 @@
+"""Calls written as Python, against Python's own reader."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.formats.markup.python_call import DEEPEST, calls
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | texts | st.floats(-1e9, 1e9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+names = st.sampled_from(["city", "days", "_x", "straße"])
+
+
+@given(st.dictionaries(names, values, max_size=3), st.sampled_from([repr, json.dumps]))
+def test_literals_of_python_and_json_are_read(arguments, write) -> None:
+    said = ", ".join(f"{name}={write(value)}" for name, value in arguments.items())
+    found = calls(f"[f({said}), g.h( {said} )]")
+    assert found is not None
+    assert [name for name, _ in found[0]] == ["f", "g.h"]
+    assert [json.loads(text) for _, text in found[0]] == [arguments, arguments]
+
+
+@given(st.text(st.sampled_from("[](){}'\"\\fa=1,;:. \n")))
+def test_anything_else_raises_nothing(text: str) -> None:
+    for body in (text, f"[f({text})]", f"f(a={text})"):
+        found = calls(body)
+        assert found is None or all(isinstance(said, str) for _, said in found[0])
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("'a' \"b\"", "ab"),
+        ("r'\\n'", "\\n"),
+        ("'''a\n'b'''", "a\n'b"),
+        ("'\\x41\\u0042\\U00000043\\\n\\q\\t\\\\'", "ABC\\q\t\\"),
+        ("'\\U99999999'", "\ufffd"),
+        ("(1, 2,)", [1, 2]),
+        ("{1: 2, None: 3}", {"1": 2, "null": 3}),
+        ("+1_000", 1000),
+        ("-.5e1", -5.0),
+        ("[true, null]", [True, None]),
+        ("''", ""),
+    ],
+)
+def test_values(said: str, value: object) -> None:
+    found = calls(f"f(a={said})")
+    assert found is not None
+    assert json.loads(found[0][0][1]) == {"a": value}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("a=b", "1", "a", "a=1 b=2", "a={1 2}", "a=[1 2]", "a=1e999", "a=x()", "=1", "a=1+2"),
+        "a=" + "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
+        "a=" + "9" * 5000,
+    ],
+)
+def test_arguments_that_cannot_be_read_stay_as_they_are(said: str) -> None:
+    assert calls(f"f({said})") == ([("f", said)], "")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "f", "f(", "[f(] x", "1", "[f(), 1]"])
+def test_what_is_no_call(text: str) -> None:
+    assert calls(text) is None
+
+
+def test_what_follows_is_given_back() -> None:
+    assert calls("[f()] and so") == ([("f", "{}")], " and so")
+    assert calls("[f() g()]") == ([("f", "{}")], " g()")
+    assert calls("f(); g() and so") == ([("f", "{}"), ("g", "{}")], " and so")

@@ -1,0 +1,278 @@
+"""What an older conversion layer did with calls in text, one test for each of its behaviours.
+
+Right where it was right, and as it should have been where it was not.
+"""
+
+import pytest
+
+from dragoman.core.calls import CallFragment
+from dragoman.core.event import Delta, Finished, ItemAdded, Started
+from dragoman.core.fold import fold
+from dragoman.core.item import (
+    FunctionCall,
+    FunctionCallOutput,
+    Message,
+    Token,
+)
+from dragoman.core.request import FunctionTool, JSONSchema, Request
+from dragoman.core.turn import Turn
+from dragoman.formats.markup.format import Markup
+from dragoman.formats.markup.repair import MarkedTurn
+from dragoman.formats.tokenizer import ByteTokenizer
+from tests.formats.markup.hearing import TOOLS, asked, hear, show
+
+CITY = ("get_weather", '{"city": "Rome"}')
+SEARCH = FunctionTool("brave_search")
+CODE = FunctionTool("code_interpreter")
+
+
+def native(*fragments: CallFragment) -> list[tuple[str, str]]:
+    """What a turn makes of calls that a server gave as such."""
+    turn = MarkedTurn("1", 0, "m", markup="llama", request=asked())
+    for fragment in fragments:
+        turn.call(fragment)
+    turn.finish("tool_calls")
+    turn.end(said=True)
+    return [show(item) for item in fold(turn.take()).output]
+
+
+def test_r2_8_a_call_that_cannot_be_read_leaves_the_others_alone() -> None:
+    good = CallFragment(0, "a", "get_weather", '{"city": "Rome"}')
+    bad = CallFragment(1, "b", "now", "{oops")
+    assert native(good, bad) == [CITY, ("now", "{oops")]
+    text = '{"name": "now", "parameters": {oops}}; {"name": "get_weather", "parameters": '
+    assert hear("llama", text + '{"city": "Rome"}}').said == [("now", "{oops}"), CITY]
+
+
+def test_r2_9_arguments_are_kept_as_written_readable_or_not() -> None:
+    call = '<function=get_weather>{"city":  "R\\u00f6m", "n": 1.0}</function>'
+    outcome = hear("llama", call)
+    assert outcome.said == [("get_weather", '{"city":  "R\\u00f6m", "n": 1.0}')]
+    assert outcome.warnings == []
+    outcome = hear("llama", "<function=get_weather>[1]</function>")
+    assert outcome.said == [("get_weather", "[1]")]
+    assert outcome.warnings == ["the arguments of get_weather are not a JSON object"]
+
+
+def test_r2_10_without_tools_all_is_text_and_unknown_tools_are_told() -> None:
+    text = '{"name": "get_weather", "parameters": {}}'
+    assert hear("llama", text, tools=()).said == [("text", text)]
+    unknown = '<|python_tag|>{"name": "nobody", "parameters": {}}; {"name": "now"}'
+    outcome = hear("llama", unknown)
+    assert outcome.said == [("nobody", "{}"), ("now", "{}")]
+    assert outcome.warnings == ["nobody is called, and no tool of that name was offered"]
+
+
+def test_r2_11_log_probabilities_stay_with_their_text() -> None:
+    text = "<think>a</think>Hi you"
+    ids = list(text.encode())
+    tokenizer = ByteTokenizer()
+    turn = Turn("1", 0, "m", think=None)
+    parser = Markup("hermes").parser(asked(), turn, tokenizer)
+    parser.feed(ids, [Token(chr(id), -0.5, id=id) for id in ids])
+    parser.close("stop")
+    thought, message = fold(turn.take()).output
+    assert [token.text for token in thought.content[0].tokens] == ["a"]
+    assert "".join(token.text for token in message.content[0].tokens) == "Hi you"
+
+
+def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
+    events = hear("llama", "Hi<|eot_id|>", 1).events
+    assert isinstance(events[0], Started)
+    assert [type(event) for event in events].count(Started) == 1
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reasons == ("stop",)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
+def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
+    turn = MarkedTurn("1", 0, "m", markup="llama", request=asked())
+    turn.text("Hel")
+    turn.text("lo <")
+    turn.finish(reason)
+    turn.end(said=True)
+    assert fold(turn.take()).output[0].text == "Hello <"
+
+
+def test_v8_marks_are_found_wherever_the_text_is_cut() -> None:
+    text = '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}<|eom_id|>'
+    for size in range(1, len(text) + 1):
+        outcome = hear("llama", text, size)
+        assert outcome.said == [CITY]
+        assert not [e for e in outcome.events if isinstance(e, Delta) and e.kind == "text"]
+
+
+def test_r2_14_arguments_are_said_while_they_come() -> None:
+    turn = Turn("1", 0, "m", think=None)
+    parser = Markup("llama").parser(asked(), turn)
+    parser.write('<|python_tag|>{"name": "get_weather"')
+    parser.write(', "parameters": {"city": ')
+    opened = turn.take()
+    assert any(isinstance(event, ItemAdded) for event in opened)
+    assert [event.data for event in opened if isinstance(event, Delta)] == ['{"city": ']
+    parser.write('"Rome"}')
+    assert [event.data for event in turn.take() if isinstance(event, Delta)] == ['"Rome"}']
+
+
+def test_r2_15_what_follows_a_python_tag_is_never_lost() -> None:
+    outcome = hear("llama", '<|python_tag|>{"x": 1}')
+    assert outcome.said == [("text", '{"x": 1}')]
+    assert outcome.warnings == ['a call without a name: {"x": 1}']
+    assert hear("llama", '<|python_tag|>{"x": 1}', tools=()).said == [("text", '{"x": 1}')]
+
+
+@pytest.mark.parametrize("size", [1, 5, None])
+def test_r2_16_a_call_is_not_text_as_well(size: int | None) -> None:
+    text = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
+    assert hear("llama", text, size).said == [CITY]
+
+
+def test_r2_17_headers_and_ends_are_not_said() -> None:
+    text = "<|start_header_id|>assistant<|end_header_id|>\n\nHi <|eot_id|>"
+    assert hear("llama", text, 1).said == [("text", "Hi ")]
+    assert hear("llama", '<|python_tag|>{"name": "now"}<|eom_id|>').said == [("now", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('<function=get_weather>{"city": "Rome\'s"}</function>', '{"city": "Rome\'s"}'),
+        ('{"name": "get_weather", "parameters": {"city": "Rome"}}', '{"city": "Rome"}'),
+        ('{"name": "get_weather"}', "{}"),
+        ('[get_weather(city="Rome\'s", days=2)]', '{"city": "Rome\'s", "days": 2}'),
+    ],
+)
+def test_r2_18_every_way_to_write_a_call_is_read(text: str, said: str) -> None:
+    assert hear("llama", text).said == [("get_weather", said)]
+
+
+def test_r2_18_builtin_tools_and_code() -> None:
+    tools = (*TOOLS, SEARCH, CODE)
+    outcome = hear("llama", '<|python_tag|>brave_search.call(query="a \\"b\\"")', tools=tools)
+    assert outcome.said == [("brave_search", '{"query": "a \\"b\\""}')]
+    assert outcome.warnings == []
+    outcome = hear("llama", "<|python_tag|>print(1)\nprint(2)", tools=tools)
+    assert outcome.said == [("code_interpreter", '{"code": "print(1)\\nprint(2)"}')]
+
+
+def test_r2_19_text_around_calls_is_kept() -> None:
+    text = 'First <function=now>{}</function> then <function=now>{"a": 1}</function> last'
+    said = [("text", "First"), ("now", "{}"), ("text", "then"), ("now", '{"a": 1}')]
+    assert hear("llama", text).said == [*said, ("text", "last")]
+
+
+def test_r2_19_call_ids_are_the_same_every_time() -> None:
+    text = '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}'
+    once, again = (fold(hear("llama", text, size).events).output for size in (1, 9))
+    assert [call.call_id for call in once] == [call.call_id for call in again]
+    assert len({call.call_id for call in once}) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        (
+            FunctionCall("c", "brave_search", '{"query": "a \\"b\\""}'),
+            '<|python_tag|>brave_search.call(query="a \\"b\\"")',
+        ),
+        (FunctionCall("c", "code_interpreter", '{"code": "print(1)"}'), "<|python_tag|>print(1)"),
+        (FunctionCall("c", "now", '{"a":1}'), '{"name": "now", "parameters": {"a":1}}'),
+    ],
+)
+def test_r2_20_calls_are_written_as_they_are_read(call: FunctionCall, written: str) -> None:
+    tools = (*TOOLS, SEARCH, CODE)
+    items = (Message("user", "hi"), call)
+    prompt = Markup("llama").render(Request(model="m", items=items))
+    assert f"<|end_header_id|>\n\n{written}<|eom_id|>" in prompt.text
+    assert hear("llama", written, tools=tools).said == [(call.name, call.arguments)]
+
+
+CONVERSATION = (
+    Message("system", "Be kind."),
+    Message("user", "hi"),
+    FunctionCall("c", "now", "{}"),
+    FunctionCallOutput("c", "noon"),
+)
+
+
+def test_r2_21_each_family_has_its_own_names() -> None:
+    third = Markup("llama").render(Request(model="m", items=CONVERSATION)).text
+    assert third == (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+        '{"name": "now", "parameters": {}}<|eom_id|>'
+        "<|start_header_id|>ipython<|end_header_id|>\n\nnoon<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    fourth = Markup("llama4").render(Request(model="m", items=CONVERSATION)).text
+    assert fourth == (
+        "<|begin_of_text|><|header_start|>system<|header_end|>\n\nBe kind.<|eot|>"
+        "<|header_start|>user<|header_end|>\n\nhi<|eot|>"
+        "<|header_start|>assistant<|header_end|>\n\n"
+        '<|python_start|>{"name": "now", "parameters": {}}<|python_end|><|eom|>'
+        "<|header_start|>ipython<|header_end|>\n\nnoon<|eom|>"
+        "<|header_start|>assistant<|header_end|>\n\n"
+    )
+
+
+def test_r2_22_tools_and_schemas_are_told_in_the_system_message() -> None:
+    shape = JSONSchema("answer", {"type": "object"})
+    request = asked(items=CONVERSATION, format=shape)
+    system = Markup("llama").render(request).text.partition("<|eot_id|>")[0]
+    assert "Be kind.\n\nAnswer with JSON that matches this schema" in system
+    assert '{"type": "object"}' in system
+    assert "Environment: ipython" in system
+    assert '"name": "get_weather"' in system
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("llama", "<function=now></function>"),
+        ("llama", '{"name": "now", "parameters": {}}'),
+        ("llama", "[now()]"),
+        ("llama", '<|python_tag|>{"name": "now", "parameters": ""}'),
+        ("hermes", '<tool_call>{"name": "now"}</tool_call>'),
+        ("qwen-xml", "<function=now></function>"),
+        ("mistral", "[TOOL_CALLS]now[ARGS]"),
+    ],
+)
+def test_v5_no_arguments_are_the_empty_object(family: str, text: str) -> None:
+    outcome = hear(family, text)
+    assert outcome.said == [("now", "{}")]
+    assert outcome.warnings == []
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "3", '"x"', "true", '{"a": ', "{]", "nonsense"])
+def test_v6_odd_arguments_do_not_end_the_stream(arguments: str) -> None:
+    text = f'<tool_call>{{"name": "now", "arguments": {arguments}</tool_call>\nstill here'
+    for size in (1, None):
+        outcome = hear("hermes", text, size)
+        assert outcome.said[-1] == ("text", "still here")
+        assert any(kind == "now" for kind, _ in outcome.said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[now(), get_weather(city='Rome')]",
+        '<function=now>{}</function><function=get_weather>{"city": "Rome"}</function>',
+        '{"name": "now"} ; {"name": "get_weather", "parameters": {"city": "Rome"}}',
+        '[{"name": "now"}, {"name": "get_weather", "parameters": {"city": "Rome"}}]',
+        '<|python_tag|>{"name": "now"};{"name": "get_weather", "parameters": {"city": "Rome"}}',
+    ],
+)
+def test_v7_all_calls_are_read_however_they_are_written(text: str) -> None:
+    assert hear("llama", text, 1).said == [("now", "{}"), CITY]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "Bob"}', '{"name": "Bob", "parameters": {}}', '{"city": "Rome"}', '["now"]']
+)
+@pytest.mark.parametrize("family", ["llama", "llama4", "hermes", "mistral"])
+def test_v9_a_json_answer_is_no_call(family: str, text: str) -> None:
+    for size in (1, None):
+        outcome = hear(family, text, size)
+        assert outcome.said == [("text", text)]
+        assert outcome.warnings == []

@@ -1,0 +1,354 @@
+"""Chat templates: rendered in a sandbox, with the words of the conversation kept words."""
+
+import json
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.core.error import FaultError
+from dragoman.core.item import (
+    Audio,
+    CustomToolCall,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    ItemReference,
+    Message,
+    Reasoning,
+    Text,
+    Thought,
+)
+from dragoman.core.request import (
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    ReasoningOptions,
+    Request,
+)
+from dragoman.core.turn import Turn
+from dragoman.formats.format import Setting
+from dragoman.formats.prompt import Control
+from dragoman.formats.template import Template, from_config, profile_of
+from dragoman.formats.tokenizer import ByteTokenizer
+from tests.formats.markup.hearing import TOOLS, hear
+
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>")
+CHATML = """
+{%- if tools %}<|im_start|>tools
+{% for tool in tools %}
+{{ tool | tojson }}
+{% endfor %}
+<|im_end|>
+{% endif %}
+{%- for message in messages %}
+<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>
+{%- endfor %}
+<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% endif %}{% endif %}"""
+
+
+def request(*items: object, **more: object) -> Request:
+    return Request(model="m", items=items or (Message("user", "hi"),), **more)
+
+
+def render(text: str, *items: object, **more: object) -> str:
+    return Template(text, "hermes", CONTROLS).render(request(*items, **more)).text
+
+
+def refusal(text: str, *items: object, **more: object) -> FaultError:
+    with pytest.raises(FaultError) as raised:
+        render(text, *items, **more)
+    return raised.value
+
+
+def test_a_conversation_is_rendered() -> None:
+    items = (
+        Message("developer", "Be kind."),
+        Message("user", (Text("one "), Text("two"))),
+        Reasoning((Thought("old"),)),
+        Message("assistant", "ok"),
+        Message("user", "more", name="Ann"),
+        Reasoning((Thought("hm"),)),
+        Message("assistant", "look"),
+        FunctionCall("c1", "now", '{"a":  1}'),
+        CustomToolCall("c2", "patch", "***"),
+        FunctionCallOutput("c1", (Text("noon"),)),
+        Message("assistant", "so"),
+    )
+    prompt = Template(CHATML, "hermes", CONTROLS).render(request(*items, instructions="Hey."))
+    assert prompt.text == (
+        "<|im_start|>system\nHey.\n\nBe kind.<|im_end|>\n"
+        "<|im_start|>user\none two<|im_end|>\n"
+        "<|im_start|>assistant\nok<|im_end|>\n"
+        "<|im_start|>user\nmore<|im_end|>\n"
+        "<|im_start|>assistant\n(hm)look"
+        '<tool_call>now {"a":  1}</tool_call>'
+        '<tool_call>patch {"input": "***"}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\nnoon<|im_end|>\n"
+        "<|im_start|>assistant\nso<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert [loss.field for loss in prompt.losses] == ["items"]
+
+
+CHAT = Template(CHATML, "hermes", CONTROLS)
+anything = st.lists(
+    st.sampled_from([*CONTROLS, "<", "<|im", "_start|>", "|", "\ue000", "\ue001", "x", "\n", '"'])
+).map("".join)
+
+
+@given(anything, anything, anything)
+def test_words_never_become_control_tokens(system: str, user: str, described: str) -> None:
+    tools = (FunctionTool("f", described, {"type": "object", "title": user}),)
+    items = (
+        Message("system", system),
+        Message("user", (Text(user), Text(system))),
+        FunctionCall("c", "f", json.dumps({"a": user}, ensure_ascii=False)),
+        FunctionCallOutput("c", described),
+    )
+    prompt = CHAT.render(request(*items, tools=tools))
+    plain = [Message("system", "s"), Message("user", "u"), *items[2:3], *items[3:]]
+    bare = CHAT.render(request(*plain, tools=(FunctionTool("f"),)))
+    controls = [piece for piece in prompt.pieces if isinstance(piece, Control)]
+    assert controls == [piece for piece in bare.pieces if isinstance(piece, Control)]
+    assert f"\n{user}{system}" in prompt.text
+    tokenizer = ByteTokenizer(CONTROLS)
+    assert [id for id in prompt.ids(tokenizer) if id > 255] == [
+        tokenizer.controls[piece.text] for piece in controls
+    ]
+
+
+def test_words_are_looked_through_once_however_many_control_tokens_there_are() -> None:
+    words = [Message("user", f"word {number}") for number in range(1_000)]
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+    def once(count: int) -> float:
+        controls = [f"<|reserved_special_token_{number}|>" for number in range(count)]
+        template = Template(text, "hermes", controls)
+        start = time.perf_counter()
+        template.render(request(*words))
+        return time.perf_counter() - start
+
+    few, many = (min(once(count) for _ in range(5)) for count in (1, 300))
+    assert many < 10 * few
+
+
+def test_private_characters_may_all_occur_in_a_conversation() -> None:
+    """They are what control tokens are hidden with."""
+    words = "".join(map(chr, range(0xE000, 0xF900)))
+    template = Template("{% for m in messages %}<s>{{ m.content }}{% endfor %}", "hermes", ["<s>"])
+    pieces = template.render(request(Message("user", f"{words}<s>"))).pieces
+    assert pieces == (Control("<s>"), f"{words}<s>")
+    words += "".join(map(chr, (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))))
+    error = refusal("{{ messages[0].content }}", Message("user", words))
+    assert "no character for private use" in error.fault.message
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"a": deep}
+    error = refusal("{{ tools }}", tools=(FunctionTool("f", None, deep),))
+    assert error.fault.code == "invalid_request"
+    assert "nested too deeply" in error.fault.message
+
+
+def test_tools_documents_and_options_reach_the_template() -> None:
+    text = "{{ tools | length }}{{ documents[0].title }}{{ mood }}{{ reasoning_effort }}"
+    text += "{{ messages | length }}"
+    extra = {
+        "chat": {
+            "chat_template_kwargs": {"mood": "blue", "messages": []},
+            "documents": [{"title": "T"}],
+        }
+    }
+    more = {"tools": TOOLS, "extra": extra, "reasoning": ReasoningOptions("low")}
+    assert render(text, **more) == "2Tbluelow1"
+    assert render("{{ tools is none }}", tools=TOOLS, tool_choice="none") == "True"
+
+
+def test_an_answer_may_begin_inside_the_reasoning() -> None:
+    template = Template(CHATML, "hermes", CONTROLS)
+    thought = hear(template, "hm</think>Hi", reasoning=ReasoningOptions("high"))
+    assert thought.said == [("thought", "hm"), ("text", "Hi")]
+    said = hear(template, "hm</think>Hi", reasoning=ReasoningOptions("none"))
+    assert said.said == [("text", "hmHi")]
+    assert hear(template, "Hi").said == [("text", "Hi")]
+    faulty = Template("{{ raise_exception('no') }}", "hermes")
+    assert hear(faulty, "Hi").said == [("text", "Hi")]
+    for number in range(70):  # what is remembered of options is bounded
+        extra = {"chat": {"chat_template_kwargs": {"n": number}}}
+        template.parser(request(extra=extra), Turn("1", 0, "m"))
+    assert len(template._thinks) <= 65
+
+
+def test_the_date_is_given_and_never_looked_up() -> None:
+    template = Template("{{ strftime_now('%d %b %Y') }}", "hermes")
+    assert template.render(request(), Setting("2026-11-21")).text == "21 Nov 2026"
+    assert template.render(request()).text == ""
+    asks = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}-{% endif %}"
+    assert Template(asks, "hermes").render(request()).text == "-"
+    assert Template(asks, "hermes").render(request(), Setting("2026-11-21")).text == "2026"
+
+
+def test_what_templates_are_used_to() -> None:
+    text = """{% for m in messages %}
+    {% if loop.first %}
+{{ m.content }}
+    {% continue %}
+    {% endif %}
+{% endfor %}
+{% generation %}g{% endgeneration %}
+{{ {"b": "é<", "a": [1]} | tojson }}|{{ [1] | tojson(indent=2) }}
+{{- {"b": 1, "a": 2} | tojson(sort_keys=True, separators=(",", ":")) }}
+{{- 2 * 3 }}{{ "a" * 2 }}{{ 2 ** 3 }}"""
+    expected = 'hi\ng{"b": "é<", "a": [1]}|[\n  1\n]{"a":2,"b":1}6aa8'
+    assert render(text, Message("user", "hi"), Message("user", "ho")) == expected
+
+
+def test_p34_a_template_that_refuses_says_why() -> None:
+    error = refusal("{{ raise_exception('Roles must alternate') }}")
+    assert error.fault.code == "invalid_request"
+    assert "Roles must alternate" in error.fault.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ nothing.at.all }}",
+        "{{ 'a' * 10000000 }}",
+        "{{ 2 ** 1000 }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[99].x.y }}",
+    ],
+)
+def test_a_template_that_fails_is_our_fault(text: str) -> None:
+    assert refusal(text).fault.code == "internal"
+
+
+def test_a_prompt_has_a_greatest_length(monkeypatch) -> None:
+    monkeypatch.setattr("dragoman.formats.template.MOST_CHARACTERS", 1000)
+    text = "{% for i in range(1000) %}{{ i }} {% endfor %}"
+    assert "longer than 1000 characters" in refusal(text).fault.message
+
+
+def test_a_template_that_is_none_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match="line 1"):
+        Template("{% if %}", "hermes")
+
+
+@pytest.mark.parametrize(
+    ("items", "where"),
+    [
+        ((Message("user", (Text("a"), Image("http://x"))),), "items[0].content[1]"),
+        ((Message("user", "a"), Message("user", (Audio("x"),))), "items[1].content[0]"),
+        (
+            (FunctionCall("c", "f", ""), FunctionCallOutput("c", (Image("x"),))),
+            "items[1].output[0]",
+        ),
+        ((ItemReference("x"),), "items[0]"),
+    ],
+)
+def test_what_is_not_text_is_refused_by_name(items: tuple[object, ...], where: str) -> None:
+    error = refusal(CHATML, *items)
+    assert (error.fault.code, error.fault.param) == ("unsupported", where)
+
+
+def test_tools_that_are_no_functions_are_refused_by_name() -> None:
+    error = refusal(CHATML, tools=(FunctionTool("f"), CustomTool("g")))
+    assert (error.fault.code, error.fault.param) == ("unsupported", "tools[1]")
+
+
+def test_a_form_of_answer_is_told() -> None:
+    words = "Answer with one JSON object, and nothing else."
+    assert f"system\n{words}<" in render(CHATML, format=JSONObject())
+
+
+def test_instructions_in_parts() -> None:
+    text = "{{ messages[0].content }}{{ messages | length }}"
+    assert render(text, instructions=(Message("system", "Be kind."),)) == "Be kind.2"
+    assert render(text, instructions="") == "hi1"
+
+
+def test_arguments_that_are_no_object_stay_text() -> None:
+    text = "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}"
+    assert render(text, FunctionCall("c", "f", "{oops")) == "{oops"
+
+
+def test_the_stops_are_the_familys_and_the_models_own() -> None:
+    assert Template("", "hermes", (), {"eos_token": "</s>"}).stops(request()).controls == (
+        "<|im_end|>",
+        "<|endoftext|>",
+        "</s>",
+    )
+    assert (
+        len(Template("", "hermes", (), {"eos_token": "<|im_end|>"}).stops(request()).controls) == 2
+    )
+
+
+def test_grammar_is_the_familys() -> None:
+    template = Template(CHATML, "hermes", CONTROLS)
+    assert template.name == "hermes"
+    assert template.grammar(request()) is None
+    assert template.grammar(request(tools=TOOLS, tool_choice="required")) is not None
+
+
+def test_p36_a_folder_is_read_by_its_configuration() -> None:
+    config = {
+        "chat_template": [
+            {"name": "default", "template": "d"},
+            {"name": "tool_use", "template": "{{ bos_token }}[INST]{{ eos_token }}"},
+        ],
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "pad_token": None,
+        "added_tokens_decoder": {
+            "5": {"content": "[INST]", "special": True},
+            "6": {"content": "[TOOL_CALLS]", "special": True},
+            "7": {"content": "<x>", "special": False},
+        },
+    }
+    template = from_config(json.dumps(config))
+    assert template.name == "mistral"
+    assert template.render(request()).pieces == (Control("<s>"), Control("[INST]"), Control("</s>"))
+    assert from_config("{}", "plain").render(request()).text == "plain"
+    own = from_config("{}", "<a>b", ["<a>"])
+    assert own.render(request()).pieces == (Control("<a>"), "b")
+    for wrong in ("[]", "{}", '{"chat_template": [{"name": "x"}]}', "nonsense"):
+        with pytest.raises(ValueError):
+            from_config(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "controls", "name"),
+    [
+        ("<|im_start|> <tool_call>", (), "hermes"),
+        ("<|im_start|> <tool_call><function=x><parameter=y>", (), "qwen-xml"),
+        ("[INST]", ("[TOOL_CALLS]",), "mistral"),
+        ("", ("<｜tool▁calls▁begin｜>",), "deepseek"),
+        ("<|start_header_id|>", (), "llama"),
+        ("<|header_start|>", (), "llama4"),
+        ("anything", (), "hermes"),
+    ],
+)
+def test_families_are_recognised(text: str, controls: tuple[str, ...], name: str) -> None:
+    assert profile_of(text, controls).name == name
+
+
+def test_without_jinja_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "dragoman.formats.sandbox", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'dragoman\[local\]'"):
+        Template("x")

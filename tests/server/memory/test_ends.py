@@ -1,0 +1,178 @@
+"""Every run ends, in the store as for its client, whoever goes and whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.request import Request
+from dragoman.engines.mint import now
+from dragoman.server.app import App
+from dragoman.server.memory.memory import Memory
+from dragoman.stores.record import Paging, Record
+from dragoman.stores.store import Store, StoreError
+from tests.server.memory.remembering import (
+    BOUND,
+    PATH,
+    SETTINGS,
+    all_ended,
+    frames,
+    identity,
+    opened,
+    remembering,
+)
+from tests.server.stubs import OPENING, STARTED, Call, Stub, word
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return opened(request.param, tmp_path)
+
+
+class Slow:
+    """A store that takes its time for one thing: until it is told to go on."""
+
+    def __init__(self, inside: Store, name: str) -> None:
+        self._inside = inside
+        self._name = name
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        inside = getattr(self._inside, name)
+        if name != self._name:
+            return inside
+
+        async def wait(*given: Any, **named: Any) -> Any:
+            self.asked.set()
+            await self.go.wait()
+            return await inside(*given, **named)
+
+        return wait
+
+
+def asked(app: App, **fields: Any) -> Call:
+    return Call(app, PATH, {"model": "stub", "input": "Hi", "stream": True, **fields})
+
+
+async def statuses(store: Store) -> list[str]:
+    return [found.status for found in (await store.page("", None, Paging())).records]
+
+
+async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: Store) -> None:
+    slow: Any = Slow(store, "begin")
+    async with remembering(Stub(), slow) as server:
+        call = asked(server.app)
+        task = asyncio.create_task(call())
+        await slow.asked.wait()
+        call.hang_up()
+        await task
+        slow.go.set()
+        await all_ended(server)
+        assert await statuses(store) == []
+
+
+@pytest.mark.parametrize("name", ["finish", "append"])
+async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
+    store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.server.memory.run.BEHIND", 0.0)
+    slow: Any = Slow(store, name)
+    stub = Stub()
+    if name == "append":  # something is written when the end comes
+        stub = Stub(*stub.cues[:3], slow.asked, *stub.cues[3:])
+    async with remembering(stub, slow) as server:
+        call = asked(server.app)
+        task = asyncio.create_task(call())
+        await slow.asked.wait()
+        (run,) = server.memory.runs._live.values()
+        while not run._complete:
+            await asyncio.sleep(0)
+        call.hang_up()
+        await task
+        slow.go.set()
+        await all_ended(server)
+        assert await statuses(store) == ["completed"]
+
+
+async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
+    memory = Memory(store)
+    app = App(Stub(), replace(SETTINGS, concurrency=1, queue=0), memory)
+    async with app._sockets._gate:
+        for stream in (False, True):
+            assert (await asked(app, stream=stream)()).status == 429
+    assert not memory.runs._live
+    assert await statuses(store) == []
+    await app.close()
+
+
+async def test_a_background_run_that_cannot_be_begun_leaves_nothing(store: Store) -> None:
+    async with remembering(Stub(), store) as server:
+
+        async def fail(_: Record) -> None:
+            raise StoreError("The disk is full.")
+
+        store.begin = fail  # type: ignore[method-assign]
+        assert (await server.ask(background=True)).status == 500
+        assert not server.memory.runs._live
+
+
+async def test_a_run_whose_end_could_not_be_kept_is_ended_later(store: Store) -> None:
+    async with remembering(Stub(), store, lease=0.2) as server:
+        await store.begin(
+            Record(
+                id="lost",
+                tenant="",
+                wire="responses",
+                created_at=now(),
+                request=Request(model="m", store=True),
+                owner=server.memory.runs.owner,
+                lease=1.0,
+                dialect="openai",
+            )
+        )
+        server.memory.begin()
+        async with asyncio.timeout(BOUND):
+            while await statuses(store) != ["failed"]:
+                await asyncio.sleep(0.01)
+
+
+async def test_who_is_stopped_by_time_has_the_stream_that_is_kept(store: Store) -> None:
+    memory = Memory(store)
+    stub = Stub(*OPENING, word("Hel"), asyncio.Event())
+    app = App(stub, replace(SETTINGS, deadline=0.1), memory)
+    call = await asked(app)()
+    while memory.runs._live:
+        await asyncio.sleep(0)
+    again = Call(app, f"{PATH}/{identity(call)}", method="GET")
+    again._scope["query_string"] = b"stream=true"
+    assert b"event: response.failed" in call.body
+    assert frames((await again()).body) == frames(call.body)
+    assert await statuses(store) == ["failed"]
+    await app.close()
+
+
+async def test_who_is_cancelled_by_another_has_the_stream_that_is_kept(store: Store) -> None:
+    async with remembering(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
+        call = asked(server.app)
+        task = asyncio.create_task(call())
+        await call.until(lambda: b'"Hel"' in call.body)
+        await server.sdk.responses.cancel(identity(call))
+        await task
+        replay = await server.get(f"/{identity(call)}?stream=true")
+        assert frames(replay.body) == frames(call.body)
+
+
+@pytest.mark.parametrize("end", [(), (RuntimeError("broken"),)])
+async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(
+    store: Store, end: tuple[Exception, ...]
+) -> None:
+    async with remembering(Stub(STARTED, *end), store) as server:
+        call = await asked(server.app)()
+        assert b"event: response.failed" in call.body
+        await all_ended(server)
+        assert await statuses(store) == ["failed"]

@@ -1,0 +1,91 @@
+"""One connection, spoken to in ASGI itself: what a real client would have to be slow to see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.core.interfaces import ANYONE
+from dragoman.server.limits import Gate
+from dragoman.server.memory.memory import Memory
+from dragoman.server.settings import Settings
+from dragoman.server.socket.connection import Connection
+from dragoman.server.socket.turn import Turns
+from dragoman.server.watch import Roster
+from dragoman.stores.memory import MemoryStore
+from tests.server.stubs import OPENING, Stub, closing, word
+
+BOUND = 10.0
+
+
+class Client:
+    """Sends what a test says, and reads so many frames before it stops reading."""
+
+    def __init__(self, engine: Stub, reads: float = float("inf"), **settings: Any) -> None:
+        self.memory = Memory(MemoryStore())
+        self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.heard: list[dict[str, Any]] = []
+        self.closed: list[int] = []
+        self.reads = reads
+        self.reading = asyncio.Event()
+        self.connection = Connection(
+            Turns(engine, self.memory, ANYONE),
+            ANYONE,
+            self.said.get,
+            self._take,
+            replace(Settings(), **settings),
+            Roster(),
+            Gate(8, 8, 1.0),
+            "req_1",
+        )
+
+    async def _take(self, message: dict[str, Any]) -> None:
+        if len(self.heard) >= self.reads and not self.reading.is_set():
+            await self.reading.wait()
+        if message["type"] == "websocket.close":
+            self.closed.append(message["code"])
+        else:
+            self.heard.append(json.loads(message["text"]))
+
+    def ask(self, **fields: Any) -> None:
+        frame = {"type": "response.create", "model": "stub", "input": "Hi", **fields}
+        self.said.put_nowait({"type": "websocket.receive", "text": json.dumps(frame)})
+
+    def leave(self) -> None:
+        self.said.put_nowait({"type": "websocket.disconnect"})
+
+
+async def test_a_client_that_does_not_read_is_let_go_and_never_hears_with_a_gap() -> None:
+    more = asyncio.Event()
+    engine = Stub(*OPENING, more, word("a"), word("b"), *closing("ab"))
+    client = Client(engine, reads=3, stall=0.05)
+    client.ask()
+    async with asyncio.timeout(BOUND):
+        serving = asyncio.create_task(client.connection.serve())
+        while len(client.heard) < 3:
+            await asyncio.sleep(0)
+        more.set()
+        await serving
+    assert [event["sequence_number"] for event in client.heard] == [0, 1, 2]
+    assert engine.running == 0
+    await client.memory.close()
+
+
+async def test_a_turn_is_cancelled_by_another_reader() -> None:
+    engine = Stub(*OPENING, word("a"), asyncio.Event())
+    client = Client(engine)
+    client.ask()
+    async with asyncio.timeout(BOUND):
+        serving = asyncio.create_task(client.connection.serve())
+        while not any(event["type"].endswith("text.delta") for event in client.heard):
+            await asyncio.sleep(0)
+        (run,) = client.memory.runs._live.values()
+        cancelled = await client.memory.runs.cancel(run.record)
+        assert cancelled.status == "cancelled"
+        assert engine.running == 0
+        client.leave()
+        await serving
+    await client.memory.close()

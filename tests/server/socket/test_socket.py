@@ -1,0 +1,418 @@
+"""Responses over WebSocket, as its clients speak it: over a real port, with a real client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Failed
+from dragoman.core.secret import Secret
+from dragoman.server.app import App
+from dragoman.server.memory.memory import Memory
+from dragoman.server.settings import Settings
+from dragoman.server.socket import connection
+from dragoman.server.socket.near import MOST
+from dragoman.stores.memory import MemoryStore
+from tests.server.stubs import OPENING, Call, Stub, closing, saying, served, word
+
+PATH = "/v1/responses"
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+@asynccontextmanager
+async def talking(
+    engine: Any = None, *, memory: bool = True, settings: Settings | None = None, **options: Any
+) -> AsyncIterator[ClientConnection]:
+    """A connection to a server around this engine."""
+    app = App(engine or Stub(), settings or Settings(), Memory(MemoryStore()) if memory else None)
+    async with served(app) as port, connect(f"ws://127.0.0.1:{port}{PATH}", **options) as socket:
+        yield socket
+    await app.close()
+
+
+async def say(socket: ClientConnection, **fields: Any) -> None:
+    frame = {"type": "response.create", "model": "stub", "input": "Hi", **fields}
+    await socket.send(json.dumps(frame))
+
+
+async def hear(socket: ClientConnection) -> list[dict[str, Any]]:
+    """The events of one turn."""
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["type"] not in ENDS:
+        events.append(json.loads(await socket.recv()))
+    return events
+
+
+async def turn(socket: ClientConnection, **fields: Any) -> dict[str, Any]:
+    """The last event of a turn."""
+    await say(socket, **fields)
+    return (await hear(socket))[-1]
+
+
+def identity(end: dict[str, Any]) -> str:
+    return str(end["response"]["id"])
+
+
+# ---- the checks of Open Responses ------------------------------------------------------------
+
+
+async def test_a_turn_gives_the_events_of_a_stream() -> None:
+    async with talking() as socket:
+        await say(socket)
+        events = await hear(socket)
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "Hello, world"
+    assert all("stream_id" not in event for event in events)
+
+
+async def test_turns_follow_one_another() -> None:
+    async with talking() as socket:
+        await say(socket, store=False)
+        await say(socket, store=False)
+        first, second = await hear(socket), await hear(socket)
+    assert first[-1]["type"] == second[-1]["type"] == "response.completed"
+    assert identity(first[-1]) != identity(second[-1])
+    assert [event["sequence_number"] for event in second] == list(range(len(second)))
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+async def test_p23_a_turn_goes_on_from_another_of_its_connection(memory: bool, store: bool) -> None:
+    engine = Stub()
+    async with talking(engine, memory=memory) as socket:
+        previous = None
+        for text in "abc":
+            end = await turn(socket, input=text, store=store, previous_response_id=previous)
+            assert end["response"]["previous_response_id"] == previous
+            assert end["response"]["store"] is (store and memory)
+            previous = identity(end)
+    said = [item.text for item in engine.asked[-1][0].items]
+    assert said == ["a", "Hello, world", "b", "Hello, world", "c"]
+
+
+async def test_what_is_stored_holds_what_only_its_connection_knew() -> None:
+    engine = Stub()
+    app = App(engine, Settings(), Memory(MemoryStore()))
+    async with served(app) as port:
+        address = f"ws://127.0.0.1:{port}{PATH}"
+        async with connect(address) as first:
+            unkept = identity(await turn(first, input="a", store=False))
+            end = await turn(first, input="b", previous_response_id=unkept)
+            assert end["response"]["previous_response_id"] == unkept
+            kept = identity(end)
+            assert "response" in await turn(first, input="c", previous_response_id=kept)
+        async with connect(address) as second:
+            assert "response" in await turn(second, input="d", previous_response_id=kept)
+        listed = await Call(app, f"{PATH}/{kept}/input_items", method="GET")()
+    said = [item.text for item in engine.asked[-1][0].items]
+    assert said == ["a", "Hello, world", "b", "Hello, world", "d"]
+    assert len(listed.json["data"]) == 3
+    await app.close()
+
+
+async def test_another_connection_does_not_know_what_was_not_stored() -> None:
+    app = App(Stub(), Settings(), Memory(MemoryStore()))
+    async with served(app) as port:
+        address = f"ws://127.0.0.1:{port}{PATH}"
+        async with connect(address) as first:
+            kept = identity(await turn(first))
+            unkept = identity(await turn(first, store=False))
+        async with connect(address) as second:
+            refused = await turn(second, previous_response_id=unkept, store=False)
+            assert refused["type"] == "error"
+            assert refused["status"] == 400
+            assert refused["error"]["code"] == "previous_response_not_found"
+            assert (await turn(second, store=False))["type"] == "response.completed"
+            going_on = await turn(second, previous_response_id=kept)
+            assert going_on["type"] == "response.completed"
+    await app.close()
+
+
+async def test_a_made_up_response_is_not_found() -> None:
+    async with talking() as socket:
+        end = await turn(socket, previous_response_id="resp_nothing")
+        assert end["error"]["code"] == "previous_response_not_found"
+        assert end["error"]["param"] == "previous_response_id"
+
+
+async def test_a_failed_continuation_is_not_gone_on_from_again() -> None:
+    output = {"type": "function_call_output", "call_id": "nothing", "output": "1"}
+    async with talking() as socket:
+        first = identity(await turn(socket, store=False))
+        failed = await turn(socket, store=False, previous_response_id=first, input=[output])
+        assert failed["type"] == "error"
+        assert failed["error"]["param"] == "input[0].call_id"
+        again = await turn(socket, store=False, previous_response_id=first)
+        assert again["error"]["code"] == "previous_response_not_found"
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_failure_of_the_model_evicts_too(late: bool) -> None:
+    fault = Fault("upstream_unreachable", "It is not there.", "upstream")
+    engine = Stub()
+    async with talking(engine) as socket:
+        first = identity(await turn(socket, store=False))
+        engine.cues = (*OPENING, Failed(fault)) if late else (Failed(fault),)
+        failed = await turn(socket, store=False, previous_response_id=first)
+        assert failed["type"] == ("response.failed" if late else "error")
+        engine.cues = saying("Hello")
+        again = await turn(socket, store=False, previous_response_id=first)
+        assert again["error"]["code"] == "previous_response_not_found"
+
+
+async def test_a_compacted_conversation_begins_a_new_chain() -> None:
+    app = App(Stub(), Settings(), None)
+    call = await Call(app, f"{PATH}/compact", {"model": "stub", "input": "Hi"})()
+    async with served(app) as port, connect(f"ws://127.0.0.1:{port}{PATH}") as socket:
+        items = [*call.json["output"], {"role": "user", "content": "Go on."}]
+        assert (await turn(socket, input=items))["type"] == "response.completed"
+    await app.close()
+
+
+# ---- what a socket has besides ---------------------------------------------------------------
+
+
+async def test_nothing_is_generated_where_that_is_asked() -> None:
+    engine = Stub()
+    async with talking(engine) as socket:
+        await say(socket, generate=False, store=False, input="a")
+        events = await hear(socket)
+        types = [event["type"] for event in events]
+        assert types == ["response.created", "response.in_progress", "response.completed"]
+        assert events[-1]["response"]["output"] == []
+        assert engine.asked == []
+        end = await turn(socket, previous_response_id=identity(events[-1]), store=False, input="b")
+        assert end["type"] == "response.completed"
+    assert [item.text for item in engine.asked[0][0].items] == ["a", "b"]
+
+
+async def test_lanes_run_beside_one_another_and_say_which_they_are() -> None:
+    go = asyncio.Event()
+
+    class Laned(Stub):
+        async def stream(self, request: Any, caller: Any = None) -> Any:
+            if request.items[0].text == "slow":
+                await go.wait()
+            async for event in super().stream(request, caller):
+                yield event
+
+    async with talking(Laned()) as socket:
+        await say(socket, input="slow", stream_id="one")
+        await say(socket, input="quick", stream_id="two")
+        quick = await hear(socket)
+        assert {event["stream_id"] for event in quick} == {"two"}
+        go.set()
+        slow = await hear(socket)
+        assert {event["stream_id"] for event in slow} == {"one"}
+        for event in (quick[-1], slow[-1]):
+            assert event["type"] == "response.completed"
+
+
+async def test_too_many_lanes_and_turns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LANES", 1)
+    monkeypatch.setattr(connection, "WAITING", 1)
+    async with talking(Stub(*OPENING, asyncio.Event())) as socket:
+        await say(socket, stream_id="one")
+        while json.loads(await socket.recv())["type"] != "response.content_part.added":
+            pass
+        await say(socket, stream_id="two")
+        refused = json.loads(await socket.recv())
+        assert (refused["status"], refused["stream_id"]) == (429, "two")
+        await say(socket, stream_id="one")
+        await say(socket, stream_id="one")
+        refused = json.loads(await socket.recv())
+        assert (refused["status"], refused["stream_id"]) == (429, "one")
+
+
+@pytest.mark.parametrize(
+    ("frame", "param"),
+    [
+        ("{", None),
+        ("[]", None),
+        (b"\xff\xfe", None),
+        ('{"type": "response.steer"}', "type"),
+        ("{}", "type"),
+        ('{"type": "response.create", "input": "Hi"}', "model"),
+        ('{"type": "response.create", "model": 3, "input": "Hi"}', "model"),
+        ('{"type": "response.create", "model": "m", "input": "Hi", "stream": true}', "stream"),
+        (
+            '{"type": "response.create", "model": "m", "input": "Hi", "background": true}',
+            "background",
+        ),
+        ('{"type": "response.create", "model": "m", "input": "Hi", "stream_id": 3}', "stream_id"),
+        ('{"type": "response.create", "model": "m", "input": "Hi", "generate": 3}', "generate"),
+        ("[" * 2000, None),
+    ],
+)
+async def test_a_frame_that_makes_no_sense_costs_the_socket_nothing(
+    frame: str | bytes, param: str | None
+) -> None:
+    async with talking() as socket:
+        await socket.send(frame)
+        error = json.loads(await socket.recv())
+        assert (error["type"], error["status"], error["error"]["param"]) == ("error", 400, param)
+        assert (await turn(socket))["type"] == "response.completed"
+
+
+async def test_a_wrong_frame_says_which_lane_it_was_in() -> None:
+    async with talking() as socket:
+        await socket.send('{"type": "nothing", "stream_id": "one"}')
+        assert json.loads(await socket.recv())["stream_id"] == "one"
+
+
+async def test_a_frame_over_the_limit_closes_the_socket() -> None:
+    async with talking(settings=Settings(body_limit=1000)) as socket:
+        pass
+    app = App(Stub(), Settings())
+    small = Settings(body_limit=1000, port=0)
+    from dragoman.server.host import Server, bind
+
+    listener, ready = bind(small, exact=True), asyncio.Event()
+    server = Server(app, small, ready.set)
+    task = asyncio.create_task(server.serve([listener]))
+    await ready.wait()
+    async with connect(f"ws://127.0.0.1:{listener.getsockname()[1]}{PATH}") as socket:
+        await socket.send("a" * 2000)
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+    server.should_exit = True
+    await task
+
+
+async def test_who_leaves_stops_the_work_for_them() -> None:
+    engine = Stub(*OPENING, word("Hel"), asyncio.Event())
+    async with talking(engine) as socket:
+        await say(socket)
+        while json.loads(await socket.recv())["type"] != "response.output_text.delta":
+            pass
+        await socket.close()
+        async with asyncio.timeout(1):
+            await engine.cancelled.wait()
+    assert engine.running == 0
+
+
+async def test_a_connection_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection.Connection.serve, "__defaults__", (0.05,))
+    async with talking() as socket:
+        error = json.loads(await socket.recv())
+        assert error["error"]["code"] == "websocket_connection_limit_reached"
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+
+
+async def test_a_turn_has_a_deadline() -> None:
+    settings = Settings(deadline=0.1)
+    async with talking(Stub(*OPENING, asyncio.Event()), settings=settings) as socket:
+        end = await turn(socket)
+        assert (end["type"], end["status"]) == ("error", 504)
+
+
+async def test_a_connection_remembers_its_latest_responses_only() -> None:
+    async with talking(memory=False) as socket:
+        first = identity(await turn(socket, store=False))
+        for _ in range(MOST):
+            await turn(socket, store=False)
+        end = await turn(socket, store=False, previous_response_id=first)
+        assert end["error"]["code"] == "previous_response_not_found"
+
+
+async def test_what_is_stored_is_there_over_http_too() -> None:
+    app = App(Stub(), Settings(), Memory(MemoryStore()))
+    async with served(app) as port, connect(f"ws://127.0.0.1:{port}{PATH}") as socket:
+        end = await turn(socket)
+        found = await Call(app, f"{PATH}/{identity(end)}", method="GET")()
+        assert found.json["output"] == end["response"]["output"]
+    await app.close()
+
+
+async def test_an_item_is_found_by_reference_on_its_connection() -> None:
+    engine = Stub()
+    async with talking(engine, memory=False) as socket:
+        end = await turn(socket, store=False)
+        item = end["response"]["output"][0]["id"]
+        await turn(socket, store=False, input=[{"type": "item_reference", "id": item}])
+    assert [item.text for item in engine.asked[-1][0].items] == ["Hello, world"]
+    async with talking(engine) as socket:
+        end = await turn(socket, input=[{"type": "item_reference", "id": "nothing"}])
+        assert end["status"] == 404
+        end = await turn(socket, conversation="nothing", store=False)
+        assert end["status"] == 404
+
+
+# ---- the door --------------------------------------------------------------------------------
+
+
+async def test_a_socket_needs_the_key_and_the_path() -> None:
+    app = App(Stub(), Settings(keys=(Secret("right"),)))
+    async with served(app) as port:
+        address = f"ws://127.0.0.1:{port}"
+        right = {"authorization": "Bearer right"}
+        async with connect(address + PATH, additional_headers=right) as socket:
+            assert (await turn(socket))["type"] == "response.completed"
+        for path, headers, status in (
+            (PATH, {}, 401),
+            (PATH, {"authorization": "Bearer wrong"}, 401),
+            ("/v1/nothing", right, 404),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(address + path, additional_headers=headers):
+                    pass
+            assert refused.value.response.status_code == status
+            assert json.loads(refused.value.response.body or b"")["error"]["message"]
+
+
+async def test_an_uninvited_page_opens_no_socket() -> None:
+    async with served(App(Stub(), Settings())) as port:
+        address = f"ws://127.0.0.1:{port}{PATH}"
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(address, additional_headers={"origin": "https://evil.example"}):
+                pass
+        assert refused.value.response.status_code == 403
+
+
+async def test_a_plain_get_is_told_to_upgrade() -> None:
+    call = await Call(App(Stub(), Settings()), PATH, method="GET")()
+    assert call.status == 426
+    assert call.headers["upgrade"] == "websocket"
+
+
+async def test_a_host_without_words_for_a_refusal_closes() -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/nothing", "headers": []}
+    await App(Stub(), Settings())(scope, receive, send)
+    assert sent[0]["type"] == "websocket.close"
+
+
+async def test_a_server_that_shuts_down_takes_no_connection() -> None:
+    app = App(Stub(), Settings())
+    await app.drain(0)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    extensions = {"websocket.http.response": {}}
+    scope = {"type": "websocket", "path": PATH, "headers": [], "extensions": extensions}
+    await app(scope, receive, send)
+    assert sent[0]["status"] == 503
+    assert closing

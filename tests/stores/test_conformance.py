@@ -1,0 +1,400 @@
+"""What every store promises, asked of every backend."""
+
+import asyncio
+import string
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from dragoman.core.event import Delta, Finished, Started
+from dragoman.core.item import Annotation, Message
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.stores.keeping import Keeping
+from dragoman.stores.memory import MemoryStore
+from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.record import Conversation, Letter, Paging, Record, Stretch
+from dragoman.stores.sqlite import SqliteStore
+from dragoman.stores.store import Store, StoreError
+from tests.postgres import Postgres
+
+KEEPING = Keeping(retention=100.0, log_retention=10.0, responses=3)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    kept: Store
+    if request.param == "memory":
+        kept = MemoryStore(KEEPING)
+    elif request.param == "postgres":
+        server: Postgres = request.getfixturevalue("postgres")
+        kept = PostgresStore(server.address, KEEPING, schema=tmp_path.name)
+    else:
+        kept = SqliteStore(tmp_path / "deep" / "store.db", KEEPING)
+    yield kept
+    await kept.close()
+
+
+def record(id: str, **fields: object) -> Record:
+    asked = Request(model="m", items=(Message("user", f"ask {id}", id=f"msg_{id}"),))
+    given = {"id": id, "tenant": "t", "wire": "responses", "created_at": 50, "request": asked}
+    return Record(**(given | fields))
+
+
+def answer(id: str, text: str = "said") -> Response:
+    said = Message("assistant", text, id=f"msg_{id}_0", status="completed")
+    return Response(id=id, created_at=50, model="m", status="completed", output=(said,))
+
+
+EVENTS = (
+    Started("a", 50, "m"),
+    Delta(0, 0, "text", "half \ud83d"),
+    Delta(0, 0, "annotation", Annotation("url_citation", 0, 4, url="http://x")),
+    Finished("completed"),
+)
+
+
+async def test_what_was_begun_is_found_by_its_tenant_alone(store: Store) -> None:
+    await store.begin(record("a", metadata={"k": "v"}, background=True))
+    found = await store.get("t", "a")
+    assert found == record("a", metadata={"k": "v"}, background=True)
+    assert await store.get("other", "a") is None
+    assert await store.get("t", "b") is None
+
+
+@pytest.mark.parametrize("id", ["nothing", "", "nul\0", "half \ud83d", "x" * 10_000])
+async def test_an_id_that_is_not_known_is_no_error(store: Store, id: str) -> None:
+    assert await store.get("t", id) is None
+    assert await store.chain("t", id) == ()
+    assert await store.find("t", id) is None
+    assert await store.log(id) == ()
+    assert not await store.delete("t", id)
+    assert not await store.cancel("t", id)
+    assert await store.conversation("t", id) is None
+    assert (await store.page("t", None, Paging(after=id))).records == ()
+
+
+@pytest.mark.parametrize("id", ["nul\0", "half \ud83d"])
+async def test_an_item_may_have_any_id(store: Store, id: str) -> None:
+    said = Message("user", "odd", id=id)
+    await store.begin(record("a", request=Request(model="m", items=(said,))))
+    assert await store.find("t", id) == said
+    await store.open(Conversation(id="v", tenant="t", created_at=50), [said])
+    assert await store.item("t", "v", id) == said
+    page = await store.items("t", "v", Paging(after=id))
+    assert page is not None
+    assert page.items == ()
+    assert await store.remove("t", "v", id)
+
+
+async def test_a_number_may_have_any_size(store: Store) -> None:
+    await store.begin(record("a", metadata={"n": 10**30}))
+    found = await store.get("t", "a")
+    assert found is not None
+    assert found.metadata == {"n": 10**30}
+
+
+async def test_an_item_of_two_responses_outlives_one_of_them(store: Store) -> None:
+    said = Message("user", "again", id="msg_x")
+    for id in "abc":
+        await store.begin(record(id, request=Request(model="m", items=(said,))))
+    for id in "ca":
+        assert await store.delete("t", id)
+        assert await store.find("t", "msg_x") == said
+    assert await store.delete("t", "b")
+    assert await store.find("t", "msg_x") is None
+
+
+async def test_an_id_is_given_once(store: Store) -> None:
+    await store.begin(record("a"))
+    with pytest.raises(StoreError, match="a response a already"):
+        await store.begin(record("a", tenant="other"))
+
+
+async def test_a_log_comes_back_in_order_and_from_any_place(store: Store) -> None:
+    await store.begin(record("a"))
+    await store.append("a", Stretch(0, EVENTS[:1]))
+    await store.append("a", Stretch(1, EVENTS[1:3]))
+    assert await store.finish("a", answer("a"), Stretch(3, EVENTS[3:]))
+    for first in range(len(EVENTS) + 1):
+        log = await store.log("a", first)
+        assert tuple(event for stretch in log for event in stretch.events) == EVENTS[first:]
+        assert all(stretch.first >= first and stretch.events for stretch in log)
+    assert await store.log("nothing") == ()
+
+
+async def test_a_log_has_no_gaps_and_no_second_versions(store: Store) -> None:
+    await store.begin(record("a"))
+    await store.append("a", Stretch(0, EVENTS[:2]))
+    for first in (0, 1, 3):
+        with pytest.raises(StoreError, match="gap"):
+            await store.append("a", Stretch(first, EVENTS[2:3]))
+    with pytest.raises(StoreError, match="gap"):
+        await store.finish("a", answer("a"), Stretch(9, EVENTS[3:]))
+    found = await store.get("t", "a")
+    assert found is not None
+    assert found.running
+
+
+async def test_a_run_ends_once(store: Store) -> None:
+    await store.begin(record("a", status="queued"))
+    assert await store.finish("a", answer("a"))
+    assert not await store.finish("a", answer("a", "other"))
+    assert not await store.finish("b", answer("b"))
+    found = await store.get("t", "a")
+    assert found is not None
+    assert (found.status, found.response) == ("completed", answer("a"))
+    with pytest.raises(StoreError, match="No response a"):
+        await store.append("a", Stretch(0, EVENTS[:1]))
+    with pytest.raises(StoreError, match="No response b"):
+        await store.append("b", Stretch(0, EVENTS[:1]))
+
+
+async def test_a_chain_begins_with_the_earliest_and_holds_no_copies(store: Store) -> None:
+    for id, previous in (("a", None), ("b", "a"), ("c", "b")):
+        await store.begin(record(id, previous=previous))
+        await store.finish(id, answer(id))
+    assert [found.id for found in await store.chain("t", "c")] == ["a", "b", "c"]
+    assert [len(found.request.items) for found in await store.chain("t", "c")] == [1, 1, 1]
+    assert await store.chain("other", "c") == ()
+    await store.delete("t", "a")
+    assert await store.chain("t", "c") == ()
+
+
+async def test_who_waits_hears_of_more_and_of_the_end(store: Store) -> None:
+    await store.begin(record("a"))
+    waiting = asyncio.create_task(store.wait("a", 0, 30))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await store.append("a", Stretch(0, EVENTS[:1]))
+    await waiting
+    waiting = asyncio.create_task(store.wait("a", 1, 30))
+    await store.finish("a", answer("a"))
+    await waiting
+    await store.wait("a", 99, 30)
+    await store.wait("nothing", 0, 30)
+
+
+async def test_waiting_has_an_end(store: Store) -> None:
+    await store.begin(record("a"))
+    await store.wait("a", 0, 0.01)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_pages_follow_one_another(store: Store, order: str) -> None:
+    for place, id in enumerate("abcde"):
+        await store.begin(record(id, created_at=place // 2))
+    await store.begin(record("z", tenant="other"))
+    await store.begin(record("y", wire="chat"))
+    seen: list[str] = []
+    after = None
+    while True:
+        page = await store.page("t", "responses", Paging(after=after, limit=2, order=order))
+        seen += [found.id for found in page.records]
+        if not page.more:
+            break
+        after = seen[-1]
+    assert seen == (list("abcde") if order == "asc" else list("edcba"))
+    whole = await store.page("t", None, Paging(limit=100))
+    assert len(whole.records) == 6
+    assert not (await store.page("t", None, Paging(after="nothing"))).records
+
+
+async def test_labels_change_and_nothing_else_does(store: Store) -> None:
+    await store.begin(record("a"))
+    assert await store.label("t", "a", {"k": 1})
+    assert not await store.label("other", "a", {"k": 2})
+    assert await store.get("t", "a") == record("a", metadata={"k": 1})
+
+
+async def test_what_is_deleted_is_gone_with_its_log(store: Store) -> None:
+    await store.begin(record("a"))
+    await store.append("a", Stretch(0, EVENTS[:1]))
+    assert not await store.delete("other", "a")
+    assert await store.delete("t", "a")
+    assert not await store.delete("t", "a")
+    assert await store.log("a") == ()
+    assert await store.renew(["a"], 60.0) == ("a",)
+
+
+async def test_leases_are_renewed_unless_somebody_wants_the_end(store: Store) -> None:
+    for id in "ab":
+        await store.begin(record(id, owner="me", lease=10.0))
+    await store.begin(record("c", owner="me", lease=10.0))
+    await store.finish("c", answer("c"))
+    assert await store.cancel("t", "b")
+    assert not await store.cancel("other", "a")
+    assert set(await store.renew(["a", "b", "c", "d"], 20.0)) == {"b", "c", "d"}
+    found = await store.get("t", "a")
+    assert found is not None
+    assert found.lease == 20.0
+
+
+async def test_an_orphan_is_taken_over_by_one_server(store: Store) -> None:
+    await store.begin(record("a", owner="dead", lease=10.0))
+    await store.begin(record("b", owner="alive", lease=90.0))
+    await store.begin(record("c", owner="me", lease=10.0))
+    await store.begin(record("d", owner="dead", lease=10.0))
+    await store.finish("d", answer("d"))
+    first, second = await asyncio.gather(
+        store.orphans("me", 50.0, 60.0), store.orphans("you", 50.0, 60.0)
+    )
+    taken = [found.id for found in (*first, *second)]
+    assert sorted(taken) == ["a", "c"]  # c: its owner is somebody else to "you"
+    assert all(found.lease == 60.0 for found in (*first, *second))
+
+
+async def test_old_and_surplus_responses_are_swept_and_runs_are_not(store: Store) -> None:
+    for place, id in enumerate("abcd"):
+        await store.begin(record(id, created_at=100 + place))
+        await store.append(id, Stretch(0, EVENTS[:1]))
+        if id != "a":
+            await store.finish(id, answer(id))
+    await store.begin(record("old", created_at=1))
+    await store.finish("old", answer("old"))
+    await store.open(Conversation(id="v", tenant="t", created_at=1), [Message("user", "", id="1")])
+    assert await store.sweep(112.5) == 2
+    left = await store.page("t", None, Paging(limit=100, order="asc"))
+    assert [found.id for found in left.records] == ["a", "c", "d"]
+    assert await store.log("a")
+    assert await store.log("c") == ()
+    assert await store.log("d")
+    assert await store.conversation("t", "v") is None
+    assert await store.sweep(112.5) == 0
+
+
+async def test_conversations_keep_items_one_by_one(store: Store) -> None:
+    talk = Conversation(id="v", tenant="t", created_at=50, metadata={"k": "v"})
+    said = [Message("user", f"{n}", id=f"m{n}") for n in range(4)]
+    await store.open(talk, said[:1])
+    with pytest.raises(StoreError, match="a conversation v already"):
+        await store.open(talk)
+    assert await store.extend("t", "v", said[1:])
+    assert await store.conversation("t", "v") == talk
+    assert await store.conversation("other", "v") is None
+    found = await store.items("t", "v")
+    assert found is not None
+    assert (list(found.items), found.more) == (said, False)
+    page = await store.items("t", "v", Paging(limit=2, order="asc"))
+    assert page is not None
+    assert (list(page.items), page.more) == (said[:2], True)
+    page = await store.items("t", "v", Paging(after="m1", limit=2, order="desc"))
+    assert page is not None
+    assert (list(page.items), page.more) == ([said[0]], False)
+    assert await store.item("t", "v", "m2") == said[2]
+    assert await store.item("other", "v", "m2") is None
+    assert await store.remove("t", "v", "m2")
+    assert not await store.remove("t", "v", "m2")
+    assert not await store.remove("other", "v", "m1")
+    assert await store.relabel("t", "v", {"k": "w"})
+    assert await store.conversation("t", "v") == replace(talk, metadata={"k": "w"})
+    assert await store.discard("t", "v")
+    assert await store.conversation("t", "v") is None
+    assert await store.items("t", "v") is None
+
+
+async def test_a_run_adds_to_its_conversation_as_it_ends(store: Store) -> None:
+    await store.open(Conversation(id="v", tenant="t", created_at=50), [Message("user", "", id="1")])
+    await store.begin(record("a", conversation="v"))
+    asked, said = Message("user", "ask", id="1"), Message("assistant", "said", id="2")
+    assert await store.finish("a", answer("a"), said=[asked, said])
+    found = await store.items("t", "v")
+    assert found is not None
+    assert [item.id for item in found.items] == ["1", "1_1", "2"]
+    await store.begin(record("b", conversation="gone"))
+    assert await store.finish("b", answer("b"), said=[said])
+
+
+async def test_items_of_responses_are_found_by_their_ids(store: Store) -> None:
+    await store.begin(record("a"))
+    await store.finish("a", answer("a"))
+    assert await store.find("t", "msg_a") == record("a").request.items[0]
+    assert await store.find("t", "msg_a_0") == answer("a").output[0]
+    assert await store.find("other", "msg_a") is None
+    assert await store.find("t", "nothing") is None
+    await store.delete("t", "a")
+    assert await store.find("t", "msg_a") is None
+
+
+async def test_nothing_is_done_to_a_conversation_that_is_not_there(store: Store) -> None:
+    await store.open(Conversation(id="v", tenant="t", created_at=50))
+    for tenant, id in (("other", "v"), ("t", "w")):
+        assert not await store.extend(tenant, id, [Message("user", "", id="1")])
+        assert not await store.relabel(tenant, id, {})
+        assert not await store.discard(tenant, id)
+        assert await store.items(tenant, id) is None
+        assert await store.item(tenant, id, "1") is None
+
+
+async def test_an_item_of_a_conversation_has_an_id_of_its_own(store: Store) -> None:
+    await store.open(Conversation(id="v", tenant="t", created_at=50))
+    await store.extend("t", "v", [Message("user", "", id="1")])
+    for id in (None, "1"):
+        with pytest.raises(StoreError, match="an id of its own"):
+            await store.extend("t", "v", [Message("user", "", id=id)])
+
+
+async def test_a_letter_is_posted_with_the_end_it_tells_of(store: Store) -> None:
+    letter = Letter(id="l", target="http://x", body=b"said", due=10.0)
+    await store.begin(record("a"))
+    assert await store.finish("a", answer("a"), letters=[letter])
+    again = replace(letter, id="m")
+    assert not await store.finish("a", answer("a"), letters=[again])
+    assert await store.due(9.0, 20.0) == ()
+    assert await store.due(10.0, 20.0) == (replace(letter, due=20.0, attempts=1),)
+    assert await store.due(10.0, 20.0) == ()
+    assert await store.due(20.0, 30.0) == (replace(letter, due=30.0, attempts=2),)
+    await store.settle("l", 25.0)
+    assert await store.due(25.0, 40.0) == (replace(letter, due=40.0, attempts=3),)
+    await store.settle("l")
+    await store.settle("nothing", 1.0)
+    assert await store.due(99.0, 99.0) == ()
+
+
+async def test_a_letter_is_taken_once_the_most_urgent_first(store: Store) -> None:
+    letters = [Letter(id=f"l{n}", target="x", body=b"", due=float(n)) for n in range(40)]
+    await store.begin(record("a"))
+    await store.finish("a", answer("a"), letters=letters)
+    taken = await asyncio.gather(*(store.due(99.0, 500.0, 10) for _ in range(6)))
+    ids = [letter.id for some in taken for letter in some]
+    assert len(ids) == len(set(ids))
+    while more := await store.due(99.0, 500.0, 10):  # rows that were locked are passed over
+        ids += [letter.id for letter in more]
+    assert sorted(ids) == sorted(letter.id for letter in letters)
+    await store.begin(record("b"))
+    await store.finish("b", answer("b"), letters=[replace(letters[0], id="old")])
+    await store.sweep(101.0)
+    assert await store.due(99.0, 500.0) == ()
+
+
+async def test_many_writers_at_once_all_succeed(store: Store) -> None:
+    async def live(id: str) -> None:
+        await store.begin(record(id))
+        for place in range(20):
+            await store.append(id, Stretch(place, EVENTS[:1]))
+        assert await store.finish(id, answer(id))
+
+    await asyncio.gather(*(live(f"r{n}") for n in range(20)))
+    for n in range(20):
+        log = await store.log(f"r{n}")
+        assert sum(len(stretch.events) for stretch in log) == 20
+
+
+@given(st.lists(st.text(string.ascii_letters, max_size=3), max_size=12), st.data())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_a_log_is_the_same_however_it_was_cut(words: list[str], data: st.DataObject) -> None:
+    store = MemoryStore()
+    events = tuple(Delta(0, 0, "text", word) for word in words)
+    await store.begin(record("a"))
+    place = 0
+    while place < len(events):
+        size = data.draw(st.integers(1, len(events) - place))
+        await store.append("a", Stretch(place, events[place : place + size]))
+        place += size
+    first = data.draw(st.integers(0, len(events)))
+    log = await store.log("a", first)
+    assert tuple(event for stretch in log for event in stretch.events) == events[first:]

@@ -1,0 +1,122 @@
+"""What is PostgreSQL's own: connecting, migrating together, hearing from other servers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from dragoman.core.event import Started
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from dragoman.stores.keeping import Keeping
+from dragoman.stores.opening import open_store
+from dragoman.stores.postgres import PostgresStore, store
+from dragoman.stores.record import Record, Stretch
+from dragoman.stores.store import StoreError
+from tests.postgres import Postgres
+
+SECRET = "hunter2"
+FIRST = Stretch(0, (Started("a", 50, "m"),))
+
+
+def record(id: str) -> Record:
+    asked = Request(model="m", items=(Message("user", "Hi", id=f"msg_{id}"),))
+    return Record(id=id, tenant="t", wire="responses", created_at=50, request=asked)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://user:{SECRET}@127.0.0.1:1/db",
+        f"postgresql://user:{SECRET}@127.0.0.1:1/db?sslmode={SECRET}",
+        f"postgres://user:{SECRET}@nowhere.invalid/db",
+    ],
+)
+async def test_no_error_gives_the_password_away(address: str) -> None:
+    kept = open_store(address, Keeping(), {})
+    assert kept is not None
+    with pytest.raises(StoreError, match="The store at") as caught:
+        await kept.get("t", "a")
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    await kept.close()
+
+
+@pytest.mark.parametrize(
+    "word", [f"postgress://user:{SECRET}@host/db", f"postgresql://user:{SECRET}@host:port/db"]
+)
+def test_an_address_that_is_none_is_not_repeated(word: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        open_store(word, Keeping(), {})
+    assert SECRET not in str(caught.value)
+
+
+def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    for name in [name for name in sys.modules if name.startswith("dragoman.stores.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(StoreError, match=r'pip install "dragoman\[postgres\]"'):
+        open_store("postgresql:///", Keeping(), {})
+
+
+async def test_servers_that_start_together_make_the_tables_once(postgres: Postgres) -> None:
+    address = await postgres.database()
+    stores = [PostgresStore(address) for _ in range(5)]
+    await asyncio.gather(*(each.begin(record(f"r{n}")) for n, each in enumerate(stores)))
+    for each in stores:
+        assert await each.get("t", "r0") == record("r0")
+        await each.close()
+
+
+async def test_a_store_of_a_later_version_is_refused(postgres: Postgres) -> None:
+    address = await postgres.database()
+    first = PostgresStore(address)
+    await first.get("t", "a")
+    connection = await asyncpg.connect(address)
+    await connection.execute("INSERT INTO dragoman.steps VALUES (99)")
+    await connection.close()
+    second = PostgresStore(address)
+    with pytest.raises(StoreError, match="later Dragoman"):
+        await second.get("t", "a")
+    await first.close()
+    await second.close()
+
+
+async def test_one_server_hears_of_what_another_writes(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "POLL", 1_000.0)
+    here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
+    await here.begin(record("a"))
+    async with there._news.hearing("a") as told:
+        waiting = asyncio.create_task(there.wait("a", 0, 60.0))
+        await here.append("a", FIRST)
+        await waiting
+        await told.wait()
+    await here.close()
+    await there.close()
+
+
+async def test_cut_connections_are_made_again(postgres: Postgres) -> None:
+    address = await postgres.database()
+    kept = PostgresStore(address)
+    await kept.begin(record("a"))
+    await kept.wait("a", 0, 0.0)
+    connection = await asyncpg.connect(address)
+    await connection.execute(
+        """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE application_name = 'dragoman' AND datname = current_database()"""
+    )
+    await connection.close()
+    for _ in range(10):  # as many as there may be connections to find cut
+        with suppress(StoreError):
+            await kept.get("t", "a")
+    waiting = asyncio.create_task(kept.wait("a", 0, 60.0))
+    await kept.append("a", FIRST)
+    await waiting
+    await kept.close()

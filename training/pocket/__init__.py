@@ -1,0 +1,1 @@
+"""How the pocket model came to be: what it learns, and the script that teaches it."""
