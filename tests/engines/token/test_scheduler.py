@@ -56,7 +56,9 @@ async def test_32_streams_get_equal_shares() -> None:
         def written() -> list[int]:
             return [slot.length - start for slot, start in zip(model.live, before, strict=True)]
 
-        await until(lambda: min(written()) > 600)
+        # Each may be as far ahead as its reader lets it be, at the beginning and at the end: over
+        # this stretch that is less than the fifth which is asked for.
+        await until(lambda: min(written()) > 2 * AHEAD * 8)
         now = written()
         assert max(now) <= 1.2 * min(now)
         for task in tasks:
