@@ -28,7 +28,7 @@ from dragoman.core.event import (
     Started,
 )
 from dragoman.core.fold import Fold
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import Compaction, Item, Message
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
@@ -36,7 +36,7 @@ from dragoman.core.response import Usage
 from .fanout import add_usage
 from .fitting import count
 from .mint import new_id, now
-from .wrap import Wrapper, batches, relay
+from .wrap import Wrapper, batches
 
 MARK = "dragoman.summary.1."
 """What a blob of ours begins with."""
@@ -68,13 +68,10 @@ class Compacting(Wrapper):
             return batches(self.engine, request, caller)
         return self._measured(request, caller)
 
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """The bytes of the engine inside, where there is nothing to expand or to shorten."""
-        if expanded(request) is not request or threshold(request) is not None:
-            return None
-        return relay(self.engine, body, request, caller)
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine inside, where there is nothing to expand or to shorten."""
+        idle = expanded(request) is request and threshold(request) is None
+        return self.engine if idle else None
 
     async def count(self, request: Request) -> int | None:
         """The tokens of what the model will see, where the engine inside can count."""
@@ -159,7 +156,10 @@ async def summarise(
 
 def expanded(request: Request) -> Request:
     """The request with its last summary in words, and without what that stands for."""
-    places = [place for place, item in enumerate(request.items) if _summary(item) is not None]
+    items = request.items
+    if Compaction not in map(type, items):
+        return request
+    places = [place for place, item in enumerate(items) if _summary(item) is not None]
     if not places:
         return request
     last = places[-1]

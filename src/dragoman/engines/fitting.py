@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from dragoman.core.context import estimate, fit
 from dragoman.core.event import Event, Started
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
-from .wrap import Wrapper, batches, relay
+from .wrap import Wrapper, batches
 
 ANSWER = 4
 """The part of a context that is left for the answer, where no limit is given: one in so many."""
@@ -52,11 +52,9 @@ class Fitting(Wrapper):
             return batches(self.engine, request, caller)
         return self._cut(request, caller)
 
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """The bytes of the engine inside, where nothing may be left out."""
-        return None if request.truncation == "auto" else relay(self.engine, body, request, caller)
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine inside, where nothing may be left out."""
+        return None if request.truncation == "auto" else self.engine
 
     async def _one_by_one(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         async with aclosing(self._cut(request, caller)) as answer:

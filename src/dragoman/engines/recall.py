@@ -45,6 +45,10 @@ class Recalling(Wrapper):
             return self._remembered(request, caller)
         return batches(self.engine, request, caller)
 
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine inside, where nothing is to be put back, or to be kept."""
+        return None if _concerned(request) else self.engine
+
     def relay(
         self, body: bytes, request: Request, caller: Caller
     ) -> AsyncGenerator[Passed, None] | None:
@@ -103,4 +107,4 @@ class _Said:
 
 def _concerned(request: Request) -> bool:
     """Whether calls may be made or have been, or reasoning was brought."""
-    return bool(request.tools) or any(isinstance(item, Reasoning) for item in request.items)
+    return bool(request.tools) or Reasoning in map(type, request.items)

@@ -69,6 +69,13 @@ class Resending(Wrapper):
             return self._tried(first, caller)
         return batches(self.engine, request, caller)
 
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine inside, where nothing sealed is sent or asked for."""
+        if not request.tools and Reasoning not in map(type, request.items):
+            return self.engine
+        asks = self._first(request, caller).asking
+        return None if asks or any(map(_is_sealed, request.items)) else self.engine
+
     def relay(
         self, body: bytes, request: Request, caller: Caller
     ) -> AsyncGenerator[Passed, None] | None:

@@ -87,14 +87,17 @@ class Router:
             request = replace(request, model=model)
         return batches(engine, request, caller)
 
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine that has the model, if it has it under the name that is asked."""
+        found = self._at_once(request.model)
+        return None if found is None or found[1] != request.model else found[0]
+
     def relay(
         self, body: bytes, request: Request, caller: Caller
     ) -> AsyncGenerator[Passed, None] | None:
-        """The bytes of the engine that has the model, if it has it under the name that is asked."""
-        found = self._at_once(request.model)
-        if found is None or found[1] != request.model:
-            return None
-        return relay(found[0], body, request, caller)
+        """The bytes of that engine."""
+        inner = self.aside(request, caller)
+        return None if inner is None else relay(inner, body, request, caller)
 
     async def _searched(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         """The same where an engine must be asked first, or there is none."""

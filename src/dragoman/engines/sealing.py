@@ -13,14 +13,14 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from dragoman.core.event import Event, ItemDone, Started
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import Item, Reasoning
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
 from .opaque import ASKING, ENCRYPTED, in_words
 from .seal import Seal
-from .wrap import Wrapper, batches, relay
+from .wrap import Wrapper, batches
 
 GONE = Loss(
     ENCRYPTED,
@@ -55,13 +55,11 @@ class Sealing(Wrapper):
             return batches(self.engine, request, caller)
         return self._sealed(opened, losses, caller)
 
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """The bytes of the engine inside, where nothing is sealed."""
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine inside, where nothing is sealed."""
         if ENCRYPTED in request.include or self._opened(request, caller)[0] is not request:
             return None
-        return relay(self.engine, body, request, caller)
+        return self.engine
 
     async def _sealed(
         self, request: Request, losses: tuple[Loss, ...], caller: Caller

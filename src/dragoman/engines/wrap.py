@@ -46,13 +46,19 @@ class Wrapper:
             return batches(self.engine, request, caller)
         return singly(self.stream(request, caller))
 
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine that may be asked in place of this one, which would change nothing; None
+        where it has something to do."""
+        kind = type(self)
+        idle = kind.stream is Wrapper.stream and kind.batches is Wrapper.batches
+        return self.engine if idle else None
+
     def relay(
         self, body: bytes, request: Request, caller: Caller
     ) -> AsyncGenerator[Passed, None] | None:
-        """That of the engine inside, unless `stream` changes something."""
-        if type(self).stream is Wrapper.stream:
-            return relay(self.engine, body, request, caller)
-        return None
+        """That of the engine inside, where this one would change nothing."""
+        inner = self.aside(request, caller)
+        return None if inner is None else relay(inner, body, request, caller)
 
     def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
         """The models of the engine inside."""
@@ -76,6 +82,7 @@ def batches(
     engine: Engine, request: Request, caller: Caller = ANYONE
 ) -> AsyncGenerator[list[Event], None]:
     """The events of an answer, as many at a time as the engine gives."""
+    engine = straight(engine, request, caller)
     able: Callable[[Request, Caller], AsyncGenerator[list[Event], None]] | None
     able = getattr(engine, "batches", None)
     return singly(engine.stream(request, caller)) if able is None else able(request, caller)
@@ -88,6 +95,16 @@ def relay(
     able: Callable[[bytes, Request, Caller], AsyncGenerator[Passed, None] | None] | None
     able = getattr(engine, "relay", None)
     return None if able is None else able(body, request, caller)
+
+
+def straight(engine: Engine, request: Request, caller: Caller) -> Engine:
+    """The engine that answers this in the end: those around it that change nothing step aside."""
+    while True:
+        able: Callable[[Request, Caller], Engine | None] | None = getattr(engine, "aside", None)
+        inner = None if able is None else able(request, caller)
+        if inner is None:
+            return engine
+        engine = inner
 
 
 async def singly(events: AsyncGenerator[Event, None]) -> AsyncGenerator[list[Event], None]:
