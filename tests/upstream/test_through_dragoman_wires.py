@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import pytest
 
@@ -26,6 +26,7 @@ CHAT, RESPONSES = "POST /v1/chat/completions", "POST /v1/responses"
 async def relay(server: Llamacpp) -> AsyncIterator[tuple[str, list[str]]]:
     """The base URL of a relay to a server, and the request lines that passed it."""
     lines: list[str] = []
+    tasks: set[asyncio.Task[None]] = set()
 
     async def carry(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, note: bool
@@ -37,16 +38,30 @@ async def relay(server: Llamacpp) -> AsyncIterator[tuple[str, list[str]]]:
             await writer.drain()
         writer.close()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(server.host, server.port)
-        await asyncio.gather(
-            carry(reader, back, note=True), carry(there, writer, note=False), return_exceptions=True
-        )
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            there, back = await asyncio.open_connection(server.host, server.port)
+            with closing(back):
+                await asyncio.gather(
+                    carry(reader, back, note=True),
+                    carry(there, writer, note=False),
+                    return_exceptions=True,
+                )
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(lead(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     listener = await asyncio.start_server(accept, "127.0.0.1")
     async with listener:
         port = listener.sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}/v1", lines
+        try:
+            yield f"http://127.0.0.1:{port}/v1", lines
+        finally:  # it may not have been seen yet that a side is gone
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
