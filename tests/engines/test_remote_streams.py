@@ -12,7 +12,7 @@ from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
-from dragoman.engines import remote as room
+from dragoman.engines.tell import LATE_NEWS
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
 from tests.mock import Asked, Reply, chunk, completion, head, plain, stream
 
@@ -106,7 +106,7 @@ async def test_p29_late_usage_is_not_waited_for_for_long() -> None:
     async with remote(Reply([*HELLO_STREAM.pieces], hang=True)) as (engine, up):
         began = time.monotonic()
         answer = await ask(engine, asking(stream=True))
-        assert time.monotonic() - began < 10 * room.LATE_NEWS
+        assert time.monotonic() - began < 10 * LATE_NEWS
         assert answer.usage is None
         async with asyncio.timeout(1):
             await up.asked[0].gone

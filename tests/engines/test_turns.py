@@ -16,7 +16,7 @@ ASKED = asking(tools=(FunctionTool("now"),))
 async def test_p5_calls_left_in_the_text_of_a_stream_are_found() -> None:
     pieces = [chunk({"content": LEAK[at : at + 3]}) for at in range(0, len(LEAK), 3)]
     async with remote(stream(*pieces, chunk(finish="stop"))) as (engine, _):
-        engine.profile = replace(engine.profile, markup="hermes")
+        engine.upstream.profile = replace(engine.profile, markup="hermes")
         answer = await ask(engine, replace(ASKED, stream=True))
     text, call = answer.output
     assert isinstance(text, Message)
@@ -29,7 +29,7 @@ async def test_calls_left_in_a_whole_answer_are_found_and_native_ones_win() -> N
     native = {"id": "c1", "function": {"name": "now", "arguments": '{"zone":"UTC"}'}}
     message = {"content": LEAK, "tool_calls": [native]}
     async with remote(plain(200, completion(message, "tool_calls"))) as (engine, _):
-        engine.profile = replace(engine.profile, markup="hermes")
+        engine.upstream.profile = replace(engine.profile, markup="hermes")
         answer = await ask(engine, ASKED)
     calls = [item for item in answer.output if isinstance(item, FunctionCall)]
     assert [(call.call_id, call.arguments) for call in calls] == [("c1", '{"zone":"UTC"}')]

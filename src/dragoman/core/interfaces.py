@@ -96,6 +96,46 @@ class Batcher(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Who is told an answer as it comes, on the event loop, without waiting for it."""
+
+    def heard(self, events: list[Event]) -> None:
+        """The next events, at least one; the last of all is a terminal event."""
+        ...
+
+    def broke(self, error: Exception) -> None:
+        """The engine itself has failed, and says no more."""
+        ...
+
+
+class Telling(Protocol):
+    """An answer that is being told."""
+
+    def stop(self) -> None:
+        """Say no more, and let go of whatever works for it."""
+        ...
+
+    def hold(self) -> None:
+        """The listener cannot follow: say as little as may be until `go_on`."""
+        ...
+
+    def go_on(self) -> None:
+        """The listener can follow again."""
+        ...
+
+
+class Teller(Protocol):
+    """What an engine can do besides, if its answers come of themselves: tell them to a listener.
+
+    It spares a task for each answer, and the waking of it for each event.
+    """
+
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
+        """Begin to answer: the events of `Engine.stream`, with the same promises, said to the
+        listener and not before this has returned. None where this request has to be awaited."""
+        ...
+
+
 class Counter(Protocol):
     """What an engine can do besides, if it knows its model's tokens: say how long a prompt is."""
 

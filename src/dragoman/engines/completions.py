@@ -29,8 +29,10 @@ from dragoman.wire.dialect import Dialect
 from dragoman.wire.loss import worded
 
 from .find_format import find_format
-from .remote import Plan, Remote
+from .plan import Plan
+from .remote import Remote
 from .unsaid import unsaid
+from .upstream import Upstream
 
 GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
 """What may be hoped for where a form was asked for: a server of text enforces none."""
@@ -59,6 +61,23 @@ def remote(base_url: str, *, format: Format | str | None = None, **options: Any)
     return CompletionServer(base_url, format=format, **options)
 
 
+class _RawUpstream(Upstream):
+    """A server of which the wire is known, and that takes text and nothing else."""
+
+    def __init__(self, base_url: str, **options: Any) -> None:
+        super().__init__(base_url, **options)
+        self.wires = (COMPLETIONS.name,) if self.recognised else ()
+
+    async def find_out(self, caller: Caller) -> None:
+        """What kind of server this is, its listing may give away, once."""
+        with suppress(FaultError):  # the question itself will tell
+            await self.models(caller)
+        self.wires = (COMPLETIONS.name,)
+
+    def limits(self, model: str) -> Limits:
+        return RAW
+
+
 class CompletionServer(Remote):
     """A server of raw completions, spoken to in a token format.
 
@@ -67,6 +86,8 @@ class CompletionServer(Remote):
     function is asked each time). The other options are those of `Remote`. Raises ValueError for a
     name or a folder that has no format.
     """
+
+    _kind = _RawUpstream
 
     def __init__(
         self,
@@ -79,7 +100,6 @@ class CompletionServer(Remote):
         super().__init__(base_url, **options | {"wire": "auto"})
         self.format = find_format(format) if isinstance(format, str) else format
         self._setting = setting
-        self._wires = (COMPLETIONS.name,) if self._recognised else ()
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The server's own listing, with what this engine adds. Raises FaultError for none."""
@@ -89,15 +109,6 @@ class CompletionServer(Remote):
             for model in await super().models(caller)
             for extra in (model.extra or {},)
         )
-
-    async def _find_out(self, caller: Caller) -> None:
-        """Which wire is known; what kind of server this is, its listing may give away, once."""
-        with suppress(FaultError):  # the question itself will tell
-            await super().models(caller)
-        self._wires = (COMPLETIONS.name,)
-
-    def _limits(self, model: str) -> Limits:
-        return RAW
 
     def _plan(self, request: Request, caller: Caller) -> Plan:
         """Render what is asked, encode the prompt, and put a parser behind the wire's decoder."""

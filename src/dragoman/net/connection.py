@@ -34,7 +34,9 @@ class Connection(asyncio.Protocol):
     """The protocol of one transport; it carries one exchange at a time.
 
     `send`, then `read_head`, then `read` until it gives `b""`, then `release`; `abort` at any
-    time. The two that wait raise the NetError that ended the exchange.
+    time. The two that wait raise the NetError that ended the exchange. Who does not want to wait
+    sets `ear`: it is called whenever a wait would have ended, and then looks at `status`, `take`,
+    `over` and `error`.
     """
 
     __slots__ = (
@@ -42,7 +44,6 @@ class Connection(asyncio.Protocol):
         "_bodiless",
         "_buffered",
         "_deadline",
-        "_error",
         "_fields",
         "_first_byte",
         "_idle",
@@ -60,6 +61,8 @@ class Connection(asyncio.Protocol):
         "_until_eof",
         "_waiter",
         "closed",
+        "ear",
+        "error",
         "headers",
         "on_body",
         "on_close",
@@ -79,7 +82,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._state: int = _IDLE
-        self._error: NetError | None = None
+        self.error: NetError | None = None  # what ended the exchange, if not its own end
+        self.ear: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
         # The parser appends body bytes by itself: no Python frame per HTTP chunk.
@@ -130,19 +134,26 @@ class Connection(asyncio.Protocol):
         while self._state == _HEAD:
             await self._wakeup()
         # With the headers here, `read` first gives what came and raises then.
-        if self._error is not None and not self.status:
-            raise self._error
+        if self.error is not None and not self.status:
+            raise self.error
 
     async def read(self) -> bytes:
         """The body bytes that have come, at least one, or `b""` at the end of the body."""
         parts = self._parts
         while not parts:
             if self._state == _DONE:
-                if self._error is not None:
-                    raise self._error
+                if self.error is not None:
+                    raise self.error
                 return b""
             waiter = self._waiter = self._loop.create_future()
             await waiter
+        return self.take()
+
+    def take(self) -> bytes:
+        """The body bytes that have come; none is no news."""
+        parts = self._parts
+        if not parts:
+            return b""
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         if self._paused:
             self._discard()
@@ -150,6 +161,22 @@ class Connection(asyncio.Protocol):
             parts.clear()
             self._buffered = 0
         return data
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come: the answer is whole, or `error` ended it."""
+        return self._state == _DONE
+
+    def hold(self) -> None:
+        """Read no more for now; the peer is not to blame for the silence."""
+        if not (self._paused or self.closed):
+            self._paused = True
+            self.transport.pause_reading()
+            self._deadline = math.inf
+
+    def go_on(self) -> None:
+        """Read on."""
+        self._discard()
 
     @property
     def usable(self) -> bool:
@@ -162,7 +189,8 @@ class Connection(asyncio.Protocol):
         It then closes itself after `keep_alive` seconds, or when the peer does. If its answer
         was not complete or it must not be used again, it is closed at once.
         """
-        reusable = self._state == _DONE and self._keep_alive and self._error is None
+        self.ear = None
+        reusable = self._state == _DONE and self._keep_alive and self.error is None
         if not reusable or self.closed or self.transport.get_write_buffer_size():
             self.abort()
             return False
@@ -218,11 +246,8 @@ class Connection(asyncio.Protocol):
                 self._deadline = self._loop.time() + self._idle
             else:
                 self._allow(self._idle)
-        waiter = self._waiter
-        if waiter is not None and (self._parts or self._state != state):
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._parts or self._state != state:
+            self._wake()
 
     def eof_received(self) -> None:
         self._end(None)
@@ -311,7 +336,7 @@ class Connection(asyncio.Protocol):
         )
 
     def _fail(self, error: NetError) -> None:
-        self._error = error
+        self.error = error
         self._state = _DONE
         self._wake()
         self.abort()
@@ -334,6 +359,9 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def _wake(self) -> None:
+        if self.ear is not None:
+            self.ear()
+            return
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

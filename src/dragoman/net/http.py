@@ -7,6 +7,7 @@ only when it certainly or very likely never reached the peer. Bound to one event
 import asyncio
 import functools
 import ssl
+from collections.abc import Callable
 from types import TracebackType
 
 from dragoman.net.connection import Connection
@@ -125,17 +126,20 @@ class Client:
 class Exchange:
     """One request on its way, an async context manager that gives its Response.
 
-    `open` and `close` are the same for those whose work does not fit a block; who opened closes.
+    `open` and `close` are the same for those whose work does not fit a block; who opened closes,
+    and may open it once more. Who does not want to wait tries `begin`, looks at `connection` when
+    something has come, and closes it in the end; once the head is there, `adopt` opens it.
     """
 
     __slots__ = (
         "_bodiless",
         "_body",
         "_client",
-        "_connection",
         "_head",
+        "_opened",
         "_pool",
         "_timeouts",
+        "connection",
         "response",
     )
 
@@ -154,12 +158,31 @@ class Exchange:
         self._body = body
         self._bodiless = bodiless
         self._timeouts = timeouts
+        self._opened = False
+
+    def begin(self, ear: Callable[[], None]) -> bool:
+        """Send the request if a connection stands idle; `ear` is called whenever something of
+        the answer has come, or nothing more will."""
+        connection = self._pool.take()
+        if connection is None:
+            return False
+        self.connection = connection
+        connection.ear = ear
+        self._write(connection)
+        return True
+
+    def adopt(self) -> Response:
+        """What was begun is read like what was opened, from now on."""
+        self.connection.ear = None
+        return self._answered(self.connection)
 
     async def open(self) -> Response:
         """Send the request and wait for the head of its answer, which is `response` from now on.
 
-        Raises NetError.
+        What is open stays so. Raises NetError.
         """
+        if self._opened:
+            return self.response
         connection = self._pool.take() or await self._connect(fresh=False)
         try:
             await self._send(connection)
@@ -169,14 +192,14 @@ class Exchange:
             # The peer had closed the idle connection: it never saw the request.
             connection = await self._connect(fresh=True)
             await self._send(connection)
-        self._connection = connection
-        self.response = Response(connection, self._client.limits.body_bytes)
-        return self.response
+        return self._answered(connection)
 
     def close(self) -> None:
         """End it. The connection is kept if the body was read, and closed at once if not."""
-        self.response.close()
-        self._pool.give_back(self._connection)
+        if self._opened:
+            self._opened = False
+            self.response.close()
+        self._pool.give_back(self.connection)
 
     async def __aenter__(self) -> Response:
         return await self.open()
@@ -197,16 +220,24 @@ class Exchange:
                 await asyncio.sleep(_RETRY_DELAY)
         return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
 
+    def _answered(self, connection: Connection) -> Response:
+        self.connection = connection
+        self.response = Response(connection, self._client.limits.body_bytes)
+        self._opened = True
+        return self.response
+
+    def _write(self, connection: Connection) -> None:
+        connection.send(
+            self._head,
+            self._body,
+            bodiless=self._bodiless,
+            first_byte=self._timeouts.first_byte,
+            idle=self._timeouts.idle,
+        )
+
     async def _send(self, connection: Connection) -> None:
-        timeouts = self._timeouts
         try:
-            connection.send(
-                self._head,
-                self._body,
-                bodiless=self._bodiless,
-                first_byte=timeouts.first_byte,
-                idle=timeouts.idle,
-            )
+            self._write(connection)
             await connection.read_head()
         except BaseException:
             connection.abort()

@@ -46,7 +46,7 @@ class Response:
     cannot be had whole; what came before has been handed out by then.
     """
 
-    __slots__ = ("_connection", "_limit", "more", "status")
+    __slots__ = ("_connection", "_limit", "coded", "more", "status")
 
     def __init__(self, connection: Connection, limit: int) -> None:
         self.status = connection.status
@@ -55,9 +55,11 @@ class Response:
         # Gives all that has arrived, `b""` at the end. Most bodies are not coded: then it is the
         # connection that is read, with nothing in between.
         self.more = connection.read
+        self.coded = False
         for name, value in connection.headers:
             if name in _CODINGS and value != b"chunked":
                 self.more = _Decoded(connection, _decoder(connection.headers)).read
+                self.coded = True
                 break
 
     @property

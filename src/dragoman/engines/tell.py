@@ -1,0 +1,190 @@
+"""Tells an answer as it comes: what arrives on a connection is decoded and said in the same turn of
+the event loop, and no task waits for any of it.
+
+That is the way of an answer with status 200 over a connection that stood ready. Whatever else
+happens is left to the engine's batches, which a task awaits and says on; the listener sees no
+difference. What an answer means is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from dragoman.core.event import Event
+from dragoman.core.interfaces import Listener
+from dragoman.net.connection import Connection
+from dragoman.net.error import DisconnectedError
+from dragoman.net.http import Exchange
+
+from .plan import ENDS, Plan
+
+LATE_NEWS = 0.25
+"""Seconds to read on after the end, for usage that comes late and to free the connection."""
+
+Course = Callable[[Plan, Exchange | None], AsyncGenerator[list[Event], None]]
+"""The answer to a plan, to be awaited; the exchange is where it was sent already."""
+
+
+class Told:
+    """The answer to one plan, told to a listener: a `Telling`."""
+
+    __slots__ = (
+        "_course",
+        "_ending",
+        "_exchange",
+        "_free",
+        "_late",
+        "_listener",
+        "_loop",
+        "_over",
+        "_plan",
+        "_reading",
+        "_task",
+        "_timer",
+    )
+
+    def __init__(self, plan: Plan, exchange: Exchange, listener: Listener, course: Course) -> None:
+        self._plan = plan
+        self._exchange = exchange
+        self._listener = listener
+        self._course = course
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._free: asyncio.Event | None = None  # while it is held, and awaited by the task
+        self._reading = False  # the head has come, and is a good one
+        self._ending = False  # the wire said that it is over
+        self._late: list[Event] = []  # what came after that
+        self._over = False
+
+    def begin(self, hold: float) -> Told:
+        """Send it. A stream is begun after `hold` seconds, whatever the server does."""
+        if not self._exchange.begin(self._came):
+            self._await(None)
+        elif self._plan.stream:
+            self._timer = self._loop.call_later(hold, self._begin)
+        return self
+
+    # ---- for the listener ----------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Say no more, and let go of the connection."""
+        if self._task is not None:
+            self._task.cancel()
+        elif not self._over:
+            self._leave()
+
+    def hold(self) -> None:
+        """Read as little as may be."""
+        if self._task is not None:
+            self._free = self._free or asyncio.Event()
+        elif not self._over:
+            self._exchange.connection.hold()
+
+    def go_on(self) -> None:
+        """Read on."""
+        if self._free is not None:
+            self._free.set()
+            self._free = None
+        elif self._task is None and not self._over:
+            self._exchange.connection.go_on()
+
+    # ---- what comes ----------------------------------------------------------------------
+
+    def _came(self) -> None:
+        """Something has come, or nothing more will."""
+        try:
+            if self._reading or self._is_good(self._exchange.connection):
+                self._hear(self._exchange.connection)
+        except Exception as error:
+            self._leave()
+            self._listener.broke(error)
+
+    def _is_good(self, connection: Connection) -> bool:
+        """Whether this is the head of an answer that can be told; any other is seen to."""
+        if connection.status:
+            response = self._exchange.adopt()
+            if response.status != 200 or response.coded:
+                self._await(self._exchange)
+                return False
+            connection.ear = self._came
+            self._plan.upstream.note(response)
+            self._reading = True
+            return True
+        error = connection.error
+        if isinstance(error, DisconnectedError) and error.reused and error.before_first_byte:
+            self._exchange.close()
+            self._await(None)  # the server had closed the idle connection: it never saw the request
+        elif error is not None:
+            self._leave()
+            self._say(self._plan.broken(error))
+        return False
+
+    def _hear(self, connection: Connection) -> None:
+        decoder, data = self._plan.decoder, connection.take()
+        events = decoder.feed(data) if data else []
+        if connection.over:
+            self._end(events)
+        elif self._ending:
+            self._late += events
+        else:
+            self._ending = decoder.ended
+            if events:
+                self._say(events)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._ending and not self._over:
+                self._timer = self._loop.call_later(LATE_NEWS, self._end, [])
+
+    def _end(self, events: list[Event]) -> None:
+        """Nothing more comes, or is waited for."""
+        plan, error = self._plan, self._exchange.connection.error
+        self._leave()
+        if error is None or self._ending or plan.decoder.ended:
+            last = plan.decoder.close()
+        else:
+            last = plan.broken(error)
+        self._say(self._late + events + last)
+
+    def _say(self, batch: list[Event]) -> None:
+        plan = self._plan
+        if batch and (plan.lowered.events is not None or isinstance(batch[-1], ENDS)):
+            batch = plan.given(batch)
+        if batch:
+            self._listener.heard(batch)
+
+    def _begin(self) -> None:
+        """It took long enough: the answer begins, empty."""
+        self._timer = None
+        self._plan.turn.begin()
+        self._say(self._plan.turn.take())
+
+    def _leave(self) -> None:
+        """The exchange is over, or given up."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._exchange.close()
+
+    # ---- what must be awaited ------------------------------------------------------------
+
+    def _await(self, exchange: Exchange | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batches = self._course(self._plan, exchange)
+        self._task = self._loop.create_task(self._pass_on(batches))
+
+    async def _pass_on(self, batches: AsyncGenerator[list[Event], None]) -> None:
+        try:
+            async with aclosing(batches):
+                async for batch in batches:
+                    if self._free is not None:
+                        await self._free.wait()
+                    self._listener.heard(batch)
+        except Exception as error:
+            self._listener.broke(error)
