@@ -1,7 +1,8 @@
 """A PostgreSQL server for the tests, of binaries that a package of the dev group brings.
 
 The server refuses to run as root, so root starts it as nobody, from a copy within its reach.
-It trusts whoever reaches its socket, listens to no network and makes no promise to the disk.
+It trusts whoever reaches its socket, listens to no network and makes no promise to the disk. Only
+the database `guarded` asks for a password, before it says whether it is there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Postgres:
     @property
     def address(self) -> str:
         """The URL of its first database."""
-        return self._url("postgres")
+        return self.url("postgres")
 
     async def database(self) -> str:
         """The URL of a new, empty database."""
@@ -42,10 +43,11 @@ class Postgres:
         connection = await asyncpg.connect(self.address)
         await connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
         await connection.close()
-        return self._url(name)
+        return self.url(name)
 
-    def _url(self, name: str) -> str:
-        return f"postgresql://postgres@/{name}?host={self._folder}"
+    def url(self, name: str, user: str = "postgres") -> str:
+        """The URL of a database, be it there or not."""
+        return f"postgresql://{user}@/{name}?host={self._folder}"
 
 
 @contextmanager
@@ -61,6 +63,8 @@ def running() -> Iterator[Postgres]:
             shutil.chown(folder, user)
         data = folder / "data"
         _run(user, binaries / "initdb", "--no-sync", "-A", "trust", "-U", "postgres", "-D", data)
+        rules = data / "pg_hba.conf"
+        rules.write_text(f"local guarded all scram-sha-256\n{rules.read_text()}")
         words = ["-D", data, "-k", folder, "-c", "listen_addresses=", "-F"]
         words += ["-c", "shared_buffers=16MB", "-c", "max_connections=200"]
         with (folder / "log").open("wb") as log:

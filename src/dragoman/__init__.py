@@ -74,14 +74,16 @@ def serve(engine: Engine, settings: "Settings | None" = None) -> None:
 
         dragoman.serve(dragoman.connect("http://127.0.0.1:11434/v1"))
     """
+    import asyncio
     import os
 
     from .server.app import App
     from .server.host import bind, run
-    from .server.memory.opening import open_memory
+    from .server.memory.opening import check_memory, open_memory
     from .server.settings import Settings
 
     settings = settings or Settings()
+    asyncio.run(check_memory(settings, os.environ))
 
     def build() -> App:
         return App(engine, settings, open_memory(settings, os.environ))

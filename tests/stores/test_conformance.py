@@ -58,6 +58,11 @@ EVENTS = (
 )
 
 
+async def test_a_store_in_good_order_says_so_as_often_as_it_is_asked(store: Store) -> None:
+    await store.ready()
+    await store.ready()
+
+
 async def test_what_was_begun_is_found_by_its_tenant_alone(store: Store) -> None:
     await store.begin(record("a", metadata={"k": "v"}, background=True))
     found = await store.get("t", "a")

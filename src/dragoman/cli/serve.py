@@ -31,7 +31,7 @@ from dragoman.server.configuration import (
 )
 from dragoman.server.host import address, bind, check, reachable, run
 from dragoman.server.keys import generate_key
-from dragoman.server.memory.opening import open_memory
+from dragoman.server.memory.opening import check_memory, open_memory
 from dragoman.server.settings import Settings
 
 from .welcome import Row, welcome
@@ -56,6 +56,7 @@ def serve(options: Namespace) -> int:
     upstreams = _found() if chosen is None else chosen
     format = None if options.upstream else options.format  # else it is the upstream's
     prepare(upstreams, options.targets, settings, os.environ, format)  # said before all else
+    asyncio.run(check_memory(settings, os.environ, configuration.webhooks))
     listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
     if settings.port not in (0, listener.getsockname()[1]):
         print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)

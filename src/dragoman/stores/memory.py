@@ -308,6 +308,9 @@ class MemoryStore:
         }
         return len(gone)
 
+    async def ready(self) -> None:
+        """There is nothing that could be in the way."""
+
     async def close(self) -> None:
         """Let go of everything."""
         for run in self._runs.values():

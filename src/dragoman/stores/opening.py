@@ -22,6 +22,10 @@ from .sqlite import SqliteStore
 from .store import Store, StoreError
 
 DEFAULT = "sqlite"
+HOMELESS = (
+    "This user has no home directory to keep anything in: set XDG_DATA_HOME, or choose with "
+    "--store: sqlite:PATH is a file, and none keeps nothing."
+)
 WORDS = "none, memory, sqlite, sqlite:PATH, or postgresql://HOST/DATABASE"
 
 
@@ -30,7 +34,7 @@ def open_store(
 ) -> Store | None:
     """The store, or None for `none`. Raises StoreError for a word that names no store, for a file
     that cannot be used, and for a database without the package that speaks to it. What else may
-    be wrong with a database is said when it is first used. `news` is the address of a Redis by
+    be wrong with a database its `ready` says. `news` is the address of a Redis by
     which servers that share a database hear of each other.
 
     >>> open_store("none", Keeping(), {}) is None
@@ -57,7 +61,7 @@ def file_of(word: str, environ: Mapping[str, str]) -> Path | None:
     kind, _, place = word.partition(":")
     if kind != "sqlite":
         return None
-    return Path(place).expanduser() if place else data_directory(environ) / "store.db"
+    return _expanded(place) if place else data_directory(environ) / "store.db"
 
 
 def _postgres(address: str, keeping: Keeping, news: str, password: str | None) -> Store:
@@ -82,15 +86,23 @@ def _needing(package: str, extra: str) -> Iterator[None]:
 
 
 def data_directory(environ: Mapping[str, str]) -> Path:
-    """Where this user's data is kept on this system.
+    """Where this user's data is kept on this system. Raises StoreError for a user without a home.
 
     >>> data_directory({"XDG_DATA_HOME": "/data"}).as_posix()
     '/data/dragoman'
     """
     if own := environ.get("XDG_DATA_HOME"):
         return Path(own) / "dragoman"
+    home = _expanded("~")
     if sys.platform == "win32":  # pragma: no cover - not a system of the tests
-        return Path(environ.get("LOCALAPPDATA") or Path.home()) / "dragoman"
+        return Path(environ.get("LOCALAPPDATA") or home) / "dragoman"
     if sys.platform == "darwin":  # pragma: no cover - not a system of the tests
-        return Path.home() / "Library" / "Application Support" / "dragoman"
-    return Path.home() / ".local" / "share" / "dragoman"
+        return home / "Library" / "Application Support" / "dragoman"
+    return home / ".local" / "share" / "dragoman"
+
+
+def _expanded(place: str) -> Path:
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        raise StoreError(HOMELESS) from None

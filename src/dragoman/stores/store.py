@@ -155,6 +155,11 @@ class Store(Responses, Leases, Conversations, Outbox, Protocol):
         to hold, the oldest first; how many responses that were. Runs that go on stay."""
         ...
 
+    async def ready(self) -> None:
+        """Return when the store can be used. Raises StoreError, within a minute or so, that says
+        what is in the way and what to do about it."""
+        ...
+
     async def close(self) -> None:
         """Write what is waiting and let go."""
         ...

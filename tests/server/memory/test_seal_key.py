@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,13 @@ def test_without_a_place_for_it_the_key_lives_as_long_as_the_process(tmp_path: P
     assert seal.open(seal.close(THOUGHT, "", "m"), "", "m") == THOUGHT
     (tmp_path / FILE).write_bytes(b"cut")
     assert len(file_key(tmp_path / FILE)()) == 32
+
+
+def test_a_user_without_a_home_has_a_seal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", dict[int, object]().__getitem__)
+    seal = open_seal(Settings(), {})
+    assert seal.open(seal.close(THOUGHT, "", "m"), "", "m") == THOUGHT
 
 
 def test_a_server_whose_memory_is_its_process_writes_no_file(tmp_path: Path) -> None:

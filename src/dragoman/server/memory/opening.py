@@ -51,6 +51,21 @@ def open_memory(
     )
 
 
+async def check_memory(
+    settings: Settings, environ: Mapping[str, str], webhooks: Sequence[Webhook] = ()
+) -> None:
+    """Open the memory and let go of it, before anything is served: raises what `open_memory` does,
+    and StoreError for a database that cannot be used, within a bounded time. Whoever names a store
+    means it, so that a server does not start without."""
+    memory = open_memory(settings, environ, webhooks)
+    if memory is None:
+        return
+    try:
+        await memory.store.ready()
+    finally:
+        await memory.close()
+
+
 def _receiver(webhook: Webhook, environ: Mapping[str, str]) -> Receiver:
     try:
         parse_url(webhook.url)

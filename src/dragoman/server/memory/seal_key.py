@@ -16,6 +16,7 @@ from dragoman.engines.seal import Seal
 from dragoman.server.configuration import ConfigurationError
 from dragoman.server.settings import Settings
 from dragoman.stores.opening import data_directory
+from dragoman.stores.store import StoreError
 
 FILE = "seal.key"
 LENGTH = 32
@@ -36,7 +37,11 @@ def open_seal(settings: Settings, environ: Mapping[str, str]) -> Seal:
         return Seal(lambda: value)
     if settings.store == "memory":
         return Seal(_fresh)
-    return Seal(file_key(data_directory(environ) / FILE))
+    try:
+        folder = data_directory(environ)
+    except StoreError:  # a user without a home, which is no reason to have no seal
+        return Seal(_fresh)
+    return Seal(file_key(folder / FILE))
 
 
 def file_key(path: Path) -> Callable[[], bytes]:

@@ -1,7 +1,7 @@
 """The way into a PostgreSQL database: a few connections that ask, one that listens.
 
-It connects when it is first needed and says what goes wrong without the words that would give the
-password away. Of what is asked it knows nothing.
+It connects when it is first needed, and says what goes wrong in the words of `trouble`, which give
+no password away. Of what is asked it knows nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy as Session
 
 from dragoman.stores.store import StoreError
 
+from .address import place_of
 from .schema import migrate
+from .trouble import TROUBLE, failed, unopened
 
 CONNECTIONS = 10
 """Connections that ask, at the most; one more listens."""
@@ -26,15 +27,6 @@ PATIENCE = 10.0
 COMMAND = 60.0
 """Seconds a statement may take."""
 
-_TROUBLE = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # what a connection says that was cut at the wrong moment
-    OSError,
-    TimeoutError,
-    ValueError,
-)
-
 
 class Database:
     """A database, or the schema of it that is ours. Used by one event loop."""
@@ -42,7 +34,7 @@ class Database:
     def __init__(self, address: str, schema: str) -> None:
         self._address = address
         self.schema = schema
-        self._place = _place(address)
+        self._place = place_of(address)
         self._opening = asyncio.Lock()
         self._pool: asyncpg.Pool | None = None
         self._ear: asyncpg.Connection | None = None
@@ -51,7 +43,7 @@ class Database:
 
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
         """The rows a statement gives. Raises StoreError."""
-        pool = await self._opened()
+        pool = await self.opened()
         with self._trouble_told():
             found: list[Any] = await pool.fetch(statement, *values)
             return found
@@ -59,7 +51,7 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
         """A connection, all of whose statements count or none. Raises StoreError."""
-        pool = await self._opened()
+        pool = await self.opened()
         with self._trouble_told():
             async with pool.acquire() as connection, connection.transaction():
                 yield connection
@@ -71,10 +63,11 @@ class Database:
                 held.terminate()
         self._ear = self._pool = None
 
-    async def _opened(self) -> asyncpg.Pool:
+    async def opened(self) -> asyncpg.Pool:
+        """The connections, once the tables are there. Raises StoreError, which says what to do."""
         async with self._opening:
             if self._pool is None:
-                with self._trouble_told():
+                with self._trouble_told(unopened):
                     await self._migrate()
                     self._pool = await asyncpg.create_pool(
                         self._address, min_size=1, max_size=CONNECTIONS, **self._options()
@@ -84,7 +77,7 @@ class Database:
     async def _migrate(self) -> None:
         connection = await asyncpg.connect(self._address, **self._options())
         try:
-            await migrate(connection, self.schema)
+            await migrate(connection, self.schema, self._place)
         finally:
             connection.terminate()
 
@@ -96,12 +89,13 @@ class Database:
         }
 
     @contextmanager
-    def _trouble_told(self) -> Iterator[None]:
+    def _trouble_told(
+        self, told: Callable[[str, BaseException], StoreError] = failed
+    ) -> Iterator[None]:
         try:
             yield
-        except _TROUBLE as error:
-            problem = f"The store at {self._place} failed: {_reason(error)}."
-            raise StoreError(problem) from None
+        except TROUBLE as error:
+            raise told(self._place, error) from None
 
     # ---- hearing -------------------------------------------------------------------------
 
@@ -113,21 +107,3 @@ class Database:
                     ear = await asyncpg.connect(self._address, **self._options())
                     await ear.add_listener(self.schema, heard)
                     self._ear = ear
-
-
-def _place(address: str) -> str:
-    """Where the database is, without the name and the password to it."""
-    try:
-        parts = urlsplit(address)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        raise StoreError("The address of the PostgreSQL store is no URL.") from None
-    return f"{parts.hostname or 'this machine'}{port}{parts.path}"
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, asyncpg.PostgresError):
-        return str(error.args[0] if error.args else type(error).__name__).rstrip(".")
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return type(error).__name__

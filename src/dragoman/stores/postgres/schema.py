@@ -80,7 +80,7 @@ STEPS: tuple[str, ...] = (
 )
 
 
-async def migrate(connection: Connection, schema: str) -> None:
+async def migrate(connection: Connection, schema: str, place: str) -> None:
     """Take the steps that this schema has not taken. Raises StoreError for one of a later
     version."""
     async with connection.transaction():
@@ -90,7 +90,8 @@ async def migrate(connection: Connection, schema: str) -> None:
         taken = await connection.fetchval("SELECT count(*) FROM steps")
         if taken > len(STEPS):
             raise StoreError(
-                f"The store was written by a later Dragoman (step {taken}, known are {len(STEPS)})."
+                f"The store at {place} was written by a later Dragoman (step {taken}, known are "
+                f"{len(STEPS)}). Run that version on all servers, or name another database."
             )
         for number, step in enumerate(STEPS[taken:], taken + 1):
             await connection.execute(step)

@@ -237,6 +237,10 @@ class PostgresStore(PostgresConversations, PostgresLetters):
             await connection.execute("DELETE FROM conversations WHERE created_at < $1::float8", old)
         return len(gone)
 
+    async def ready(self) -> None:
+        """Connect, and make the tables where they are missing."""
+        await self._database.opened()
+
     async def close(self) -> None:
         """Let go of the database."""
         await self._news.close()

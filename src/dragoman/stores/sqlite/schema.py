@@ -6,9 +6,12 @@ shall be different is a new step.
 
 from __future__ import annotations
 
+from pathlib import Path
 from sqlite3 import Connection
 
 from dragoman.stores.store import StoreError
+
+from .trouble import ELSE
 
 STEPS: tuple[str, ...] = (
     """
@@ -75,14 +78,15 @@ STEPS: tuple[str, ...] = (
 )
 
 
-def migrate(connection: Connection) -> None:
+def migrate(connection: Connection, path: Path) -> None:
     """Take the steps a file has not taken. Raises StoreError for a file of a later version."""
     connection.execute("BEGIN IMMEDIATE")
     (taken,) = connection.execute("PRAGMA user_version").fetchone()
     if taken > len(STEPS):
         connection.execute("ROLLBACK")
         raise StoreError(
-            f"The store was written by a later Dragoman (step {taken}, known are {len(STEPS)})."
+            f"The store {path} was written by a later Dragoman (step {taken}, known are "
+            f"{len(STEPS)}). Run that version, {ELSE}"
         )
     for step in STEPS[taken:]:
         for statement in step.split(";"):

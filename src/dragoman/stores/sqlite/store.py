@@ -28,6 +28,7 @@ from .letters import SqliteLetters, post
 from .schema import migrate
 from .sweep import forget, sweep_logs, sweep_responses, sweep_rest
 from .threads import Readers, Writer, connect
+from .trouble import unopened
 
 POLL = 0.05
 """Seconds between two looks at what another process may have written."""
@@ -38,7 +39,7 @@ _COLUMNS = "record, status, owner, lease, cancelling, response, metadata"
 class SqliteStore(SqliteConversations, SqliteLetters):
     """Keeps everything in one file, which is made where it is missing.
 
-    Raises StoreError when the file cannot be used.
+    Raises StoreError, which says what to do, when the file cannot be used.
     """
 
     def __init__(self, path: Path, keeping: Keeping | None = None) -> None:
@@ -47,11 +48,9 @@ class SqliteStore(SqliteConversations, SqliteLetters):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
             with closing(connect(path)) as connection:
-                migrate(connection)
-        except OSError as error:
-            raise StoreError(f"The store {path} cannot be made: {error.strerror}.") from error
-        except DatabaseError as error:
-            raise StoreError(f"The store {path} cannot be used: {error}.") from error
+                migrate(connection, path)
+        except (OSError, DatabaseError) as error:
+            raise unopened(path, error) from error
         self._writer = Writer(path)
         self._readers = Readers(path)
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -255,6 +254,9 @@ class SqliteStore(SqliteConversations, SqliteLetters):
             pass
         await self._writer.run(lambda db: sweep_rest(db, keeping, now))
         return gone
+
+    async def ready(self) -> None:
+        """Nothing is in the way of a file that was opened."""
 
     async def close(self) -> None:
         """Write what is waiting and let go."""

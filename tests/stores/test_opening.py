@@ -1,0 +1,226 @@
+"""A store that cannot be opened: one line that says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import pwd
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from dragoman.stores.keeping import Keeping
+from dragoman.stores.opening import file_of, open_store
+from dragoman.stores.postgres import database
+from dragoman.stores.postgres.address import NO_URL, place_of
+from dragoman.stores.postgres.trouble import failed, unopened
+from dragoman.stores.sqlite import SqliteStore, store
+from dragoman.stores.store import StoreError
+from tests.postgres import Postgres
+
+SECRET = "hunter2"
+BOUND = 30.0
+
+
+async def said(word: str) -> str:
+    """What is said of a store that cannot be opened."""
+    with pytest.raises(StoreError) as caught:
+        kept = open_store(word, Keeping(), os.environ)
+        assert kept is not None
+        try:
+            async with asyncio.timeout(BOUND):
+                await kept.ready()
+        finally:
+            await kept.close()
+    told = str(caught.value)
+    assert "\n" not in told
+    assert SECRET not in told
+    return told
+
+
+# ---- a database ----------------------------------------------------------------------------
+
+
+async def test_nobody_answers() -> None:
+    told = await said(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes")
+    assert told.startswith(
+        "The store at 127.0.0.1:1 (database 'notes', user 'ada') cannot be opened: "
+        f"{os.strerror(errno.ECONNREFUSED)}. See that a PostgreSQL server runs there"
+    )
+
+
+async def test_somebody_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "PATIENCE", 0.1)
+    over = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        told = await said(f"postgresql://ada:{SECRET}@127.0.0.1:{port}/notes")
+        over.set()
+    assert "cannot be opened: no answer came in time. See that a PostgreSQL server" in told
+
+
+async def test_the_user_is_turned_away(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", SECRET)
+    told = await said(postgres.url("guarded"))
+    assert "(database 'guarded', user 'postgres') cannot be opened: password auth" in told
+    assert "put the right password into PGPASSWORD" in told
+    told = await said(postgres.url("postgres", user=f"nobody:{SECRET}"))
+    assert "user 'nobody') cannot be opened: role \"nobody\" does not exist." in told
+
+
+async def test_there_is_no_such_database(postgres: Postgres) -> None:
+    told = await said(postgres.url("nowhere"))
+    assert 'cannot be opened: database "nowhere" does not exist.' in told
+    assert "make it with createdb" in told
+
+
+async def test_the_user_may_make_no_tables(postgres: Postgres) -> None:
+    address = await postgres.database()
+    connection = await asyncpg.connect(address)
+    await connection.execute("CREATE ROLE reader LOGIN")
+    await connection.close()
+    told = await said(address.replace("//postgres@", "//reader@"))
+    assert "user 'reader') cannot be opened: permission denied" in told
+    assert "GRANT CREATE, CONNECT ON DATABASE" in told
+
+
+async def test_a_later_dragoman_was_there(postgres: Postgres) -> None:
+    address = await postgres.database()
+    kept = open_store(address, Keeping(), {})
+    assert kept is not None
+    await kept.ready()
+    await kept.close()
+    connection = await asyncpg.connect(address)
+    await connection.execute("INSERT INTO dragoman.steps VALUES (99)")
+    await connection.close()
+    told = await said(address)
+    assert "user 'postgres') was written by a later Dragoman (step 3, known are 2)." in told
+    assert "Run that version on all servers" in told
+
+
+async def test_a_word_is_not_understood() -> None:
+    told = await said(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes?sslmode={SECRET}")
+    assert "ClientConfigurationError. A word in the address" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (asyncpg.TooManyConnectionsError("full"), "full. Its server is full: raise max_conn"),
+        (asyncpg.CannotConnectNowError("up soon."), "up soon. Its server is starting"),
+        (asyncpg.ReadOnlySQLTransactionError("no\nway"), "no way. This server is a copy"),
+        (asyncpg.DiskFullError("disk"), "disk. Its server refuses"),
+        (asyncpg.PostgresError(), "PostgresError. Its server refuses"),
+        (asyncpg.InternalClientError("x"), "InternalClientError. What answers there"),
+        (asyncpg.InterfaceError(SECRET), "InterfaceError. A word in the address"),
+        (ConnectionError("rejected SSL"), "rejected SSL. See that"),
+        (OSError(), "OSError. See that"),
+        (TimeoutError(errno.ETIMEDOUT, "x"), "x. See that"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_each_trouble_has_its_advice(error: Exception, words: str) -> None:
+    assert str(unopened("db", error)).startswith(f"The store at db cannot be opened: {words}")
+    assert str(failed("db", error)) == f"The store at db failed: {words.partition('. ')[0]}."
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("postgresql://ada@db/notes", "db (database 'notes', user 'ada')"),
+        ("postgresql://a%40b:x@[::1]:5/n%2Fo", "[::1]:5 (database 'n/o', user 'a@b')"),
+        ("postgres://one:1,two:2/notes", "one:1,two:2 (database 'notes', user 'me')"),
+        ("postgresql:///?host=/run&dbname=n&user=a@b", "/run (database 'n', user 'a@b')"),
+        ("postgresql:///notes?password=a@b", "this machine (database 'notes', user 'me')"),
+        ("postgresql://ada@db", "db (database 'ada', user 'ada')"),
+    ],
+)
+def test_a_place_is_named_without_its_password(
+    address: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGDATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGUSER", "me")
+    assert place_of(address) == place
+
+
+@pytest.mark.parametrize("password", ["12/34", "12?34", "12#34", "12@34", "a:b/c", "1?a=2", "x]"])
+def test_a_password_that_breaks_its_address_is_not_shown_in_pieces(password: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        place_of(f"postgresql://ada:{password}@db/notes")
+    assert str(caught.value) == NO_URL
+
+
+def test_a_process_without_a_name_needs_a_user_in_the_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PGUSER", "LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", dict[int, object]().__getitem__)
+    with pytest.raises(StoreError, match="names no user"):
+        place_of("postgresql://db/notes")
+    with pytest.raises(StoreError, match=r"no home directory .* set XDG_DATA_HOME"):
+        file_of("sqlite", {})
+    with pytest.raises(StoreError, match="no home directory"):
+        file_of("sqlite:~/store.db", {})
+
+
+# ---- a file --------------------------------------------------------------------------------
+
+
+def foreign(path: Path) -> None:
+    path.write_bytes(b"not a database" * 100)
+
+
+def later(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+def others(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE items (name TEXT)")
+    connection.close()
+
+
+FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a folder that is a file": (
+        lambda path: path.parent.rmdir() or path.parent.write_text(""),
+        "cannot be made: File exists. Let this user write to it and to its folder, or choose",
+    ),
+    "not a database": (foreign, "cannot be used: file is not a database. It is damaged or another"),
+    "of a later version": (later, "was written by a later Dragoman (step 99, known are 2). Run"),
+    "of somebody else": (others, "cannot be used: table items already exists. It holds the tables"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+async def test_a_file_that_is_none_is_told(kind: str, tmp_path: Path) -> None:
+    spoil, words = FILES[kind]
+    path = tmp_path / "deep" / "store.db"
+    path.parent.mkdir()
+    spoil(path)
+    told = await said(f"sqlite:{path}")
+    assert told.startswith(f"The store {path} {words}")
+    assert "choose with --store: sqlite:PATH is another file, and none keeps nothing." in told
+
+
+def test_a_file_that_may_only_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+
+    monkeypatch.setattr(store, "connect", reading)
+    with pytest.raises(StoreError, match=r"readonly database\. Let this user write to it"):
+        SqliteStore(tmp_path / "store.db")
