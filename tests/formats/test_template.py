@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 from dragoman.core.error import FaultError
 from dragoman.core.item import (
     Audio,
+    Compaction,
     CustomToolCall,
     FunctionCall,
     FunctionCallOutput,
     Image,
+    Item,
     ItemReference,
     Message,
     Reasoning,
     Text,
     Thought,
+    Unknown,
+    UnknownPart,
 )
 from dragoman.core.request import (
     CustomTool,
@@ -27,6 +31,7 @@ from dragoman.core.request import (
     JSONObject,
     ReasoningOptions,
     Request,
+    UnknownTool,
 )
 from dragoman.core.turn import Turn
 from dragoman.formats.format import Setting
@@ -55,6 +60,9 @@ CHATML = """
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% if enable_thinking is defined and enable_thinking %}<think>
 {% endif %}{% endif %}"""
+
+
+USER = Message("user", "hi")
 
 
 def request(*items: object, **more: object) -> Request:
@@ -259,6 +267,10 @@ def test_a_template_that_is_none_is_told_at_once() -> None:
             "items[1].output[0]",
         ),
         ((ItemReference("x"),), "items[0]"),
+        (
+            (USER, Message("user", (UnknownPart("responses", {"type": "x"}),))),
+            "items[1].content[0]",
+        ),
     ],
 )
 def test_what_is_not_text_is_refused_by_name(items: tuple[object, ...], where: str) -> None:
@@ -266,9 +278,36 @@ def test_what_is_not_text_is_refused_by_name(items: tuple[object, ...], where: s
     assert (error.fault.code, error.fault.param) == ("unsupported", where)
 
 
+@pytest.mark.parametrize(
+    ("item", "kind"),
+    [
+        (Unknown("responses", "web_search_call", {"id": "ws_1"}), "'web_search_call'"),
+        (Unknown("responses", "x\n" * 99, {}), repr("x\n" * 32 + "…")),
+        (Compaction("blob"), "'compaction'"),
+    ],
+)
+@pytest.mark.parametrize("lead", [None, "Be brief."])
+def test_an_item_without_a_place_is_refused_by_its_type_and_place(
+    item: Item, kind: str, lead: str | None
+) -> None:
+    error = refusal(CHATML, Message("system", "s"), USER, USER, item, instructions=lead)
+    assert error.fault.param == "items[3]"
+    assert error.fault.message == (
+        f"items[3]: this model's prompt has no place for an item of type {kind}"
+    )
+
+
+def test_what_is_not_text_is_called_by_its_type() -> None:
+    error = refusal(CHATML, Message("user", (UnknownPart("responses", {"type": "scent"}),)))
+    assert error.fault.message.endswith("this model reads text only, and this is 'scent'")
+
+
 def test_tools_that_are_no_functions_are_refused_by_name() -> None:
     error = refusal(CHATML, tools=(FunctionTool("f"), CustomTool("g")))
     assert (error.fault.code, error.fault.param) == ("unsupported", "tools[1]")
+    assert error.fault.message.endswith("only has functions, and this is a 'custom'")
+    error = refusal(CHATML, tools=(UnknownTool("responses", "web_search", {}),))
+    assert error.fault.message.endswith("only has functions, and this is a 'web_search'")
 
 
 def test_a_form_of_answer_is_told() -> None:

@@ -25,6 +25,7 @@ from dragoman.core.item import (
     Refusal,
     Text,
 )
+from dragoman.core.kind import kind_of
 from dragoman.core.ledger import Ledger
 from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request
 from dragoman.core.system import lower_system
@@ -83,7 +84,8 @@ def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> 
                     }
                 )
             case _:
-                raise FaultError(unsupported("this model's prompt has no place for it", where))
+                problem = f"this model's prompt has no place for an item of type {kind_of(item)}"
+                raise FaultError(unsupported(problem, where))
     return _with_format(turns, request)
 
 
@@ -94,9 +96,8 @@ def tools(request: Request) -> Turns:
     found: Turns = []
     for number, tool in enumerate(request.tools):
         if not isinstance(tool, FunctionTool):
-            raise FaultError(
-                unsupported("this model's prompt only has functions", f"tools[{number}]")
-            )
+            problem = f"this model's prompt only has functions, and this is a {kind_of(tool)}"
+            raise FaultError(unsupported(problem, f"tools[{number}]"))
         empty: JSON = {"type": "object", "properties": {}}
         function: dict[str, JSON] = {"name": tool.name, "description": tool.description or ""}
         function["parameters"] = empty if tool.parameters is None else tool.parameters
@@ -149,8 +150,7 @@ def _text(parts: tuple[Part, ...], where: str) -> str:
     said: list[str] = []
     for number, part in enumerate(parts):
         if not isinstance(part, Text | Refusal):
-            kind = type(part).__name__.lower()
-            problem = f"this model reads text only, and this is {kind}"
+            problem = f"this model reads text only, and this is {kind_of(part)}"
             raise FaultError(unsupported(problem, f"{where}[{number}]"))
         said.append(part.text)
     return "".join(said)

@@ -2,7 +2,9 @@
 
 import pytest
 
-from dragoman.core.item import FunctionCall, Message
+from dragoman.core.event import Failed
+from dragoman.core.interfaces import Caller
+from dragoman.core.item import FunctionCall, Message, Unknown
 from dragoman.core.request import FunctionTool, Request
 from dragoman.engines.token import TokenEngine
 from dragoman.formats.names import NAMES, by_name
@@ -45,3 +47,18 @@ async def test_plain_words_are_plain_words_in_every_format(name: str) -> None:
     await engine.close()
     assert response.text == "It is sunny in Rome."
     assert response.reasons == ("stop",)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "harmony"])
+async def test_an_item_without_a_place_is_refused_in_the_words_of_the_caller(name: str) -> None:
+    searched = Unknown("responses", "web_search_call", {"id": "ws_1"})
+    items = (*ASKED.items, Message("assistant", "Hm."), Message("user", "And?"), searched)
+    engine = TokenEngine(by_name(name), Says("", size=TOY.size), ByteTokenizer(["<|x|>"]))
+    stream = engine.stream(Request(model="m", items=items), Caller(wire="responses"))
+    (failed,) = [event async for event in stream]
+    await engine.close()
+    assert isinstance(failed, Failed)
+    assert failed.fault.param == "input[3]"
+    assert failed.fault.message == (
+        "input[3]: this model's prompt has no place for an item of type 'web_search_call'"
+    )

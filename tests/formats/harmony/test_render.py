@@ -349,8 +349,8 @@ def test_what_the_model_cannot_take_is_told_or_refused() -> None:
     seen = Message("user", (Text("What? "), Image("https://e.com/x.png")))
     assert "[image: this model cannot see it]" in said(seen)
     assert losses(seen) == [("items[0].content[1]", "told")]
-    for item in (ItemReference("x"), Compaction("x")):
-        with pytest.raises(FaultError) as refused:
+    for item, kind in ((ItemReference("x"), "item_reference"), (Compaction("x"), "compaction")):
+        with pytest.raises(FaultError, match=rf"^input\[1\]: .* keeps the '{kind}' ") as refused:
             prompt(USER, item)
         assert refused.value.fault.param == "input[1]"
     strange = UnknownTool("responses", "teleport", {})

@@ -28,6 +28,7 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
+from dragoman.core.kind import kind_of
 from dragoman.core.ledger import Ledger
 from dragoman.core.request import JSONObject, JSONSchema, OutputFormat, Request
 from dragoman.core.senses import without
@@ -162,7 +163,7 @@ def message(entry: Entry, ledger: Ledger) -> list[Piece]:
         case Unknown():
             return _hosted(item, place, ledger)
         case _:
-            problem = "only the server that keeps it can say what it stands for"
+            problem = f"only the server that keeps the {kind_of(item)} knows what it stands for"
             raise FaultError(unsupported(problem, f"input[{place}]"))
 
 
