@@ -164,6 +164,8 @@ class Told:
 
     def _leave(self) -> None:
         """The exchange is over, or given up."""
+        if self._over:
+            return
         self._over = True
         if self._timer is not None:
             self._timer.cancel()

@@ -13,7 +13,16 @@ from typing import Any
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model, Passed
+from dragoman.core.interfaces import (
+    ANYONE,
+    Caller,
+    Capabilities,
+    Engine,
+    Listener,
+    Model,
+    Passed,
+    Telling,
+)
 from dragoman.core.request import Request
 from dragoman.core.turn import CUT
 
@@ -60,6 +69,11 @@ class Wrapper:
         inner = self.aside(request, caller)
         return None if inner is None else relay(inner, body, request, caller)
 
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
+        """By the engine inside, where this one would change nothing."""
+        inner = self.aside(request, caller)
+        return None if inner is None else tell(inner, request, caller, listener)
+
     def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
         """The models of the engine inside."""
         return self.engine.models(caller)
@@ -95,6 +109,13 @@ def relay(
     able: Callable[[bytes, Request, Caller], AsyncGenerator[Passed, None] | None] | None
     able = getattr(engine, "relay", None)
     return None if able is None else able(body, request, caller)
+
+
+def tell(engine: Engine, request: Request, caller: Caller, listener: Listener) -> Telling | None:
+    """Have an answer told, where the engine can; see `Teller`."""
+    able: Callable[[Request, Caller, Listener], Telling | None] | None
+    able = getattr(straight(engine, request, caller), "tell", None)
+    return None if able is None else able(request, caller, listener)
 
 
 def straight(engine: Engine, request: Request, caller: Caller) -> Engine:

@@ -12,20 +12,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event
 from dragoman.core.fold import Fold
 from dragoman.core.guarantee import unsure
 from dragoman.core.interfaces import Caller, Encoder, Engine, Passed
 from dragoman.core.request import Request
-from dragoman.engines.wrap import batches, relay
+from dragoman.engines.wrap import batches, relay, straight
 from dragoman.stores.record import Record
 from dragoman.wire.codec import Wire
-from dragoman.wire.outcome import judge_answer
 
-from .ending import TERMINAL, UNFINISHED
-from .exchange import Exchange, guarantee_header, loss_header
-from .limits import Gate, read_body
+from .asgi import Outlet
+from .direct import Direct, DirectStream, DirectWhole
+from .ending import TERMINAL
+from .exchange import Exchange
+from .limits import Gate, check_head, read_body
 from .log import Noted
 from .memory.memory import Memory, Plan
 from .memory.replay import Replay
@@ -33,10 +33,12 @@ from .memory.run import Batches, Run
 from .mishap import fault_of
 from .router import Handler
 from .settings import DIALECTS, Settings
+from .speech import Speech
 from .splice import Splice
 from .stateless import without_memory
 from .stream import Stream
-from .watch import Roster, Watch
+from .watch import Roster, Watch, too_late
+from .whole import whole
 
 Gifts = AsyncGenerator[Passed, None] | AsyncGenerator[list[Event], None]
 
@@ -65,6 +67,33 @@ class Answers:
         """The handler that answers over this wire."""
         return partial(self._answer, wire)
 
+    def at_once(
+        self, wire: Wire, exchange: Exchange, caller: Caller, body: bytes, outlet: Outlet
+    ) -> bool:
+        """Begin to answer without a task; False where that cannot be done, and nothing has
+        happened. Raises FaultError for what the long way refuses too."""
+        settings = self._settings
+        check_head(exchange, settings.body_limit)
+        if len(body) > settings.body_limit:
+            return False
+        request = wire.decode_request(body)
+        plan = self._plan_at_once(wire, request)
+        if plan is None:
+            return False
+        caller = replace(caller, wire=wire.name)
+        engine = straight(self._engine, plan.request, caller)
+        unread = settings.relay and wire.through is not None and plan.request is request
+        if unread and relay(engine, body, request, caller) is not None:
+            return False  # it may pass, which costs less
+        common = (exchange, outlet, caller, settings, self._roster, self._gate)
+        direct: Direct
+        if plan.request.stream:
+            encoder = wire.encoder(plan.echoed, self._dialect)
+            direct = DirectStream(*common, self._speech(exchange, encoder, plan))
+        else:
+            direct = DirectWhole(*common, wire, plan)
+        return direct.begin(engine, plan)
+
     async def _answer(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         settings = self._settings
         watch = Watch(self._roster)
@@ -85,10 +114,18 @@ class Answers:
         return relay(self._engine, body, request, caller)
 
     async def _plan(self, wire: Wire, request: Request, caller: Caller) -> Plan:
-        if self._memory is not None:
-            return await self._memory.plan(wire.name, request, caller)
-        request, losses = without_memory(request)
-        return Plan(request, replace(request, store=False), losses)
+        memory = self._memory
+        if memory is None:
+            return _unkept(request)
+        at_once = memory.plan_at_once(wire.name, request)
+        return at_once or await memory.plan(wire.name, request, caller)
+
+    def _plan_at_once(self, wire: Wire, request: Request) -> Plan | None:
+        memory = self._memory
+        return _unkept(request) if memory is None else memory.plan_at_once(wire.name, request)
+
+    def _speech(self, exchange: Exchange, encoder: Encoder, plan: Plan) -> Speech:
+        return Speech(exchange, encoder, self._settings, plan.losses, unsure(plan.request))
 
     async def _whole(
         self,
@@ -114,12 +151,8 @@ class Answers:
                         if isinstance(batch[-1], TERMINAL):
                             break
             response = fold.response
-            if response.status in ("failed", "in_progress"):
-                raise FaultError(response.error or UNFINISHED)
-        body = body or wire.encode_response(response, plan.echoed, self._dialect)
-        losses = plan.losses + response.losses + judge_answer(response, wire.name)
-        sure = guarantee_header(response.guarantee or unsure(plan.request))
-        await exchange.reply(200, body, *loss_header(losses), *sure)
+        body, headers = whole(wire, response, plan, self._settings, body)
+        await exchange.reply(200, body, *headers)
 
     async def _streamed(
         self,
@@ -135,7 +168,8 @@ class Answers:
             encoder = Replay(encoder)
         elif passed is not None:
             encoder = Splice(encoder)
-        stream = Stream(exchange, encoder, self._settings, plan.losses, unsure(plan.request))
+        speech = self._speech(exchange, encoder, plan)
+        stream = Stream(exchange, speech, self._settings)
         try:
             if plan.background:
                 run = await self._work(caller, plan)
@@ -178,6 +212,11 @@ class Answers:
         if plan.run is not None:
             plan.run.watch = watch
         if (seconds := self._settings.deadline) is not None:
-            problem = f"There was no complete answer within {seconds:g} s."
-            watch.limit(seconds, Fault("upstream_timeout", problem, "upstream"))
+            watch.limit(seconds, too_late(seconds))
         return watch
+
+
+def _unkept(request: Request) -> Plan:
+    """The plan of a server without a memory. Raises FaultError for a request that needs one."""
+    request, losses = without_memory(request)
+    return Plan(request, replace(request, store=False), losses)

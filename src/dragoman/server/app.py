@@ -6,10 +6,12 @@ Any ASGI host can run it; it opens no socket and handles no signal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.identity import HOPS
 from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.core.secret import Secret
 from dragoman.engines.prompted import Prompted
 from dragoman.wire import body
 from dragoman.wire.chat import CHAT
@@ -17,7 +19,7 @@ from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.responses import RESPONSES
 
 from .answer import Answers
-from .asgi import Receive, Scope, Send
+from .asgi import Outlet, Receive, Scope, Send
 from .browser import Browsers
 from .compacting import PATH as COMPACTING
 from .compacting import Compactions
@@ -42,6 +44,7 @@ from .thoughts import thoughtful
 from .watch import GONE, SHUTTING_DOWN, Roster
 
 WIRES = (CHAT, RESPONSES)
+AtOnce = Callable[[Exchange, Caller, bytes, Outlet], bool]
 _HOPS = HOPS.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
@@ -70,6 +73,9 @@ class App:
         compactions = Compactions(engine, settings, self._roster, gate, memory)
         self._sockets = Sockets(engine, settings, self._roster, gate, memory)
         models = Models(engine, self._roster)
+        self._at_once: dict[str, AtOnce] = {}
+        if not settings.request_log:  # which is written by the task
+            self._at_once |= {f"/v1{wire.path}": partial(answers.at_once, wire) for wire in WIRES}
         self._router = Router(
             (
                 *(Route("POST", f"/v1{wire.path}", answers.over(wire)) for wire in WIRES),
@@ -93,6 +99,21 @@ class App:
             await self._lifespan(receive, send)
         else:
             await self._socket(Exchange({**scope, "method": "GET"}, receive, send))
+
+    def at_once(self, scope: Scope, body: bytes, outlet: Outlet) -> bool:
+        """Begin to answer a request that is here whole, without being awaited. False where that
+        cannot be done: then nothing has happened, and the application is to be called."""
+        answer = self._at_once.get(scope["path"])
+        if answer is None or scope["method"] != "POST":
+            return False
+        exchange = Exchange(scope, outlet.receive, outlet.send)
+        if b"upgrade" in exchange.headers:
+            return False
+        try:
+            self._browsers.check(exchange)
+            return answer(exchange, self._caller(exchange), body, outlet)
+        except Exception:  # whatever it is, the application meets it again and can tell it
+            return False
 
     @property
     def busy(self) -> int:
@@ -125,9 +146,7 @@ class App:
                 self._browsers.check(exchange)
                 if exchange.method == "OPTIONS" and await self._browsers.preflight(exchange):
                     return
-                caller = self._caller(exchange, self._keys.check(exchange))
-                if self._roster.closing:
-                    raise FaultError(SHUTTING_DOWN)
+                caller = self._caller(exchange)
             if exchange.header(b"upgrade").lower() == "websocket":
                 raise FaultError(NO_SOCKETS)
             await self._router.find(exchange.method, exchange.path)(exchange, caller)
@@ -143,15 +162,17 @@ class App:
     async def _socket(self, exchange: Exchange) -> None:
         try:
             self._browsers.check(exchange)
-            caller = self._caller(exchange, self._keys.check(exchange))
-            if self._roster.closing:
-                raise FaultError(SHUTTING_DOWN)
+            caller = self._caller(exchange)
             await self._sockets.serve(exchange, caller)
         except FaultError as error:
             await deny(exchange, error.fault)
 
-    def _caller(self, exchange: Exchange, key: Secret | None) -> Caller:
-        """Who asks. Raises FaultError for a request that goes round in a ring."""
+    def _caller(self, exchange: Exchange) -> Caller:
+        """Who asks. Raises FaultError for whoever may not, or not any more, and for a request that
+        goes round in a ring."""
+        key = self._keys.check(exchange)
+        if self._roster.closing:
+            raise FaultError(SHUTTING_DOWN)
         passed = exchange.header(_HOPS)
         hops = int(passed[:9]) if passed.isdecimal() else 0
         if hops > MAX_HOPS:

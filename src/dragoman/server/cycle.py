@@ -14,14 +14,15 @@ from collections.abc import Callable
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from .asgi import Application, Headers, Message, Scope
+from .asgi import Application, Audience, Headers, Message, Scope
 
 _BODILESS = (204, 304)
 _log = logging.getLogger("uvicorn.error")
 
 
 class Cycle:
-    """What uvicorn's protocol asks of a cycle: these attributes, and `run_asgi`."""
+    """What uvicorn's protocol asks of a cycle: these attributes, and `run_asgi`. It is an `Outlet`,
+    for answers that are not awaited."""
 
     __slots__ = (
         "_bodiless",
@@ -32,8 +33,8 @@ class Cycle:
         "_head",
         "_left",
         "_on_response",
-        "_scope",
         "_transport",
+        "audience",
         "body",
         "disconnected",
         "keep_alive",
@@ -41,6 +42,7 @@ class Cycle:
         "more_body",
         "response_complete",
         "response_started",
+        "scope",
     )
 
     def __init__(
@@ -54,7 +56,7 @@ class Cycle:
         expects: bool,
         on_response: Callable[[], None],
     ) -> None:
-        self._scope = scope
+        self.scope = scope
         self._transport = transport
         self._flow = flow
         self._defaults = defaults  # header lines of every answer
@@ -63,6 +65,7 @@ class Cycle:
         self._head = b""  # not yet written
         self._bodiless = self._chunked = False
         self._left = 0  # bytes of the body, by its content-length
+        self.audience: Audience | None = None
         self.body = bytearray()
         self.more_body = True
         self.message_event = asyncio.Event()
@@ -75,7 +78,7 @@ class Cycle:
         """Have the request answered; whatever the application does, the client is not left
         waiting."""
         try:
-            await app(self._scope, self.receive, self.send)
+            await app(self.scope, self.receive, self.send)
         except BaseException as error:
             _log.error("Exception in ASGI application\n", exc_info=error)
         if self.disconnected or self.response_complete:
@@ -109,15 +112,31 @@ class Cycle:
         if self.disconnected:
             return
         if self.response_started:
-            body, more = message.get("body", b""), message.get("more_body", False)
-            if more and body and self._chunked and not self._head:  # as nearly all sends are
-                self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            else:
-                self._write(body, more=more)
+            self.put(message.get("body", b""), more=message.get("more_body", False))
         else:
-            self._begin(message["status"], message["headers"])
+            self.start(message["status"], message["headers"])
 
-    def _begin(self, status: int, headers: Headers) -> None:
+    # ---- without waiting -----------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the client does not keep up."""
+        return self._flow.write_paused
+
+    def take_body(self) -> bytes:
+        """All of the body, which is here; who asks for more waits until the client leaves."""
+        body, self.body = bytes(self.body), bytearray()
+        self.message_event.clear()
+        self._flow.resume_reading()
+        return body
+
+    def give_back(self, body: bytes) -> None:
+        """The body was not taken after all."""
+        self.body += body
+        self.message_event.set()
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The head; it goes out with the first of the body."""
         length = None
         for name, value in headers:
             if name == b"content-length":
@@ -125,7 +144,7 @@ class Cycle:
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         if lines.count(b"\n") + lines.count(b"\r") != 2 * len(headers):
             raise RuntimeError("a header would have ended its line")
-        self._bodiless = self._scope["method"] == "HEAD" or status in _BODILESS
+        self._bodiless = self.scope["method"] == "HEAD" or status in _BODILESS
         self._chunked = length is None and not self._bodiless
         self._left = length or 0
         close = b"" if self.keep_alive else b"connection: close\r\n"
@@ -133,7 +152,11 @@ class Cycle:
         self._head = b"".join((STATUS_LINE[status], self._defaults, lines, close, framing, b"\r\n"))
         self.response_started = True
 
-    def _write(self, body: bytes, *, more: bool) -> None:
+    def put(self, body: bytes, *, more: bool) -> None:
+        """A piece of the body."""
+        if more and body and self._chunked and not self._head:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return
         if self._bodiless:
             body = b""
         elif self._chunked:

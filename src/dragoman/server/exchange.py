@@ -7,7 +7,7 @@ marks that every answer of ours carries. It knows no route and no protocol but t
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 
 from dragoman.core.error import Fault
 from dragoman.core.guarantee import Guarantee
@@ -71,6 +71,12 @@ class Exchange:
         value = self.headers.get(name)
         return value.decode("latin-1") if value else ""
 
+    def opening(self, status: int, headers: Headers) -> Headers:
+        """All headers of the answer that is opened with this."""
+        self.opened = True
+        self.status = status
+        return [*self.marks, *headers]
+
     async def open(self, status: int, headers: Headers) -> None:
         """Send the status and the headers; the body follows by `write`."""
         start = {
@@ -94,18 +100,29 @@ class Exchange:
 
     async def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
-        length = (b"content-length", str(len(body)).encode())
-        await self.open(status, [*([JSON_TYPE] if body else []), length, *headers])
+        await self.open(status, framed(body, headers))
         await self.write(b"" if self.method == "HEAD" else body, more=False)
 
     async def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
         """Answer with a fault, as its status and error object."""
-        extra = list(headers)
-        if fault.retry_after is not None:
-            extra.append((b"retry-after", safe(fault.retry_after)))
-        if fault.code == "authentication":
-            extra.append((b"www-authenticate", b"Bearer"))
-        await self.reply(wire_error.status(fault), wire_error.encode(fault), *extra)
+        status, body, extra = refusal(fault)
+        await self.reply(status, body, *headers, *extra)
+
+
+def framed(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The headers of a whole answer with this body."""
+    length = (b"content-length", b"%d" % len(body))
+    return [JSON_TYPE, length, *headers] if body else [length, *headers]
+
+
+def refusal(fault: Fault) -> tuple[int, bytes, Headers]:
+    """How a fault is told: its status, its error object, and further headers."""
+    headers: Headers = []
+    if fault.retry_after is not None:
+        headers.append((b"retry-after", safe(fault.retry_after)))
+    if fault.code == "authentication":
+        headers.append((b"www-authenticate", b"Bearer"))
+    return wire_error.status(fault), wire_error.encode(fault), headers
 
 
 def new_request_id() -> str:

@@ -35,9 +35,24 @@ class Gate:
         self._patience = patience
         self._queue: deque[asyncio.Future[None]] = deque()
 
+    def enter_at_once(self) -> bool:
+        """Enter, if that takes no waiting; then `leave` must be called."""
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        return True
+
+    def leave(self) -> None:
+        """Make room for the next one."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
     async def __aenter__(self) -> None:
-        if self._free > 0:
-            self._free -= 1
+        if self.enter_at_once():
             return
         if len(self._queue) >= self._waiting:
             raise FaultError(_busy("rate_limited", "too many requests are waiting already"))
@@ -55,19 +70,11 @@ class Gate:
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+        self.leave()
 
     def _give_up(self, turn: asyncio.Future[None]) -> None:
         if not turn.cancelled():
-            self._pass_on()  # it came at the very moment of giving up
+            self.leave()  # it came at the very moment of giving up
         elif turn in self._queue:
             self._queue.remove(turn)
 
@@ -83,7 +90,7 @@ async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watc
     when the client hangs up in the middle. The watch stops it when nothing comes for `patience`
     seconds; its limit is left as it is.
     """
-    _check_head(exchange, limit)
+    check_head(exchange, limit)
     pieces: list[bytes] = []
     size = 0
     more = True
@@ -107,8 +114,8 @@ async def whole_body(exchange: Exchange, settings: Settings, roster: Roster) -> 
         return await read_body(exchange, settings.body_limit, settings.read_time, watch)
 
 
-def _check_head(exchange: Exchange, limit: int) -> None:
-    """What the headers say of the body is enough to refuse it."""
+def check_head(exchange: Exchange, limit: int) -> None:
+    """Raise FaultError where what the headers say of the body is enough to refuse it."""
     headers = exchange.headers
     media_type = _JSON
     if headers.get(b"content-type") != b"application/json":  # which it is, as a rule

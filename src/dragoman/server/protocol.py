@@ -7,6 +7,7 @@ and the application may drop a connection. Everything else is uvicorn's own.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -18,12 +19,16 @@ from uvicorn.server import ServerState
 from dragoman.core.error import Fault, bad_request
 from dragoman.wire import error as wire_error
 
-from .asgi import Headers, Scope
+from .asgi import Headers, Outlet, Scope
 from .cycle import Cycle
 from .exchange import ABORT, JSON_TYPE, MARKS, new_request_id
 
 LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
+
+
+AtOnce = Callable[[Scope, bytes, Outlet], bool]
+"""What an application has that can answer without a task."""
 
 
 class HTTPConfig(Config):
@@ -58,6 +63,9 @@ class HTTPProtocol(HttpToolsProtocol):
         self._received = 0  # bytes that were all head
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
+        # A request that may be answered without a task, once it is here whole.
+        self._at_once: AtOnce | None = getattr(self.app, "at_once", None)
+        self._pending: Cycle | None = None
         self._defaults: tuple[Headers, bytes] = ([], b"")  # of the answers, as given and in lines
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,6 +88,15 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         super().connection_lost(exc)
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.audience is not None:
+            cycle.audience.gone()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.audience is not None:
+            cycle.audience.drained()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -91,6 +108,20 @@ class HTTPProtocol(HttpToolsProtocol):
             if self._received > self._limit:
                 self._find_too_large()
                 self.send_400_response("")
+        if self._pending is not None:
+            self._answer(self._pending)
+
+    def _answer(self, cycle: Cycle) -> None:
+        """Have a request answered: at once, or by a task."""
+        self._pending = None
+        if self._refused:
+            return
+        if not cycle.more_body and self._at_once is not None:
+            body = cycle.take_body()
+            if self._at_once(cycle.scope, body, cycle):
+                return
+            cycle.give_back(body)
+        self._start_asgi_task(cast(Any, cycle), self.app)
 
     def on_message_begin(self) -> None:
         self.url = b""
@@ -129,7 +160,10 @@ class HTTPProtocol(HttpToolsProtocol):
         )
         self.cycle = cast(Any, cycle)
         if before is None or before.response_complete:
-            self._start_asgi_task(self.cycle, self.app)
+            if self._at_once is None or self.expect_100_continue:
+                self._start_asgi_task(self.cycle, self.app)
+            else:
+                self._pending = cycle  # its body may be here in a moment
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))

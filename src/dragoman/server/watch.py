@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from types import TracebackType
+from typing import Protocol
 
 from dragoman.core.error import Fault, FaultError
 
@@ -20,10 +21,34 @@ SHUTTING_DOWN = Fault(
     "shutting_down", "The server is shutting down; try again.", "server", retry_after="1"
 )
 
+
+def stalled(seconds: float) -> Fault:
+    """Why a client is let go that does not read."""
+    return Fault("stalled", f"The client read nothing for {seconds:g} s.", "client")
+
+
+def too_late(seconds: float) -> Fault:
+    """Why an answer is stopped that takes too long."""
+    problem = f"There was no complete answer within {seconds:g} s."
+    return Fault("upstream_timeout", problem, "upstream")
+
+
 EARLY = 0.001
 LISTEN_AFTER = 0.02
 """Seconds before a watch begins to listen: an answer that is quicker than that needs no listener,
 which would be a good part of what it costs."""
+
+
+class Watched(Protocol):
+    """Work for a client that can be stopped."""
+
+    def stop(self, fault: Fault) -> None:
+        """End it for this reason."""
+        ...
+
+    def ring(self, now: float) -> None:
+        """Do what is due."""
+        ...
 
 
 class Roster:
@@ -31,25 +56,25 @@ class Roster:
 
     def __init__(self) -> None:
         self.closing = False
-        self._watches: set[Watch] = set()
+        self._watches: set[Watched] = set()
         self._changed = asyncio.Event()
         # One timer for all: of many thousand quick answers none sets a timer of its own. It is
         # moved only when something is due earlier, and finds out by itself what was called off.
-        self._due: dict[Watch, float] = {}
+        self._due: dict[Watched, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf  # uvloop's handles do not always know
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: Watched) -> None:
         """A piece of work begins."""
         self._watches.add(watch)
 
-    def discard(self, watch: Watch) -> None:
+    def discard(self, watch: Watched) -> None:
         """It has ended."""
         self._watches.discard(watch)
         self._due.pop(watch, None)
         self._changed.set()
 
-    def remind(self, watch: Watch, due: float) -> None:
+    def remind(self, watch: Watched, due: float) -> None:
         """Ring the watch at this time of the loop's clock, and no more at any earlier one."""
         if due == math.inf:
             self._due.pop(watch, None)

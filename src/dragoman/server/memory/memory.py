@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Caller
+from dragoman.core.item import ItemReference
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.mint import new_id, now
@@ -79,6 +80,17 @@ class Memory:
         self.runs.begin()
         self._courier.begin()
 
+    def plan_at_once(self, wire: str, request: Request) -> Plan | None:
+        """How to answer a request that builds on nothing and is not to be kept; None for others."""
+        stored = wire in STORED_BY_DEFAULT if request.store is None else request.store
+        if stored or request.background or ItemReference in map(type, request.items):
+            return None
+        if request.previous_response_id is not None or request.conversation is not None:
+            return None
+        echoed = replace(request, store=False)
+        whole = echoed if request.background is None else replace(echoed, background=None)
+        return Plan(whole, echoed, self._losses(request))
+
     async def plan(
         self, wire: str, request: Request, caller: Caller, source: Source | None = None
     ) -> Plan:
@@ -92,7 +104,7 @@ class Memory:
         id = new_id()
         source = source or self.store
         asked = await understand(request, source, caller.tenant, id, inherit=self._inherit)
-        losses = (NOT_SEALED,) if self.seal is None and ENCRYPTED in request.include else ()
+        losses = self._losses(request)
         echoed = replace(request, store=stored)
         if not stored:
             return Plan(asked.whole, echoed, losses)
@@ -119,6 +131,9 @@ class Memory:
         turn = named(asked.own.items, id) if record.conversation is not None else ()
         run = self.runs.open(record, turn)
         return Plan(asked.whole, echoed, losses, run, record.background)
+
+    def _losses(self, request: Request) -> tuple[Loss, ...]:
+        return (NOT_SEALED,) if self.seal is None and ENCRYPTED in request.include else ()
 
     async def once_more(self, record: Record) -> Request:
         """What a record asked, with all that it builds on. Raises FaultError when something it

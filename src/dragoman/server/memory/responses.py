@@ -14,6 +14,7 @@ from dragoman.core.response import Response
 from dragoman.server.exchange import Exchange
 from dragoman.server.router import nothing_at
 from dragoman.server.settings import DIALECTS, Settings
+from dragoman.server.speech import Speech
 from dragoman.server.stream import Stream
 from dragoman.server.watch import Roster, Watch
 from dragoman.stores.record import Paging, Record
@@ -94,8 +95,8 @@ class Responses:
         ):
             problem = "the events of this response are no longer kept; read it without stream"
             raise FaultError(bad_request(problem, "stream"))
-        encoder = RESPONSES.encoder(record.request, DIALECTS[record.dialect])
-        stream = Stream(exchange, Replay(encoder, after), self._settings)
+        encoder = Replay(RESPONSES.encoder(record.request, DIALECTS[record.dialect]), after)
+        stream = Stream(exchange, Speech(exchange, encoder, self._settings), self._settings)
         with Watch(self._roster) as watch:
             watch.listen(exchange.receive)
             await stream.run(self._memory.runs.follow(record), watch)

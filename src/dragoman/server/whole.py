@@ -1,0 +1,32 @@
+"""What a whole answer says: its body in the words of a wire, and the headers that tell what was not
+carried and how sure it is.
+
+A response that failed, or came to no end, is none. How it is sent is not known here.
+"""
+
+from __future__ import annotations
+
+from dragoman.core.error import FaultError
+from dragoman.core.guarantee import unsure
+from dragoman.core.response import Response
+from dragoman.wire.codec import Wire
+from dragoman.wire.outcome import judge_answer
+
+from .asgi import Headers
+from .ending import UNFINISHED
+from .exchange import guarantee_header, loss_header
+from .memory.memory import Plan
+from .settings import DIALECTS, Settings
+
+
+def whole(
+    wire: Wire, response: Response, plan: Plan, settings: Settings, body: bytes = b""
+) -> tuple[bytes, Headers]:
+    """The body and its headers; `body` where it is there already. Raises FaultError for an answer
+    that failed."""
+    if response.status in ("failed", "in_progress"):
+        raise FaultError(response.error or UNFINISHED)
+    body = body or wire.encode_response(response, plan.echoed, DIALECTS[settings.dialect])
+    losses = plan.losses + response.losses + judge_answer(response, wire.name)
+    sure = guarantee_header(response.guarantee or unsure(plan.request))
+    return body, [*loss_header(losses), *sure]
