@@ -3,7 +3,7 @@
 A skipped test is a promise not kept, so a session fails when a test skips (or is expected to
 fail) that is not listed with its reason in `tests/skips.toml`, which holds five at most. The
 account is kept where reports arrive, hence also under xdist. Fixtures live beside their tests, but
-for the one server that is shared because it is slow to start.
+for the one server that is shared because it is slow to start, and the patience that all need.
 """
 
 import tomllib
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.samples import FULL, load_profile
+from tests.steady import LOOPS
 
 MAX_SKIPS = 5
 
@@ -21,6 +22,22 @@ def pytest_configure(config: pytest.Config) -> None:
     load_profile()
     account = SkipAccount(read_skips(Path(__file__).with_name("skips.toml")))
     config.pluginmanager.register(account, "dragoman-skip-account")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, object]:
+    return LOOPS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """Silence is long here: a machine may stop for seconds. Tests of silence have a shorter one."""
+    from dragoman.engines import discover, failure, probe, router
+
+    with pytest.MonkeyPatch.context() as patched:
+        for room in (discover, failure, router):
+            patched.setattr(room, "PATIENCE", 60.0)
+        patched.setattr(probe.question, "__defaults__", (None, 60.0))
+        yield
 
 
 @pytest.fixture(scope="session")

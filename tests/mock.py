@@ -71,6 +71,7 @@ class Mock:
         self.port = 0
         self.connections = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
 
     @property
     def base_url(self) -> str:
@@ -84,10 +85,14 @@ class Mock:
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take a connection, until either side ends it."""
+        if self._stopped:  # whoever came last may be taken in after the end
+            writer.close()
+            return
         self.connections += 1
         task = asyncio.ensure_future(self._serve(reader, writer, self.connections))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())  # it may never have begun
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
@@ -105,6 +110,7 @@ class Mock:
 
     async def stop(self) -> None:
         """End all exchanges."""
+        self._stopped = True
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

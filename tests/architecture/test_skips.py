@@ -27,7 +27,7 @@ LISTED = '[[skip]]\ntest = "tests/test_sample.py::test_skips"\nreason = "a sampl
 def run_sample(folder: Path, test: str, skips: str, *options: str) -> subprocess.CompletedProcess:
     tests = folder / "tests"
     tests.mkdir()
-    for name in ("conftest.py", "samples.py"):
+    for name in ("conftest.py", "samples.py", "steady.py"):
         shutil.copy(ROOT / "tests" / name, tests)
     (tests / "test_sample.py").write_text(test)
     (tests / "skips.toml").write_text(skips)

@@ -10,8 +10,9 @@ from tests.mock import Asked, Reply, chunk, head, stream
 from tests.samples import samples
 
 TRIALS = samples(5, 20)
-LATEST = 1.0
-"""Seconds after the caller left within which the server must see it."""
+LATEST = 5.0
+"""Seconds after the caller left within which the server must see it: far more than the goal, as a
+machine may stop for some of them, and less than the time to the first heartbeat."""
 
 CREATED = {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}
 SPOKEN = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hello"}
@@ -49,5 +50,5 @@ PHASES = (
 
 async def closed_after(left: float, asked: Asked) -> float:
     """Seconds from leaving to the close that the server saw."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await asked.gone - left

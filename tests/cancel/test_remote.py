@@ -1,7 +1,7 @@
 """Whoever goes away stops what works for them: an engine before a server, in every phase.
 
-The server stamps the moment its connection is closed; more than a second after the caller left
-is a failure, whatever the phase.
+The server stamps the moment its connection is closed; more than `LATEST` seconds after the caller
+left is a failure, whatever the phase.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ async def test_closing_ends_the_reading_of_whoever_reads() -> None:
     began = time.perf_counter()
     await stream.close()
     assert await reader == "the loop ended"
-    assert time.perf_counter() - began < 1.0
+    assert time.perf_counter() - began < 10.0
     assert not others()
     assert (stream.answer.status, stream.answer.end) == ("cancelled", "cancelled")
     await stream.close()

@@ -339,7 +339,7 @@ async def test_many_are_answered_at_the_same_time() -> None:
         await together.wait()
         return HELLO_STREAM
 
-    async with remote(reply) as (engine, up), asyncio.timeout(10):
+    async with remote(reply) as (engine, up), asyncio.timeout(60):
         answers = await asyncio.gather(*(ask(engine, asking(stream=True)) for _ in range(8)))
         assert up.connections == 8
     assert {answer.text for answer in answers} == {"Hello"}
@@ -411,12 +411,12 @@ async def test_capabilities_are_the_profiles() -> None:
 async def test_deltas_come_as_they_are_said() -> None:
     async with remote(stream(chunk({"content": "a"}), hang=True, done=False)) as (engine, up):
         answer = engine.stream(asking(stream=True))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async for event in answer:
                 if isinstance(event, Delta):
                     break
         await answer.aclose()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(5):
             await up.asked[0].gone
     assert isinstance(event, Delta)
     assert event.data == "a"

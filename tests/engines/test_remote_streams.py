@@ -35,7 +35,7 @@ class Gate:
 async def held(reply: Reply, hold: float = 0.02) -> list[Event]:
     """The events of a stream whose server is silent until the stream has begun."""
     gate = Gate(reply)
-    async with remote(gate, header_hold=hold) as (engine, _), asyncio.timeout(10):
+    async with remote(gate, header_hold=hold) as (engine, _), asyncio.timeout(60):
         answer = engine.stream(asking(stream=True))
         heard = [await anext(answer)]
         gate.open.set()
@@ -106,9 +106,9 @@ async def test_p29_late_usage_is_not_waited_for_for_long() -> None:
     async with remote(Reply([*HELLO_STREAM.pieces], hang=True)) as (engine, up):
         began = time.monotonic()
         answer = await ask(engine, asking(stream=True))
-        assert time.monotonic() - began < 10 * LATE_NEWS
+        assert time.monotonic() - began < 40 * LATE_NEWS
         assert answer.usage is None
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(5):
             await up.asked[0].gone
 
 

@@ -143,9 +143,9 @@ def test_words_are_looked_through_once_however_many_control_tokens_there_are() -
     def once(count: int) -> float:
         controls = [f"<|reserved_special_token_{number}|>" for number in range(count)]
         template = Template(text, "hermes", controls)
-        start = time.perf_counter()
+        start = time.thread_time()
         template.render(request(*words))
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     few, many = (min(once(count) for _ in range(5)) for count in (1, 300))
     assert many < 10 * few

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.steady import LOOPS
+
 FDS = Path("/proc/self/fd")
 
 
 def pytest_asyncio_loop_factories() -> dict[str, object]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": LOOPS["steady"], "uvloop": uvloop.new_event_loop}
 
 
 def standing() -> tuple[int, int]:

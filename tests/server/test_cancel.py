@@ -17,7 +17,8 @@ from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served,
 
 GOAL = 0.1
 """Seconds from hanging up to the engine's cancellation."""
-SLACK = 10
+SLACK = 50
+"""What a machine that stops for seconds may take; the first heartbeat comes later still."""
 
 PHASES: dict[str, tuple[tuple[Any, ...], bool, Settings]] = {
     "before the first event": ((asyncio.Event,), True, Settings()),
@@ -71,7 +72,7 @@ async def test_p26_a_closed_connection_is_noticed(wire: str, phase: str) -> None
         await settle(phase)
         left = time.monotonic()
         writer.close()
-        await asyncio.wait_for(stub.cancelled.wait(), 10)
+        await asyncio.wait_for(stub.cancelled.wait(), 60)
         assert time.monotonic() - left < GOAL * SLACK
         assert not stub.running
 

@@ -357,7 +357,7 @@ async def test_a_reader_that_stalls_is_let_go() -> None:
     assert stub.cancelled.is_set()
     assert aborted.is_set()
     assert not call.sent
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
 
 
 async def test_a_host_that_raises_for_a_client_that_left_is_understood(wire: str) -> None:

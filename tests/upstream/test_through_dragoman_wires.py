@@ -39,19 +39,19 @@ async def relay(server: Llamacpp) -> AsyncIterator[tuple[str, list[str]]]:
         writer.close()
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer):
-            there, back = await asyncio.open_connection(server.host, server.port)
-            with closing(back):
-                await asyncio.gather(
-                    carry(reader, back, note=True),
-                    carry(there, writer, note=False),
-                    return_exceptions=True,
-                )
+        there, back = await asyncio.open_connection(server.host, server.port)
+        with closing(back):
+            await asyncio.gather(
+                carry(reader, back, note=True),
+                carry(there, writer, note=False),
+                return_exceptions=True,
+            )
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(lead(reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: writer.close())  # it may never have begun
 
     listener = await asyncio.start_server(accept, "127.0.0.1")
     async with listener:

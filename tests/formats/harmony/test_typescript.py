@@ -205,9 +205,9 @@ def test_many_required_properties_cost_no_more_than_others() -> None:
 
     def once(required: list[str]) -> float:
         schema: JSON = {"properties": dict.fromkeys(names, STRING), "required": required}
-        start = time.perf_counter()
+        start = time.thread_time()
         function("f", None, schema)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     assert min(once(names) for _ in range(3)) < 4 * min(once([]) for _ in range(3))
 
