@@ -186,7 +186,7 @@ class Remote:
     ) -> AsyncGenerator[Passed, None] | None:
         """The answer as its own bytes, where they need not be looked into; see `Relay`."""
         wire, upstream = WIRES.get(caller.wire or ""), self.upstream
-        if wire is None or wire.name not in upstream.wires:
+        if wire is None or wire.name not in upstream.wires or wire.name not in self.profile.clean:
             return None
         way = through(wire, self.profile, upstream.limits(request.model), body, request)
         return None if way is None else self._relayed(wire, way, body, request, caller)

@@ -1,9 +1,9 @@
 """Tells an answer as it comes: what arrives on a connection is decoded and said in the same turn of
 the event loop, and no task waits for any of it.
 
-That is the way of an answer with status 200 over a connection that stood ready. Whatever else
-happens is left to the engine's batches, which a task awaits and says on; the listener sees no
-difference. What an answer means is not known here.
+That is the way of an answer with status 200. What else a server answers is left to the engine's
+batches, which a task awaits and says on, and a task waits for a connection where none stands ready;
+the listener sees no difference. What an answer means is not known here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dragoman.core.event import Event
 from dragoman.core.interfaces import Listener
 from dragoman.net.connection import Connection
-from dragoman.net.error import DisconnectedError
+from dragoman.net.error import DisconnectedError, NetError
 from dragoman.net.http import Exchange
 
 from .plan import ENDS, Plan
@@ -23,8 +23,8 @@ from .plan import ENDS, Plan
 LATE_NEWS = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
 
-Course = Callable[[Plan, Exchange | None], AsyncGenerator[list[Event], None]]
-"""The answer to a plan, to be awaited; the exchange is where it was sent already."""
+Course = Callable[[Plan, Exchange], AsyncGenerator[list[Event], None]]
+"""The answer to a plan, to be awaited; the exchange is where it was sent, and its head has come."""
 
 
 class Told:
@@ -62,8 +62,8 @@ class Told:
     def begin(self, hold: float) -> Told:
         """Send it. A stream is begun after `hold` seconds, whatever the server does."""
         if not self._exchange.begin(self._came):
-            self._await(None)
-        elif self._plan.stream:
+            self._task = self._loop.create_task(self._connect(fresh=False))
+        if self._plan.stream:
             self._timer = self._loop.call_later(hold, self._begin)
         return self
 
@@ -72,6 +72,7 @@ class Told:
     def stop(self) -> None:
         """Say no more, and let go of the connection."""
         if self._task is not None:
+            self._quiet()
             self._task.cancel()
         elif not self._over:
             self._leave()
@@ -107,7 +108,7 @@ class Told:
         if connection.status:
             response = self._exchange.adopt()
             if response.status != 200 or response.coded:
-                self._await(self._exchange)
+                self._await()
                 return False
             connection.ear = self._came
             self._plan.upstream.note(response)
@@ -115,8 +116,9 @@ class Told:
             return True
         error = connection.error
         if isinstance(error, DisconnectedError) and error.reused and error.before_first_byte:
+            # The server had closed the idle connection: it never saw the request.
             self._exchange.close()
-            self._await(None)  # the server had closed the idle connection: it never saw the request
+            self._task = self._loop.create_task(self._connect(fresh=True))
         elif error is not None:
             self._leave()
             self._say(self._plan.broken(error))
@@ -133,9 +135,7 @@ class Told:
             self._ending = decoder.ended
             if events:
                 self._say(events)
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._quiet()
             if self._ending and not self._over:
                 self._timer = self._loop.call_later(LATE_NEWS, self._end, [])
 
@@ -167,18 +167,32 @@ class Told:
         if self._over:
             return
         self._over = True
+        self._quiet()
+        self._exchange.close()
+
+    def _quiet(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._exchange.close()
 
     # ---- what must be awaited ------------------------------------------------------------
 
-    def _await(self, exchange: Exchange | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        batches = self._course(self._plan, exchange)
+    async def _connect(self, *, fresh: bool) -> None:
+        """Have a connection, and send the request on it."""
+        try:
+            await self._exchange.connect(self._came, fresh=fresh)
+            self._task = None
+        except NetError as error:
+            self._over = True
+            self._quiet()
+            self._say(self._plan.broken(error))
+        except Exception as error:
+            self._listener.broke(error)
+
+    def _await(self) -> None:
+        """Have it awaited, from its head on."""
+        self._quiet()
+        batches = self._course(self._plan, self._exchange)
         self._task = self._loop.create_task(self._pass_on(batches))
 
     async def _pass_on(self, batches: AsyncGenerator[list[Event], None]) -> None:

@@ -171,6 +171,13 @@ class Exchange:
         self._write(connection)
         return True
 
+    async def connect(self, ear: Callable[[], None], *, fresh: bool) -> None:
+        """The same once there is a connection; with `fresh`, one that was never used. Raises
+        NetError."""
+        self.connection = connection = await self._connect(fresh=fresh)
+        connection.ear = ear
+        self._write(connection)
+
     def adopt(self) -> Response:
         """What was begun is read like what was opened, from now on."""
         self.connection.ear = None

@@ -173,8 +173,10 @@ class App:
         key = self._keys.check(exchange)
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
-        passed = exchange.header(_HOPS)
-        hops = int(passed[:9]) if passed.isdecimal() else 0
+        hops = 0
+        if _HOPS in exchange.headers:
+            passed = exchange.header(_HOPS)
+            hops = int(passed[:9]) if passed.isdecimal() else 0
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS))

@@ -49,8 +49,9 @@ class Clock:
         self._arm()
 
     def stop(self) -> None:
-        """No more."""
+        """No more, for good."""
         self._on = False
+        self._silent = self._stalled = _nothing  # which know the clock: a cycle
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -93,3 +94,7 @@ class Clock:
                 self._silent()
         if self._on:
             self._arm()
+
+
+def _nothing() -> None:
+    pass

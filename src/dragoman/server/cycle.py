@@ -32,13 +32,14 @@ class Cycle:
         "_flow",
         "_head",
         "_left",
+        "_news",
         "_on_response",
         "_transport",
+        "_waiter",
         "audience",
         "body",
         "disconnected",
         "keep_alive",
-        "message_event",
         "more_body",
         "response_complete",
         "response_started",
@@ -68,11 +69,23 @@ class Cycle:
         self.audience: Audience | None = None
         self.body = bytearray()
         self.more_body = True
-        self.message_event = asyncio.Event()
+        self._news = False  # something came that nobody has received
+        self._waiter: asyncio.Future[None] | None = None
         self.disconnected = False
         self.keep_alive = keep_alive
         self.response_started = False
         self.response_complete = False
+
+    @property
+    def message_event(self) -> Cycle:
+        """What uvicorn sets when the client is gone."""
+        return self
+
+    def set(self) -> None:
+        """Something has come: more of the body, its end, or the end of it all."""
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def run_asgi(self, app: Application) -> None:
         """Have the request answered; whatever the application does, the client is not left
@@ -98,8 +111,10 @@ class Cycle:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.disconnected and not self.response_complete:
             self._flow.resume_reading()
-            await self.message_event.wait()
-            self.message_event.clear()
+            while not self._news:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            self._news = False
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
@@ -126,14 +141,14 @@ class Cycle:
     def take_body(self) -> bytes:
         """All of the body, which is here; who asks for more waits until the client leaves."""
         body, self.body = bytes(self.body), bytearray()
-        self.message_event.clear()
+        self._news = False
         self._flow.resume_reading()
         return body
 
     def give_back(self, body: bytes) -> None:
         """The body was not taken after all."""
         self.body += body
-        self.message_event.set()
+        self.set()
 
     def start(self, status: int, headers: Headers) -> None:
         """The head; it goes out with the first of the body."""
@@ -172,7 +187,7 @@ class Cycle:
             self._transport.write(body)
         if not more:
             self.response_complete = True
-            self.message_event.set()
+            self.set()
             if not self.keep_alive:
                 self._transport.close()
             self._on_response()

@@ -40,7 +40,6 @@ class Direct(ABC):
         "_exchange",
         "_gate",
         "_outlet",
-        "_over",
         "_roster",
         "_settings",
         "_telling",
@@ -61,8 +60,7 @@ class Direct(ABC):
         self._settings = settings
         self._roster = roster
         self._gate = gate
-        self._over = False
-        self._telling: Telling
+        self._telling: Telling | None = None
 
     def begin(self, engine: Engine, plan: Plan) -> bool:
         """Have the engine tell its answer. False where it cannot, or not now: then nothing has
@@ -86,7 +84,7 @@ class Direct(ABC):
 
     def stop(self, fault: Fault) -> None:
         """End the answer for this reason, if it is not over."""
-        if not self._over:
+        if self._telling is not None:
             self._telling.stop()
             self._leave()
             self._fail(fault)
@@ -102,7 +100,7 @@ class Direct(ABC):
     def heard(self, events: list[Event]) -> None:
         """What the engine says."""
         try:
-            if not self._over:
+            if self._telling is not None:
                 self._hear(events)
         except Exception as error:
             self.broke(error)
@@ -123,8 +121,8 @@ class Direct(ABC):
 
     def _leave(self) -> None:
         """It is over, but for what is yet to be written."""
-        if not self._over:
-            self._over = True
+        if self._telling is not None:
+            self._telling = None  # it knows its listener: a cycle
             self._outlet.audience = None
             self._roster.discard(self)
             self._gate.leave()
@@ -197,13 +195,13 @@ class DirectStream(Direct):
     def begin(self, engine: Engine, plan: Plan) -> bool:
         """The same; silence is filled from now on."""
         begun = super().begin(engine, plan)
-        if begun and not self._over:
+        if begun:
             self._clock.start()
         return begun
 
     def drained(self) -> None:
         """The engine may go on."""
-        if self._held:
+        if self._held and self._telling is not None:
             self._held = False
             self._clock.sent()
             self._telling.go_on()
@@ -229,7 +227,7 @@ class DirectStream(Direct):
             return
         full = outlet.full
         self._clock.sent(all=not full)
-        if full and not self._held:
+        if full and not self._held and self._telling is not None:
             self._held = True
             self._telling.hold()
 

@@ -60,7 +60,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = self.header(b"x-request-id")
+        given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
         self.id = given if given and _SANE_ID.fullmatch(given) else new_request_id()
         self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
         self.opened = False

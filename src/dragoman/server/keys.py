@@ -64,7 +64,7 @@ def _presented(exchange: Exchange) -> list[str]:
         scheme, _, token = exchange.header(b"authorization").partition(" ")
         if scheme.lower() == "bearer" and token.strip():
             keys.append(token.strip())
-    if key := exchange.header(b"x-api-key").strip():
+    if b"x-api-key" in exchange.headers and (key := exchange.header(b"x-api-key").strip()):
         keys.append(key)
     return keys
 

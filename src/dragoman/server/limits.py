@@ -125,7 +125,9 @@ def check_head(exchange: Exchange, limit: int) -> None:
         told = f"is {media_type!r}" if media_type else "is missing"
         problem = f"The content-type {told}, and must be application/json."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
-    coding = exchange.header(b"content-encoding").strip().lower()
+    coding = ""
+    if b"content-encoding" in headers:
+        coding = exchange.header(b"content-encoding").strip().lower()
     if coding not in ("", "identity"):
         problem = f"The body is encoded with {coding!r}; send it as it is."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))

@@ -13,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -61,6 +62,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._in_head = False
         self._fresh = True  # whether nothing but a head has come since data was last received
         self._received = 0  # bytes that were all head
+        self._arrived = 0  # bytes that came last
+        self._upgrades = False  # what comes is no HTTP any more
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
         # A request that may be answered without a task, once it is here whole.
@@ -102,6 +105,7 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._fresh = True
+        self._arrived = len(data)
         super().data_received(data)
         if self._in_head and self._fresh and not self._refused:
             self._received += len(data)
@@ -131,20 +135,32 @@ class HTTPProtocol(HttpToolsProtocol):
         self._received = 0
         self._await(self._patience)
 
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        if self._upgrades or cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
     def on_message_complete(self) -> None:
         self._fresh = False
-        super().on_message_complete()
+        cycle = self.cycle
+        if not (self._upgrades or cycle.response_complete):
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
         """Begin the answer, or queue it behind the one that is being given."""
-        if self.parser.should_upgrade() and self._should_upgrade():
+        self._upgrades = self.parser.should_upgrade() and self._should_upgrade()
+        if self._upgrades:
             self._awaited, self._in_head = None, False  # what comes now is no HTTP
             self.scope = cast(Any, self._scope(self.parser.get_http_version()))
             return
         self._in_head = False
         self._awaited = None
-        fields = sum(map(len, chain.from_iterable(self.headers)))
-        if len(self.url) + fields + 4 * len(self.headers) > self._limit:
+        if self._received + self._arrived > self._limit and self._head_size() > self._limit:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
         before: Any = self.cycle  # None before the first request, whatever its type says
@@ -269,6 +285,10 @@ class HTTPProtocol(HttpToolsProtocol):
         self._refused = True
         self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
+
+    def _head_size(self) -> int:
+        fields = sum(map(len, chain.from_iterable(self.headers)))
+        return len(self.url) + fields + 4 * len(self.headers)
 
     def _find_too_large(self) -> None:
         problem = f"The head of the request is larger than {self._limit} bytes (header_limit)."

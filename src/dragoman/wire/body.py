@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 _decode = msgspec.json.Decoder().decode
 decode_string = msgspec.json.Decoder(str).decode
 """The text of one JSON string. Raises BROKEN for anything else."""
+_decode_array = msgspec.json.Decoder(list[str]).decode
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError)
 _encoder = msgspec.json.Encoder()
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
@@ -82,6 +83,28 @@ def string(data: bytes) -> str | None:
         return decode_string(data)
     except BROKEN:
         return None
+
+
+def decode_strings(each: Sequence[bytes]) -> list[str]:
+    """The texts of JSON strings, up to the first that is none.
+
+    >>> decode_strings([b'"a"', b'"b"', b'"c", "d"'])
+    ['a', 'b']
+    """
+    # No string has a line end in it, and no two values stand together without a comma: the count
+    # is right only if each is one string.
+    try:
+        said = _decode_array(b"[" + b",\n".join(each) + b"]")
+        if len(said) == len(each):
+            return said
+    except BROKEN:
+        pass
+    said = []
+    for one in each:
+        if (text := string(one)) is None:
+            break
+        said.append(text)
+    return said
 
 
 def dump(value: JSON) -> bytes:

@@ -143,13 +143,14 @@ class Encoder:
         """The bytes for several events. Texts in a row, the commonest by far, are one step."""
         said: list[bytes] = []
         run: list[str] = []
-        where = 0
+        where = -1
         for event in events:
             if type(event) is Delta and event.kind == "text" and not event.tokens:
-                if run and event.index != where:
-                    said.append(self._texts(where, run))
-                    run = []
-                where = event.index
+                if event.index != where:
+                    if run:
+                        said.append(self._texts(where, run))
+                        run = []
+                    where = event.index
                 run.append(event.data)
                 continue
             if run:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from dragoman.core.item import JSON
 from dragoman.wire import sse
-from dragoman.wire.body import BROKEN, decode_string, string
+from dragoman.wire.body import BROKEN, decode_string, decode_strings, string
 
 from . import known
 
@@ -35,6 +35,8 @@ _NOTHING: tuple[JSON, ...] = (None, "", [])
 
 _FEW = 2048
 """Bytes up to which events are looked at one by one."""
+_MARK = 48
+"""Bytes of what stands between two strings that are looked for."""
 
 
 class Envelope(NamedTuple):
@@ -69,57 +71,40 @@ class Envelope(NamedTuple):
 
     def open_run(self, data: bytes) -> tuple[list[str], bytes]:
         """The strings of the events with which the bytes begin, and the bytes behind them."""
-        if len(data) > min(_FEW, sse.MAX_EVENT):
-            return self._open_many(data)
-        said: list[str] = []
-        framed, ending = self.framed, self.ending
-        try:
-            while data.startswith(framed) and (end := data.find(ending)) >= 0:
-                text = decode_string(data[len(framed) : end])
-                if not text:
-                    break
-                said.append(text)
-                data = data[end + len(ending) :]
-        except BROKEN:  # the long way will find out what it is
-            pass
-        return said, data
-
-    def _open_many(self, data: bytes) -> tuple[list[str], bytes]:
-        """The same for many, which are had by a single split."""
-        if not data.startswith(self.framed) or len(data) > sse.MAX_EVENT:
+        if len(data) > sse.MAX_EVENT:
             return [], data
-        *events, _ = data.split(b"\n\n")
-        while events and not self._holds(events[-1]):
-            events.pop()  # those that end a stream are others
-        built, strings = self._built(events)
-        if not data.startswith(built):  # there is another one among them
-            at = next(at for at, event in enumerate(events) if not self._holds(event))
-            built, strings = self._built(events[:at])
-        said: list[str] = []
-        try:
-            for each in strings:
-                said.append(decode_string(each))
-        except BROKEN:
-            pass
-        if "" in said:
+        strings = (self._many(data) if len(data) > _FEW else None) or self._few(data)
+        said = decode_strings(strings)
+        if "" in said:  # the next one must take the long way
             del said[said.index("") :]
-        if len(said) < len(strings):  # the next one must take the long way
-            built, _ = self._built(events[: len(said)])
-        return said, data[len(built) :]
+        if not said:
+            return [], data
+        told = sum(map(len, strings[: len(said)])) + (len(said) - 1) * len(self.between)
+        return said, data[len(self.framed) + told + len(self.ending) :]
 
-    def _holds(self, event: bytes) -> bool:
-        around = len(self.framed) + len(self.suffix)
-        if len(event) < around:
-            return False
-        return event.startswith(self.framed) and event.endswith(self.suffix)
+    def _few(self, data: bytes) -> list[bytes]:
+        """What stands in the place of the string in each event."""
+        framed, ending, at = self.framed, self.ending, 0
+        strings: list[bytes] = []
+        while data.startswith(framed, at) and (end := data.find(ending, at)) >= 0:
+            strings.append(data[at + len(framed) : end])
+            at = end + len(ending)
+        return strings
 
-    def _built(self, events: list[bytes]) -> tuple[bytes, list[bytes]]:
-        """What stands between prefix and suffix of each event, and the bytes that are made of
-        nothing but that: comparing them with what came is cheaper than looking at each event."""
-        before, after = len(self.framed), -len(self.suffix)
-        strings = [event[before:after] for event in events]
-        built = self.framed + self.between.join(strings) + self.ending if strings else b""
-        return built, strings
+    def _many(self, data: bytes) -> list[bytes] | None:
+        """The same for many, which a single split gives; None where others stand among them."""
+        framed, between = self.framed, self.between
+        mark = between[-_MARK:]
+        *pieces, last = data[len(framed) :].split(mark)
+        around = len(mark) - len(between)
+        strings = [piece[:around] for piece in pieces]
+        text, ended, _ = last.partition(self.ending)
+        if ended:
+            strings.append(text)
+        # Comparing with what they should have been is cheaper than looking at each.
+        if not strings or not data.startswith(framed + between.join(strings) + self.ending):
+            return None
+        return strings
 
     def open(self, data: bytes) -> str | None:
         """The string in this chunk; None, or empty, if it must take the long way."""
