@@ -11,8 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta
-from dragoman.core.item import FunctionCall, Message
-from dragoman.core.request import FunctionTool, Request, Sampling
+from dragoman.core.interfaces import ANYONE
+from dragoman.core.item import FunctionCall, Message, Text
+from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, Sampling
+from dragoman.core.response import Response
 from dragoman.engines import llamacpp as room
 from dragoman.engines.llamacpp import LlamaCpp, llamacpp
 from tests.engines.stage import answered
@@ -73,6 +75,44 @@ def folder_of_the_template() -> Path:
     from dragoman.engines.pocket import FOLDER
 
     return FOLDER
+
+
+SHAPE = JSONSchema("place", {"type": "object", "properties": {"city": {"enum": ["Rome"]}}})
+
+
+@pytest.mark.parametrize("format", [SHAPE, JSONObject()])
+async def test_the_tokens_of_a_demanded_form_are_those_of_its_text(
+    engine: LlamaCpp, format: JSONSchema | JSONObject
+) -> None:
+    trimmed = 0
+    for seed in range(6):
+        request = replace(
+            asking("Think about Paris"),
+            format=format,
+            sampling=Sampling(temperature=1.5 if seed else 0, seed=seed, logprobs=True),
+            max_output_tokens=30,
+            stream=seed % 2 == 0,
+        )
+        assert engine.aside(request, ANYONE) is None
+        response = await answered(engine, request)
+        assert tokens(response) == response.text
+        raw = await answered(engine.engine, request)
+        trimmed += tokens(raw) != raw.text
+    assert trimmed  # else there is nothing left to align
+
+
+async def test_other_tokens_are_as_they_come(engine: LlamaCpp) -> None:
+    request = replace(asking("Hello!"), sampling=Sampling(temperature=0, logprobs=True))
+    assert engine.aside(request, ANYONE) is engine.engine
+    assert engine.aside(replace(asking("Hello!"), format=SHAPE), ANYONE) is engine.engine
+    assert tokens(await answered(engine, request)) == HELLO
+
+
+def tokens(response: Response) -> str:
+    """The tokens of all that was said, put together."""
+    messages = [item for item in response.output if isinstance(item, Message)]
+    parts = [part for message in messages for part in message.parts if isinstance(part, Text)]
+    return b"".join(token.bytes or b"" for part in parts for token in part.tokens).decode()
 
 
 async def test_closing_stops_the_server_in_the_midst_of_a_song() -> None:

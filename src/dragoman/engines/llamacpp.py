@@ -8,14 +8,19 @@ how its model writes calls, llama.cpp knows; nothing here does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dragoman.core.event import Event
+from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.request import JSONObject, JSONSchema, Request
 from dragoman.core.secret import Secret
 
+from .aligned import Aligner
 from .completions import remote
 from .find_format import find_format
 from .mint import new_id
@@ -120,12 +125,32 @@ def _started(library: Any, wanted: Any, file: Path) -> Any:
 
 
 class LlamaCpp(Wrapper):
-    """A remote engine with the server it asks. `close` stops the server."""
+    """A remote engine with the server it asks. `close` stops the server.
+
+    What stands before the JSON of a demanded form (white space, a fence) llama.cpp takes out of the
+    text and leaves among its tokens, so that they are aligned here.
+    """
 
     def __init__(self, server: Any, key: Secret, format: str | None) -> None:
         address = f"{server.listening_address}/v1"
         super().__init__(remote(address, key=key, profile=PROFILE, format=format))
         self._running = [server]
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """What the server answers, its tokens those of its text."""
+        aligner = Aligner() if self.aside(request, caller) is None else None
+        async with aclosing(self.engine.stream(request, caller)) as events:
+            async for event in events:
+                fit = event if aligner is None else aligner.feed(event)
+                if fit is not None:
+                    yield fit
+
+    def aside(self, request: Request, caller: Caller) -> Engine | None:
+        """The engine inside, where nobody asked for the tokens of a demanded form."""
+        formed = isinstance(request.format, JSONObject | JSONSchema)
+        return None if formed and request.sampling.logprobs else self.engine
 
     async def close(self) -> None:
         """Close the connections, then the server; it stops when nobody has it any more."""
