@@ -20,13 +20,11 @@ LEASE = 1
 PATIENCE = 30
 """Seconds in which a run whose server died must have been ended; tenfold slack and more."""
 
-STORE = f'[server]\nstore = "sqlite:PATH"\nlease = {LEASE}\n'
 
-
-def words(folder: Path) -> tuple[str, ...]:
+def words(folder: Path, lease: int = LEASE) -> tuple[str, ...]:
     """What serves the script engine with a store in this folder."""
     path = folder / "dragoman.toml"
-    path.write_text(STORE.replace("PATH", str(folder / "store.db")))
+    path.write_text(f'[server]\nstore = "sqlite:{folder}/store.db"\nlease = {lease}\n')
     return ("script", "--config", str(path))
 
 
@@ -129,7 +127,8 @@ def test_the_rest_of_a_stream_is_read_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_workers_share_what_they_remember(tmp_path: Path) -> None:
-    with dragoman(*words(tmp_path), "--workers", "2") as server:
+    # Neither is to take the other for dead where it was only stopped for a while.
+    with dragoman(*words(tmp_path, lease=60), "--workers", "2") as server:
         for trial in range(samples(10, 200)):
             with opened(server, "/v1/responses", asked(background=True)) as response:
                 id = identity(next(frames(response)))

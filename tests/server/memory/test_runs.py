@@ -375,9 +375,9 @@ async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_p
     never = asyncio.Event()
     async with (
         remembering(
-            Stub(*OPENING, word("Hel"), never), opened("sqlite", tmp_path), lease=1.0
+            Stub(*OPENING, word("Hel"), never), opened("sqlite", tmp_path), lease=60.0
         ) as one,
-        remembering(Stub(), opened("sqlite", tmp_path), lease=1.0) as two,
+        remembering(Stub(), opened("sqlite", tmp_path), lease=60.0) as two,
     ):
         queued = await one.ask(background=True)
         id = queued.json["id"]

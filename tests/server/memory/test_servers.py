@@ -172,7 +172,8 @@ async def test_p22_a_stream_goes_on_at_another_server_after_a_kill(
 ) -> None:
     address = await postgres.database()
     file = tmp_path / "dragoman.toml"
-    file.write_text(f'[server]\nstore = "{address}"\nlease = 1\n')
+    # So long that neither takes the other for dead where it was only stopped for a while.
+    file.write_text(f'[server]\nstore = "{address}"\nlease = 5\n')
     words = ("script", "--config", str(file))
     await asyncio.to_thread(_kill_and_go_on, words)
 
