@@ -7,6 +7,7 @@ in `tests/upstream/model/transcripts.py`; this module knows the process and its 
 import contextlib
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,8 @@ MODEL_FOLDER = HERE / "model"
 MODEL_FILE = "tiny.gguf"
 SERVER = HERE / "llamacpp_server.py"
 SLOTS = 4
+SONG = 7_000
+"""Tokens that "Sing for ever." exceeds when nobody stops it: it fills the context."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,17 @@ class Llamacpp:
         """Count the slots that are generating now."""
         return sum(bool(slot["is_processing"]) for slot in self.slots())
 
-    def wait_busy(self, count: int, seconds: float) -> float:
-        """Wait until exactly `count` slots are busy; return how long it took, in seconds.
+    def predicted(self) -> int:
+        """Count the tokens it has ever generated, without those of the slots that are busy."""
+        (line,) = re.findall(r"(?m)^llamacpp:tokens_predicted_total (\d+)$", self.metrics())
+        return int(line)
+
+    def metrics(self) -> str:
+        """Return what it tells of its work, a number on each line."""
+        return self.request("/metrics").body.decode()
+
+    def wait_busy(self, count: int, seconds: float) -> None:
+        """Wait until exactly `count` slots are busy.
 
         The server tells of its slots only when asked, hence the polling. Raises TimeoutError.
         """
@@ -116,7 +128,6 @@ class Llamacpp:
             if time.monotonic() - started > seconds:
                 raise TimeoutError(f"{found} slots are busy after {seconds} s, not {count}")
             time.sleep(0.005)
-        return time.monotonic() - started
 
 
 @contextlib.contextmanager
