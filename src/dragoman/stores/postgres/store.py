@@ -10,30 +10,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from asyncpg import UniqueViolationError
 from asyncpg.pool import PoolConnectionProxy as Session
-from msgspec.structs import replace
 
-from dragoman.core.item import JSON, Item
+from dragoman.core.item import Item
 from dragoman.core.response import Response
 from dragoman.stores.keeping import Keeping
 from dragoman.stores.keys import clean, cleaned
 from dragoman.stores.news import News
-from dragoman.stores.pack import pack, unpack, unpack_events
-from dragoman.stores.record import Letter, Paging, Record, Records, Stretch, stretches_from
+from dragoman.stores.pack import pack
+from dragoman.stores.record import Letter, Record, Stretch
+from dragoman.stores.rows import BEGIN, COLUMNS, POST, bound, record_of, row_of, rows_of
 from dragoman.stores.store import StoreError
 
 from .conversations import PostgresConversations, extend, held
 from .database import Database
-from .letters import PostgresLetters, post
+from .letters import PostgresLetters
 from .notices import Notices
 
 POLL = 1.0
 """Seconds after which one who waits looks again, though nobody told him to."""
-
-_COLUMNS = "record, status, owner, lease, cancelling, response, metadata"
 
 
 class PostgresStore(PostgresConversations, PostgresLetters):
@@ -61,26 +58,9 @@ class PostgresStore(PostgresConversations, PostgresLetters):
 
     async def begin(self, record: Record) -> None:
         """Keep a run that is about to start."""
-        statement = """INSERT INTO responses (id, tenant, wire, created_at, status, running,
-            previous, conversation, owner, lease, record, metadata)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"""
-        row = (
-            record.id,
-            record.tenant,
-            record.wire,
-            record.created_at,
-            record.status,
-            record.running,
-            None if record.previous is None else clean(record.previous),
-            None if record.conversation is None else clean(record.conversation),
-            record.owner,
-            record.lease,
-            pack(replace(record, metadata=None)),
-            pack(record.metadata),
-        )
         async with self._database.transaction() as connection:
             try:
-                await connection.execute(statement, *row)
+                await connection.execute(BEGIN, *bound(row_of(record)))
             except UniqueViolationError:
                 raise StoreError(f"There is a response {record.id} already.") from None
             await _index(connection, record.tenant, record.id, record.request.items)
@@ -112,44 +92,9 @@ class PostgresStore(PostgresConversations, PostgresLetters):
             await _index(connection, tenant, id, response.output)
             if said and conversation is not None and await held(connection, tenant, conversation):
                 await extend(connection, conversation, said, rename=True)
-            await post(connection, letters)
+            await connection.executemany(POST, rows_of(letters))
         self._news.tell(id)
         return True
-
-    async def get(self, tenant: str, id: str) -> Record | None:
-        """A response."""
-        found = await self._records("WHERE id = $1 AND tenant = $2", clean(id), tenant)
-        return found[0] if found else None
-
-    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all that came before it, the earliest first."""
-        statement = f"""
-            WITH RECURSIVE chain (id, previous, depth) AS (
-                SELECT id, previous, 0 FROM responses WHERE id = $1 AND tenant = $2
-                UNION ALL
-                SELECT r.id, r.previous, chain.depth + 1 FROM chain
-                JOIN responses r ON r.id = chain.previous AND r.tenant = $2
-            )
-            SELECT {_COLUMNS} FROM chain JOIN responses USING (id) ORDER BY depth DESC
-        """
-        rows = await self._database.fetch(statement, clean(id), tenant)
-        records = tuple(map(_record, rows))
-        return records if records and records[0].previous is None else ()
-
-    async def find(self, tenant: str, item: str) -> Item | None:
-        """The item of any response with this id."""
-        where = """WHERE id = (SELECT response FROM homes WHERE tenant = $1 AND item = $2
-            ORDER BY response LIMIT 1)"""
-        found = await self._records(where, tenant, clean(item))
-        return found[0].item(item) if found else None
-
-    async def log(self, id: str, first: int = 0) -> tuple[Stretch, ...]:
-        """The log from this place on, in order."""
-        statement = """SELECT first, events FROM stretches WHERE id = $1 AND first >= coalesce(
-            (SELECT max(first) FROM stretches WHERE id = $1 AND first <= $2), 0) ORDER BY first"""
-        rows = await self._database.fetch(statement, clean(id), first)
-        kept = (Stretch(place, unpack_events(data)) for place, data in rows)
-        return tuple(stretches_from(kept, first))
 
     async def wait(self, id: str, length: int, seconds: float) -> None:
         """Return when the log is longer than this, when the run has ended, or when time is up."""
@@ -168,21 +113,6 @@ class PostgresStore(PostgresConversations, PostgresLetters):
                 except TimeoutError:
                     pass
 
-    async def page(self, tenant: str, wire: str | None, paging: Paging) -> Records:
-        """The responses of a tenant by the time of their creation."""
-        sign, order = (">", "ASC") if paging.order == "asc" else ("<", "DESC")
-        where = f"""WHERE tenant = $1 AND ($2::text IS NULL OR wire = $2) AND ($3::text IS NULL OR
-            (created_at, id) {sign} (SELECT created_at, id FROM responses
-            WHERE id = $3 AND tenant = $1)) ORDER BY created_at {order}, id {order} LIMIT $4"""
-        after = None if paging.after is None else clean(paging.after)
-        found = await self._records(where, tenant, wire, after, paging.limit + 1)
-        return Records(tuple(found[: paging.limit]), len(found) > paging.limit)
-
-    async def label(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
-        """Give a response other metadata."""
-        statement = "UPDATE responses SET metadata = $3 WHERE id = $1 AND tenant = $2 RETURNING id"
-        return bool(await self._database.fetch(statement, clean(id), tenant, pack(metadata)))
-
     async def delete(self, tenant: str, id: str) -> bool:
         """Forget a response and its log."""
         statement = "DELETE FROM responses WHERE id = $1 AND tenant = $2 RETURNING id"
@@ -200,19 +130,13 @@ class PostgresStore(PostgresConversations, PostgresLetters):
         renewed = {row[0] for row in rows}
         return tuple(id for id in ids if clean(id) not in renewed)
 
-    async def cancel(self, tenant: str, id: str) -> bool:
-        """Ask for the end of a run."""
-        statement = """UPDATE responses SET cancelling = true
-            WHERE id = $1 AND tenant = $2 RETURNING id"""
-        return bool(await self._database.fetch(statement, clean(id), tenant))
-
     async def orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
         """Take over the runs that nobody has promised to go on with."""
         statement = f"""UPDATE responses SET owner = $1, lease = $3 WHERE id IN (
                 SELECT id FROM responses WHERE running AND lease < $2
                 FOR UPDATE SKIP LOCKED)
-            RETURNING {_COLUMNS}"""
-        return tuple(map(_record, await self._database.fetch(statement, owner, now, until)))
+            RETURNING {COLUMNS}"""
+        return tuple(map(record_of, await self._database.fetch(statement, owner, now, until)))
 
     # ---- upkeep --------------------------------------------------------------------------
 
@@ -246,12 +170,6 @@ class PostgresStore(PostgresConversations, PostgresLetters):
         await self._news.close()
         await self._database.close()
 
-    # ---- inside --------------------------------------------------------------------------
-
-    async def _records(self, tail: str, *values: Any) -> list[Record]:
-        statement = f"SELECT {_COLUMNS} FROM responses {tail}"
-        return list(map(_record, await self._database.fetch(statement, *values)))
-
 
 async def _index(connection: Session, tenant: str, id: str, items: Sequence[Item]) -> None:
     if ids := cleaned(item.id for item in items):
@@ -274,17 +192,3 @@ async def _append(connection: Session, id: str, stretch: Stretch, *, strict: boo
     if strict:
         raise StoreError(f"No response {id} is being made.")
     return False
-
-
-def _record(row: Any) -> Record:
-    packed, status, owner, lease, cancelling, response, metadata = row
-    record: Record = unpack(packed, Record)
-    return replace(
-        record,
-        status=status,
-        owner=owner,
-        lease=lease,
-        cancelling=cancelling,
-        response=None if response is None else unpack(response, Response),
-        metadata=unpack(metadata, Any),
-    )

@@ -1,4 +1,4 @@
-"""The conversations of the SQLite store, and the two ways into the file that both halves share.
+"""The conversations of the SQLite store, as far as they take a transaction.
 
 The tables are made by `schema`; threads and connections are known to `threads`.
 """
@@ -7,63 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from sqlite3 import Connection, IntegrityError
-from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.item import JSON, Item
-from dragoman.stores.keys import clean
-from dragoman.stores.pack import pack, unpack
-from dragoman.stores.record import Conversation, Items, Paging, another
+from dragoman.core.item import Item
+from dragoman.stores.pack import pack
+from dragoman.stores.record import Conversation, another
+from dragoman.stores.rows import EXTEND, HELD, LAST, OPEN
 from dragoman.stores.store import StoreError
 
-from .threads import Readers, Writer
+from .rows import SqliteRows, rows
 
 
-class SqliteConversations:
+class SqliteConversations(SqliteRows):
     """The half of the store that keeps conversations."""
-
-    _writer: Writer
-    _readers: Readers
 
     async def open(self, conversation: Conversation, items: Sequence[Item] = ()) -> None:
         """Keep a new conversation."""
-        row = (conversation.id, conversation.tenant, conversation.created_at, pack(conversation))
+        made, data = conversation, pack(conversation)
 
         def work(connection: Connection) -> None:
             try:
-                connection.execute("INSERT INTO conversations VALUES (?, ?, ?, ?)", row)
+                rows(connection, OPEN, made.id, made.tenant, made.created_at, data)
             except IntegrityError:
-                problem = f"There is a conversation {conversation.id} already."
-                raise StoreError(problem) from None
-            extend(connection, conversation.id, items)
+                raise StoreError(f"There is a conversation {made.id} already.") from None
+            extend(connection, made.id, items)
 
         await self._writer.run(work)
 
-    async def conversation(self, tenant: str, id: str) -> Conversation | None:
-        """A conversation."""
-        statement = "SELECT conversation FROM conversations WHERE id = ? AND tenant = ?"
-        rows = await self._select(statement, (id, tenant))
-        return unpack(rows[0][0], Conversation) if rows else None
-
-    async def relabel(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
-        """Give a conversation other metadata."""
-        held = await self.conversation(tenant, id)
-        if held is None:
-            return False
-        statement = "UPDATE conversations SET conversation = ? WHERE id = ? AND tenant = ?"
-        return (
-            await self._change(statement, (pack(replace(held, metadata=metadata)), id, tenant)) > 0
-        )
-
     async def discard(self, tenant: str, id: str) -> bool:
         """Forget a conversation and its items."""
+        statement = "DELETE FROM conversations WHERE id = $1 AND tenant = $2 RETURNING id"
 
         def work(connection: Connection) -> bool:
-            statement = "DELETE FROM conversations WHERE id = ? AND tenant = ?"
-            if not connection.execute(statement, (clean(id), tenant)).rowcount:
+            if not rows(connection, statement, id, tenant):
                 return False
-            connection.execute("DELETE FROM items WHERE conversation = ?", (id,))
+            rows(connection, "DELETE FROM items WHERE conversation = $1", id)
             return True
 
         return await self._writer.run(work)
@@ -79,90 +58,19 @@ class SqliteConversations:
 
         return await self._writer.run(work)
 
-    async def items(self, tenant: str, id: str, paging: Paging | None = None) -> Items | None:
-        """A page of a conversation's items, or all of them in their order."""
-        return await self._readers.run(lambda connection: _page(connection, tenant, id, paging))
-
-    async def item(self, tenant: str, id: str, item: str) -> Item | None:
-        """One item."""
-        statement = """SELECT item FROM items WHERE conversation = ? AND id = ? AND EXISTS
-            (SELECT 1 FROM conversations WHERE conversations.id = ? AND tenant = ?)"""
-        rows = await self._select(statement, (id, item, id, tenant))
-        return _item(rows[0][0]) if rows else None
-
-    async def remove(self, tenant: str, id: str, item: str) -> bool:
-        """Forget one item."""
-        statement = """DELETE FROM items WHERE conversation = ? AND id = ? AND EXISTS
-            (SELECT 1 FROM conversations WHERE conversations.id = ? AND tenant = ?)"""
-        return await self._change(statement, (id, item, id, tenant)) > 0
-
-    async def _select(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
-        values = _bound(values)
-        return await self._readers.run(
-            lambda connection: connection.execute(statement, values).fetchall()
-        )
-
-    async def _change(self, statement: str, values: Any) -> int:
-        """How many rows a statement changed."""
-        values = _bound(values)
-        return await self._writer.run(
-            lambda connection: connection.execute(statement, values).rowcount
-        )
-
-
-def _bound(values: Any) -> Any:
-    """Values for a statement, the texts among them as the file can hold them."""
-    if isinstance(values, dict):
-        return {name: clean(v) if isinstance(v, str) else v for name, v in values.items()}
-    return tuple(clean(value) if isinstance(value, str) else value for value in values)
-
 
 def held(connection: Connection, tenant: str, id: str) -> bool:
     """Whether a tenant has this conversation."""
-    statement = "SELECT 1 FROM conversations WHERE id = ? AND tenant = ?"
-    return connection.execute(statement, (clean(id), tenant)).fetchone() is not None
+    return bool(rows(connection, HELD, id, tenant))
 
 
 def extend(connection: Connection, id: str, items: Sequence[Item], *, rename: bool = False) -> None:
     """Add items at the end; one whose id is taken is renamed or refused."""
-    statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = ?"
-    (last,) = connection.execute(statement, (id,)).fetchone()
+    ((last,),) = rows(connection, LAST, id)
     for place, item in enumerate(items, last + 1):
-        if not item.id:
+        if item.id and rows(connection, EXTEND, id, place, item.id, pack(item)):
+            continue
+        if not (item.id and rename):
             raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        try:
-            _insert(connection, id, place, item)
-        except IntegrityError:
-            if rename:
-                _insert(connection, id, place, replace(item, id=another(item, place)))
-                continue
-            problem = f"An item of a conversation needs an id of its own: {item.id!r}."
-            raise StoreError(problem) from None
-
-
-def _insert(connection: Connection, id: str, place: int, item: Item) -> None:
-    row = (id, place, clean(item.id or ""), pack(item))
-    connection.execute("INSERT INTO items VALUES (?, ?, ?, ?)", row)
-
-
-def _page(connection: Connection, tenant: str, id: str, paging: Paging | None) -> Items | None:
-    if not held(connection, tenant, id):
-        return None
-    if paging is None:
-        statement = "SELECT item FROM items WHERE conversation = ? ORDER BY place"
-        rows = connection.execute(statement, (clean(id),))
-        return Items(tuple(_item(row[0]) for row in rows), False)
-    sign, order = (">", "ASC") if paging.order == "asc" else ("<", "DESC")
-    where = "WHERE conversation = :conversation"
-    if paging.after is not None:
-        where += f""" AND place {sign} (SELECT place FROM items
-            WHERE conversation = :conversation AND id = :after)"""
-    statement = f"SELECT item FROM items {where} ORDER BY place {order} LIMIT :limit"
-    values = {"conversation": id, "after": paging.after, "limit": paging.limit + 1}
-    found = [_item(row[0]) for row in connection.execute(statement, _bound(values))]
-    return Items(tuple(found[: paging.limit]), len(found) > paging.limit)
-
-
-def _item(data: bytes) -> Item:
-    item: Item = unpack(data, Item)
-    return item
+        own = replace(item, id=another(item, place))
+        rows(connection, EXTEND, id, place, own.id, pack(own))
