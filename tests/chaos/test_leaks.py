@@ -90,6 +90,7 @@ async def rounds(count: int, play: Play, rows: Iterator[Case]) -> None:
 
 async def measured() -> tuple[int, int, int]:
     """Descriptors, tasks, and bytes held, once all that was let go of is gone."""
+    gc.collect()  # of earlier tests too: their files are not to go in between
     previous = None
     while (counted := (descriptors(), len(asyncio.all_tasks()))) != previous:
         previous = counted

@@ -1,6 +1,7 @@
 """Framing, deadlines and back-pressure of one connection, over a transport that records."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -425,11 +426,17 @@ async def test_a_trickle_is_no_silence() -> None:
     connection, _ = connected()
     connection.send(b"", idle=0.8)
     connection.data_received(plain(b"x" * 11)[:-11])
+    longest = 0.0
     for _ in range(11):  # longer than the silence allowed, all in all
+        began = time.monotonic()
         await asyncio.sleep(0.08)
         connection.data_received(b"x")
-    assert await whole(connection) == b"x" * 11
+        longest = max(longest, time.monotonic() - began)
+    if longest < 0.5:
+        assert await whole(connection) == b"x" * 11
     connection.abort()
+    if longest >= 0.5:  # the machine was silent itself: that was no trickle
+        await test_a_trickle_is_no_silence()
 
 
 async def test_our_own_slowness_is_no_silence_of_the_peer() -> None:

@@ -340,8 +340,8 @@ async def test_time_outs_say_which_phase() -> None:
         await line.write(plain(b"hello")[:-1])
         await line.wait_closed_by_client()
 
-    timeouts = Timeouts(first_byte=0.05, idle=0.05)
     for serve, phase in ((silent, "first_byte"), (stuck, "idle")):
+        timeouts = Timeouts(**{phase: 0.05})
         async with Peer(serve) as peer, Client(timeouts=timeouts) as client:
             with pytest.raises(NetTimeoutError) as caught:
                 await fetch(client, peer.url)

@@ -41,7 +41,7 @@ class Gate:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -202,7 +202,7 @@ async def test_no_more_connections_than_allowed_and_all_are_served() -> None:
 
 async def test_a_place_is_waited_for_only_so_long() -> None:
     gate = Gate()
-    limits, timeouts = Limits(connections=1), Timeouts(connect=0.03)
+    limits, timeouts = Limits(connections=1), Timeouts(connect=0.5)
     async with Peer(gate.serve) as peer, Client(limits=limits, timeouts=timeouts) as client:
         first = asyncio.create_task(post(client, peer.url))
         await until(lambda: peer.requests)
@@ -329,7 +329,7 @@ async def test_a_fresh_connection_takes_the_place_of_an_idle_one() -> None:
     async with Peer(serve_forever) as peer, Client(limits=Limits(connections=1)) as client:
         await post(client, peer.url)
         pool = client._pool(parse_url(peer.url), None)
-        fresh = await pool.acquire(1, fresh=True)
+        fresh = await pool.acquire(60, fresh=True)
         assert not fresh.reused
         fresh.abort()
         assert peer.accepted == 2

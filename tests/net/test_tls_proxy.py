@@ -125,7 +125,7 @@ async def test_a_silent_handshake_times_out() -> None:
     async def serve(line: Line) -> None:
         await line.wait_closed_by_client()
 
-    async with Peer(serve) as peer, Client(timeouts=Timeouts(connect=0.05)) as client:
+    async with Peer(serve) as peer, Client(timeouts=Timeouts(connect=0.5)) as client:
         with pytest.raises(NetTimeoutError, match=r"TLS with .* took too long") as caught:
             await get(client, peer.url.replace("http", "https"))
         assert caught.value.phase == "tls"
@@ -224,7 +224,7 @@ async def test_a_silent_proxy_times_out() -> None:
         await line.request()
         await line.wait_closed_by_client()
 
-    timeouts = Timeouts(connect=0.05)
+    timeouts = Timeouts(connect=0.5)
     async with Peer(serve) as proxy, Client(proxies=through(proxy), timeouts=timeouts) as client:
         with pytest.raises(NetTimeoutError) as caught:
             await get(client, f"https://{NAME}/")
