@@ -16,7 +16,10 @@ import pytest
 from dragoman.core.secret import Secret
 from dragoman.server.app import App
 from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind
+from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
+from dragoman.stores.memory import MemoryStore
+from dragoman.stores.record import Paging
 from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, post, served, word
 
 # ---- where ---------------------------------------------------------------------------------
@@ -302,6 +305,49 @@ async def test_what_does_not_end_in_time_is_told_and_stopped(wire: str, sig: int
     assert not stub.running
 
 
+BEHIND = {"model": "stub", "input": "Hi", "background": True}
+
+
+async def test_draining_lets_answers_in_the_background_end_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gate, store = asyncio.Event(), MemoryStore()
+    stub = Stub(*OPENING, word("a"), gate, *closing("a"))
+    async with serving(stub, Settings(drain=10), Memory(store)) as (server, port):
+        assert b"queued" in await exchange(port, behind(port))
+        await stub.begun.wait()
+        signalled(server, signal.SIGTERM)
+        while b"503" not in await exchange(port, READY):
+            await asyncio.sleep(0.01)
+        gate.set()
+    assert await statuses(store) == ["completed"]
+    assert "Waiting up to 10 s for 1 background answer to end;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+async def test_what_does_not_end_in_the_background_is_stopped_and_kept(sig: int) -> None:
+    stub, store = Stub(*OPENING, word("a"), asyncio.Event()), MemoryStore()
+    settings = Settings(drain=0.02 if sig == signal.SIGTERM else 1000)
+    async with serving(stub, settings, Memory(store)) as (server, port):
+        await exchange(port, behind(port))
+        await stub.begun.wait()
+        signalled(server, sig)
+        if sig == signal.SIGINT:  # whoever asks twice does not want to wait
+            signalled(server, sig)
+    assert stub.cancelled.is_set()
+    assert await statuses(store) == ["failed"]
+
+
+def behind(port: int) -> bytes:
+    """A request to be answered in the background, on a connection of its own."""
+    headers = ("content-type: application/json", "connection: close")
+    return post(port, BEHIND, PATHS["responses"], headers)
+
+
+async def statuses(store: MemoryStore) -> list[str]:
+    return [record.status for record in (await store.page("", None, Paging())).records]
+
+
 def signalled(server: Server, sig: int) -> None:
     """As if the signal had come; uvicorn would raise it again in this process at its end."""
     server.handle_exit(sig, None)
@@ -311,10 +357,10 @@ def signalled(server: Server, sig: int) -> None:
 class serving:
     """A server in this loop whose end is not hurried."""
 
-    def __init__(self, stub: Stub, settings: Settings) -> None:
+    def __init__(self, stub: Stub, settings: Settings, memory: Memory | None = None) -> None:
         self._listener = bind(Settings(port=0), exact=True)
         self._ready = asyncio.Event()
-        self._server = Server(App(stub, settings), settings, self._ready.set)
+        self._server = Server(App(stub, settings, memory), settings, self._ready.set)
 
     async def __aenter__(self) -> tuple[Server, int]:
         self._task = asyncio.create_task(self._server.serve([self._listener]))

@@ -6,6 +6,7 @@ Any ASGI host can run it; it opens no socket and handles no signal.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -117,16 +118,27 @@ class App:
 
     @property
     def busy(self) -> int:
-        """How many answers are being given."""
+        """How many answers are being given to clients."""
         return self._roster.count
 
+    @property
+    def background(self) -> int:
+        """How many answers are being given in the background."""
+        return 0 if self._memory is None else self._memory.runs.background
+
     async def drain(self, patience: float) -> None:
-        """Refuse new requests, and stop running ones that do not end within `patience` seconds."""
-        await self._roster.drain(patience)
+        """Refuse new requests, and stop running ones that do not end within `patience` seconds,
+        those in the background too."""
+        ending = [self._roster.drain(patience)]
+        if self._memory is not None:
+            ending.append(self._memory.runs.drain(patience))
+        await asyncio.gather(*ending)
 
     def hurry(self) -> None:
         """Stop running requests now."""
         self._roster.hurry()
+        if self._memory is not None:
+            self._memory.runs.hurry()
 
     async def rest(self) -> None:
         """End what runs in the background; what is stored stays."""

@@ -152,9 +152,9 @@ class Server(uvicorn.Server):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._app.busy:
-            wait = f"Waiting up to {self._patience:g} s for {self._app.busy} answers to end"
-            sys.stderr.write(f"\n{wait}; Ctrl-C again ends them.\n")
+        if going := _going(self._app.busy, self._app.background):
+            wait = f"Waiting up to {self._patience:g} s for {going} to end"
+            sys.stderr.write(f"\n{wait}; Ctrl-C again ends them now.\n")
         await self._app.drain(self._patience)
         await super().shutdown(sockets)
 
@@ -166,6 +166,16 @@ class Server(uvicorn.Server):
     def _orphaned(self) -> None:
         self._loop.remove_reader(self._lifeline or 0)
         self.handle_exit(signal.SIGTERM, None)
+
+
+def _going(answers: int, background: int) -> str:
+    """What is waited for, in words; empty where it is nothing.
+
+    >>> _going(2, 0), _going(1, 1)
+    ('2 answers', '1 answer and 1 background answer')
+    """
+    counted = ((answers, "answer"), (background, "background answer"))
+    return " and ".join(f"{n} {word}{'s' if n > 1 else ''}" for n, word in counted if n)
 
 
 def _name(settings: Settings) -> str:

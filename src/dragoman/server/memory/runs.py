@@ -130,6 +130,31 @@ class Runs:
         if self._kept_up and (self._upkeep is None or self._upkeep.done()):
             self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
 
+    @property
+    def background(self) -> int:
+        """How many answers are being given here for nobody who waits."""
+        return len(self._behind())
+
+    def hurry(self) -> None:
+        """Stop what runs in the background now."""
+        for run in self._behind():
+            run.stop(SHUT_DOWN)
+
+    async def drain(self, patience: float) -> None:
+        """Let what runs in the background end within `patience` seconds, then stop it."""
+        timer = asyncio.get_running_loop().call_later(patience, self.hurry)
+        try:
+            async with asyncio.timeout(patience + PATIENCE):
+                while runs := self._behind():
+                    await runs[0].finished()
+        except TimeoutError:
+            _log.warning("%d background answers would not stop.", self.background)
+        finally:
+            timer.cancel()
+
+    def _behind(self) -> list[Run]:
+        return [run for run in self._live.values() if run.record.background and not run.ended]
+
     async def close(self) -> None:
         """Stop what still runs, wait until that is kept, and end the upkeep."""
         if self._upkeep is not None:
