@@ -161,6 +161,19 @@ async def test_p9_sealed_reasoning_is_asked_for_where_the_client_cannot() -> Non
     assert [loss.field for loss in answer.losses] == [ASKING]
 
 
+async def test_p9_sealed_reasoning_is_asked_for_where_the_answer_is_kept_here() -> None:
+    server = Server()
+    engine, plain = Resending(server), replace(TOOLS, tools=())
+    kept = replace(RESPONSES, stored=True)
+    assert engine.aside(plain, kept) is None
+    assert engine.aside(plain, RESPONSES) is server
+    answer = fold(await ask(engine, plain, kept))
+    assert server.asked[0].include == (ENCRYPTED,)
+    assert answer.losses == ()
+    own = replace(plain, include=(ENCRYPTED,))
+    assert engine.aside(own, kept) is server
+
+
 @pytest.mark.parametrize("again", [True, False])
 async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(again: bool) -> None:
     server = Server(UNSUPPORTED, refused=lambda request: ENCRYPTED in request.include)

@@ -22,7 +22,8 @@ class Caller(Struct, frozen=True, omit_defaults=True):
 
     `key` is the client's own key; it goes upstream only where the configuration says so. `wire` is
     the protocol the caller speaks: an engine that could ask over several prefers that one. `hops`
-    counts the Dragomans this request has passed.
+    counts the Dragomans this request has passed. `stored` is true where the answer is kept here and
+    may be gone on from: then we carry what the caller does not, whatever its wire.
     """
 
     tenant: str = ""
@@ -31,6 +32,7 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     trace: str | None = None
     hops: int = 0
     wire: str | None = None
+    stored: bool = False
 
 
 ANYONE = Caller()

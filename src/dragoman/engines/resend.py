@@ -1,4 +1,4 @@
-"""Asks for sealed reasoning where its client cannot, and again without it where a server refuses.
+"""Asks for sealed reasoning where its client does not, and again without where a server refuses.
 
 A sealed thought can be opened by the key, the region or the deployment that sealed it, and by no
 other. A server that cannot open one, and refuses the request for it, is asked once more with what
@@ -71,7 +71,8 @@ class Resending(Wrapper):
 
     def aside(self, request: Request, caller: Caller) -> Engine | None:
         """The engine inside, where nothing sealed is sent or asked for."""
-        if not request.tools and Reasoning not in map(type, request.items):
+        idle = not (request.tools or caller.stored)
+        if idle and Reasoning not in map(type, request.items):
             return self.engine
         asks = self._first(request, caller).asking
         return None if asks or any(map(_is_sealed, request.items)) else self.engine
@@ -100,8 +101,9 @@ class Resending(Wrapper):
                     yield given
 
     def _first(self, request: Request, caller: Caller) -> _Try:
-        """The request, asking for what a client of Chat can neither ask for nor carry."""
-        wanted = request.tools and caller.wire != "responses"
+        """The request, asking for what a client of Chat can neither ask for nor carry, and for
+        what a client need not ask for where the answer is kept here."""
+        wanted = caller.stored or (request.tools and caller.wire != "responses")
         if not wanted or ENCRYPTED in request.include or self._open.get(request.model):
             return _Try(request)
         return _Try(replace(request, include=(*request.include, ENCRYPTED)), asking=True)

@@ -101,7 +101,7 @@ class Answers:
             body = await read_body(exchange, settings.body_limit, settings.read_time, watch)
         request = wire.decode_request(body)
         plan = await self._plan(wire, request, caller)
-        caller = replace(caller, wire=wire.name)
+        caller = replace(caller, wire=wire.name, stored=plan.run is not None)
         unread = self._settings.relay and wire.through is not None
         passed = self._passed(body, request, caller, plan) if unread else None
         answer = self._streamed if plan.request.stream else self._whole
@@ -201,7 +201,7 @@ class Answers:
 
     async def _again(self, memory: Memory, record: Record) -> Batches:
         """The events of a run that another server died before."""
-        caller = Caller(tenant=record.tenant, wire=record.wire)
+        caller = Caller(tenant=record.tenant, wire=record.wire, stored=True)
         async with aclosing(self._admitted(caller, await memory.once_more(record))) as answer:
             async for batch in answer:
                 yield batch

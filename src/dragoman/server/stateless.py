@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, unsupported
-from dragoman.core.item import Extra, ItemReference
+from dragoman.core.item import ItemReference
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.opaque import ASKING, ENCRYPTED
@@ -39,17 +39,17 @@ def without_memory(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     if request.store:
         losses.append(NOT_STORED)
         request = replace(request, store=False)
-    elif request.store is None and request.extra and _undecided(request.extra):
-        request = replace(request, extra=_decided(request.extra))
+    elif request.store is None:
+        request = decided(request)
     if ENCRYPTED in request.include:
         losses.append(NOT_SEALED)
     return request, tuple(losses)
 
 
-def _undecided(extra: Extra) -> bool:
-    return any("store" in said for said in extra.values())
-
-
-def _decided(extra: Extra) -> Extra:
-    """Without the word that `store` was left out: an upstream might store by default."""
-    return {wire: {k: v for k, v in said.items() if k != "store"} for wire, said in extra.items()}
+def decided(request: Request) -> Request:
+    """The request without the note that `store` was left out: an upstream might store then."""
+    extra = request.extra
+    if not extra or not any("store" in said for said in extra.values()):
+        return request
+    said = {wire: {k: v for k, v in said.items() if k != "store"} for wire, said in extra.items()}
+    return replace(request, extra=said)

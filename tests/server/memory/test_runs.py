@@ -16,7 +16,7 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
+from dragoman.server.memory.memory import ENCODER_VERSION, Memory
 from dragoman.server.memory.runs import Runs
 from dragoman.server.settings import Settings
 from dragoman.stores.memory import MemoryStore
@@ -304,6 +304,7 @@ async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_pat
                 owner="dead",
                 lease=1.0,
                 dialect="openai",
+                version=ENCODER_VERSION,
             )
             await store.begin(record)
             if events:

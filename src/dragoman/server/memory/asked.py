@@ -26,6 +26,7 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.request import Request
+from dragoman.server.stateless import decided
 from dragoman.stores.record import Items, Paging, Record
 
 _PREFIXES: dict[type, str] = {
@@ -95,7 +96,7 @@ async def understand(
     if request.previous_response_id is not None or conversation is not None:
         check_outputs(items, len(before))
     whole = replace(
-        own,
+        decided(own),
         items=items,
         instructions=instructions,
         previous_response_id=None,

@@ -18,6 +18,7 @@ from dragoman.stores.record import Conversation
 from dragoman.stores.store import StoreError
 from dragoman.wire import body
 from dragoman.wire.responses import conversation, listing
+from dragoman.wire.responses.seals import shown
 
 from .asked import bare, named, no_conversation
 from .memory import Memory
@@ -50,15 +51,18 @@ class Conversations:
         if not rest:
             await self._show(exchange, caller, id)
         elif rest == ["items"]:
-            page = await self._store.items(caller.tenant, bare(id), Query(exchange).paging())
+            query = Query(exchange)
+            page = await self._store.items(caller.tenant, bare(id), query.paging())
             if page is None:
                 raise FaultError(no_conversation(id))
-            await exchange.reply(200, listing.encode_list(page.items, page.more))
+            seen = shown(page.items, query.texts("include"))
+            await exchange.reply(200, listing.encode_list(seen, page.more))
         elif len(rest) == 2 and rest[0] == "items":
             item = await self._store.item(caller.tenant, bare(id), rest[1])
             if item is None:
                 raise FaultError(_no_item(id, rest[1]))
-            await exchange.reply(200, body.dump(listing.encode_item(item)))
+            (one,) = shown((item,), Query(exchange).texts("include"))
+            await exchange.reply(200, body.dump(listing.encode_item(one)))
         else:
             raise FaultError(nothing_at(exchange.path))
 

@@ -25,7 +25,7 @@ from .run import Batches, Run
 from .runs import LEASE, Runs
 from .webhooks import Courier, Webhooks
 
-ENCODER_VERSION = 1
+ENCODER_VERSION = 2
 """Raised when the same events would be said in other bytes, so that no reader gets a mixture."""
 
 STORED_BY_DEFAULT = frozenset({"responses"})

@@ -26,11 +26,17 @@ class Query:
 
     def __init__(self, exchange: Exchange) -> None:
         text = exchange.scope.get("query_string", b"").decode("latin-1")
-        self._values = dict(parse_qsl(text, keep_blank_values=True))
+        self._pairs = parse_qsl(text, keep_blank_values=True)
+        self._values = dict(self._pairs)
 
     def text(self, name: str) -> str | None:
         """A parameter as it is."""
         return self._values.get(name)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """All that is given for a parameter that may be there more than once, as `name` or as
+        `name[]`."""
+        return tuple(value for key, value in self._pairs if key.partition("[")[0] == name)
 
     def entries(self, name: str) -> dict[str, str]:
         """What is given as `name[key]=value`."""

@@ -19,6 +19,7 @@ from dragoman.server.stream import Stream
 from dragoman.server.watch import Roster, Watch
 from dragoman.stores.record import Paging, Record
 from dragoman.wire.responses import RESPONSES, listing
+from dragoman.wire.responses.seals import shown
 
 from .asked import bare, understand
 from .memory import ENCODER_VERSION, Memory
@@ -43,6 +44,9 @@ class Responses:
         """A response, its replay, or the items it was asked with."""
         record, rest = await self._find(exchange, caller)
         query = Query(exchange)
+        if include := query.texts("include"):  # to see more than the answer showed
+            asked = record.request
+            record = replace(record, request=replace(asked, include=(*asked.include, *include)))
         if rest == "input_items":
             await self._input_items(exchange, record, query.paging())
         elif rest:
@@ -105,7 +109,8 @@ class Responses:
         request = replace(record.request, previous_response_id=record.previous)
         asked = await understand(request, self._memory.store, record.tenant, record.id, ids=True)
         found, more = paged([(item.id, item) for item in asked.whole.items], paging)
-        await exchange.reply(200, listing.encode_list(found, more))
+        seen = shown(found, record.request.include)
+        await exchange.reply(200, listing.encode_list(seen, more))
 
     async def _find(self, exchange: Exchange, caller: Caller) -> tuple[Record, str]:
         id, _, rest = exchange.path.removeprefix(PATH).partition("/")

@@ -68,7 +68,8 @@ class Turns:
     def __init__(self, engine: Engine, memory: Memory | None, caller: Caller) -> None:
         self._engine = engine
         self._memory = memory
-        self._caller = caller
+        # Every turn is kept, by the connection where not by the store.
+        self._caller = replace(caller, wire=RESPONSES.name, stored=True)
         self._near = Near(None if memory is None else memory.store)
 
     async def answer(self, ask: Ask) -> tuple[Plan, AsyncGenerator[list[Event], None]]:

@@ -21,6 +21,7 @@ from dragoman.wire import body, error, sse
 from dragoman.wire.dialect import STANDARD, Dialect
 
 from . import snapshot
+from .seals import hides, shown, without
 from .wording import Wording
 
 _BLANK_LINE = 2
@@ -37,6 +38,7 @@ class Encoder:
 
     def __init__(self, request: Request, dialect: Dialect = STANDARD) -> None:
         self._repeated = snapshot.echo(request)
+        self._hides = hides(request)
         self._nested_error = dialect.error_event == "nested"
         self._wording = Wording(dialect.reasoning_events)
         self._fold = Fold()
@@ -59,7 +61,7 @@ class Encoder:
         only = self._of_the_first(event)
         if only is None or self._over:
             return b""
-        event = only
+        event = without(only) if self._hides else only
         self._fold.feed(event)
         return b"".join([self._say(ready) for ready in self._serial.feed(event)])
 
@@ -185,4 +187,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect = STA
     if response.choices:  # this wire has a place for one alternative
         first = response.choice(0)
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
+    if hides(request):
+        response = replace(response, output=shown(response.output))
     return body.dump(snapshot.render(response, snapshot.echo(request)))
