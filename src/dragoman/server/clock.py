@@ -87,10 +87,10 @@ class Clock:
     def _tick(self) -> None:
         self._timer = None
         if self._due() <= self._loop.time():
+            self._since = self._loop.time()
             if self._sending:
                 self._stalled()
             else:
-                self._since = self._loop.time()
                 self._silent()
         if self._on:
             self._arm()

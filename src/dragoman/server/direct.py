@@ -84,10 +84,16 @@ class Direct(ABC):
 
     def stop(self, fault: Fault) -> None:
         """End the answer for this reason, if it is not over."""
-        if self._telling is not None:
-            self._telling.stop()
-            self._leave()
+        telling = self._telling
+        if telling is None:
+            return
+        self._leave()
+        try:
+            telling.stop()
             self._fail(fault)
+        except Exception as error:  # whoever rings, or stops others too, is not to be disturbed
+            fault_of(error, self._exchange.id, self._caller.key)
+            self._exchange.abort()
 
     def ring(self, now: float) -> None:
         """Time is over; called by the roster."""
@@ -128,7 +134,10 @@ class Direct(ABC):
             self._gate.leave()
 
     def _refuse(self, fault: Fault) -> None:
-        self._reply(*refusal(fault))
+        if self._exchange.opened:  # saying something else has failed
+            self._exchange.abort()
+        else:
+            self._reply(*refusal(fault))
 
     def _reply(self, status: int, body: bytes, headers: Headers) -> None:
         self._outlet.start(status, self._exchange.opening(status, framed(body, headers)))
@@ -164,8 +173,8 @@ class DirectWhole(Direct):
         if not isinstance(events[-1], TERMINAL):
             return
         body, headers = whole(self._wire, self._fold.response, self._plan, self._settings)
-        self._leave()
         self._reply(200, body, headers)
+        self._leave()
 
     def _fail(self, fault: Fault) -> None:
         if fault is not GONE:
@@ -217,19 +226,17 @@ class DirectStream(Direct):
 
     def _put(self, data: bytes) -> None:
         over, outlet = self._speech.over, self._outlet
-        if over:
-            self._leave()
         if not self._exchange.opened:
             outlet.start(200, self._exchange.opening(200, self._speech.head))
             self._clock.opened()
         outlet.put(data, more=not over)
         if over:
-            return
-        full = outlet.full
-        self._clock.sent(all=not full)
-        if full and not self._held and self._telling is not None:
-            self._held = True
-            self._telling.hold()
+            self._leave()
+        elif not self._held:  # or else its client has had its time since then
+            self._held = outlet.full
+            self._clock.sent(all=not self._held)
+            if self._held and self._telling is not None:
+                self._telling.hold()
 
     def _leave(self) -> None:
         super()._leave()
@@ -246,7 +253,10 @@ class DirectStream(Direct):
             self._refuse(fault)
 
     def _beat(self) -> None:
-        self._put(self._speech.alive())
+        try:
+            self._put(self._speech.alive())
+        except Exception as error:
+            self.broke(error)
 
     def _stall(self) -> None:
         self.stop(stalled(self._settings.stall))

@@ -67,6 +67,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
         # A request that may be answered without a task, once it is here whole.
+        self._answered: Cycle | None = None  # what is being answered; others wait behind it
         self._at_once: AtOnce | None = getattr(self.app, "at_once", None)
         self._pending: Cycle | None = None
         self._defaults: tuple[Headers, bytes] = ([], b"")  # of the answers, as given and in lines
@@ -91,15 +92,23 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         super().connection_lost(exc)
-        cycle: Any = self.cycle
-        if cycle is not None and cycle.audience is not None:
-            cycle.audience.gone()
+        self._give_up()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        cycle: Any = self.cycle
+        cycle = self._answered
         if cycle is not None and cycle.audience is not None:
             cycle.audience.drained()
+
+    def _give_up(self) -> None:
+        """Nobody will hear the answer that is being given. uvicorn thinks of the last request
+        alone, which may be waiting behind it."""
+        cycle = self._answered
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.set()
+            if cycle.audience is not None:
+                cycle.audience.gone()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -120,7 +129,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self._pending = None
         if self._refused:
             return
-        if not cycle.more_body and self._at_once is not None:
+        # Who does not read gets no more at once: there would be no end of it.
+        if not (cycle.more_body or cycle.full) and self._at_once is not None:
             body = cycle.take_body()
             if self._at_once(cycle.scope, body, cycle):
                 return
@@ -153,8 +163,12 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the answer, or queue it behind the one that is being given."""
+        before: Any = self.cycle  # None before the first request, whatever its type says
+        free = before is None or before.response_complete
         self._upgrades = self.parser.should_upgrade() and self._should_upgrade()
         if self._upgrades:
+            if not free:
+                raise ValueError("an answer is on its way")  # which a socket would tear
             self._awaited, self._in_head = None, False  # what comes now is no HTTP
             self.scope = cast(Any, self._scope(self.parser.get_http_version()))
             return
@@ -163,7 +177,6 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._received + self._arrived > self._limit and self._head_size() > self._limit:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
-        before: Any = self.cycle  # None before the first request, whatever its type says
         version = self.parser.get_http_version()
         cycle = Cycle(
             self._scope(version),
@@ -175,7 +188,8 @@ class HTTPProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle = cast(Any, cycle)
-        if before is None or before.response_complete:
+        if free:
+            self._answered = cycle
             if self._at_once is None or self.expect_100_continue:
                 self._start_asgi_task(self.cycle, self.app)
             else:
@@ -191,7 +205,9 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            cycle, app = self.pipeline.pop()
+            self._answered = cast(Any, cycle)
+            self._start_asgi_task(cycle, app)
         elif not self._in_head:
             self._await(self.timeout_keep_alive)
 
@@ -225,7 +241,7 @@ class HTTPProtocol(HttpToolsProtocol):
         return self._defaults[1]
 
     def send_400_response(self, msg: str) -> None:
-        cycle: Any = self.cycle
+        cycle = self._answered
         if cycle is not None and cycle.response_started and not cycle.response_complete:
             self.transport.close()  # an answer is on its way; nothing may be written into it
             return
@@ -283,6 +299,7 @@ class HTTPProtocol(HttpToolsProtocol):
         To close at once while it is still sending would tear our answer out of its hands.
         """
         self._refused = True
+        self._give_up()
         self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
 

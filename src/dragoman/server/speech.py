@@ -77,12 +77,14 @@ class Speech:
         """The bytes for events; bytes are their own."""
         if isinstance(batch, bytes):
             return batch
-        last = batch[-1]
-        if isinstance(last, TERMINAL):
+        last, encoder = batch[-1], self._encoder
+        if isinstance(last, Finished) and (comment := self._late(last)):
+            said = encoder.feed_all(batch[:-1]) + comment + encoder.feed(last)
+        else:
+            said = encoder.feed_all(batch)
+        if isinstance(last, TERMINAL):  # and it could be said
             self.over = True
-            if isinstance(last, Finished) and (comment := self._late(last)):
-                return self._encoder.feed_all(batch[:-1]) + comment + self._encoder.feed(last)
-        return self._encoder.feed_all(batch)
+        return said
 
     def end(self, fault: Fault) -> bytes:
         """The bytes for an end that was not the engine's; none where it has come to its own."""
