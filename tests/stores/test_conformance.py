@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Finished, Started
-from dragoman.core.item import Annotation, Message
+from dragoman.core.item import (
+    Annotation,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Thought,
+)
 from dragoman.core.request import Request
 from dragoman.core.response import Response
+from dragoman.stores.calls import mark
 from dragoman.stores.keeping import Keeping
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
-from dragoman.stores.record import Conversation, Letter, Paging, Record, Stretch
+from dragoman.stores.record import Answer, Conversation, Letter, Paging, Record, Stretch
 from dragoman.stores.sqlite import SqliteStore
 from dragoman.stores.store import Store, StoreError
 from tests.postgres import Postgres
@@ -323,6 +332,66 @@ async def test_items_of_responses_are_found_by_their_ids(store: Store) -> None:
     assert await store.find("t", "nothing") is None
     await store.delete("t", "a")
     assert await store.find("t", "msg_a") is None
+
+
+def called(id: str, *items: Item) -> Response:
+    return replace(answer(id), output=items)
+
+
+THOUGHT = Reasoning((Thought("Hm."),), encrypted="gAAA/+=", extra={"chat": {"x": [1.5, "\ud83d"]}})
+CALL = FunctionCall("call_0", "clock", '{"city": "Rome", "at": 1.0}')
+OTHER = CustomToolCall("call_1", "sh", "ls \0")
+
+
+async def test_an_answer_is_found_by_the_calls_it_thought_of(store: Store) -> None:
+    made = called("a", THOUGHT, CALL, OTHER)
+    await store.begin(record("a"))
+    assert await store.answers("t", [mark(CALL)]) == ()
+    await store.finish("a", made)
+    for asked in ([CALL], [OTHER], [OTHER, CALL, CALL], [replace(CALL, call_id="call_9"), CALL]):
+        assert await store.answers("t", [mark(call) for call in asked]) == (Answer("m", made),)
+    tight = replace(CALL, id="fc", arguments='{"at":1,"city":"Rome"}')
+    assert await store.answers("t", [mark(tight)]) == (Answer("m", made),)
+    others = [
+        replace(CALL, call_id="call_9"),
+        replace(CALL, name="other"),
+        replace(CALL, arguments="{}"),
+        replace(CALL, arguments="{" * 100_000),
+    ]
+    assert await store.answers("t", [mark(call) for call in others]) == ()
+    assert await store.answers("other", [mark(CALL)]) == ()
+    assert await store.answers("t", []) == ()
+
+
+async def test_of_answers_that_made_the_same_call_the_latest_is_found(store: Store) -> None:
+    for id in "ab":
+        await store.begin(record(id, request=Request(model=f"model {id}", items=())))
+        await store.finish(id, called(id, THOUGHT, CALL))
+    found = await store.answers("t", [mark(CALL)])
+    assert found == (Answer("model b", called("b", THOUGHT, CALL)),)
+    assert await store.delete("t", "a")
+    assert await store.answers("t", [mark(CALL)]) == found
+    assert await store.delete("t", "b")
+    assert await store.answers("t", [mark(CALL)]) == ()
+
+
+async def test_many_answers_are_found_and_forgotten_with_their_responses(store: Store) -> None:
+    calls = [replace(CALL, call_id=f"call_{number}") for number in range(120)]
+    for number, call in enumerate(calls):
+        await store.begin(record(f"{number:03}", created_at=50 + number))
+        await store.finish(f"{number:03}", called(f"{number:03}", THOUGHT, call))
+    wanted = [mark(call) for call in calls]
+    found = await store.answers("t", wanted)
+    assert sorted(each.response.id for each in found) == [f"{n:03}" for n in range(120)]
+    await store.sweep(100.0)
+    found = await store.answers("t", wanted)
+    assert sorted(each.response.id for each in found) == ["117", "118", "119"]
+
+
+async def test_an_answer_without_reasoning_is_not_kept_track_of(store: Store) -> None:
+    await store.begin(record("a"))
+    await store.finish("a", called("a", CALL))
+    assert await store.answers("t", [mark(CALL)]) == ()
 
 
 async def test_nothing_is_done_to_a_conversation_that_is_not_there(store: Store) -> None:

@@ -6,18 +6,22 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.event import Finished
-from dragoman.core.item import Message
+from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.request import Request
 from dragoman.core.response import Response
+from dragoman.stores.calls import mark
 from dragoman.stores.keeping import Keeping
-from dragoman.stores.record import Paging, Record, Stretch
-from dragoman.stores.sqlite import SqliteStore, threads
+from dragoman.stores.record import Answer, Paging, Record, Stretch
+from dragoman.stores.rows import row_of
+from dragoman.stores.sqlite import SqliteStore, schema, threads
 from dragoman.stores.sqlite.sweep import SOME
 from dragoman.stores.store import StoreError
 
@@ -42,6 +46,37 @@ def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match="a later Dragoman"):
         SqliteStore(place)
+
+
+async def test_a_store_of_an_earlier_version_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One from before the calls of answers were kept track of."""
+    place = tmp_path / "store.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "STEPS", schema.STEPS[:2])
+        await SqliteStore(place).close()
+    request = Request(model="m", items=(Message("user", "ask", id="msg"),))
+    old = Record(id="old", tenant="t", wire="responses", created_at=1, request=request)
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.execute(
+            """INSERT INTO responses (id, tenant, wire, created_at, status, running, previous,
+                conversation, owner, lease, record, metadata)
+                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+            row_of(old)[:12],
+        )
+    store = SqliteStore(place)
+    assert await store.get("t", "old") == old
+    call = FunctionCall("call_1", "clock", "{}")
+    said = (Reasoning(encrypted="gAAA"), call)
+    done = Response(id="old", created_at=1, model="m", status="completed", output=said)
+    assert await store.finish("old", done)
+    assert await store.answers("t", [mark(call)]) == ()  # nobody noted whose thoughts these are
+    await store.begin(replace(old, id="new"))
+    done = replace(done, id="new")
+    assert await store.finish("new", done)
+    assert await store.answers("t", [mark(call)]) == (Answer("m", done),)
+    await store.close()
 
 
 async def test_what_goes_wrong_in_the_file_is_an_error_of_the_store(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from dragoman.core.item import JSON, Item
 from dragoman.core.response import Response
 
+from .calls import marks
 from .keeping import Keeping
 from .record import (
+    Answer,
     Conversation,
     Items,
     Letter,
@@ -66,6 +68,8 @@ class MemoryStore:
         self._letters: dict[str, Letter] = {}
         # Of a tenant and an item: the responses it is in. One may be sent again and again.
         self._homes: dict[tuple[str, str], dict[str, None]] = {}
+        # Of a tenant and the mark of a call: the latest response that made it.
+        self._calls: dict[tuple[str, str], str] = {}
 
     # ---- responses -----------------------------------------------------------------------
 
@@ -100,6 +104,7 @@ class MemoryStore:
             self._add(run, stretch)
         run.record = replace(run.record, status=response.status, response=response)
         self._index(run.record, response.output)
+        self._calls |= {(run.record.tenant, mark): id for mark in marks(response)}
         talk = self._held(run.record.tenant, run.record.conversation or "")
         if talk is not None:
             _join(talk[1], said)
@@ -129,6 +134,16 @@ class MemoryStore:
         for home in self._homes.get((tenant, item), ()):
             return self._runs[home].record.item(item)
         return None
+
+    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+        """The answers whose calls have these marks."""
+        found = dict.fromkeys(self._calls.get((tenant, mark)) for mark in marks)
+        records = (self._runs[id].record for id in found if id is not None)
+        return tuple(
+            Answer(record.request.model, record.response)
+            for record in records
+            if record.response is not None
+        )
 
     async def log(self, id: str, first: int = 0) -> tuple[Stretch, ...]:
         """The log from this place on, in order."""
@@ -331,6 +346,9 @@ class MemoryStore:
             homes.pop(id, None)
             if not homes:
                 self._homes.pop(place, None)
+        for mark in marks(run.record.response) if run.record.response is not None else ():
+            if self._calls.get((run.record.tenant, mark)) == id:
+                del self._calls[run.record.tenant, mark]
         run.wake()
 
     def _held(self, tenant: str, id: str) -> tuple[Conversation, dict[str, Item]] | None:

@@ -64,6 +64,13 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((item for item in self.items if item.id == id), None)
 
 
+class Answer(Struct, frozen=True):
+    """What was answered, and which model was asked: the one whose thoughts it holds."""
+
+    model: str
+    response: Response
+
+
 def another(item: Item, place: int) -> str:
     """Another id for an item whose own is taken, from the place where it will stand."""
     return f"{item.id}_{place}"

@@ -18,7 +18,17 @@ from dragoman.core.response import Response
 
 from .keys import clean
 from .pack import pack, unpack, unpack_events
-from .record import Conversation, Items, Letter, Paging, Record, Records, Stretch, stretches_from
+from .record import (
+    Answer,
+    Conversation,
+    Items,
+    Letter,
+    Paging,
+    Record,
+    Records,
+    Stretch,
+    stretches_from,
+)
 
 Row = Sequence[Any]
 
@@ -26,8 +36,10 @@ COLUMNS = "record, status, owner, lease, cancelling, response, metadata"
 """What a record is read from; see `record_of`."""
 
 BEGIN = """INSERT INTO responses (id, tenant, wire, created_at, status, running, previous,
-    conversation, owner, lease, record, metadata)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"""
+    conversation, owner, lease, record, metadata, model)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"""
+CALL = """INSERT INTO calls VALUES ($1, $2, $3)
+    ON CONFLICT (tenant, call) DO UPDATE SET response = excluded.response"""
 OPEN = "INSERT INTO conversations VALUES ($1, $2, $3, $4)"
 HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2"
 EXTEND = """INSERT INTO items VALUES ($1, $2, $3, $4)
@@ -35,6 +47,11 @@ EXTEND = """INSERT INTO items VALUES ($1, $2, $3, $4)
 LAST = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
 POST = "INSERT INTO letters (id, target, body, due, attempts) VALUES ($1, $2, $3, $4, $5)"
 
+MARKS = 50
+"""Marks that are looked for in one statement."""
+_ANSWERS = f"""SELECT id, model, response FROM responses WHERE model IS NOT NULL AND id IN (
+    SELECT response FROM calls WHERE tenant = $1
+        AND call IN ({", ".join(f"${number}" for number in range(2, MARKS + 2))}))"""
 _OURS = "EXISTS (SELECT 1 FROM conversations WHERE conversations.id = $1 AND tenant = $3)"
 
 
@@ -76,6 +93,16 @@ class Rows(ABC):
             ORDER BY response LIMIT 1)"""
         found = await self._records(where, tenant, item)
         return found[0].item(item) if found else None
+
+    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+        """The answers whose calls have these marks."""
+        found: dict[str, Answer] = {}
+        for start in range(0, len(marks), MARKS):
+            some = list(marks[start : start + MARKS])
+            some += some[:1] * (MARKS - len(some))  # it stays one statement, which is prepared once
+            for id, model, response in await self._read(_ANSWERS, tenant, *some):
+                found[id] = Answer(model, unpack(response, Response))
+        return tuple(found.values())
 
     async def log(self, id: str, first: int = 0) -> tuple[Stretch, ...]:
         """The log from this place on, in order."""
@@ -193,6 +220,7 @@ def row_of(record: Record) -> Row:
         record.lease,
         pack(replace(record, metadata=None)),
         pack(record.metadata),
+        record.request.model,
     )
 
 
@@ -223,6 +251,11 @@ def letters_of(rows: Sequence[Row]) -> tuple[Letter, ...]:
         Letter(id=id, target=target, body=body, due=due, attempts=attempts)
         for id, target, body, due, attempts in rows
     )
+
+
+def calls_of(tenant: str, id: str, marks: Sequence[str]) -> list[Row]:
+    """What CALL keeps of the calls of a response."""
+    return [(tenant, mark, id) for mark in marks]
 
 
 def rows_of(letters: Sequence[Letter]) -> list[Row]:

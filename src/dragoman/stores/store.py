@@ -13,7 +13,7 @@ from typing import Protocol
 from dragoman.core.item import JSON, Item
 from dragoman.core.response import Response
 
-from .record import Conversation, Items, Letter, Paging, Record, Records, Stretch
+from .record import Answer, Conversation, Items, Letter, Paging, Record, Records, Stretch
 
 
 class StoreError(Exception):
@@ -57,6 +57,11 @@ class Responses(Protocol):
 
     async def find(self, tenant: str, item: str) -> Item | None:
         """The item of any response, asked or answered, with this id."""
+        ...
+
+    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+        """The answers whose calls have these marks (see `calls`), each once. Of several that made
+        the same call, it is the latest; those without reasoning are not found."""
         ...
 
     async def log(self, id: str, first: int = 0) -> tuple[Stretch, ...]:

@@ -63,7 +63,7 @@ async def test_p9_a_stored_chain_keeps_seals_that_its_client_never_sees(
     assert [each.json["include"] for each in up.asked] == [[SEALED]] * 2
     assert thoughts(up.asked[1]) == [BLOB]
     sent = up.asked[1].json["input"][1]
-    assert (sent["id"], sent["encrypted_content"]) == ("rs_1", BLOB)
+    assert (sent["id"], sent["encrypted_content"]) == ("rs_thought", BLOB)
 
 
 @pytest.mark.parametrize("include", [(), (SEALED,)])
@@ -116,7 +116,7 @@ async def test_p9_a_conversation_keeps_seals_and_shows_them_when_asked() -> None
         thought = shown.data[1]
         assert thought.type == "reasoning"
         assert thought.encrypted_content == BLOB
-        path = f"/v1/conversations/{talk.id}/items/rs_1"
+        path = f"/v1/conversations/{talk.id}/items/rs_thought"
         for query, seen in (("", False), (INCLUDE, True)):
             call = Call(server.app, path, None, method="GET")
             call._scope["query_string"] = query.encode()

@@ -27,7 +27,7 @@ CHAT_TOOL = {"type": "function", "function": {"name": "clock", "parameters": {"t
 
 REASONING = {
     "type": "reasoning",
-    "id": "rs_1",
+    "id": "rs_thought",
     "summary": [{"type": "summary_text", "text": "Hm."}],
 }
 SEALED_REASONING = {**REASONING, "encrypted_content": BLOB}
@@ -60,7 +60,7 @@ def over_responses(asked: Asked) -> Reply:
             return _refusal(f"Item with id '{item.get('id')}' not found, as `store` is false.")
         if item.get("type") == "function_call":
             before = items[place - 1] if place else {}
-            if (before.get("type"), before.get("id")) != ("reasoning", "rs_1"):
+            if (before.get("type"), before.get("id")) != ("reasoning", "rs_thought"):
                 return _refusal("Function call was provided without its required 'reasoning' item")
     thought = SEALED_REASONING if SEALED in body.get("include", ()) else REASONING
     answered = any(item.get("type") == "function_call_output" for item in items)

@@ -27,7 +27,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.server.stateless import decided
-from dragoman.stores.record import Items, Paging, Record
+from dragoman.stores.record import Answer, Items, Paging, Record
 
 _PREFIXES: dict[type, str] = {
     Message: "msg",
@@ -55,14 +55,20 @@ class Source(Protocol):
         """The items of a conversation."""
         ...
 
+    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+        """The answers that made calls."""
+        ...
+
 
 class Asked(Struct, frozen=True):
     """A request in its two forms: `own`, as it was asked, its items with ids, and `whole`, as the
-    engine gets it. `conversation` is the id of the one it belongs to."""
+    engine gets it. `conversation` is the id of the one it belongs to, `answers` are those of the
+    chain that it goes on from."""
 
     own: Request
     whole: Request
     conversation: str | None = None
+    answers: tuple[Answer, ...] = ()
 
 
 async def understand(
@@ -83,6 +89,7 @@ async def understand(
     conversation = conversation_id(request)
     own = replace(request, items=named(request.items, id))
     before: tuple[Item, ...] = ()
+    records: tuple[Record, ...] = ()
     instructions = request.instructions
     if request.previous_response_id is not None:
         records = await _chain(store, tenant, request.previous_response_id)
@@ -104,7 +111,8 @@ async def understand(
         background=None,
         store=False,
     )
-    return Asked(own, whole, conversation)
+    answers = (Answer(r.request.model, r.response) for r in records if r.response is not None)
+    return Asked(own, whole, conversation, tuple(answers))
 
 
 def conversation_id(request: Request) -> str | None:

@@ -23,6 +23,7 @@ from dragoman.stores.store import Store
 from .asked import Source, bare, named, understand
 from .run import Batches, Run
 from .runs import LEASE, Runs
+from .thoughts import recalled
 from .webhooks import Courier, Webhooks
 
 ENCODER_VERSION = 2
@@ -104,10 +105,11 @@ class Memory:
         id = new_id()
         source = source or self.store
         asked = await understand(request, source, caller.tenant, id, inherit=self._inherit)
-        losses = self._losses(request)
+        whole, left_out = await recalled(asked, source, caller.tenant)
+        losses = (*self._losses(request), *left_out)
         echoed = replace(request, store=stored)
         if not stored:
-            return Plan(asked.whole, echoed, losses)
+            return Plan(whole, echoed, losses)
         own, previous = asked.own, request.previous_response_id
         if previous is not None and not await self._known(caller, previous, source):
             # Only the asker remembers what came before, so that the record must hold it.
@@ -130,7 +132,7 @@ class Memory:
         )
         turn = named(asked.own.items, id) if record.conversation is not None else ()
         run = self.runs.open(record, turn)
-        return Plan(asked.whole, echoed, losses, run, record.background)
+        return Plan(whole, echoed, losses, run, record.background)
 
     def _losses(self, request: Request) -> tuple[Loss, ...]:
         return (NOT_SEALED,) if self.seal is None and ENCRYPTED in request.include else ()
@@ -141,7 +143,8 @@ class Memory:
         asked = await understand(
             record.request, self.store, record.tenant, record.id, inherit=self._inherit
         )
-        return asked.whole
+        whole, _ = await recalled(asked, self.store, record.tenant)
+        return whole
 
     async def _known(self, caller: Caller, previous: str, source: Source) -> bool:
         """Whether the store has the response that a request goes on from."""

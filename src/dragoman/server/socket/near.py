@@ -6,10 +6,12 @@ from. It ends with the connection.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dragoman.core.item import Item
 from dragoman.stores.keeping import Keeping
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.record import Items, Paging, Record
+from dragoman.stores.record import Answer, Items, Paging, Record
 from dragoman.stores.store import Store
 
 MOST = 64
@@ -40,6 +42,10 @@ class Near:
     async def items(self, tenant: str, id: str, paging: Paging | None = None) -> Items | None:
         """The items of a conversation."""
         return None if self._store is None else await self._store.items(tenant, id, paging)
+
+    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+        """The answers that made calls; those of this connection this process knows anyway."""
+        return () if self._store is None else await self._store.answers(tenant, marks)
 
     async def evict(self, tenant: str, id: str) -> None:
         """Forget a response that could not be gone on from."""

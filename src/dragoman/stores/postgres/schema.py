@@ -77,6 +77,16 @@ STEPS: tuple[str, ...] = (
     );
     CREATE INDEX letters_by_time ON letters (due);
     """,
+    """
+    ALTER TABLE responses ADD COLUMN model TEXT;
+    CREATE TABLE calls (
+        tenant TEXT NOT NULL,
+        call TEXT COLLATE "C" NOT NULL,
+        response TEXT COLLATE "C" NOT NULL REFERENCES responses ON DELETE CASCADE,
+        PRIMARY KEY (tenant, call)
+    );
+    CREATE INDEX calls_by_response ON calls (response);
+    """,
 )
 
 

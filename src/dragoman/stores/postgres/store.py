@@ -16,12 +16,23 @@ from asyncpg.pool import PoolConnectionProxy as Session
 
 from dragoman.core.item import Item
 from dragoman.core.response import Response
+from dragoman.stores.calls import marks
 from dragoman.stores.keeping import Keeping
 from dragoman.stores.keys import clean, cleaned
 from dragoman.stores.news import News
 from dragoman.stores.pack import pack
 from dragoman.stores.record import Letter, Record, Stretch
-from dragoman.stores.rows import BEGIN, COLUMNS, POST, bound, record_of, row_of, rows_of
+from dragoman.stores.rows import (
+    BEGIN,
+    CALL,
+    COLUMNS,
+    POST,
+    bound,
+    calls_of,
+    record_of,
+    row_of,
+    rows_of,
+)
 from dragoman.stores.store import StoreError
 
 from .conversations import PostgresConversations, extend, held
@@ -90,6 +101,7 @@ class PostgresStore(PostgresConversations, PostgresLetters):
                 return False
             tenant, conversation = run
             await _index(connection, tenant, id, response.output)
+            await connection.executemany(CALL, calls_of(tenant, clean(id), marks(response)))
             if said and conversation is not None and await held(connection, tenant, conversation):
                 await extend(connection, conversation, said, rename=True)
             await connection.executemany(POST, rows_of(letters))

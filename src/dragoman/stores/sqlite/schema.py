@@ -75,6 +75,16 @@ STEPS: tuple[str, ...] = (
     );
     CREATE INDEX letters_by_time ON letters (due)
     """,
+    """
+    ALTER TABLE responses ADD COLUMN model TEXT;
+    CREATE TABLE calls (
+        tenant TEXT NOT NULL,
+        call TEXT NOT NULL,
+        response TEXT NOT NULL,
+        PRIMARY KEY (tenant, call)
+    ) WITHOUT ROWID;
+    CREATE INDEX calls_by_response ON calls (response)
+    """,
 )
 
 

@@ -14,11 +14,22 @@ from sqlite3 import Connection, DatabaseError, IntegrityError
 
 from dragoman.core.item import Item
 from dragoman.core.response import Response
+from dragoman.stores.calls import marks
 from dragoman.stores.keeping import Keeping
 from dragoman.stores.keys import clean, cleaned
 from dragoman.stores.pack import pack
 from dragoman.stores.record import Letter, Record, Stretch
-from dragoman.stores.rows import BEGIN, COLUMNS, POST, Row, record_of, row_of, rows_of
+from dragoman.stores.rows import (
+    BEGIN,
+    CALL,
+    COLUMNS,
+    POST,
+    Row,
+    calls_of,
+    record_of,
+    row_of,
+    rows_of,
+)
 from dragoman.stores.store import StoreError
 
 from .conversations import SqliteConversations, extend, held
@@ -87,7 +98,7 @@ class SqliteStore(SqliteConversations, SqliteLetters):
         data = pack(response)
         events = b"" if stretch is None else pack(stretch.events)
         ids = cleaned(item.id for item in response.output)
-        posted = rows_of(letters)
+        made, posted = marks(response), rows_of(letters)
 
         def work(connection: Connection) -> bool:
             run = _run(connection, id)
@@ -98,6 +109,8 @@ class SqliteStore(SqliteConversations, SqliteLetters):
                 _append(connection, id, stretch, events)
             rows(connection, statement, id, response.status, data)
             _index(connection, tenant, id, ids)
+            for row in calls_of(tenant, id, made):
+                rows(connection, CALL, *row)
             if said and conversation is not None and held(connection, tenant, conversation):
                 extend(connection, conversation, said, rename=True)
             for row in posted:

@@ -13,11 +13,12 @@ SOME = 250
 
 
 def forget(connection: Connection, ids: Sequence[str]) -> None:
-    """Drop responses, their logs, and where their items are found."""
+    """Drop responses, their logs, and where their items and calls are found."""
     each = [(id,) for id in ids]
     connection.executemany("DELETE FROM responses WHERE id = ?", each)
     connection.executemany("DELETE FROM stretches WHERE id = ?", each)
     connection.executemany("DELETE FROM homes WHERE response = ?", each)
+    connection.executemany("DELETE FROM calls WHERE response = ?", each)
 
 
 def sweep_responses(connection: Connection, keeping: Keeping, now: float) -> int:
