@@ -81,3 +81,12 @@ async def test_a_clock_that_is_not_started_never_rings() -> None:
     clock.stop()
     await asyncio.sleep(0.01)
     assert silent.count == 0
+
+
+async def test_a_bell_that_comes_late_is_nobodys() -> None:
+    silent = Bell()
+    clock = Clock(Settings(header_hold=0), silent.ring, silent.ring)
+    clock.start()
+    clock.stop()
+    clock._tick()
+    assert silent.count == 0

@@ -17,6 +17,7 @@ from dragoman.core.event import Failed
 from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import ItemReference, Message, Text
 from dragoman.core.request import Request
+from dragoman.core.secret import Secret
 from dragoman.engines.seal import Seal
 from dragoman.server.app import App
 from dragoman.server.clock import Clock
@@ -25,6 +26,7 @@ from dragoman.server.exchange import Exchange
 from dragoman.server.memory.memory import Memory
 from dragoman.server.protocol import HTTPConfig, HTTPProtocol
 from dragoman.server.settings import Settings
+from dragoman.server.speech import Speech
 from dragoman.stores.memory import MemoryStore
 from tests.server.both import request
 from tests.server.stubs import OPENING, PATHS, Teller, saying, served, word
@@ -263,3 +265,41 @@ async def test_what_comes_after_a_refusal_is_not_read(wire: str) -> None:
     assert link.written.startswith(b"HTTP/1.1 400 ")
     assert teller.told == 0
     protocol.connection_lost(None)
+
+
+async def test_a_body_that_nobody_reads_is_passed_over(wire: str) -> None:
+    protocol, link = connected(App(Teller(), Settings(keys=(Secret("right"),))))
+    refused = request(wire)
+    protocol.data_received(refused[:-2])
+    await until(link, b"HTTP/1.1 401 ")
+    protocol.data_received(refused[-2:] + request(wire, "x-api-key: right"))
+    await until(link, b"Hello, world")
+    protocol.connection_lost(None)
+
+
+async def test_a_piece_without_a_byte_is_not_written() -> None:
+    protocol, link = connected(App(Teller(asyncio.Event()), Settings()))
+    protocol.data_received(request("chat", stream=True))
+    cycle: Any = protocol.cycle
+    cycle.start(200, [])
+    cycle.put(b"", more=True)
+    head = link.written
+    cycle.put(b"", more=True)
+    assert link.written == head
+    cycle.put(b"", more=False)
+    assert link.written == head + b"0\r\n\r\n"
+    protocol.connection_lost(None)
+
+
+async def test_a_sign_of_life_that_cannot_be_given_ends_the_stream(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alive(_: Speech) -> bytes:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(Speech, "alive", alive)
+    teller = Teller(asyncio.Event())
+    async with served(App(teller, Settings(header_hold=0))) as port, talking(port) as talk:
+        talk.send(request(wire, stream=True))
+        assert " 500 " in (await talk.answer()).status
+        assert teller.tellings[0].stops == 1
