@@ -134,6 +134,20 @@ def test_another_call_of_the_same_id_gets_nothing(other: FunctionCall) -> None:
     assert vault(SEALED, CALL).recall("ada", "m", asked) == (asked, ())
 
 
+def test_conversations_whose_calls_are_counted_alike_do_not_meet() -> None:
+    kept, calls = Vault(), [replace(CALL, arguments=f'{{"city": "{n}"}}') for n in range(9)]
+    thoughts = [Reasoning((Thought(f"City {n}."),)) for n in range(9)]
+    for thought, call in zip(thoughts, calls, strict=True):
+        kept.keep("ada", "m", (thought, call))
+    for thought, call in zip(thoughts, calls, strict=True):
+        assert recalled(kept, ASK, call, RESULT) == (ASK, thought, call, RESULT)
+
+
+def test_arguments_of_any_depth_are_compared() -> None:
+    deep = replace(CALL, arguments="[" * 100_000)
+    assert recalled(vault(SEALED, CALL), deep) == (deep,)
+
+
 def test_arguments_may_be_written_in_other_white_space() -> None:
     kept, tight = vault(SEALED, CALL), replace(CALL, arguments='{"city":"Rome"}')
     assert recalled(kept, tight) == (SEALED, tight)

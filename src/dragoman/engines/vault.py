@@ -38,14 +38,17 @@ class _Led(Struct, frozen=True):
         return self.before + self.after
 
 
-class _Kept(Struct, frozen=True):
-    led: _Led
+class _Key(Struct, frozen=True):
+    """A call, as it was made. Some servers count their ids from 0 in every conversation."""
+
+    tenant: str
+    call_id: str
     name: str
     said: str
 
 
 class Vault:
-    """Remembers by (tenant, call id) what led to a call, and by blob which model made it.
+    """Remembers by tenant and call what led to a call, and by blob which model made it.
 
     >>> vault, thought = Vault(), Reasoning(encrypted="gAAA")
     >>> call = FunctionCall("call_1", "now", "{}")
@@ -55,7 +58,9 @@ class Vault:
     """
 
     def __init__(self, size: int = SIZE) -> None:
-        self._led: Bounded[tuple[str, str], _Kept] = Bounded(size)
+        self._led: Bounded[_Key, _Led] = Bounded(size)
+        # The latest of an id, for clients that write its arguments in their own way.
+        self._latest: Bounded[tuple[str, str], _Key] = Bounded(size // 16)
         self._makers: Bounded[tuple[str, bytes], str] = Bounded(size // 16)
 
     def keep(self, tenant: str, model: str, items: Iterable[Item]) -> None:
@@ -80,8 +85,9 @@ class Vault:
                     if before or after:
                         led = _Led(model, before, after)
                     if led is not None:
-                        kept = _Kept(led, item.name, _said(item))
-                        self._led.put((tenant, item.call_id), kept, _weight(kept))
+                        key = _key(tenant, item)
+                        self._led.put(key, led, _weight(key, led))
+                        self._latest.put((tenant, item.call_id), key, PER_KEY)
                     before, after, spoken = (), (), False
 
     def recall(
@@ -95,12 +101,17 @@ class Vault:
                 case Reasoning() if is_opaque(item):
                     restoring.bring(item, self._makers.get((tenant, _digest(item))))
                 case FunctionCall() | CustomToolCall():
-                    kept = self._led.get((tenant, item.call_id))
-                    same = kept is not None and _same(kept, item)
-                    restoring.call(item, kept.led if kept is not None and same else None)
+                    restoring.call(item, self._find(_key(tenant, item)))
                 case _:
                     restoring.add(item)
         return (tuple(restoring.items) if restoring.changed else items), restoring.losses
+
+    def _find(self, key: _Key) -> _Led | None:
+        found = self._led.get(key)
+        if found is not None:
+            return found
+        latest = self._latest.get((key.tenant, key.call_id))
+        return self._led.get(latest) if latest is not None and _same(latest, key) else None
 
 
 class _Restoring:
@@ -210,20 +221,20 @@ def _unmarked(item: Item) -> Item:
     return replace(item, extra=extra or None)
 
 
-def _same(kept: _Kept, call: Call) -> bool:
-    """Whether it is the call: some servers count their ids from 0 in every conversation."""
-    said = _said(call)
-    return kept.name == call.name and (kept.said == said or _value(kept.said) == _value(said))
+def _key(tenant: str, call: Call) -> _Key:
+    said = call.arguments if isinstance(call, FunctionCall) else call.input
+    return _Key(tenant, call.call_id, call.name, said)
 
 
-def _said(call: Call) -> str:
-    return call.arguments if isinstance(call, FunctionCall) else call.input
+def _same(one: _Key, other: _Key) -> bool:
+    """Whether two calls of one id are the same, but for how their arguments are written."""
+    return one.name == other.name and _value(one.said) == _value(other.said)
 
 
 def _value(said: str) -> object:
     try:
         return json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         return said
 
 
@@ -234,6 +245,5 @@ def _digest(item: Reasoning) -> bytes:
     return hashlib.sha256(sealed.encode("utf-8", "surrogatepass")).digest()
 
 
-def _weight(kept: _Kept) -> int:
-    held = sum(len(repr(item)) for item in kept.led.items)
-    return PER_KEY + len(kept.said) + held
+def _weight(key: _Key, led: _Led) -> int:
+    return PER_KEY + len(key.said) + sum(len(repr(item)) for item in led.items)
