@@ -15,12 +15,14 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
 from dragoman.core.secret import Secret
+from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
 from dragoman.server.socket import connection
 from dragoman.server.socket.near import MOST
 from dragoman.stores.memory import MemoryStore
+from tests.server.memory.thinking import BLOB, thinking, thoughts
 from tests.server.stubs import OPENING, Call, Stub, closing, saying, served, word
 
 PATH = "/v1/responses"
@@ -98,6 +100,25 @@ async def test_p23_a_turn_goes_on_from_another_of_its_connection(memory: bool, s
             previous = identity(end)
     said = [item.text for item in engine.asked[-1][0].items]
     assert said == ["a", "Hello, world", "b", "Hello, world", "c"]
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("store", [None, False])
+async def test_p9_the_turns_of_a_connection_keep_their_seals(
+    memory: bool, store: bool | None
+) -> None:
+    """The upstream keeps nothing, and refuses what it thought without its seal."""
+    async with thinking("responses") as up:
+        async with talking(Remote(up.base_url, wire="responses"), memory=memory) as socket:
+            previous = None
+            for _ in range(3):
+                await say(socket, previous_response_id=previous, store=store)
+                events = await hear(socket)
+                assert events[-1]["type"] == "response.completed", events[-1]
+                # Who stores nothing may have to bring it back.
+                assert (BLOB in str(events)) is not (memory and store is None)
+                previous = identity(events[-1])
+        assert [len(thoughts(asked)) for asked in up.asked] == [0, 1, 2]
 
 
 async def test_what_is_stored_holds_what_only_its_connection_knew() -> None:
