@@ -35,6 +35,8 @@ INVALID = Fault(
 UNSUPPORTED = Fault(
     "upstream_refused", "Encrypted content is not supported with this model.", "client", status=400
 )
+NO_FIELD = replace(UNSUPPORTED, message="Unknown parameter: 'include'.")
+NO_FIELD_EITHER = replace(UNSUPPORTED, message='[{"loc": ["body", "include"], "msg": "Extra"}]')
 SIGNED = Fault("upstream_refused", "Invalid `signature` in `thinking` block", "client", status=400)
 
 
@@ -95,6 +97,8 @@ async def test_p12_a_refusal_stands_where_that_is_set() -> None:
     ("request_", "fault"),
     [
         (TALK, Fault("upstream_refused", "Too long.", "client", status=400)),
+        (TALK, NO_FIELD),
+        (TOOLS, Fault("upstream_refused", "Must include a message.", "client", status=400)),
         (TALK, Fault("upstream_error", "encrypted content", "upstream", status=500)),
         (replace(TALK, items=(ASK,)), INVALID),
     ],
@@ -174,9 +178,12 @@ async def test_p9_sealed_reasoning_is_asked_for_where_the_answer_is_kept_here() 
     assert engine.aside(own, kept) is server
 
 
+@pytest.mark.parametrize("fault", [UNSUPPORTED, NO_FIELD, NO_FIELD_EITHER])
 @pytest.mark.parametrize("again", [True, False])
-async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(again: bool) -> None:
-    server = Server(UNSUPPORTED, refused=lambda request: ENCRYPTED in request.include)
+async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(
+    again: bool, fault: Fault
+) -> None:
+    server = Server(fault, refused=lambda request: ENCRYPTED in request.include)
     engine = Resending(server, again=again)
     for _ in range(2):
         answer = fold(await ask(engine, TOOLS, CHAT))
@@ -184,7 +191,7 @@ async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(aga
     assert [request.include for request in server.asked] == [(ENCRYPTED,), (), ()]
     # Who asks for it by name gets the refusal.
     own = replace(TOOLS, include=(ENCRYPTED,))
-    assert fold(await ask(engine, own, RESPONSES)).error == UNSUPPORTED
+    assert fold(await ask(engine, own, RESPONSES)).error == fault
 
 
 def test_what_may_pass_as_bytes_passes() -> None:

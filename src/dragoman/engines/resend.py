@@ -32,6 +32,8 @@ NOT_OPENED = Loss(
     ENCRYPTED, "told", "the model's server could not open it; it was asked again without"
 )
 _REFUSED = re.compile(r"encrypted.content|signature.{0,20}thinking", re.IGNORECASE)
+_UNKNOWN = re.compile(r"""["'`]include(\[\d+\])?["'`]""")
+"""How servers name the field by which sealed reasoning is asked for, where they have none."""
 
 
 class _Try(Struct, frozen=True):
@@ -110,7 +112,9 @@ class Resending(Wrapper):
 
     def _second(self, first: _Try, batch: list[Event]) -> _Try | None:
         """What to ask where a first batch refuses something sealed; None where it does not."""
-        if not isinstance(end := batch[-1], Failed) or not _is_about_seals(end.fault):
+        if not isinstance(end := batch[-1], Failed):
+            return None
+        if not _is_about_seals(end.fault, asking=first.asking):
             return None
         request, losses = first.request, first.losses
         asking = first.asking
@@ -128,11 +132,13 @@ def _is_sealed(item: Item) -> bool:
     return isinstance(item, Reasoning) and is_opaque(item)
 
 
-def _is_about_seals(fault: Fault) -> bool:
+def _is_about_seals(fault: Fault, *, asking: bool) -> bool:
     if fault.upstream_code == CODE:
         return True
-    refused = fault.code == "upstream_refused" and fault.blame == "client"
-    return refused and _REFUSED.search(fault.message) is not None
+    if fault.code != "upstream_refused" or fault.blame != "client":
+        return False
+    said = fault.message
+    return bool(_REFUSED.search(said) or (asking and _UNKNOWN.search(said)))
 
 
 def _told(batch: list[Event], attempt: _Try, *, begun: bool) -> list[Event]:
