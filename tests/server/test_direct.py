@@ -457,12 +457,23 @@ class Refusing(Teller):
             raise self._error
 
 
-@pytest.mark.parametrize("error", [None, ValueError("on purpose")])
-async def test_an_engine_that_will_not_tell_is_awaited(wire: str, error: Exception | None) -> None:
-    stub = Refusing(error)
+async def test_an_engine_that_will_not_tell_is_awaited(wire: str) -> None:
+    stub = Refusing(None)
     async with asking(stub, request(wire), concurrency=1) as (app, talk):
         assert " 200 " in (await talk.answer()).status
         assert (stub.told, len(stub.asked), app.busy) == (1, 1, 0)
+
+
+async def test_an_engine_that_fails_to_tell_is_our_mistake_and_holds_no_place(
+    wire: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub = Refusing(ValueError("on purpose"))
+    async with asking(stub, concurrency=1) as (app, talk):
+        for told in (1, 2):  # there is room for one
+            talk.send(request(wire))
+            assert " 500 " in (await talk.answer()).status
+            assert (stub.told, app.busy) == (told, 0)
+    assert "ValueError: on purpose" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -25,7 +25,7 @@ from .asgi import Outlet
 from .direct import Direct, DirectStream, DirectWhole
 from .ending import TERMINAL
 from .exchange import Exchange
-from .limits import Gate, check_head, read_body
+from .limits import Gate, check_head, check_size, read_body
 from .log import Noted
 from .memory.memory import Memory, Plan
 from .memory.replay import Replay
@@ -68,23 +68,24 @@ class Answers:
         return partial(self._answer, wire)
 
     def at_once(
-        self, wire: Wire, exchange: Exchange, caller: Caller, body: bytes, outlet: Outlet
-    ) -> bool:
-        """Begin to answer without a task; False where that cannot be done, and nothing has
-        happened. Raises FaultError for what the long way refuses too."""
+        self, wire: Wire, exchange: Exchange, caller: Caller, outlet: Outlet
+    ) -> Handler | None:
+        """Begin to answer without a task. Where that cannot be done nothing has happened but that
+        the request was read; then this gives the handler that goes on. Raises FaultError."""
         settings = self._settings
         check_head(exchange, settings.body_limit)
-        if len(body) > settings.body_limit:
-            return False
+        body = outlet.take_body()
+        check_size(len(body), settings.body_limit)
         request = wire.decode_request(body)
+        go_on = partial(self._go_on, wire, body, request)
         plan = self._plan_at_once(wire, request)
         if plan is None:
-            return False
+            return go_on
         caller = replace(caller, wire=wire.name)
         engine = straight(self._engine, plan.request, caller)
-        unread = settings.relay and wire.through is not None and plan.request is request
-        if unread and relay(engine, body, request, caller) is not None:
-            return False  # it may pass, which costs less
+        unread = settings.relay and request.stream and wire.through is not None
+        if unread and self._passed(body, request, caller, plan) is not None:
+            return go_on  # a stream may pass unread, which costs less
         common = (exchange, outlet, caller, settings, self._roster, self._gate)
         direct: Direct
         if plan.request.stream:
@@ -92,14 +93,19 @@ class Answers:
             direct = DirectStream(*common, self._speech(exchange, encoder, plan))
         else:
             direct = DirectWhole(*common, wire, plan)
-        return direct.begin(engine, plan)
+        return None if direct.begin(engine, plan) else go_on
 
     async def _answer(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         settings = self._settings
-        watch = Watch(self._roster)
-        with watch:
+        with Watch(self._roster) as watch:
             body = await read_body(exchange, settings.body_limit, settings.read_time, watch)
-        request = wire.decode_request(body)
+        await self._go_on(wire, body, wire.decode_request(body), exchange, caller)
+
+    async def _go_on(
+        self, wire: Wire, body: bytes, request: Request, exchange: Exchange, caller: Caller
+    ) -> None:
+        """Answer a request that was read."""
+        watch = Watch(self._roster)
         plan = await self._plan(wire, request, caller)
         caller = replace(caller, wire=wire.name, stored=plan.run is not None)
         unread = self._settings.relay and wire.through is not None

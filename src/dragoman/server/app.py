@@ -7,7 +7,7 @@ Any ASGI host can run it; it opens no socket and handles no signal.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dragoman.core.error import Fault, FaultError, bad_request
@@ -20,7 +20,7 @@ from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.responses import RESPONSES
 
 from .answer import Answers
-from .asgi import Outlet, Receive, Scope, Send
+from .asgi import Application, Outlet, Receive, Scope, Send
 from .browser import Browsers
 from .compacting import PATH as COMPACTING
 from .compacting import Compactions
@@ -37,7 +37,7 @@ from .memory.routes import stored
 from .mishap import fault_of
 from .models import PATH as MODELS
 from .models import Models
-from .router import MethodNotAllowedError, Route, Router
+from .router import Handler, MethodNotAllowedError, Route, Router
 from .settings import Settings
 from .socket.door import PATH as SOCKET
 from .socket.door import Sockets, deny
@@ -45,7 +45,7 @@ from .thoughts import thoughtful
 from .watch import GONE, SHUTTING_DOWN, Roster
 
 WIRES = (CHAT, RESPONSES)
-AtOnce = Callable[[Exchange, Caller, bytes, Outlet], bool]
+AtOnce = Callable[[Exchange, Caller, Outlet], Handler | None]
 _HOPS = HOPS.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
@@ -101,20 +101,25 @@ class App:
         else:
             await self._socket(Exchange({**scope, "method": "GET"}, receive, send))
 
-    def at_once(self, scope: Scope, body: bytes, outlet: Outlet) -> bool:
-        """Begin to answer a request that is here whole, without being awaited. False where that
-        cannot be done: then nothing has happened, and the application is to be called."""
+    def at_once(self, scope: Scope, outlet: Outlet) -> Application | None:
+        """Begin to answer a request that is here whole, without being awaited. Where that cannot
+        be done this gives the application that is to be called: this one, or its remainder."""
         answer = self._at_once.get(scope["path"])
         if answer is None or scope["method"] != "POST":
-            return False
+            return self
         exchange = Exchange(scope, outlet.receive, outlet.send)
         if b"upgrade" in exchange.headers:
-            return False
+            return self
+        caller = ANYONE
         try:
             self._browsers.check(exchange)
-            return answer(exchange, self._caller(exchange), body, outlet)
-        except Exception:  # whatever it is, the application meets it again and can tell it
-            return False
+            caller = self._caller(exchange)
+            handler = answer(exchange, caller, outlet)
+        except Exception as error:
+            return _remainder(partial(self._tell, error, exchange, caller))
+        if handler is None:
+            return None
+        return _remainder(partial(self._handle, handler, exchange, caller))
 
     @property
     def busy(self) -> int:
@@ -162,14 +167,25 @@ class App:
             if exchange.header(b"upgrade").lower() == "websocket":
                 raise FaultError(NO_SOCKETS)
             await self._router.find(exchange.method, exchange.path)(exchange, caller)
-        except MethodNotAllowedError as error:
-            await exchange.refuse(error.fault, (b"allow", error.allow.encode()))
         except Exception as error:
-            fault = fault_of(error, exchange.id, caller.key)
-            if exchange.opened:
-                exchange.abort()
-            elif fault is not GONE:
-                await exchange.refuse(fault)
+            await self._tell(error, exchange, caller)
+
+    async def _handle(self, handler: Handler, exchange: Exchange, caller: Caller) -> None:
+        try:
+            await handler(exchange, caller)
+        except Exception as error:
+            await self._tell(error, exchange, caller)
+
+    async def _tell(self, error: Exception, exchange: Exchange, caller: Caller) -> None:
+        """What went wrong, as far as that can still be told."""
+        if isinstance(error, MethodNotAllowedError):
+            await exchange.refuse(error.fault, (b"allow", error.allow.encode()))
+            return
+        fault = fault_of(error, exchange.id, caller.key)
+        if exchange.opened:
+            exchange.abort()
+        elif fault is not GONE:
+            await exchange.refuse(fault)
 
     async def _socket(self, exchange: Exchange) -> None:
         try:
@@ -213,3 +229,12 @@ class App:
                 await self.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _remainder(work: Callable[[], Awaitable[None]]) -> Application:
+    """An application that has only this left to do."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await work()
+
+    return application

@@ -48,6 +48,11 @@ class Outlet(Protocol):
         """As in ASGI."""
         ...
 
+    def take_body(self) -> bytes:
+        """The body of the request, which is here; nothing but the client's leaving is received
+        from now on."""
+        ...
+
     def start(self, status: int, headers: Headers) -> None:
         """The status and the headers."""
         ...

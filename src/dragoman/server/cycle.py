@@ -145,11 +145,6 @@ class Cycle:
         self._flow.resume_reading()
         return body
 
-    def give_back(self, body: bytes) -> None:
-        """The body was not taken after all."""
-        self.body += body
-        self.set()
-
     def start(self, status: int, headers: Headers) -> None:
         """The head; it goes out with the first of the body."""
         length = None

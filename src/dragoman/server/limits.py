@@ -101,8 +101,7 @@ async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watc
             raise FaultError(GONE)
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
-        if size > limit:
-            raise FaultError(_too_large(limit))
+        check_size(size, limit)
         more = message.get("more_body", False)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -133,6 +132,12 @@ def check_head(exchange: Exchange, limit: int) -> None:
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     length = exchange.header(b"content-length")
     if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+        raise FaultError(_too_large(limit))
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raise FaultError for a body of more than `limit` bytes."""
+    if size > limit:
         raise FaultError(_too_large(limit))
 
 

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from dragoman.core.error import Fault, bad_request
 from dragoman.wire import error as wire_error
 
-from .asgi import Headers, Outlet, Scope
+from .asgi import Application, Headers, Outlet, Scope
 from .cycle import Cycle
 from .exchange import ABORT, JSON_TYPE, MARKS, new_request_id
 
@@ -28,8 +28,9 @@ LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
 
 
-AtOnce = Callable[[Scope, bytes, Outlet], bool]
-"""What an application has that can answer without a task."""
+AtOnce = Callable[[Scope, Outlet], Application | None]
+"""What an application has that can answer without a task: it does, or gives what a task is to
+run."""
 
 
 class HTTPConfig(Config):
@@ -130,12 +131,11 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._refused:
             return
         # Who does not read gets no more at once: there would be no end of it.
+        application: Application | None = cast(Any, self.app)
         if not (cycle.more_body or cycle.full) and self._at_once is not None:
-            body = cycle.take_body()
-            if self._at_once(cycle.scope, body, cycle):
-                return
-            cycle.give_back(body)
-        self._start_asgi_task(cast(Any, cycle), self.app)
+            application = self._at_once(cycle.scope, cycle)
+        if application is not None:
+            self._start_asgi_task(cast(Any, cycle), cast(Any, application))
 
     def on_message_begin(self) -> None:
         self.url = b""
