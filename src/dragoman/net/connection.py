@@ -46,6 +46,7 @@ class Connection(asyncio.Protocol):
         "_deadline",
         "_fields",
         "_first_byte",
+        "_held",
         "_idle",
         "_keep_alive",
         "_limits",
@@ -90,6 +91,7 @@ class Connection(asyncio.Protocol):
         self.on_body = self._parts.append
         self._buffered = 0
         self._paused = False
+        self._held = False
         self._parser = httptools.HttpResponseParser(self)
         # One timer per connection, moved only when a deadline comes nearer; a deadline that
         # recedes costs an assignment, and the timer finds out when it fires.
@@ -168,15 +170,16 @@ class Connection(asyncio.Protocol):
         return self._state == _DONE
 
     def hold(self) -> None:
-        """Read no more for now; the peer is not to blame for the silence."""
+        """Read no more until `go_on`; the peer is not to blame for the silence."""
+        self._held = True
         if not (self._paused or self.closed):
             self._paused = True
             self.transport.pause_reading()
-            self._deadline = math.inf
 
     def go_on(self) -> None:
-        """Read on."""
-        self._discard()
+        """Read on. The peer has as much time as if it had spoken now."""
+        self._held = False
+        self._resume()
 
     @property
     def usable(self) -> bool:
@@ -194,6 +197,7 @@ class Connection(asyncio.Protocol):
         if not reusable or self.closed or self.transport.get_write_buffer_size():
             self.abort()
             return False
+        self._held = False
         self._discard()
         self._state = _IDLE
         self.reused = True
@@ -369,12 +373,20 @@ class Connection(asyncio.Protocol):
     def _discard(self) -> None:
         self._parts.clear()
         self._buffered = 0
-        if self._paused:
-            self._paused = False
-            if not self.closed:
-                self.transport.resume_reading()
-            if self._state == _BODY:
-                self._deadline = self._loop.time() + self._idle
+        if not self._held:
+            self._resume()
+
+    def _resume(self) -> None:
+        if not self._paused:
+            return
+        self._paused = False
+        if self.closed:
+            return
+        self.transport.resume_reading()
+        if self._state == _BODY:
+            self._allow(self._idle)
+        elif self._state == _HEAD:
+            self._allow(self._first_byte)
 
     def _allow(self, seconds: float) -> None:
         when = self._deadline = self._loop.time() + seconds
@@ -392,6 +404,8 @@ class Connection(asyncio.Protocol):
             self._allow(left)
         elif self._state == _IDLE:
             self.abort()
+        elif self._held:
+            pass  # whoever goes on allows more time
         elif self._state == _HEAD:
             unsent = self.transport.get_write_buffer_size()
             if unsent and unsent != self._unsent:

@@ -128,7 +128,8 @@ class Exchange:
 
     `open` and `close` are the same for those whose work does not fit a block; who opened closes,
     and may open it once more. Who does not want to wait tries `begin`, looks at `connection` when
-    something has come, and closes it in the end; once the head is there, `adopt` opens it.
+    something has come, and closes it in the end; once the head is there, `adopt` opens it. To close
+    what is closed changes nothing.
     """
 
     __slots__ = (
@@ -136,6 +137,7 @@ class Exchange:
         "_body",
         "_client",
         "_head",
+        "_lent",
         "_opened",
         "_pool",
         "_timeouts",
@@ -158,6 +160,7 @@ class Exchange:
         self._body = body
         self._bodiless = bodiless
         self._timeouts = timeouts
+        self._lent = False  # `connection` is ours until it is given back
         self._opened = False
 
     def begin(self, ear: Callable[[], None]) -> bool:
@@ -166,17 +169,13 @@ class Exchange:
         connection = self._pool.take()
         if connection is None:
             return False
-        self.connection = connection
-        connection.ear = ear
-        self._write(connection)
+        self._listen(connection, ear)
         return True
 
     async def connect(self, ear: Callable[[], None], *, fresh: bool) -> None:
         """The same once there is a connection; with `fresh`, one that was never used. Raises
         NetError."""
-        self.connection = connection = await self._connect(fresh=fresh)
-        connection.ear = ear
-        self._write(connection)
+        self._listen(await self._connect(fresh=fresh), ear)
 
     def adopt(self) -> Response:
         """What was begun is read like what was opened, from now on."""
@@ -206,7 +205,9 @@ class Exchange:
         if self._opened:
             self._opened = False
             self.response.close()
-        self._pool.give_back(self.connection)
+        if self._lent:
+            self._lent = False
+            self._pool.give_back(self.connection)
 
     async def __aenter__(self) -> Response:
         return await self.open()
@@ -227,8 +228,13 @@ class Exchange:
                 await asyncio.sleep(_RETRY_DELAY)
         return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
 
+    def _listen(self, connection: Connection, ear: Callable[[], None]) -> None:
+        self.connection, self._lent = connection, True
+        connection.ear = ear
+        self._write(connection)
+
     def _answered(self, connection: Connection) -> Response:
-        self.connection = connection
+        self.connection, self._lent = connection, True
         self.response = Response(connection, self._client.limits.body_bytes)
         self._opened = True
         return self.response

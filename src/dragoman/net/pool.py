@@ -62,9 +62,11 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """End the exchange on a connection and keep it, if it can serve another."""
+        if not connection.release(self._limits.keep_alive):
+            return
         if self._closed:
             connection.abort()
-        elif connection.release(self._limits.keep_alive):
+        else:
             self._offer(connection)
 
     def close(self) -> None:
