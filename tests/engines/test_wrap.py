@@ -7,16 +7,27 @@ from contextlib import aclosing
 from itertools import chain
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Started
-from dragoman.core.interfaces import ANYONE, Caller, Passed
-from dragoman.core.item import Message
-from dragoman.core.request import Request
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.item import Compaction, Message, Reasoning, Thought
+from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import CUT
+from dragoman.engines.chaos import Chaos, Mischief
+from dragoman.engines.compact import Compacting
+from dragoman.engines.compact import seal as summed
+from dragoman.engines.fitting import Fitting
+from dragoman.engines.opaque import ENCRYPTED
+from dragoman.engines.recall import Recalling
+from dragoman.engines.resend import Resending
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
-from dragoman.engines.wrap import Wrapper, batches, relay, sealed
+from dragoman.engines.seal import Seal
+from dragoman.engines.sealing import Sealing
+from dragoman.engines.wrap import Wrapper, batches, relay, sealed, straight, tell
+from dragoman.server.log import Noted
 from tests.engines.stage import ASKED, heard
 
 START, END = Started("r", 0, "m"), Finished("completed")
@@ -205,3 +216,122 @@ async def test_a_router_lets_nothing_pass_under_another_name() -> None:
     two = Router([Route(Batching("Hi")), Route(Batching("Ho"))])
     assert relay(two, b"{}", ASKED, ANYONE) is None
     assert [batch async for batch in batches(two, ASKED)]
+
+
+# ---- told ------------------------------------------------------------------------------------
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def heard(self, events: list[Event]) -> None:
+        self.events += events
+
+    def broke(self, error: Exception) -> None:
+        raise error
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+    hold = go_on = stop
+
+
+class Speaking(Batching):
+    """An engine that tells; whoever is told is the telling too."""
+
+    def tell(self, request: Request, caller: Caller, listener: Heard) -> Heard:
+        listener.heard([Started("r", 0, request.model), END])
+        return listener
+
+
+class Batched(Wrapper):
+    """A wrapper that only wants to see the batches."""
+
+    def batches(self, request: Request, caller: Caller = ANYONE) -> Batches:
+        return batches(self.engine, request, caller)
+
+
+def is_told(engine: Engine, request: Request = ASKED, caller: Caller = ANYONE) -> bool:
+    """Whether an answer is told; then it is that of the engine inside."""
+    listener = Heard()
+    telling = tell(engine, request, caller, listener)
+    assert listener.events == ([] if telling is None else [Started("r", 0, request.model), END])
+    assert telling in (None, listener)
+    return telling is not None
+
+
+def all_around(engine: Engine) -> Engine:
+    """Every wrapper of the house that may have nothing to do, around one engine."""
+    engine = Resending(Recalling(Sealing(engine, Seal(lambda: b"k" * 32))))
+    return Compacting(Fitting(Router([Route(Wrapper(engine))])))
+
+
+def test_what_changes_nothing_lets_the_engine_inside_tell() -> None:
+    speaking = Speaking("Hi")
+    for engine in (speaking, Wrapper(speaking), Router([Route(speaking)]), all_around(speaking)):
+        assert is_told(engine)
+        assert straight(engine, ASKED, ANYONE) is speaking
+    assert Wrapper(Wrapper(speaking)).tell(ASKED, ANYONE, Heard()) is not None
+
+
+async def test_a_wrapper_that_is_asked_itself_gives_the_batches_of_the_engine_inside() -> None:
+    given = [kinds(batch) async for batch in Wrapper(Wrapper(Batching("Hi"))).batches(ASKED)]
+    assert len(given[0]) == 3
+
+
+def test_what_cannot_tell_is_awaited() -> None:
+    for engine in (Script("Hi"), Batching("Hi"), Wrapper(Script("Hi")), all_around(Script("Hi"))):
+        assert not is_told(engine)
+    assert Wrapper(Script("Hi")).tell(ASKED, ANYONE, Heard()) is None
+
+
+SEALED = (*ASKED.items, Reasoning(encrypted="gAAA"), Message("user", "And?"))
+OURS = Seal(lambda: b"k" * 32)
+OUR_BLOB = OURS.close(Reasoning((Thought("hm"),)), "", ASKED.model)
+WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, object]]] = {
+    "a user's stream": (Changing, {}),
+    "a user's batches": (Batched, {}),
+    "a log": (Noted, {}),
+    "mischief": (lambda engine: Chaos(engine, Mischief()), {}),
+    "calls to remember": (Recalling, {"tools": (FunctionTool("f"),)}),
+    "reasoning to put back": (Recalling, {"items": SEALED}),
+    "turns to leave out": (Fitting, {"truncation": "auto"}),
+    "a summary to write": (
+        Compacting,
+        {"context_management": [{"type": "compaction", "compact_threshold": 9}]},
+    ),
+    "a summary to read": (Compacting, {"items": (*ASKED.items, Compaction(summed("So far.")))}),
+    "reasoning to ask for": (Resending, {"tools": (FunctionTool("f"),)}),
+    "reasoning that may be refused": (Resending, {"items": SEALED}),
+    "reasoning to seal": (lambda engine: Sealing(engine, OURS), {"include": (ENCRYPTED,)}),
+    "reasoning to open": (
+        lambda engine: Sealing(engine, OURS),
+        {"items": (Reasoning(encrypted=OUR_BLOB), *ASKED.items)},
+    ),
+    "another name": (lambda engine: Router([Route(engine, aliases={"script": "x"})]), {}),
+    "a name to look for": (lambda engine: Router([Route(engine), Route(Script("Ho"))]), {}),
+    "no name": (lambda engine: Router([Route(engine)], default="script"), {"model": ""}),
+}
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["alone", "in others"])
+@pytest.mark.parametrize(
+    ("wrap", "fields"), WITH_SOMETHING_TO_DO.values(), ids=WITH_SOMETHING_TO_DO
+)
+def test_who_has_something_to_do_is_not_passed_by(
+    wrap: Callable[[Engine], Engine], fields: dict[str, object], deep: bool
+) -> None:
+    wrapper = wrap(Speaking("Hi"))
+    engine = Wrapper(Fitting(Wrapper(wrapper))) if deep else wrapper
+    request = replace(ASKED, **fields)
+    assert not is_told(engine, request)
+    if fields.get("truncation") is None:
+        assert straight(engine, request, ANYONE) is wrapper
+
+
+def test_a_wire_that_carries_sealed_reasoning_has_none_asked_for() -> None:
+    request = replace(ASKED, tools=(FunctionTool("f"),))
+    assert is_told(Resending(Speaking("Hi")), request, Caller(wire="responses"))

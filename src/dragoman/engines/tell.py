@@ -48,12 +48,12 @@ class Told:
     def __init__(self, plan: Plan, exchange: Exchange, listener: Listener, course: Course) -> None:
         self._plan = plan
         self._exchange = exchange
-        self._listener = listener
+        self._listener: Listener | None = listener  # none, once it wants to hear no more
         self._course = course
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._free: asyncio.Event | None = None  # while it is held, and awaited by the task
+        self._free: asyncio.Event | None = None  # while it is held: what comes when it is not
         self._reading = False  # the head has come, and is a good one
         self._ending = False  # the wire said that it is over
         self._late: list[Event] = []  # what came after that
@@ -64,32 +64,35 @@ class Told:
         if not self._exchange.begin(self._came):
             self._task = self._loop.create_task(self._connect(fresh=False))
         if self._plan.stream:
-            self._timer = self._loop.call_later(hold, self._begin)
+            self._timer = self._loop.call_later(hold, self._guard, self._begin)
         return self
 
     # ---- for the listener ----------------------------------------------------------------
 
     def stop(self) -> None:
         """Say no more, and let go of the connection."""
-        if self._task is not None:
-            self._quiet()
-            self._task.cancel()
-        elif not self._over:
-            self._leave()
+        self._listener = None
+        self._leave()
 
     def hold(self) -> None:
         """Read as little as may be."""
-        if self._task is not None:
-            self._free = self._free or asyncio.Event()
-        elif not self._over:
+        if self._over or self._free is not None:
+            return
+        self._free = asyncio.Event()
+        if self._ending:
+            self._quiet()  # late news is not late while nobody reads
+        if self._task is None:
             self._exchange.connection.hold()
 
     def go_on(self) -> None:
         """Read on."""
-        if self._free is not None:
-            self._free.set()
-            self._free = None
-        elif self._task is None and not self._over:
+        if self._over or self._free is None:
+            return
+        self._free.set()
+        self._free = None
+        if self._ending:
+            self._linger()
+        if self._task is None:
             self._exchange.connection.go_on()
 
     # ---- what comes ----------------------------------------------------------------------
@@ -100,12 +103,12 @@ class Told:
             if self._reading or self._is_good(self._exchange.connection):
                 self._hear(self._exchange.connection)
         except Exception as error:
-            self._leave()
-            self._listener.broke(error)
+            self._break(error)
 
     def _is_good(self, connection: Connection) -> bool:
         """Whether this is the head of an answer that can be told; any other is seen to."""
-        if connection.status:
+        error = connection.error
+        if connection.status or error is None:
             response = self._exchange.adopt()
             if response.status != 200 or response.coded:
                 self._await()
@@ -114,14 +117,12 @@ class Told:
             self._plan.upstream.note(response)
             self._reading = True
             return True
-        error = connection.error
         if isinstance(error, DisconnectedError) and error.reused and error.before_first_byte:
             # The server had closed the idle connection: it never saw the request.
             self._exchange.close()
             self._task = self._loop.create_task(self._connect(fresh=True))
-        elif error is not None:
-            self._leave()
-            self._say(self._plan.broken(error))
+        else:
+            self._fail(error)
         return False
 
     def _hear(self, connection: Connection) -> None:
@@ -133,11 +134,17 @@ class Told:
             self._late += events
         else:
             self._ending = decoder.ended
+            if self._ending:
+                self._linger()
             if events:
+                if not self._ending:
+                    self._quiet()
                 self._say(events)
-            self._quiet()
-            if self._ending and not self._over:
-                self._timer = self._loop.call_later(LATE_NEWS, self._end, [])
+
+    def _linger(self) -> None:
+        """Wait for late news, but not for long."""
+        self._quiet()
+        self._timer = self._loop.call_later(LATE_NEWS, self._guard, self._end, [])
 
     def _end(self, events: list[Event]) -> None:
         """Nothing more comes, or is waited for."""
@@ -149,11 +156,16 @@ class Told:
             last = plan.broken(error)
         self._say(self._late + events + last)
 
+    def _fail(self, error: NetError) -> None:
+        """There is no answer."""
+        self._leave()
+        self._say(self._plan.broken(error))
+
     def _say(self, batch: list[Event]) -> None:
         plan = self._plan
         if batch and (plan.lowered.events is not None or isinstance(batch[-1], ENDS)):
             batch = plan.given(batch)
-        if batch:
+        if batch and self._listener is not None:
             self._listener.heard(batch)
 
     def _begin(self) -> None:
@@ -168,12 +180,29 @@ class Told:
             return
         self._over = True
         self._quiet()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
         self._exchange.close()
 
     def _quiet(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _guard(self, step: Callable[..., None], *what: object) -> None:
+        """Do what no connection asks for; whoever fails, the listener learns of it."""
+        try:
+            step(*what)
+        except Exception as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """The engine has failed, or its listener."""
+        listener, self._listener = self._listener, None
+        self._leave()
+        if listener is not None:
+            listener.broke(error)
 
     # ---- what must be awaited ------------------------------------------------------------
 
@@ -182,12 +211,14 @@ class Told:
         try:
             await self._exchange.connect(self._came, fresh=fresh)
             self._task = None
+            if self._free is not None:
+                self._exchange.connection.hold()
         except NetError as error:
-            self._over = True
-            self._quiet()
-            self._say(self._plan.broken(error))
+            self._task = None
+            self._guard(self._fail, error)
         except Exception as error:
-            self._listener.broke(error)
+            self._task = None
+            self._break(error)
 
     def _await(self) -> None:
         """Have it awaited, from its head on."""
@@ -201,6 +232,11 @@ class Told:
                 async for batch in batches:
                     if self._free is not None:
                         await self._free.wait()
+                    if self._listener is None:
+                        return
                     self._listener.heard(batch)
+            self._task = None
+            self._leave()
         except Exception as error:
-            self._listener.broke(error)
+            self._task = None
+            self._break(error)

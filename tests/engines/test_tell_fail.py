@@ -1,0 +1,252 @@
+"""Whoever fails in a told answer, its end is told, once, and nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import gzip
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.interfaces import Caller, Decoder
+from dragoman.core.request import Request
+from dragoman.engines import tell
+from dragoman.engines.plan import Plan
+from dragoman.engines.remote import Remote
+from dragoman.net.connection import Connection
+from dragoman.net.limits import Timeouts
+from dragoman.net.pool import Pool
+from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
+from tests.engines.listening import Listening, left, let_go, nothing_left, told
+from tests.engines.test_tell_stop import PHASES
+from tests.mock import Reply, chunk, head, mock, plain
+from tests.mock import stream as streamed
+
+both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+
+BODY = HELLO.pieces[0].partition(b"\r\n\r\n")[2]
+BUSY = head(429, "content-length: 4", "retry-after: 50")
+GZIP = head(200, "content-encoding: gzip")
+COUNTED = {**chunk(), "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+SPOKEN = streamed(chunk({"content": "Hel"}), done=False).pieces
+
+
+# ---- failing ---------------------------------------------------------------------------------
+
+
+class BrokenError(Exception):
+    """What this room breaks with."""
+
+
+class Spoilt:
+    """A decoder that fails at its n-th piece, or at the end."""
+
+    def __init__(self, inside: Decoder, at: int) -> None:
+        self._inside = inside
+        self._left = at
+
+    @property
+    def ended(self) -> bool:
+        return self._inside.ended
+
+    def feed(self, data: bytes) -> list[Event]:
+        if not self._left:
+            raise BrokenError
+        self._left -= 1
+        return self._inside.feed(data)
+
+    def close(self) -> list[Event]:
+        raise BrokenError
+
+
+class Spoiling(Remote):
+    """An engine with such a decoder."""
+
+    at = 0
+
+    def _plan(self, request: Request, caller: Caller) -> Plan:
+        plan = super()._plan(request, caller)
+        plan.decoder = Spoilt(plan.decoder, self.at)
+        return plan
+
+
+@both
+@pytest.mark.parametrize("at", [0, 1, 99])
+@pytest.mark.parametrize(
+    "reply",
+    [HELLO_STREAM, plain(200, gzip.compress(BODY), "content-encoding: gzip"), Reply(SPOKEN)],
+    ids=["stream", "coded", "cut"],
+)
+async def test_a_decoder_that_fails_breaks_the_answer_once(
+    reply: Reply, at: int, stream: bool
+) -> None:
+    async with mock(reply) as up, nothing_left():
+        engine = Spoiling(up.base_url, wire="chat", header_hold=0.0)
+        engine.at = at
+        listener = Listening()
+        assert listener.ask(engine, asking(stream=stream))
+        with pytest.raises(BrokenError):
+            await listener.ended()
+        await let_go(engine)
+        await engine.close()
+
+
+async def test_a_decoder_that_fails_when_late_news_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tell, "LATE_NEWS", 0.01)
+    async with mock(Reply(HELLO_STREAM.pieces, hang=True)) as up, nothing_left():
+        engine = Spoiling(up.base_url, wire="chat")
+        engine.at = 99
+        listener = Listening()
+        assert listener.ask(engine, asking(stream=True))
+        with pytest.raises(BrokenError):
+            await listener.ended()
+        await left(up)
+        await engine.close()
+
+
+FAILS = {
+    "stream": HELLO_STREAM,
+    "whole": plain(200, BODY),
+    "refusal": plain(500, b"oh"),
+    "late": Reply(HELLO_STREAM.pieces, hang=True),
+    "cut": Reply(SPOKEN),
+    "closed": Reply([]),
+    "silent": Reply([], hang=True),
+}
+
+
+@both
+@pytest.mark.parametrize("when", [Event, Started, Finished | Failed], ids=["any", "first", "last"])
+@pytest.mark.parametrize("hold", [0.0, 5.0])
+@pytest.mark.parametrize("reply", FAILS.values(), ids=FAILS)
+async def test_a_listener_that_fails_is_told_once_and_no_more(
+    reply: Reply, hold: float, when: Any, stream: bool
+) -> None:
+    def fail(events: list[Event]) -> None:
+        if any(isinstance(event, when) for event in events):
+            raise BrokenError
+
+    timeouts = Timeouts(first_byte=0.1)
+    async with remote(reply, header_hold=hold, timeouts=timeouts) as (engine, _), nothing_left():
+        listener = Listening(fail)
+        assert listener.ask(engine, asking(stream=stream))
+        await listener.until(lambda: listener.error or listener.over)
+        met = any(isinstance(event, when) for event in listener.events)
+        assert isinstance(listener.error, BrokenError) is met
+        assert met or when is Started
+        await let_go(engine)
+
+
+async def test_a_listener_that_fails_when_it_has_stopped_is_left_alone() -> None:
+    def fail(events: list[Event]) -> None:
+        listener.stop()
+        raise BrokenError
+
+    async with remote(HELLO_STREAM) as (engine, up), nothing_left():
+        listener = Listening(fail)
+        assert listener.ask(engine, asking(stream=True))
+        await listener.until(lambda: listener.events)
+        await left(up)
+        assert listener.error is None
+
+
+async def test_nobody_there_and_a_listener_that_fails() -> None:
+    async with mock(HELLO) as gone:
+        base_url = gone.base_url
+
+    def fail(events: list[Event]) -> None:
+        raise BrokenError
+
+    engine = Remote(base_url, wire="chat")
+    async with nothing_left():
+        listener = Listening(fail)
+        assert listener.ask(engine, asking(stream=True))
+        with pytest.raises(BrokenError):
+            await listener.ended()
+    await engine.close()
+
+
+async def test_what_fails_while_it_connects_breaks_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def acquire(*_: object, **__: object) -> Connection:
+        await asyncio.sleep(0.01)
+        raise BrokenError
+
+    monkeypatch.setattr(Pool, "acquire", acquire)
+    engine = Remote("http://127.0.0.1:9/v1", wire="chat", header_hold=0.03)
+    async with nothing_left():
+        listener = Listening()
+        assert listener.ask(engine, asking(stream=True))
+        with pytest.raises(BrokenError):
+            await listener.ended()
+        await asyncio.sleep(0.05)
+        assert not listener.events
+    await engine.close()
+
+
+# ---- what is left ----------------------------------------------------------------------------
+
+
+KNOWN = {"ThinkSplitter"}
+"""What knows itself, whoever made the answer."""
+
+
+@contextlib.contextmanager
+def no_garbage() -> Iterator[None]:
+    """Fail where only the garbage collector would find something of ours."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield
+        gc.collect()
+        ours = [type(each) for each in gc.garbage if type(each).__module__.startswith("dragoman")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert {kind.__name__ for kind in ours} <= KNOWN
+
+
+LEFT = {
+    "stream": HELLO_STREAM,
+    "whole": plain(200, BODY),
+    "late": Reply(HELLO_STREAM.pieces, hang=True),
+    "cut": Reply(SPOKEN),
+    "refusal": plain(500, b"oh"),
+    "coded": plain(200, gzip.compress(BODY), "content-encoding: gzip"),
+    "closed": Reply([]),
+    "another protocol": Reply([b"SSH"]),
+}
+
+
+@both
+@pytest.mark.parametrize("reply", LEFT.values(), ids=LEFT)
+async def test_nothing_is_left_of_an_answer(reply: Reply, stream: bool) -> None:
+    async with remote(lambda asked: reply) as (engine, _):
+        await told(engine, asking(stream=stream))
+        with no_garbage():
+            for _ in range(2):
+                await told(engine, asking(stream=stream))
+            await asyncio.sleep(0.02)
+
+
+@both
+@pytest.mark.parametrize("reply", PHASES.values(), ids=PHASES)
+async def test_nothing_is_left_of_what_was_stopped(reply: Reply, stream: bool) -> None:
+    async with remote(reply, retries=1) as (engine, up):
+        with no_garbage():
+            listener = Listening()
+            assert listener.ask(engine, asking(stream=stream))
+            await up.arrived.wait()
+            await asyncio.sleep(0.02)
+            listener.stop()
+            listener.telling = None
+            await left(up)
+            await asyncio.sleep(0.02)
+            del listener

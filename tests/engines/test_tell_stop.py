@@ -1,0 +1,325 @@
+"""Who listens may stop, hold and fail at any moment; nothing is left of what was told to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dragoman.core.event import Failed, Started
+from dragoman.core.fold import fold
+from dragoman.core.lifecycle import check
+from dragoman.core.response import Usage
+from dragoman.engines import tell
+from dragoman.engines.remote import Remote
+from dragoman.net.limits import Timeouts
+from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
+from tests.engines.listening import Listening, left, let_go, nothing_left, pools, told, unused
+from tests.mock import Reply, chunk, head, plain
+from tests.mock import stream as streamed
+
+both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+
+BODY = HELLO.pieces[0].partition(b"\r\n\r\n")[2]
+BUSY = head(429, "content-length: 4", "retry-after: 50")
+GZIP = head(200, "content-encoding: gzip")
+COUNTED = {**chunk(), "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+SPOKEN = streamed(chunk({"content": "Hel"}), done=False).pieces
+
+
+# ---- stopping --------------------------------------------------------------------------------
+
+PHASES = {
+    "before the head": Reply([], hang=True),
+    "inside the head": Reply([b"HTTP/1.1 200 OK\r\nco"], hang=True),
+    "after the head": Reply([head()], hang=True),
+    "in the body": Reply([head(200, "content-length: 99"), b'{"id'], hang=True),
+    "in a coded body": Reply([GZIP, gzip.compress(BODY)[:9]], hang=True),
+    "in a refusal": Reply([head(500), b"oh"], hang=True),
+    "between retries": Reply([BUSY], hang=True),
+    "in late news": Reply(HELLO_STREAM.pieces, hang=True),
+}
+
+
+@both
+@pytest.mark.parametrize("begun", [False, True], ids=["", "begun"])
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("reply", PHASES.values(), ids=PHASES)
+async def test_who_stops_closes_the_connection(
+    reply: Reply, warm: bool, begun: bool, stream: bool
+) -> None:
+    hold = 0.0 if begun else 5.0
+    async with remote(_after(HELLO, reply, warm), retries=1, header_hold=hold) as (engine, up):
+        async with nothing_left():
+            if warm:
+                await told(engine, asking())
+                up.forget()
+            listener = Listening()
+            assert listener.ask(engine, asking(stream=stream))
+            await up.arrived.wait()
+            await asyncio.sleep(0.02)  # what was written arrives
+            listener.stop()
+            assert unused(engine)
+            listener.stop()
+            await left(up)
+        assert unused(engine)
+
+
+def _after(first: Reply, then: Reply, warm: bool) -> Callable[[object], Reply]:
+    replies = [first] if warm else []
+    return lambda asked: replies.pop() if replies else then
+
+
+@both
+@pytest.mark.parametrize("pieces", [[head(500), b"oh"], [BUSY], [GZIP], [head()]], ids=len)
+@pytest.mark.parametrize("turns", range(6))
+async def test_who_stops_in_any_turn_after_the_head_closes_the_connection(
+    pieces: list[bytes], turns: int, stream: bool
+) -> None:
+    async with remote(Reply(pieces, hang=True), retries=1) as (engine, up), nothing_left():
+        listener = Listening()
+        assert listener.ask(engine, asking(stream=stream))
+        telling: Any = listener.telling
+        await up.arrived.wait()
+        async with asyncio.timeout(5):
+            while not (telling._reading or telling._exchange._opened):
+                await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        listener.stop()
+        await left(up)
+        assert unused(engine)
+
+
+@both
+@pytest.mark.parametrize("turns", range(8))
+async def test_who_stops_while_it_connects_leaves_nothing(turns: int, stream: bool) -> None:
+    async with remote(Reply([], hang=True)) as (engine, _), nothing_left():
+        listener = Listening()
+        assert listener.ask(engine, asking(stream=stream))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        listener.stop()
+        assert listener.telling is not None
+        listener.telling.hold()
+        listener.telling.go_on()
+        await let_go(engine)
+        await asyncio.sleep(0.02)  # the server takes in what was connected
+
+
+async def test_who_stops_while_nobody_accepts_leaves_nothing() -> None:
+    with socket.socket() as server, socket.socket() as first, socket.socket() as second:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)  # one connection waits to be accepted, the next gets no answer
+        for filler in (first, second):
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(server.getsockname())
+        engine = Remote(
+            f"http://127.0.0.1:{server.getsockname()[1]}/v1", wire="chat", header_hold=0
+        )
+        async with nothing_left():
+            listener = Listening()
+            assert listener.ask(engine, asking(stream=True))
+            await listener.until(lambda: listener.events)
+            assert listener.telling is not None
+            listener.telling.hold()
+            listener.telling.go_on()
+            listener.stop()
+        await engine.close()
+
+
+LONG = b"".join(streamed(*[chunk({"content": "x" * 9_000})] * 40).pieces[1:])
+SPEAKING = {
+    "stream": HELLO_STREAM,
+    "whole": plain(200, BODY),
+    "refusal": plain(500, b""),
+    "coded, in many pieces": plain(200, gzip.compress(LONG), "content-encoding: gzip"),
+}
+
+
+@both
+@pytest.mark.parametrize("reply", SPEAKING.values(), ids=SPEAKING)
+async def test_who_stops_when_it_is_spoken_to_hears_no_more(reply: Reply, stream: bool) -> None:
+    async with remote(reply, header_hold=0.0) as (engine, _), nothing_left():
+        listener = Listening(lambda events: listener.over or listener.stop())
+        assert listener.ask(engine, asking(stream=stream))
+        await listener.until(lambda: listener.events)
+        await let_go(engine)
+        await asyncio.sleep(0.02)
+
+
+async def test_to_stop_at_the_end_is_nothing() -> None:
+    async with remote(lambda asked: plain(200, BODY)) as (engine, up), nothing_left():
+        for _ in range(3):
+            listener = Listening()
+            assert listener.ask(engine, asking())
+            telling = listener.telling
+            await listener.ended()
+            assert telling is not None
+            for _ in range(2):
+                telling.hold()
+                telling.go_on()
+                telling.stop()
+        assert up.connections == 1
+        assert [len(pool._idle) for pool in pools(engine)] == [1]
+
+
+async def test_who_stops_after_the_engine_was_closed_hears_no_more() -> None:
+    async with remote(Reply(SPOKEN, hang=True)) as (engine, up), nothing_left():
+        listener = Listening()
+        assert listener.ask(engine, asking(stream=True))
+        await listener.until(lambda: listener.events)
+        closing = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)
+        assert not listener.over
+        listener.stop()
+        await closing
+        await left(up)
+
+
+# ---- holding ---------------------------------------------------------------------------------
+
+
+class Counted(list[bytes]):
+    """Pieces that count how many were written."""
+
+    written = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in super().__iter__():
+            yield piece
+            self.written += 1
+
+
+async def stalled(pieces: Counted) -> None:
+    """Wait until no more is written."""
+    before = -1
+    async with asyncio.timeout(10):
+        while pieces.written != before:
+            before = pieces.written
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("coded", [False, True], ids=["plain", "coded"])
+async def test_a_server_stalls_while_it_is_held(coded: bool) -> None:
+    many = [chunk({"content": f"{n:09}" * 7000}) for n in range(200)]
+    pieces = Counted(streamed(*many, chunk(finish="stop")).pieces)
+    if coded:
+        pieces[0] = head(200, "transfer-encoding: identity", "connection: close")
+    async with remote(Reply(pieces), timeouts=Timeouts(idle=0.05)) as (engine, _), nothing_left():
+        listener = Listening(lambda events: hold(listener) if len(listener.events) < 9 else None)
+        assert listener.ask(engine, asking(stream=True))
+        await listener.until(lambda: listener.events)
+        await stalled(pieces)
+        assert pieces.written < 150
+        assert not listener.over
+        heard = len(listener.events)
+        await asyncio.sleep(0.1)
+        assert len(listener.events) == heard
+        go_on(listener)
+        events = await listener.ended()
+        check(events)
+        assert fold(events).text == "".join(f"{n:09}" * 7000 for n in range(200))
+
+
+def hold(listener: Listening) -> None:
+    assert listener.telling is not None
+    listener.telling.hold()
+    listener.telling.hold()
+
+
+def go_on(listener: Listening) -> None:
+    """Go on, and hold no more."""
+    assert listener.telling is not None
+    listener.then = None
+    listener.telling.go_on()
+    listener.telling.go_on()
+
+
+@pytest.mark.parametrize("pieces", [[], [head()], SPOKEN], ids=len)
+async def test_silence_counts_again_when_it_goes_on(pieces: list[bytes]) -> None:
+    options = {"timeouts": Timeouts(first_byte=0.1, idle=0.1), "header_hold": 0.0}
+    async with remote(Reply(pieces, hang=True), **options) as (engine, _), nothing_left():
+        listener = Listening(lambda events: hold(listener))
+        assert listener.ask(engine, asking(stream=True))
+        await listener.until(lambda: listener.events)
+        await asyncio.sleep(0.3)
+        assert not listener.over
+        go_on(listener)
+        *_, last = await listener.ended()
+        assert isinstance(last, Failed)
+        assert last.fault.code == "upstream_timeout"
+
+
+async def test_who_holds_while_it_connects_is_told_when_it_goes_on() -> None:
+    async with remote(HELLO_STREAM, header_hold=0.0) as (engine, up), nothing_left():
+        listener = Listening(lambda events: hold(listener))
+        assert listener.ask(engine, asking(stream=True))
+        hold(listener)
+        await up.arrived.wait()
+        await asyncio.sleep(0.05)
+        assert not [event for event in listener.events if not isinstance(event, Started)]
+        go_on(listener)
+        assert fold(await listener.ended()).text == "Hello"
+
+
+async def awaiting(listener: Listening) -> None:
+    """Wait until the answer is one that has to be awaited."""
+    telling: Any = listener.telling
+    async with asyncio.timeout(5):
+        while telling._task is None or not telling._exchange._opened:
+            await asyncio.sleep(0)
+
+
+@both
+async def test_a_refusal_waits_for_who_holds(stream: bool) -> None:
+    async with remote(Reply([head(500), b"oh"], pause=0.02)) as (engine, up), nothing_left():
+        listener = Listening()
+        assert listener.ask(engine, asking(stream=stream))
+        await awaiting(listener)
+        hold(listener)
+        await left(up)
+        await asyncio.sleep(0.05)
+        assert not listener.events
+        go_on(listener)
+        (only,) = await listener.ended()
+        assert isinstance(only, Failed)
+
+
+async def test_who_held_and_stops_hears_nothing_of_what_came_meanwhile() -> None:
+    slow = Reply([head(500), *[b"oh"] * 12], pause=0.02)
+    async with remote(slow, header_hold=0.1) as (engine, up), nothing_left():
+        listener = Listening(lambda events: listener.stop())
+        assert listener.ask(engine, asking(stream=True))
+        await awaiting(listener)
+        hold(listener)
+        await left(up)
+        await asyncio.sleep(0.05)
+        assert not listener.events
+        assert listener.telling is not None
+        listener.telling.go_on()
+        await listener.until(lambda: listener.events)
+        await asyncio.sleep(0.02)
+        assert [type(event) for event in listener.events] == [Started]
+
+
+async def test_late_news_waits_for_who_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tell, "LATE_NEWS", 0.1)
+    first, *rest = HELLO_STREAM.pieces
+    late = streamed(COUNTED, done=False).pieces[1]
+    reply = Reply([first, b"".join(rest), late], pause=0.02)
+    async with remote(reply) as (engine, _), nothing_left():
+        listener = Listening(lambda events: hold(listener))
+        assert listener.ask(engine, asking(stream=True))
+        await listener.until(lambda: listener.events)
+        await asyncio.sleep(0.2)
+        assert not listener.over
+        go_on(listener)
+        response = fold(await listener.ended())
+    assert (response.text, response.usage) == ("Hello", Usage(input_tokens=3, output_tokens=2))
