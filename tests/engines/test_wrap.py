@@ -335,3 +335,15 @@ def test_who_has_something_to_do_is_not_passed_by(
 def test_a_wire_that_carries_sealed_reasoning_has_none_asked_for() -> None:
     request = replace(ASKED, tools=(FunctionTool("f"),))
     assert is_told(Resending(Speaking("Hi")), request, Caller(wire="responses"))
+
+
+@pytest.mark.parametrize("way", ["stream", "batches", "relay", "tell"])
+@pytest.mark.parametrize("base", [Wrapper, Fitting, Compacting])
+def test_who_answers_in_a_way_of_their_own_is_not_passed_by(base: type[Wrapper], way: str) -> None:
+    inner = Script("Hi")
+    plain = type("Plain", (base,), {})
+    own = type("Own", (base,), {way: lambda *_: None})
+    further = type("Further", (own,), {"aside": lambda self, *_: self.engine})
+    assert straight(plain(inner), ASKED, ANYONE) is inner
+    assert straight(engine := own(inner), ASKED, ANYONE) is engine
+    assert straight(further(inner), ASKED, ANYONE) is inner

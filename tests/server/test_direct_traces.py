@@ -116,6 +116,7 @@ def collected() -> Iterator[list[Any]]:
     """What only the collector could remove, of ours."""
     found: list[Any] = []
     gc.collect()
+    gc.freeze()  # what other tests left behind is not looked at
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         yield found
@@ -124,6 +125,7 @@ def collected() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
 
 
 CUT = Failed(Fault("upstream_cut", "The stream ended early.", "upstream"))

@@ -11,7 +11,7 @@ from typing import Literal
 
 Kind = Literal["reasoning", "text", "open", "close"]
 Piece = tuple[Kind, str]
-Step = Callable[[bool], list[Piece]]
+Step = Callable[["ThinkSplitter", bool], list[Piece]]
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _BLANKS = 64
@@ -33,48 +33,48 @@ class ThinkSplitter:
 
     def __init__(self) -> None:
         self._held = ""
-        self._step: Step = self._before
+        self._step: Step = ThinkSplitter._before  # bound to nothing: it would be a cycle
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain now; the rest is held back."""
         self._held += text
-        return self._step(False)
+        return self._step(self, False)
 
     def passes(self, text: str) -> bool:
         """Whether this text, coming first, shows at once that no tag leads the answer."""
         if not text or text[0] == "<" or text[0].isspace():
             return False
-        return not self._held and self._step == self._before
+        return not self._held and self._step is ThinkSplitter._before
 
     def flush(self) -> list[Piece]:
         """What was held back, as what it turned out to be."""
-        return self._step(True)
+        return self._step(self, True)
 
     @property
     def settled(self) -> bool:
         """True once all further text is plain text."""
-        return self._step == self._after
+        return self._step is ThinkSplitter._after
 
     def _before(self, last: bool) -> list[Piece]:
         """Nothing but blanks and, perhaps, a part of the opening tag."""
         bare = self._held.lstrip()
         blanks = len(self._held) - len(bare)
         if blanks > _BLANKS or not (bare.startswith(_OPEN) or _OPEN.startswith(bare)):
-            return self._enter(self._after, last)
+            return self._enter(ThinkSplitter._after, last)
         start = blanks + len(_OPEN)
         if len(self._held) < start:
-            return self._enter(self._after, last) if last else []
+            return self._enter(ThinkSplitter._after, last) if last else []
         end = start + _leading(self._held[start:], "\r\n")
         if end == len(self._held) < start + _BLANKS and not last:
             return []  # more newlines may follow
-        return self._give("open", end) + self._enter(self._inside, last)
+        return self._give("open", end) + self._enter(ThinkSplitter._inside, last)
 
     def _inside(self, last: bool) -> list[Piece]:
         """In the reasoning, up to the closing tag and the newlines before it."""
         at = self._held.find(_CLOSE)
         if at >= 0:
             pieces = self._give("reasoning", at - _newlines_before(self._held[:at]))
-            return pieces + self._enter(self._between, last)
+            return pieces + self._enter(ThinkSplitter._between, last)
         if last:
             return self._give("reasoning", len(self._held))
         sure = len(self._held) - _overlap(self._held, _CLOSE)
@@ -86,14 +86,14 @@ class ThinkSplitter:
         end = start + _leading(self._held[start:], None)
         if end == len(self._held) < start + _BLANKS and not last:
             return []
-        return self._give("close", end) + self._enter(self._after, last)
+        return self._give("close", end) + self._enter(ThinkSplitter._after, last)
 
     def _after(self, last: bool) -> list[Piece]:
         return self._give("text", len(self._held))
 
     def _enter(self, step: Step, last: bool) -> list[Piece]:
         self._step = step
-        return step(last)
+        return step(self, last)
 
     def _give(self, kind: Kind, size: int) -> list[Piece]:
         piece, self._held = self._held[:size], self._held[size:]

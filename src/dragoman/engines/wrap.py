@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import cache
 from typing import Any
 
 from dragoman.core.error import Fault, FaultError
@@ -27,6 +28,9 @@ from dragoman.core.request import Request
 from dragoman.core.turn import CUT
 
 from .mint import new_id, now
+
+_ANSWERING = frozenset(("stream", "batches", "relay", "tell"))
+"""The ways to answer."""
 
 
 class Wrapper:
@@ -57,21 +61,20 @@ class Wrapper:
 
     def aside(self, request: Request, caller: Caller) -> Engine | None:
         """The engine that may be asked in place of this one, which would change nothing; None
-        where it has something to do."""
-        kind = type(self)
-        idle = kind.stream is Wrapper.stream and kind.batches is Wrapper.batches
-        return self.engine if idle else None
+        where it has something to do. It speaks for the methods of its own class: whoever overrides
+        how it answers, and not this, is never passed by."""
+        return self.engine
 
     def relay(
         self, body: bytes, request: Request, caller: Caller
     ) -> AsyncGenerator[Passed, None] | None:
         """That of the engine inside, where this one would change nothing."""
-        inner = self.aside(request, caller)
+        inner = aside(self, request, caller)
         return None if inner is None else relay(inner, body, request, caller)
 
     def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
         """By the engine inside, where this one would change nothing."""
-        inner = self.aside(request, caller)
+        inner = aside(self, request, caller)
         return None if inner is None else tell(inner, request, caller, listener)
 
     def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
@@ -120,12 +123,29 @@ def tell(engine: Engine, request: Request, caller: Caller, listener: Listener) -
 
 def straight(engine: Engine, request: Request, caller: Caller) -> Engine:
     """The engine that answers this in the end: those around it that change nothing step aside."""
-    while True:
-        able: Callable[[Request, Caller], Engine | None] | None = getattr(engine, "aside", None)
-        inner = None if able is None else able(request, caller)
-        if inner is None:
-            return engine
+    while (inner := aside(engine, request, caller)) is not None:
         engine = inner
+    return engine
+
+
+def aside(engine: Engine, request: Request, caller: Caller) -> Engine | None:
+    """The engine that may be asked in place of this one; see `Wrapper.aside`."""
+    if not _may_step_aside(type(engine)):
+        return None
+    able: Callable[[Request, Caller], Engine | None] = engine.aside  # type: ignore[attr-defined]
+    return able(request, caller)
+
+
+@cache
+def _may_step_aside(kind: type) -> bool:
+    """Whether what a class says of stepping aside is said with its ways to answer in mind: none of
+    them is overridden further down than that."""
+    for each in kind.__mro__:
+        if "aside" in vars(each):
+            return True
+        if not _ANSWERING.isdisjoint(vars(each)):
+            return False
+    return False
 
 
 async def singly(events: AsyncGenerator[Event, None]) -> AsyncGenerator[list[Event], None]:
