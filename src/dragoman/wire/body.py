@@ -86,22 +86,23 @@ def string(data: bytes) -> str | None:
 
 
 def decode_strings(each: Sequence[bytes]) -> list[str]:
-    """The texts of JSON strings, up to the first that is none.
+    """The texts of JSON strings, up to the first that is none, or has a line end beside it.
 
-    >>> decode_strings([b'"a"', b'"b"', b'"c", "d"'])
-    ['a', 'b']
+    >>> decode_strings([b'"a"', b'"b"', b'"c", "d"']), decode_strings([b'"a"', b'"b"\\n'])
+    (['a', 'b'], ['a'])
     """
     # No string has a line end in it, and no two values stand together without a comma: the count
     # is right only if each is one string.
+    joined = b",\n".join(each)
     try:
-        said = _decode_array(b"[" + b",\n".join(each) + b"]")
-        if len(said) == len(each):
+        said = _decode_array(b"[" + joined + b"]")
+        if len(said) == len(each) > joined.count(b"\n") and b"\r" not in joined:
             return said
     except BROKEN:
         pass
     said = []
     for one in each:
-        if (text := string(one)) is None:
+        if b"\n" in one or b"\r" in one or (text := string(one)) is None:
             break
         said.append(text)
     return said

@@ -1,6 +1,7 @@
 """The short cut through plain chunks gives what the long way gives, whatever the bytes are."""
 
 import json
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -264,6 +265,47 @@ def test_a_burst_is_heard_as_chunk_by_chunk(chunks: list[bytes]) -> None:
     ]
     assert events(stream) == alone + single.close()
     assert fold(events(stream)) == fold(the_long_way(stream))
+
+
+BESIDE = [
+    b'"a"',
+    b' "b"\t',
+    b'"a"\n',
+    b'\n"a"',
+    b'"a"\r',
+    b'\r"a"',
+    b'"a"\r\n',
+    b'"a"\n\n',
+    b'"\n"',
+]
+"""What stands between two lines is no part of an event, though JSON takes it for a blank."""
+LINES = [framed(b'"x"'), framed(b'"x"').replace(b"data: {", b"data: {\ndata:")]
+
+
+def texts(heard: list[Event]) -> tuple[str, str]:
+    response = fold(heard)
+    return response.text, response.status
+
+
+@pytest.mark.parametrize("few", [0, 2048])
+@given(
+    st.sampled_from(LINES),
+    st.lists(st.sampled_from(BESIDE).map(framed), min_size=1, max_size=4),
+    st.lists(st.integers(0, 1500), max_size=4),
+    st.booleans(),
+)
+def test_line_ends_beside_a_string_are_what_they_are_on_the_long_way(
+    few: int, first: bytes, chunks: list[bytes], cuts: list[int], broken: bool
+) -> None:
+    if broken:
+        chunks = [chunk.replace(b"data: {", b"data: {\n") for chunk in chunks]
+    stream = b"".join(chunk + b"\n\n" for chunk in [first, *chunks])
+    ends = [0, *sorted({len(first) + 2, *cuts}), max(1500, len(stream))]
+    decoder = CHAT.decoder(Turn("R", 5, "m"))
+    with mock.patch.object(room, "_FEW", few):
+        heard = [event for at, to in pairwise(ends) for event in decoder.feed(stream[at:to])]
+        heard += decoder.close()
+    assert texts(heard) == texts(the_long_way(stream))
 
 
 def test_a_large_event_in_many_pieces_is_not_looked_at_again_and_again() -> None:

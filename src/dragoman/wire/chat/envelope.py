@@ -62,8 +62,8 @@ class Envelope(NamedTuple):
         not in a hurry comes."""
         if not (data.endswith(self.ending) and data.startswith(self.framed)):
             return None
-        if len(data) > sse.MAX_EVENT or data.count(b"\n\n") != 1:
-            return None
+        if len(data) > sse.MAX_EVENT or data.count(b"\n") != 2 or b"\r" in data:
+            return None  # JSON does not mind a line end beside the string, but events do
         try:
             return decode_string(data[len(self.framed) : -len(self.ending)])
         except BROKEN:  # the long way will find out what it is
@@ -141,8 +141,9 @@ def learn(data: bytes, value: dict[str, JSON]) -> Envelope | None:
     if data.count(name) != 1 or found is None or string(found[1]) != plain.said:
         return None
     prefix, suffix = data[: found.start(1)], data[found.end(1) :]
-    if b"\\" in prefix or b"\\" in suffix:
-        return None  # a name may be written in more ways than one
+    around = prefix + suffix
+    if b"\\" in around or b"\n" in around:
+        return None  # a name may be written in more ways than one, and so may several lines
     return Envelope(
         prefix,
         suffix,
