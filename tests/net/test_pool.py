@@ -269,6 +269,22 @@ async def test_a_connection_that_dies_while_it_is_handed_over_is_replaced() -> N
         assert peer.accepted == 2
 
 
+async def test_a_connection_that_dies_while_it_is_handed_to_someone_who_left_is_not_kept() -> None:
+    limits, timeouts = Limits(connections=1), Timeouts(first_byte=0.5)
+    async with Peer(serve_forever) as peer, Client(limits=limits, timeouts=timeouts) as client:
+        async with client.stream("GET", peer.url) as response:
+            waiting = asyncio.create_task(post(client, peer.url))
+            await asyncio.sleep(0.01)
+            await response.read()
+            connection = response._connection
+        connection.abort()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await post(client, peer.url) == b"hello"
+        assert client._pool(parse_url(peer.url), None)._places == 0
+
+
 async def test_only_so_many_connections_stay_idle() -> None:
     gate = Gate()
     async with Peer(gate.serve) as peer, Client(limits=Limits(idle_connections=2)) as client:

@@ -120,7 +120,10 @@ class Pool:
                 self._waiting.remove(turn)
             if not turn.cancelled():  # it was served in the moment it gave up
                 handed = turn.result()
-                self._free_place() if handed is None else self._offer(handed)
+                if handed is None:
+                    self._free_place()
+                elif handed.usable:  # and not closed since, which has freed its place
+                    self._offer(handed)
             if isinstance(error, TimeoutError):
                 message = f"all {self._limits.connections} connections were in use for {within:g} s"
                 raise NetTimeoutError(message, "pool") from None
