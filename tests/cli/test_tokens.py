@@ -140,8 +140,14 @@ def test_what_is_lost_and_what_is_malformed_is_told(tmp_path: Path) -> None:
 
 MISTAKES = {
     "no such format": (["--format", "morse"], "There is no format 'morse'. Formats: "),
-    "no such folder": (["--tokenizer", "nowhere"], "[Errno 2] No such file"),
-    "no such file": (["--request", "nowhere.json"], "[Errno 2] No such file"),
+    "no such folder": (
+        ["--tokenizer", "nowhere"],
+        f"{Path('nowhere', 'tokenizer.json')} cannot be read: No such file or directory.",
+    ),
+    "no such file": (
+        ["--request", "nowhere.json"],
+        "nowhere.json cannot be read: No such file or directory.",
+    ),
     "ids without a vocabulary": (
         ["--format", "harmony", "--completion", "ids.json"],
         "A completion of ids needs a vocabulary: --tokenizer FOLDER.",

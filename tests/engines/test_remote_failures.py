@@ -254,8 +254,21 @@ async def test_our_key_refused_is_our_fault_and_says_so(status: int) -> None:
     assert (told.code, told.blame) == ("upstream_authentication", "server")
     assert wire_error.status(told) == 502
     assert str(up.port) in told.message
-    assert "key" in told.message
+    assert "refused the key" in told.message
     assert "canary" not in repr(told)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_wants_a_key_where_none_was_given_is_told_as_that(status: int) -> None:
+    no = plain(status, REFUSED)
+    async with remote(no, probed=no) as (engine, _):
+        answered = await fault(engine)
+        with pytest.raises(FaultError) as listed:
+            await engine.models(Caller())
+    for told in (answered, listed.value.fault):
+        assert told.code == "upstream_authentication"
+        assert "none was given" in told.message
+        assert "--key-env" in told.message
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -31,7 +31,10 @@ def tokens(options: Namespace) -> int:
             None if options.completion is None else _bytes(options.completion).decode(),
             " ".join(options.question) or None,
         )
-    except (ValueError, ImportError, OSError) as error:
+    except OSError as error:
+        said = f"{error.filename} cannot be read: {error.strerror}."
+        raise FaultError(Fault("invalid_request", said, "client")) from error
+    except (ValueError, ImportError) as error:
         raise FaultError(Fault("invalid_request", f"{error}", "client")) from error
     if subject.words:
         print(WORDS, file=sys.stderr)

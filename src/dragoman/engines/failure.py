@@ -60,12 +60,16 @@ def unreachable(what: str) -> Fault:
     )
 
 
-def key_refused(base_url: str, status: int) -> Fault:
-    """A server did not take the key that we, not our client, have for it."""
+def key_refused(base_url: str, status: int, key: Secret | None) -> Fault:
+    """A server did not take the key that we, not our client, have for it, or wants one."""
+    said = (
+        f"{base_url} asks for a key, and none was given for it ({status}). Give it one"
+        if key is None
+        else f"{base_url} refused the key that was given for it ({status}). Give it a working one"
+    )
     return Fault(
         "upstream_authentication",
-        f"{base_url} refused the key this server has for it ({status}). "
-        "Give it a working one (--upstream-key-env).",
+        f"{said} (--upstream-key-env; for ask, chat and models --key-env).",
         "server",
         status=status,
     )

@@ -83,7 +83,7 @@ class Upstream:
         if not answer.status:
             raise FaultError(failure.unreachable(f"{self.url} did not answer"))
         if answer.status in (401, 403):
-            raise FaultError(failure.key_refused(self.url, answer.status))
+            raise FaultError(failure.key_refused(self.url, answer.status, self.key_for(caller)))
         if answer.status != 200:
             raise FaultError(failure.unreachable(f"{self.url} has no model listing"))
         self._recognise(probe.recognise(answer))
@@ -148,7 +148,7 @@ class Upstream:
         said = await failure.words(response)
         fault = wire_error.decode(response.status, said, response.headers.get("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
-            return failure.key_refused(self.url, response.status)
+            return failure.key_refused(self.url, response.status, self._key)
         if response.status in (401, 403):
             code: Code = "authentication" if response.status == 401 else "permission"
             return replace(fault, code=code, blame="client")
