@@ -66,15 +66,15 @@ def test_a_blob_opens_for_its_own_tenant_and_model_only(way: Callable[[bytes], W
 
 
 @pytest.mark.parametrize("way", WAYS)
-@given(st.data())
+@given(st.integers(0), st.permutations("AZaz09-_.é"))
 def test_a_blob_that_was_touched_does_not_open(
-    way: Callable[[bytes], Way], data: st.DataObject
+    way: Callable[[bytes], Way], at: int, others: list[str]
 ) -> None:
     seal = sealer(way)
-    blob = seal.close(THOUGHT, "ada", "m")
+    blob = seal.close(THOUGHT, "ada", "m")  # another one each time
     start = blob.rindex(".") + 1
-    place = data.draw(st.integers(start, len(blob) - 5))  # the last ones may be spare bits
-    other = data.draw(st.sampled_from("AZaz09-_.é").filter(lambda c: c != blob[place]))
+    place = start + at % (len(blob) - 4 - start)  # the last ones may be spare bits
+    other = next(each for each in others if each != blob[place])
     assert seal.open(blob[:place] + other + blob[place + 1 :], "ada", "m") is None
     assert seal.open(blob[:place], "ada", "m") is None
 
