@@ -26,7 +26,7 @@ from dragoman.engines.remote import Remote
 from dragoman.net.http import Client
 from dragoman.net.limits import Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
-from tests.mock import Reply, chunk, completion, head, plain, response, said, stream
+from tests.mock import Reply, chunk, completion, head, mock, plain, response, said, stream
 
 
 async def body_of(request: Request, **options: Any) -> dict[str, Any]:
@@ -385,6 +385,14 @@ async def test_a_server_without_a_listing_says_so(probed: Reply, code: str) -> N
         with pytest.raises(FaultError) as caught:
             await engine.models()
     assert caught.value.fault.code == code
+
+
+async def test_an_address_without_the_version_is_told_where_the_listing_may_be() -> None:
+    async with mock(HELLO) as up:
+        engine = Remote(up.base_url.removesuffix("/v1"), wire="chat")
+        with pytest.raises(FaultError, match=f"many servers have theirs at {up.base_url}"):
+            await engine.models()
+        await engine.close()
 
 
 async def test_a_listing_is_asked_for_in_the_name_of_the_caller() -> None:

@@ -85,7 +85,10 @@ class Upstream:
         if answer.status in (401, 403):
             raise FaultError(failure.key_refused(self.url, answer.status, self.key_for(caller)))
         if answer.status != 200:
-            raise FaultError(failure.unreachable(f"{self.url} has no model listing"))
+            said = f"{self.url} has no model listing"
+            if "/" not in self.url.partition("://")[2]:
+                said += f" (many servers have theirs at {self.url}/v1)"
+            raise FaultError(failure.unreachable(said))
         self._recognise(probe.recognise(answer))
         listing = probe.entries(answer.value)
         self._senses = probe.senses(listing)
