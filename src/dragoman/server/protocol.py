@@ -61,8 +61,10 @@ class HTTPProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._in_head = False
-        self._fresh = True  # whether nothing but a head has come since data was last received
-        self._received = 0  # bytes that were all head
+        # Whether nothing was ended, and nothing of a body came, since data was last received: it is
+        # all head then, or what frames a body and stands behind it.
+        self._fresh = True
+        self._received = 0  # bytes of such
         self._arrived = 0  # bytes that came last
         self._upgrades = False  # what comes is no HTTP any more
         self._refused = False
@@ -117,7 +119,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._fresh = True
         self._arrived = len(data)
         super().data_received(data)
-        if self._in_head and self._fresh and not self._refused:
+        if self._fresh and not self._refused:
             self._received += len(data)
             if self._received > self._limit:
                 self._find_too_large()
@@ -146,6 +148,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._await(self._patience)
 
     def on_body(self, body: bytes) -> None:
+        self._fresh, self._received = False, 0
         cycle = self.cycle
         if self._upgrades or cycle.response_complete:
             return
@@ -163,6 +166,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the answer, or queue it behind the one that is being given."""
+        self._fresh = False
         before: Any = self.cycle  # None before the first request, whatever its type says
         free = before is None or before.response_complete
         self._upgrades = self.parser.should_upgrade() and self._should_upgrade()
@@ -188,6 +192,7 @@ class HTTPProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         self.cycle = cast(Any, cycle)
+        self.headers, self._received = [], 0  # what follows the body changes nothing that was said
         if free:
             self._answered = cycle
             if self._at_once is None or self.expect_100_continue:
