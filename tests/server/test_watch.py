@@ -188,3 +188,28 @@ def test_one_timer_serves_watches_that_are_due_at_once_and_later(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
+
+
+async def test_a_watch_that_rings_may_end_another() -> None:
+    roster, rung = Roster(), []
+
+    class Ringing:
+        def __init__(self) -> None:
+            self.other: Ringing | None = None
+
+        def ring(self, now: float) -> None:
+            rung.append(self)
+            if self.other is not None:
+                roster.discard(self.other)
+
+        def stop(self, fault: Fault) -> None:
+            raise AssertionError
+
+    first, second, third = Ringing(), Ringing(), Ringing()
+    first.other = second
+    for each in (first, second, third):
+        roster.remind(each, 0.0)
+    async with asyncio.timeout(30):
+        while third not in rung:
+            await asyncio.sleep(0.001)
+    assert rung == [first, third]

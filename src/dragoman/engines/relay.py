@@ -23,9 +23,7 @@ from dragoman.wire.codec import Passing, Through, Wire
 
 from . import failure
 from .profiles import Profile
-
-LATE_NEWS = 0.25
-"""Seconds to read on after the end, to free the connection."""
+from .tell import LATE_NEWS
 
 Heard = Callable[[Exchange, bytes], AsyncGenerator[list[Event], None]]
 """Hears an exchange, of which these bytes were read, in the ordinary way, and closes it."""

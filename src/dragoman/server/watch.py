@@ -94,8 +94,8 @@ class Roster:
         # A loop that counts in milliseconds may ring that much too early.
         now = asyncio.get_running_loop().time() + EARLY
         for watch in [watch for watch, due in self._due.items() if due <= now]:
-            del self._due[watch]
-            watch.ring(now)
+            if self._due.pop(watch, None) is not None:  # one that rings may end another
+                watch.ring(now)
         if self._due:
             self._set_timer(min(self._due.values()))
 
