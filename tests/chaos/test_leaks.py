@@ -38,7 +38,7 @@ Play = Callable[[Case], Awaitable[None]]
 
 def through_engines(stage: Stage) -> tuple[Play, list[Remote]]:
     """Rows through one engine for each wire."""
-    engines = {wire: Remote(stage.base_url, wire=wire) for wire in ("chat", "responses")}
+    engines = {wire: Remote(stage.base_url, wire=wire, key="k") for wire in ("chat", "responses")}
 
     async def play(case: Case) -> None:
         await perform(stage, case, engines[case.wire], stream=True)
@@ -49,7 +49,8 @@ def through_engines(stage: Stage) -> tuple[Play, list[Remote]]:
 def through_servers(stage: Stage) -> tuple[Play, list[App]]:
     """Rows through the whole server; its clients speak both protocols, streamed and plain."""
     apps = {
-        wire: App(Remote(stage.base_url, wire=wire), Settings()) for wire in ("chat", "responses")
+        wire: App(Remote(stage.base_url, wire=wire, key="k"), Settings())
+        for wire in ("chat", "responses")
     }
     ways = cycle([(protocol, stream) for protocol in apps for stream in (True, False)])
 
