@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -100,12 +100,9 @@ def decode_strings(each: Sequence[bytes]) -> list[str]:
             return said
     except BROKEN:
         pass
-    said = []
-    for one in each:
-        if b"\n" in one or b"\r" in one or (text := string(one)) is None:
-            break
-        said.append(text)
-    return said
+    texts = [None if b"\n" in one or b"\r" in one else string(one) for one in each]
+    good = texts.index(None) if None in texts else len(texts)
+    return cast(list[str], texts[:good])
 
 
 def dump(value: JSON) -> bytes:
