@@ -380,3 +380,11 @@ def test_tools_that_may_not_be_called_are_not_shown_where_they_would_be_called()
 
 
 OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_later_word_of_the_system_is_looked_at(role: Any) -> None:
+    items = (Message("user", "Hello"), Message(role, "Be brief."))
+    request = Request(model="m", items=items)
+    asked = lower(request, Limits(developer_role="system", system_messages="front")).request
+    assert [getattr(item, "role", "") for item in asked.items] == ["system", "user"]
