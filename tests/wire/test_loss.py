@@ -150,7 +150,7 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (asked(context_management=[]), "context_management", "told"),
     (asked(background=True), "background", "refused"),
     (asked(truncation="auto"), "truncation", "told"),
-    (asked(reasoning=ReasoningOptions(summary="auto")), "reasoning.summary", "told"),
+    (asked(reasoning=ReasoningOptions(summary="auto")), "reasoning.summary", "emulated"),
     *(
         (
             asked(reasoning=ReasoningOptions(extra={"responses": {name: "x"}})),
@@ -186,6 +186,7 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (result(UnknownPart("responses", {})), "input[2].output[1]", "refused"),
     (said(Reasoning(summary=(Summary("s"),))), "input[1].summary", "emulated"),
     (said(Reasoning((Thought("t"),), (Summary("s"),))), "input[1].summary", "told"),
+    (said(Reasoning((Thought("t"),), (Summary("t"),))), "input[1].summary", None),
     (said(Reasoning(encrypted="x")), "input[1].encrypted_content", "told"),
     (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "told"),
     (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "told"),

@@ -22,6 +22,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.lower import Limits, lower
 from dragoman.core.request import AllowedTools, NamedTool, Request, TextFormat
 from dragoman.core.turn import Turn
+from dragoman.core.undo import summarised
 from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
 from dragoman.wire.completions import COMPLETIONS
@@ -123,7 +124,8 @@ class CompletionServer(Remote):
         found = (*lowered.losses, *prompt.losses)
         told = {loss.field for loss in found}
         found += tuple(loss for loss in _lost(asked) if loss.field not in told)
-        plan.lowered, plan.guarantee = lowered, unsure(request)
+        plan.lowered = replace(lowered, events=summarised(request, lowered.events))
+        plan.guarantee = unsure(request)
         plan.turn = Turn(
             plan.heard.id,
             plan.heard.created_at,

@@ -28,7 +28,9 @@ from dragoman.core.item import (
     Part,
     Reasoning,
     Refusal,
+    Summary,
     Text,
+    Thought,
     Unknown,
     UnknownPart,
 )
@@ -223,8 +225,15 @@ def _bookkeeping(
         account.note("input[*].status", *place)
 
 
+def _same_words(item: Reasoning) -> bool:
+    thoughts = [part.text for part in item.content if isinstance(part, Thought)]
+    summary = [part.text for part in item.summary if isinstance(part, Summary)]
+    return thoughts == summary and len(summary) == len(item.summary)
+
+
 def _reasoning_to_chat(item: Reasoning, account: Account, place: tuple[int, ...]) -> None:
-    if item.summary:
+    # A summary that says what the reasoning says is one we emulated; leaving it out loses nothing.
+    if item.summary and not _same_words(item):
         beside = "beside the reasoning" if item.content else "alone"
         account.note(f"input[*].summary: {beside}", *place)
     if item.encrypted is not None:

@@ -164,7 +164,7 @@ _RESPONSES_REQUEST = (
     Row("max_output_tokens", "carried", "as `max_completion_tokens`"),
     Row("max_tool_calls", "told", "Chat runs no tools by itself"),
     Row("reasoning", "carried", "its effort as `reasoning_effort`"),
-    Row("reasoning.summary", "told", "Chat has no summaries of reasoning"),
+    Row("reasoning.summary", "emulated", "the reasoning itself is given as its summary too"),
     Row("reasoning.generate_summary", "told", "Chat has no summaries of reasoning"),
     Row("reasoning.context", "told", "the reasoning in the request is what the model reads"),
     Row("reasoning.mode", "told", "Chat has efforts only"),

@@ -19,6 +19,7 @@ from dragoman.core.item import Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.turn import Turn
+from dragoman.core.undo import Undo, summarised
 from dragoman.engines.unsaid import unsaid
 from dragoman.formats.format import Format, Parser, Setting
 from dragoman.formats.tokenizer import Tokenizer
@@ -51,7 +52,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """A request, ready to be written.
 
     `bound` is what its answer must be, where that is anything in particular. `markers` are texts
-    that end an answer and are no tokens here. `echo` is what the answer begins with.
+    that end an answer and are no tokens here. `echo` is what the answer begins with, and `undo`
+    takes back in its events what was rewritten of the request.
     """
 
     request: Request
@@ -61,6 +63,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     bound: Bound | None = None
     markers: tuple[str, ...] = ()
     echo: str | None = None
+    undo: Undo | None = None
 
 
 class Planner(Struct, frozen=True, kw_only=True):
@@ -110,6 +113,7 @@ class Planner(Struct, frozen=True, kw_only=True):
             parser=lambda turn: self.format.parser(request, turn, self.tokenizer),
             losses=(*losses, *_unkept(request, bound), *self._unheard(request.sampling)),
             markers=markers,
+            undo=summarised(request),
         )
 
     def _raw(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
