@@ -186,7 +186,6 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (result(UnknownPart("responses", {})), "input[2].output[1]", "refused"),
     (said(Reasoning(summary=(Summary("s"),))), "input[1].summary", "emulated"),
     (said(Reasoning((Thought("t"),), (Summary("s"),))), "input[1].summary", "told"),
-    (said(Reasoning((Thought("t"),), (Summary("t"),))), "input[1].summary", None),
     (said(Reasoning(encrypted="x")), "input[1].encrypted_content", "told"),
     (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "told"),
     (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "told"),
@@ -261,6 +260,15 @@ def test_p37_each_field_meets_its_fate(
         assert field in fault.message
     else:
         assert (field, fate) in [(loss.field, loss.action) for loss in judge(request_, target)]
+
+
+def test_leaving_out_an_emulated_summary_loses_nothing() -> None:
+    """The summary we gave says what the reasoning says; clients send both back."""
+    same = said(Reasoning((Thought("t"),), (Summary("t"),)))
+    assert judge(same, "chat") == ()
+    for summary in ((Summary("s"),), (Summary("t"), UnknownPart("responses", {"type": "x"}))):
+        other = said(Reasoning((Thought("t"),), summary))
+        assert "input[1].summary" in [loss.field for loss in judge(other, "chat")]
 
 
 def test_every_row_that_is_not_carried_has_a_case() -> None:
