@@ -86,7 +86,7 @@ ENGINES: dict[str, Callable[[], AbstractAsyncContextManager[Engine]]] = {
             by_name("hermes"), Says(TAGGED + "<|im_end|>", size=TOY.size), ByteTokenizer(["<|x|>"])
         )
     ),
-    "function": lambda: alone(Function(lambda request: {"choices": [{"message": WHOLE}]})),
+    "function": lambda: alone(Function(lambda **asked: completion(WHOLE))),
 }
 
 

@@ -64,7 +64,7 @@ def test_hostile_nesting_is_an_error_that_names_it(depth: int, half: bool) -> No
     said = '["\\ud83d", ' if half else '["", '
     for start, end in _NESTS.values():
         for body_ in (said + start * depth + "1" + end * depth + "]", said + start * depth):
-            with pytest.raises(ValueError, match="more than 256 levels deep|is not valid JSON"):
+            with pytest.raises(ValueError, match=r"more than 256 levels deep|is not valid JSON"):
                 body.load(body_)
 
 
