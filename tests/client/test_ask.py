@@ -125,8 +125,9 @@ def test_a_setting_of_the_wrong_type_is_a_type_error_that_names_it(name: str, va
 
 
 def test_dicts_are_tools_as_the_official_sdk_has_them() -> None:
-    settings: Settings = {"tools": [{"type": "function", "name": "f", "vendor": 1}, TOOL]}
-    tool = FunctionTool("f", extra={"responses": {"vendor": 1}})
+    said = {"type": "function", "name": "f", "parameters": {}, "strict": True, "vendor": 1}
+    settings: Settings = {"tools": [said, TOOL]}
+    tool = FunctionTool("f", parameters={}, strict=True, extra={"responses": {"vendor": 1}})
     assert ask("Hi", settings, stream=True).tools == (tool, TOOL)
     with pytest.raises(TypeError, match=r"^tools\[0\].name: is missing"):
         ask("Hi", {"tools": [{"type": "function"}]}, stream=True)

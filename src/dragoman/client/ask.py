@@ -23,8 +23,6 @@ from dragoman.core.request import (
     Tool,
     ToolChoice,
 )
-from dragoman.wire.responses import items as wire_items
-from dragoman.wire.responses import tools as wire_tools
 
 Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request
 """What can be asked: a text of the user's, one item, a conversation, or a whole request. An item
@@ -121,7 +119,9 @@ def _item(said: object, place: str) -> Item:
         return said
     if not isinstance(said, dict):
         raise TypeError(f"{place}: is of type {type(said).__name__}, and must be an item or a dict")
-    return _decoded(wire_items.decode, said, place)
+    from dragoman.wire.responses.items import decode  # doubles the time `import dragoman` takes
+
+    return _decoded(decode, said, place)
 
 
 def _decoded(decode: Callable[[dict[str, JSON], str], _T], said: dict[str, JSON], place: str) -> _T:
@@ -140,12 +140,17 @@ def _shaped(name: str, value: JSON) -> JSON:
     if isinstance(value, list):
         value = tuple(value)
     if name == "tools" and isinstance(value, tuple):
-        value = tuple(
-            _decoded(wire_tools.decode, tool, f"tools[{place}]") if isinstance(tool, dict) else tool
-            for place, tool in enumerate(value)
-        )
+        value = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(value))
     try:
         msgspec.convert(value, _TYPES[name])
     except msgspec.ValidationError as error:
         raise TypeError(f"{name}: {error}") from None
     return value
+
+
+def _tool(said: JSON, place: str) -> JSON:
+    if not isinstance(said, dict):
+        return said
+    from dragoman.wire.responses.tools import decode
+
+    return _decoded(decode, said, place)
