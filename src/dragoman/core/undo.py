@@ -265,7 +265,11 @@ def summarised(request: Request, undo: Undo | None = None) -> Undo | None:
 
 
 def undone(undo: Undo | None, batch: list[Event]) -> list[Event]:
-    """A batch of events as the client sees it."""
+    """A batch of events as the client sees it.
+
+    >>> undone(None, []), undone(Summariser().feed, [])
+    ([], [])
+    """
     return batch if undo is None else [seen for event in batch for seen in undo(event)]
 
 
