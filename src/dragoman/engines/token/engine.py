@@ -170,7 +170,10 @@ class TokenEngine:
             bound = written if plan.bound is None else kept(written, plan.bound)
             async with aclosing(bound) as batches:
                 async for events in batches:
-                    yield events
+                    if plan.undo is not None:
+                        events = [own for event in events for own in plan.undo(event)]
+                    if events:
+                        yield events
         except Exception as error:
             yield [Failed(told(error))]
 
