@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from dragoman.engines.pocket import pocket
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.names import by_name
 from dragoman.formats.prompt import Control, Prompt
@@ -403,6 +404,15 @@ async def test_a_browser_that_a_model_imagines_is_told_and_never_said_to_have_ru
     assert (message["type"], message["phase"]) == ("message", "commentary")
     assert message["content"][0]["text"] == '{"query":"x"}'
     assert "tools" in [field.strip(" ;,") for field in whole.headers["x-dragoman-loss"].split()]
+
+
+async def test_the_pocket_model_says_that_its_context_is_too_small() -> None:
+    engine = pocket()
+    answer = await ask_local(engine, turn("pocket"))
+    await engine.close()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "'pocket' has a context of 4096 tokens" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
