@@ -362,6 +362,13 @@ def test_a_namespace_of_a_known_name_is_the_clients_own(name: str) -> None:
     assert f"namespace {name} {{\n\ntype f = () => any;" in text
 
 
+def test_a_namespace_without_tools_is_named_with_its_description() -> None:
+    for about, shown in (("Nothing yet.", "\n\nNothing yet."), (None, "")):
+        assert f"# Tools\n\n## empty{shown}<|end|>" in prompt(
+            USER, tools=(Namespace("empty", (), about),)
+        )
+
+
 def test_a_function_with_an_empty_schema_takes_nothing() -> None:
     """Responses has an empty schema where Chat leaves `parameters` out."""
     for parameters in (None, {}):
