@@ -11,7 +11,15 @@ import json
 from typing import Any
 
 import httpx2
+import pytest
 
+from dragoman.engines.pocket import pocket
+from dragoman.engines.token import TokenEngine, from_next_token
+from dragoman.formats.names import by_name
+from dragoman.formats.prompt import Control, Prompt
+from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.server.transport import transport
+from dragoman.wire.responses import RESPONSES
 from tests.compliance import readers
 from tests.mock import chunk, plain, stream
 from tests.oracle import request_problems
@@ -22,7 +30,13 @@ from tests.upstream.llamacpp import Llamacpp
 DEVELOPER = "You are a coding agent running in a terminal. Follow the house rules. " * 243
 """17 kB of instructions."""
 PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n-a = 1\n+a = 2\n*** End Patch\n"
-GRAMMAR = 'start: begin hunk+ end\nbegin: "*** Begin Patch" LF\nend: "*** End Patch" LF?\n'
+GRAMMAR = r"""start: begin hunk+ end
+begin: "*** Begin Patch" LF
+hunk: "*** Update File: " /.+/ LF line+
+line: /[-+@ ].*/ LF
+end: "*** End Patch" LF?
+%import common.LF
+"""
 
 
 def function(name: str, **properties: str) -> dict[str, Any]:
@@ -296,3 +310,120 @@ def test_a_turn_before_llama_cpp(llamacpp: Llamacpp) -> None:
     assert message["content"][0]["text"] == "pong"
     assert whole.status == 200, whole.body
     assert whole.data[-2]["type"] in ("response.completed", "response.incomplete")
+
+
+# ---- before a model of this process --------------------------------------------------------
+
+SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}
+"""What a hosted model did earlier in the conversation, as the agent resends it."""
+HERMES_CALLS = [
+    "<think>", "Search first.", "</think>", "Searching.", "<tool_call>",
+    json.dumps({"name": "mcp__docs__search", "arguments": {"query": "style"}}),
+    "</tool_call>", "<tool_call>",
+    json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}),
+    "</tool_call>", "<|im_end|>",
+]  # fmt: skip
+HARMONY_CALL = [
+    "<|channel|>", "analysis", "<|message|>", "Search first.", "<|end|>",
+    "<|start|>", "assistant", "<|channel|>", "commentary", "<|message|>", "Searching.", "<|end|>",
+    "<|start|>", "assistant", "<|channel|>", "commentary to=mcp__docs.search ", "<|constrain|>",
+    "json", "<|message|>", '{"query": "style"}', "<|call|>",
+]  # fmt: skip
+
+
+def local(format: str, pieces: list[str], context: int | None = None) -> TokenEngine:
+    """An engine of a function that writes an answer every time, and remembers its prompts."""
+    marks = [each for each in pieces if each.startswith("<") and each.endswith(">")]
+    tokenizer = ByteTokenizer([*dict.fromkeys(marks), "<|im_start|>"])
+    script = Prompt(tuple(Control(p) if p in marks else p for p in pieces)).ids(tokenizer)
+
+    def next_token(tokens: list[int], temperature: float, new_request: bool) -> int:
+        nonlocal left
+        left = iter(script) if new_request else left
+        return next(left)
+
+    left = iter(script)
+    model = from_next_token(next_token, context=context)
+    ends = [pieces[-1]] if format == "hermes" else []
+    return TokenEngine(by_name(format), model, tokenizer, ends=ends)
+
+
+async def ask_local(engine: TokenEngine, body: dict[str, Any]) -> httpx2.Response:
+    headers = {"user-agent": "codex_cli_rs/0.169.0"}
+    async with httpx2.AsyncClient(headers=headers, transport=transport(engine)) as client:
+        return await client.post("http://dragoman/v1/responses", json=body)
+
+
+@pytest.mark.parametrize(
+    ("format", "pieces", "calls"), [("hermes", HERMES_CALLS, 2), ("harmony", HARMONY_CALL, 1)]
+)
+async def test_p16_a_whole_turn_of_an_agent_before_a_next_token_function(
+    format: str, pieces: list[str], calls: int
+) -> None:
+    engine = local(format, pieces)
+    items: list[dict[str, Any]] = []
+    for _ in range(2):  # the second time with what came of the first
+        answer = await ask_local(engine, turn("local", [*PAST, SEARCHED, *items]))
+        assert answer.status_code == 200, answer.text
+        lines = answer.text.split("\n")
+        said = [line.removeprefix("data: ") for line in lines if "data: {" in line]
+        thought, message, search, *patches = readers.item_collector(map(json.loads, said))
+        assert thought["content"] == [{"type": "reasoning_text", "text": "Search first."}]
+        assert message["content"][0]["text"] == "Searching."
+        assert (search["name"], search["namespace"]) == ("search", "mcp__docs")
+        assert search["arguments"] == '{"query": "style"}'
+        patched = [(each["type"], each["name"], each["input"]) for each in patches]
+        assert patched == [("custom_tool_call", "apply_patch", PATCH)] * (calls - 1)
+        items = [thought, message, search, *patches]
+        items += [{"type": "function_call_output", "call_id": search["call_id"], "output": "No."}]
+        told = answer.headers["x-dragoman-loss"]
+        for lost in ("tools[3]", f"input[{len(PAST) + 1}]"):  # the search, now and then
+            assert lost in told
+    await engine.close()
+
+
+async def test_a_free_text_call_in_harmony_comes_back_as_it_was() -> None:
+    to = "commentary to=functions.apply_patch"
+    engine = local("harmony", ["<|channel|>", to, "<|message|>", PATCH, "<|call|>"])
+    answer = await ask_local(engine, turn("local"))
+    await engine.close()
+    lines = answer.text.split("\n")
+    said = [line.removeprefix("data: ") for line in lines if "data: {" in line]
+    (patch,) = readers.item_collector(map(json.loads, said))
+    assert (patch["type"], patch["input"]) == ("custom_tool_call", PATCH)
+
+
+async def test_a_browser_that_a_model_imagines_is_told_and_never_said_to_have_run() -> None:
+    to = "analysis to=browser.search code"
+    engine = local("harmony", ["<|channel|>", to, "<|message|>", '{"query":"x"}', "<|call|>"])
+    answer = await ask_local(engine, turn("local"))
+    whole = await ask_local(engine, {**turn("local"), "stream": False})
+    await engine.close()
+    assert "web_search_call" not in answer.text
+    (message,) = whole.json()["output"]
+    assert (message["type"], message["phase"]) == ("message", "commentary")
+    assert message["content"][0]["text"] == '{"query":"x"}'
+    assert "tools" in [field.strip(" ;,") for field in whole.headers["x-dragoman-loss"].split()]
+
+
+async def test_the_pocket_model_says_that_its_context_is_too_small() -> None:
+    engine = pocket()
+    answer = await ask_local(engine, turn("pocket"))
+    await engine.close()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "'pocket' has a context of 4096 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_that_no_context_holds_is_refused_with_the_numbers(stream: bool) -> None:
+    engine = local("hermes", HERMES_CALLS, context=4096)
+    answer = await ask_local(engine, {**turn("small"), "stream": stream})
+    counted = await engine.count(RESPONSES.decode_request(json.dumps(turn("small")).encode()))
+    await engine.close()
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert counted > 17_000
+    for said in (f"{counted} tokens", "'small'", "4096 tokens"):
+        assert said in error["message"]

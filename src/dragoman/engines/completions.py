@@ -40,6 +40,7 @@ GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
 RAW = Limits(
     custom_tools=False,
     namespaces=False,
+    hosted_tools=False,
     allowed_tools=False,
     named_tool=False,
     images=False,
@@ -121,7 +122,7 @@ class CompletionServer(Remote):
         prompt = self.format.render(asked, setting)
         raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
         plan = super()._plan(raw, caller)
-        found = (*lowered.losses, *prompt.losses)
+        found = (*lowered.losses, *lowered.placed(prompt.losses))
         told = {loss.field for loss in found}
         found += tuple(loss for loss in _lost(asked) if loss.field not in told)
         plan.lowered = replace(lowered, events=summarised(request, lowered.events))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, about
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -389,11 +389,7 @@ def blamed(fault: Fault, request: Request, wire: str | None) -> Fault:
     """
     if fault.param is None or wire not in _WORDS:
         return fault
-    param = _worded(fault.param, request, wire)
-    message = fault.message
-    if message.startswith(f"{fault.param}:"):
-        message = param + message.removeprefix(fault.param)
-    return replace(fault, param=param, message=message)
+    return about(fault, _worded(fault.param, request, wire))
 
 
 def _worded(name: str, request: Request, wire: str) -> str:
