@@ -261,6 +261,23 @@ async def test_the_next_turn_begins_with_the_bytes_of_this_one() -> None:
     assert second.startswith(conversation)
 
 
+async def test_compaction_trigger_gives_one_item_from_which_the_next_turn_goes_on() -> None:
+    """Sent by Codex when its context is full, to a provider whose name is OpenAI."""
+    said = answered({"content": "a is 2 now; patch it back."})
+    async with behind(said) as server:
+        items, _ = await ask(server, turn(input=[*PAST, {"type": "compaction_trigger"}]))
+        await ask(server, turn(input=[*items, user("Go on.")]))
+        first, second = (asked.json["messages"] for asked in server.up.asked)
+    (item,) = items
+    assert (item["type"], item.keys()) == ("compaction", {"type", "id", "encrypted_content"})
+    assert "Write a summary" in first[-1]["content"]
+    assert [message["role"] for message in second] == ["system", "user", "user"]
+    assert "a is 2 now; patch it back." in second[1]["content"]
+    async with behind(answered({"content": "Done."})) as server:
+        _, told = await ask(server, turn(input=[{"type": "compaction_trigger"}, *PAST]))
+    assert "input[1]" in told
+
+
 async def test_a_turn_that_fails_is_not_taken_for_one_that_closed_early() -> None:
     broken = stream(chunk({"content": "Search"}), done=False)
     async with behind(broken) as server, httpx2.AsyncClient(timeout=60) as client:
