@@ -1,13 +1,19 @@
 """A turn of a coding agent (Codex), as it asks over Responses, before a server that has only Chat.
 
 Its request is the fullest there is: long instructions, tools of every kind, sealed reasoning, and
-its own items again, just as they were given, with the null fields that its types add.
+its own items again, just as they were given, with the null fields that its types add. At the end
+Codex itself is run, over server-sent events and over a WebSocket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -21,7 +27,7 @@ from dragoman.formats.tokenizer import ByteTokenizer
 from dragoman.server.transport import transport
 from dragoman.wire.responses import RESPONSES
 from tests.compliance import readers
-from tests.mock import chunk, plain, stream
+from tests.mock import Asked, Reply, chunk, mock, plain, stream
 from tests.oracle import request_problems
 from tests.product import dragoman
 from tests.sdk.behind import Behind, behind
@@ -268,6 +274,23 @@ async def test_the_next_turn_begins_with_the_bytes_of_this_one() -> None:
     assert second.startswith(conversation)
 
 
+async def test_compaction_trigger_gives_one_item_from_which_the_next_turn_goes_on() -> None:
+    """Sent by Codex when its context is full, to a provider whose name is OpenAI."""
+    said = answered({"content": "a is 2 now; patch it back."})
+    async with behind(said) as server:
+        items, _ = await ask(server, turn(input=[*PAST, {"type": "compaction_trigger"}]))
+        await ask(server, turn(input=[*items, user("Go on.")]))
+        first, second = (asked.json["messages"] for asked in server.up.asked)
+    (item,) = items
+    assert (item["type"], item.keys()) == ("compaction", {"type", "id", "encrypted_content"})
+    assert "Write a summary" in first[-1]["content"]
+    assert [message["role"] for message in second] == ["system", "user", "user"]
+    assert "a is 2 now; patch it back." in second[1]["content"]
+    async with behind(answered({"content": "Done."})) as server:
+        _, told = await ask(server, turn(input=[{"type": "compaction_trigger"}, *PAST]))
+    assert "input[1]" in told
+
+
 async def test_a_turn_that_fails_is_not_taken_for_one_that_closed_early() -> None:
     broken = stream(chunk({"content": "Search"}), done=False)
     async with behind(broken) as server, httpx2.AsyncClient(timeout=60) as client:
@@ -427,3 +450,111 @@ async def test_a_prompt_that_no_context_holds_is_refused_with_the_numbers(stream
     assert counted > 17_000
     for said in (f"{counted} tokens", "'small'", "4096 tokens"):
         assert said in error["message"]
+
+
+# ---- Codex itself ----------------------------------------------------------------------------
+
+CODEX = Path(sys.prefix, "codex", "node_modules", ".bin", "codex")
+"""Where the Makefile has npm install it."""
+CONFIG = """
+model = "mock"
+model_provider = "dragoman"
+check_for_update_on_startup = false
+analytics.enabled = false
+
+[model_providers.dragoman]
+name = "Dragoman"
+base_url = "http://127.0.0.1:{port}/v1"
+wire_api = "responses"
+supports_websockets = {websockets}
+"""
+COMMAND = "echo It works | tee proof.txt"
+
+
+def act(asked: Asked) -> Reply:
+    """A model that runs one command, and is done when it has the output."""
+    if asked.path != "/v1/chat/completions":
+        return plain(404, {"error": {"message": "no such path"}})
+    if asked.json["messages"][-1]["role"] == "tool":
+        return answered({"content": "Done."})
+    arguments = json.dumps({"cmd": COMMAND})
+    halves = arguments[:9], arguments[9:]
+    return answered(call(0, "call_a", "exec_command"), *(more(0, half) for half in halves))
+
+
+@asynccontextmanager
+async def tapped(port: int) -> AsyncIterator[tuple[int, list[bytearray]]]:
+    """A port that leads to this one, and what came in through it, connection by connection."""
+    heard: list[bytearray] = []
+
+    async def pass_on(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copy: bytearray
+    ) -> None:
+        with suppress(ConnectionError):  # the other side has left
+            while data := await reader.read(65536):
+                copy += data
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(bytearray())
+        back, forth = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, forth, heard[-1]), pass_on(back, writer, bytearray()))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as listener:
+        yield listener.sockets[0].getsockname()[1], heard
+
+
+async def run_codex(home: Path, *words: str) -> list[dict[str, Any]]:
+    """The events that it prints. It reaches nothing but this machine."""
+    nowhere = "http://127.0.0.1:9"
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    process = await asyncio.create_subprocess_exec(
+        CODEX,
+        *("exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access", *words),
+        env={**environ, "HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        said, log = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, (said.decode(), log.decode())
+    return [json.loads(line) for line in said.splitlines()]
+
+
+@pytest.mark.skipif(not CODEX.exists(), reason="needs npm, by which `make test` installs Codex")
+@pytest.mark.parametrize("transport", ["sse", "websocket"])
+async def test_codex_runs_a_command_and_finishes(transport: str, tmp_path: Path) -> None:
+    socket = transport == "websocket"
+    home, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    with ExitStack() as stack:
+        async with mock(act) as up:
+            served = dragoman("--upstream", up.base_url)
+            product = await asyncio.to_thread(stack.enter_context, served)
+            async with tapped(product.port) as (port, heard):
+                config = CONFIG.format(port=port, websockets=json.dumps(socket))
+                (home / ".codex").mkdir(parents=True)
+                (home / ".codex" / "config.toml").write_text(config)
+                events = await run_codex(home, "--cd", str(work), "Show that it works.")
+    done = [event["item"] for event in events if event["type"] == "item.completed"]
+    ran, said = (item for item in done if item["type"] != "error")  # it knows no model `mock`
+    assert (ran["type"], ran["exit_code"]) == ("command_execution", 0)
+    assert ran["aggregated_output"] == (work / "proof.txt").read_text() == "It works\n"
+    assert (said["type"], said["text"]) == ("agent_message", "Done.")
+    assert events[-1]["type"] == "turn.completed"
+    assert events[-1]["usage"]["input_tokens"] == 2 * 5000
+    # A fallback would have asked by POST.
+    assert any(b"POST /v1/responses " in sent for sent in heard) is not socket
+    assert any(b"GET /v1/responses " in sent for sent in heard) is socket
+    assert [asked.path for asked in up.asked] == ["/v1/chat/completions"] * 2
+    for asked in up.asked:
+        assert request_problems(asked.json, "chat") == []
+    result = up.asked[-1].json["messages"][-1]
+    assert "It works" in result["content"]

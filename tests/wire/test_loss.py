@@ -190,7 +190,7 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "told"),
     (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "told"),
     (said(Unknown("responses", "web_search_call", {})), "input[1]", "emulated"),
-    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "refused"),
+    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "told"),
     (said(Compaction("x")), "input[1]", "refused"),
     (said(ItemReference("msg_1")), "input[1]", "refused"),
     (asked(tools=(FunctionTool("f"), HOSTED)), "tools[1]", "told"),

@@ -154,7 +154,7 @@ _RESPONSES_REQUEST = (
     Row("input[*].encrypted_content", "told", "Chat has no sealed reasoning"),
     Row("input[*]", "emulated", "the model reads it as text", "of another kind"),
     Row("input[*]", "refused", "only the server that made a compaction can read it", "compaction"),
-    Row("input[*]", "refused", "Chat cannot compact a conversation", "compaction_trigger"),
+    Row("input[*]", "told", "only the last item can ask for a summary", "compaction_trigger"),
     Row("input[*]", "refused", "Chat keeps no items to refer to", "item_reference"),
     Row("tools", "carried", "functions, custom tools with their grammar, namespaces"),
     Row("tools[*]", "told", _NO_HOSTED, "of another kind"),
