@@ -69,7 +69,7 @@ def serve(engine: Engine, settings: "Settings | None" = None) -> None:
 
     `settings` are those of `dragoman.server.settings`; by default it listens on
     `http://127.0.0.1:8000/v1`, for this machine only. Raises `dragoman.server.host.HostError` when
-    it cannot listen there, and `dragoman.stores.store.StoreError` when it cannot remember where the
+    it cannot listen there, and `dragoman.stores.base.StoreError` when it cannot remember where the
     settings say.
 
         dragoman.serve(dragoman.connect("http://127.0.0.1:11434/v1"))

@@ -59,7 +59,7 @@ def _expected(error: Exception) -> bool:
     from dragoman.server.configuration import ConfigurationError
     from dragoman.server.host import HostError
     from dragoman.server.workers import WorkersError
-    from dragoman.stores.store import StoreError
+    from dragoman.stores.base import StoreError
 
     kinds = FaultError | NetError | ConfigurationError | HostError | StoreError | WorkersError
     return isinstance(error, kinds)

@@ -19,9 +19,8 @@ from dragoman.core.secret import Secret
 from dragoman.server.configuration import ConfigurationError
 from dragoman.server.keys import tenant_of
 from dragoman.server.memory.history import History, answered, asked, exported, name
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.opening import file_of, open_store
-from dragoman.stores.record import Record
+from dragoman.stores.base import Record, Retention
+from dragoman.stores.factory import open_store, store_path
 
 from .pen import Pen
 from .serve import configured
@@ -77,10 +76,10 @@ def _short(text: str) -> str:
 async def _opened(options: Namespace) -> AsyncGenerator[History, None]:
     settings = configured(options).server
     word = options.store or settings.store
-    file = file_of(word, os.environ)
+    file = store_path(word, os.environ)
     if file is not None and not file.exists():  # who only looks makes no store
         raise ConfigurationError(f"There is no store at {file}: nothing was kept there so far.")
-    store = open_store(word, Keeping(), os.environ, settings.news)
+    store = open_store(word, Retention(), os.environ, settings.news)
     if store is None or word == "memory":
         problem = f"The store {word!r} has nothing that could be read from here; see --store."
         raise ConfigurationError(problem)

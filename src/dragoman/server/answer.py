@@ -18,7 +18,7 @@ from dragoman.core.guarantee import unsure
 from dragoman.core.interfaces import Caller, Encoder, Engine, Passed
 from dragoman.core.request import Request
 from dragoman.engines.wrap import batches, relay, straight
-from dragoman.stores.record import Record
+from dragoman.stores.base import Record
 from dragoman.wire.codec import Wire
 
 from .asgi import Outlet

@@ -18,9 +18,9 @@ from dragoman.server.app import App
 from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
 from dragoman.server.transport import Transport
+from dragoman.stores.base import Store
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore
-from dragoman.stores.store import Store
 from tests.server.stubs import Call
 
 PATH = "/v1/responses"

@@ -13,8 +13,7 @@ from dragoman.core.request import Request
 from dragoman.engines.mint import now
 from dragoman.server.app import App
 from dragoman.server.memory.memory import Memory
-from dragoman.stores.record import Paging, Record
-from dragoman.stores.store import Store, StoreError
+from dragoman.stores.base import Paging, Record, Store, StoreError
 from tests.server.memory.remembering import (
     BOUND,
     PATH,
@@ -60,7 +59,7 @@ def asked(app: App, **fields: Any) -> Call:
 
 
 async def statuses(store: Store) -> list[str]:
-    return [found.status for found in (await store.page("", None, Paging())).records]
+    return [found.status for found in (await store.list_responses("", None, Paging())).records]
 
 
 async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: Store) -> None:

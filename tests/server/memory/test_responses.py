@@ -10,8 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from dragoman.stores.record import Paging
-from dragoman.stores.store import Store
+from dragoman.stores.base import Paging, Store
 from tests.server.memory.remembering import Server, opened, remembering
 from tests.server.stubs import Call, Stub
 
@@ -56,10 +55,10 @@ async def test_what_is_not_to_be_stored_leaves_no_trace(server: Server, tmp_path
 async def test_chat_is_stored_only_when_asked(server: Server) -> None:
     body = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}]}
     await Call(server.app, body=body)()
-    page = await server.memory.store.page("", "chat", Paging())
+    page = await server.memory.store.list_responses("", "chat", Paging())
     assert page.records == ()
     await Call(server.app, body={**body, "store": True})()
-    page = await server.memory.store.page("", "chat", Paging())
+    page = await server.memory.store.list_responses("", "chat", Paging())
     assert len(page.records) == 1
 
 

@@ -27,7 +27,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.server.stateless import decided
-from dragoman.stores.record import Answer, Items, Paging, Record
+from dragoman.stores.base import ItemPage, Paging, Record, StoredAnswer
 
 _PREFIXES: dict[type, str] = {
     Message: "msg",
@@ -47,15 +47,17 @@ class Source(Protocol):
         """A response and all that came before it."""
         ...
 
-    async def find(self, tenant: str, item: str) -> Item | None:
+    async def find_item(self, tenant: str, item: str) -> Item | None:
         """The item with this id."""
         ...
 
-    async def items(self, tenant: str, id: str, paging: Paging | None = None) -> Items | None:
+    async def list_items(
+        self, tenant: str, id: str, paging: Paging | None = None
+    ) -> ItemPage | None:
         """The items of a conversation."""
         ...
 
-    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
         """The answers that made calls."""
         ...
 
@@ -68,7 +70,7 @@ class Asked(Struct, frozen=True):
     own: Request
     whole: Request
     conversation: str | None = None
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[StoredAnswer, ...] = ()
 
 
 async def understand(
@@ -111,7 +113,7 @@ async def understand(
         background=None,
         store=False,
     )
-    answers = (Answer(r.request.model, r.response) for r in records if r.response is not None)
+    answers = (StoredAnswer(r.request.model, r.response) for r in records if r.response is not None)
     return Asked(own, whole, conversation, tuple(answers))
 
 
@@ -179,7 +181,7 @@ async def _history(
     items: list[Item] = []
     first = records[0]
     if first.conversation is not None:  # it went on from a conversation
-        said = await store.items(tenant, first.conversation)
+        said = await store.list_items(tenant, first.conversation)
         own = {item.id for item in first.request.items}
         for item in said.items if said is not None else ():
             if item.id in own:
@@ -193,7 +195,7 @@ async def _history(
 
 
 async def _said(store: Source, tenant: str, conversation: str) -> tuple[Item, ...]:
-    said = await store.items(tenant, bare(conversation))
+    said = await store.list_items(tenant, bare(conversation))
     if said is None:
         raise FaultError(no_conversation(conversation, "conversation"))
     return await _resolved(said.items, store, tenant)
@@ -207,7 +209,7 @@ async def _resolved(items: Sequence[Item], store: Source, tenant: str) -> tuple[
     found: list[Item] = []
     for place, item in enumerate(items):
         if isinstance(item, ItemReference):
-            meant = near.get(item.id) or await store.find(tenant, item.id)
+            meant = near.get(item.id) or await store.find_item(tenant, item.id)
             if meant is None:
                 problem = f"There is no item {item.id!r}"
                 raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))

@@ -18,7 +18,7 @@ from dragoman.server.limits import whole_body
 from dragoman.server.router import nothing_at
 from dragoman.server.settings import Settings
 from dragoman.server.watch import Roster
-from dragoman.stores.record import Paging, Record
+from dragoman.stores.base import Paging, Record
 from dragoman.wire import body
 from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD
@@ -58,7 +58,7 @@ class Completions:
         left, more = paging.limit + 1, True
         paging = replace(paging, limit=left)
         while more and left > 0:
-            page = await self._store.page(caller.tenant, CHAT.name, paging)
+            page = await self._store.list_responses(caller.tenant, CHAT.name, paging)
             for record in page.records:
                 named = model in (None, record.request.model)
                 labelled = metadata.items() <= (record.metadata or {}).items()
@@ -87,7 +87,7 @@ class Completions:
             raise FaultError(nothing_at(exchange.path))
         data = await whole_body(exchange, self._settings, self._roster)
         metadata = conversation.decode_metadata(data)
-        await self._store.label(caller.tenant, record.id, metadata)
+        await self._store.set_metadata(caller.tenant, record.id, metadata)
         await exchange.reply(200, body.dump(_said(replace(record, metadata=metadata))))
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:

@@ -14,8 +14,7 @@ from dragoman.server.limits import whole_body
 from dragoman.server.router import nothing_at
 from dragoman.server.settings import Settings
 from dragoman.server.watch import Roster
-from dragoman.stores.record import Conversation
-from dragoman.stores.store import StoreError
+from dragoman.stores.base import Conversation, StoreError
 from dragoman.wire import body
 from dragoman.wire.responses import conversation, listing
 from dragoman.wire.responses.seals import shown
@@ -42,7 +41,7 @@ class Conversations:
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=now(), metadata=metadata or None
         )
-        await self._store.open(made, _unique(named(items, id)))
+        await self._store.create_conversation(made, _unique(named(items, id)))
         await exchange.reply(200, conversation.encode(id, made.created_at, metadata))
 
     async def get(self, exchange: Exchange, caller: Caller) -> None:
@@ -52,13 +51,13 @@ class Conversations:
             await self._show(exchange, caller, id)
         elif rest == ["items"]:
             query = Query(exchange)
-            page = await self._store.items(caller.tenant, bare(id), query.paging())
+            page = await self._store.list_items(caller.tenant, bare(id), query.paging())
             if page is None:
                 raise FaultError(no_conversation(id))
             seen = shown(page.items, query.texts("include"))
             await exchange.reply(200, listing.encode_list(seen, page.more))
         elif len(rest) == 2 and rest[0] == "items":
-            item = await self._store.item(caller.tenant, bare(id), rest[1])
+            item = await self._store.get_item(caller.tenant, bare(id), rest[1])
             if item is None:
                 raise FaultError(_no_item(id, rest[1]))
             (one,) = shown((item,), Query(exchange).texts("include"))
@@ -72,7 +71,7 @@ class Conversations:
         data = await self._body(exchange)
         if not rest:
             metadata = conversation.decode_metadata(data)
-            if not await self._store.relabel(caller.tenant, bare(id), metadata):
+            if not await self._store.set_conversation_metadata(caller.tenant, bare(id), metadata):
                 raise FaultError(no_conversation(id))
             await self._show(exchange, caller, id)
         elif rest == ["items"]:
@@ -84,11 +83,11 @@ class Conversations:
         """Forget a conversation, or one of its items."""
         id, rest = _place(exchange)
         if not rest:
-            if not await self._store.discard(caller.tenant, bare(id)):
+            if not await self._store.delete_conversation(caller.tenant, bare(id)):
                 raise FaultError(no_conversation(id))
             await exchange.reply(200, conversation.encode_deleted(bare(id)))
         elif len(rest) == 2 and rest[0] == "items":
-            if not await self._store.remove(caller.tenant, bare(id), rest[1]):
+            if not await self._store.remove_item(caller.tenant, bare(id), rest[1]):
                 raise FaultError(_no_item(id, rest[1]))
             await self._show(exchange, caller, id)
         else:
@@ -99,7 +98,7 @@ class Conversations:
     ) -> None:
         items = _unique(named(given, new_id()))
         try:
-            known = await self._store.extend(caller.tenant, bare(id), items)
+            known = await self._store.add_items(caller.tenant, bare(id), items)
         except StoreError:
             problem = "an item with one of these ids is in the conversation already"
             raise FaultError(bad_request(problem, "items")) from None
@@ -108,7 +107,7 @@ class Conversations:
         await exchange.reply(200, listing.encode_list(items, more=False))
 
     async def _show(self, exchange: Exchange, caller: Caller, id: str) -> None:
-        found = await self._store.conversation(caller.tenant, bare(id))
+        found = await self._store.get_conversation(caller.tenant, bare(id))
         if found is None:
             raise FaultError(no_conversation(id))
         await exchange.reply(200, conversation.encode(found.id, found.created_at, found.metadata))

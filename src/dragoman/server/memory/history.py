@@ -18,8 +18,7 @@ from dragoman.core.item import (
     Reasoning,
 )
 from dragoman.server.settings import DIALECTS
-from dragoman.stores.record import Paging, Record
-from dragoman.stores.store import Store
+from dragoman.stores.base import Paging, Record, Store
 from dragoman.wire import body
 from dragoman.wire.chat import CHAT
 from dragoman.wire.responses import RESPONSES
@@ -47,7 +46,9 @@ class History:
         somewhere, in capitals or not."""
         wanted, after = search.casefold(), None
         while True:
-            page = await self._store.page(self._tenant, None, Paging(after=after, limit=PAGE))
+            page = await self._store.list_responses(
+                self._tenant, None, Paging(after=after, limit=PAGE)
+            )
             for record in page.records:
                 if not wanted or any(wanted in text.casefold() for text in _texts(record.items)):
                     yield record

@@ -17,8 +17,7 @@ from dragoman.engines.mint import new_id, now
 from dragoman.engines.opaque import ENCRYPTED
 from dragoman.engines.seal import Seal
 from dragoman.server.stateless import NOT_SEALED
-from dragoman.stores.record import Record
-from dragoman.stores.store import Store
+from dragoman.stores.base import Record, Store
 
 from .asked import Source, bare, named, understand
 from .run import Batches, Run

@@ -1,6 +1,6 @@
 """Makes the memory that the settings describe.
 
-What a word for a store means is known to `stores.opening`; here settings become its arguments.
+What a word for a store means is known to `stores.factory`; here settings become its arguments.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dragoman.net.error import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.configuration import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.opening import open_store
+from dragoman.stores.base import Retention
+from dragoman.stores.factory import open_store
 
 from .memory import Memory
 from .seal_key import open_seal
@@ -31,10 +31,10 @@ def open_memory(
     ConfigurationError for webhooks that cannot be signed or sent,
     and for a key that is not there."""
     receivers = Webhooks([_receiver(webhook, environ) for webhook in webhooks])
-    keeping = Keeping(
-        retention=settings.retention,
-        log_retention=settings.log_retention,
-        responses=settings.max_responses,
+    keeping = Retention(
+        max_age=settings.retention,
+        max_log_age=settings.log_retention,
+        max_responses=settings.max_responses,
     )
     seal = open_seal(settings, environ)
     store = open_store(settings.store, keeping, environ, settings.news)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.server.exchange import Exchange
-from dragoman.stores.record import Order, Paging
+from dragoman.stores.base import Order, Paging
 
 T = TypeVar("T")
 

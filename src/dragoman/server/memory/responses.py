@@ -17,7 +17,7 @@ from dragoman.server.settings import DIALECTS, Settings
 from dragoman.server.speech import Speech
 from dragoman.server.stream import Stream
 from dragoman.server.watch import Roster, Watch
-from dragoman.stores.record import Paging, Record
+from dragoman.stores.base import Paging, Record
 from dragoman.wire.responses import RESPONSES, listing
 from dragoman.wire.responses.seals import shown
 

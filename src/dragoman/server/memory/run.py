@@ -22,13 +22,12 @@ from dragoman.core.response import Response
 from dragoman.engines.wrap import told
 from dragoman.server.ending import TERMINAL, UNFINISHED, end_for
 from dragoman.server.watch import Watch
-from dragoman.stores.record import Letter, Record, Stretch
-from dragoman.stores.store import Store, StoreError
+from dragoman.stores.base import LogSegment, OutboxMessage, Record, Store, StoreError
 
 Batches = AsyncGenerator[list[Event], None]
 """Events, as many at a time as there are."""
 
-Announce = Callable[[Record, Response], Sequence[Letter]]
+Announce = Callable[[Record, Response], Sequence[OutboxMessage]]
 """The letters that tell others of a run that ends so."""
 
 BEHIND = 0.25
@@ -38,7 +37,7 @@ NOT_KEPT = Loss("store", "told", "this response could not be kept")
 CANCELLED = Fault("cancelled", "The answer was cancelled.", "client")
 
 
-def silent(record: Record, response: Response) -> tuple[Letter, ...]:
+def silent(record: Record, response: Response) -> tuple[OutboxMessage, ...]:
     """Nobody is told."""
     return ()
 
@@ -262,7 +261,7 @@ class Run:
         if events and isinstance(events[-1], TERMINAL):
             events = events[:-1]
         if events:
-            await self._store.append(self.record.id, Stretch(self._kept, events))
+            await self._store.append(self.record.id, LogSegment(self._kept, events))
             self._kept += len(events)
 
     async def _end(self, last: Event) -> Event:
@@ -291,7 +290,7 @@ class Run:
         if self._writing is not None:
             await self._writing
         response = folded(self.events)
-        rest = Stretch(self._kept, tuple(self.events[self._kept :]))
+        rest = LogSegment(self._kept, tuple(self.events[self._kept :]))
         turn = self._turn + response.output if response.status == "completed" else ()
         letters = self._announce(self.record, response)
         try:

@@ -17,8 +17,7 @@ from dragoman.core.event import Failed, Started
 from dragoman.core.item import Item
 from dragoman.engines.mint import new_id
 from dragoman.server.ending import TERMINAL
-from dragoman.stores.record import Record, Stretch
-from dragoman.stores.store import Store, StoreError
+from dragoman.stores.base import LogSegment, Record, Store, StoreError
 
 from .run import Announce, Batches, Run, folded, silent
 
@@ -113,7 +112,7 @@ class Runs:
             run.stop()
             await run.finished()
         elif record.running:
-            await self._store.cancel(record.tenant, record.id)
+            await self._store.request_cancel(record.tenant, record.id)
             await self._ended(record)
         return await self._store.get(record.tenant, record.id) or record
 
@@ -189,7 +188,7 @@ class Runs:
         own = [run for run in self._live.values() if run.begun and not run.ended]
         if not own:
             return
-        unwanted = await self._store.renew([run.record.id for run in own], self.until())
+        unwanted = await self._store.renew_leases([run.record.id for run in own], self.until())
         for run in own:
             if run.record.id in unwanted:
                 run.stop()
@@ -197,7 +196,7 @@ class Runs:
     async def _bury(self) -> None:
         """End the runs that nobody goes on with: their servers are no more, or, where it was this
         one, their end could not be kept."""
-        for record in await self._store.orphans(self.owner, time.time(), self.until()):
+        for record in await self._store.take_orphans(self.owner, time.time(), self.until()):
             if record.id in self._live:
                 continue
             log = await self._store.log(record.id)
@@ -209,9 +208,9 @@ class Runs:
             if not events:
                 events.append(Started(record.id, record.created_at, record.request.model))
             events.append(Failed(DIED))
-            response, rest = folded(events), Stretch(kept, tuple(events[kept:]))
+            response, rest = folded(events), LogSegment(kept, tuple(events[kept:]))
             letters = self._announce(record, response)
-            await self._store.finish(record.id, response, rest, letters=letters)
+            await self._store.finish(record.id, response, rest, messages=letters)
 
     def _begin_again(self, record: Record, batches: Batches) -> None:
         turn = record.request.items if record.conversation is not None else ()

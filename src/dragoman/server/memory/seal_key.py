@@ -15,8 +15,8 @@ from pathlib import Path
 from dragoman.engines.seal import Seal
 from dragoman.server.configuration import ConfigurationError
 from dragoman.server.settings import Settings
-from dragoman.stores.opening import data_directory
-from dragoman.stores.store import StoreError
+from dragoman.stores.base import StoreError
+from dragoman.stores.factory import data_directory
 
 FILE = "seal.key"
 LENGTH = 32

@@ -15,9 +15,7 @@ from dragoman.core.item import CustomToolCall, FunctionCall
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.vault import Vault
-from dragoman.stores.calls import mark
-from dragoman.stores.record import Answer
-from dragoman.stores.store import StoreError
+from dragoman.stores.base import StoredAnswer, StoreError, call_digest
 
 from .asked import Asked, Source
 
@@ -39,12 +37,12 @@ async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, 
     return (whole if items is whole.items else replace(whole, items=items)), losses
 
 
-async def _found(asked: Asked, source: Source, tenant: str) -> tuple[Answer, ...]:
+async def _found(asked: Asked, source: Source, tenant: str) -> tuple[StoredAnswer, ...]:
     """The answers with reasoning that made the calls of a request, but for those of its chain."""
     near = {id(item) for answer in asked.answers for item in answer.response.output}
     calls = (i for i in asked.whole.items if isinstance(i, FunctionCall | CustomToolCall))
-    marks = tuple(dict.fromkeys(mark(call) for call in calls if id(call) not in near))
+    marks = tuple(dict.fromkeys(call_digest(call) for call in calls if id(call) not in near))
     if marks:
         with suppress(StoreError):  # an answer without its past is better than none
-            return await source.answers(tenant, marks)
+            return await source.find_answers(tenant, marks)
     return ()

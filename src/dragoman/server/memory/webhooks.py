@@ -26,8 +26,7 @@ from dragoman.net.guard import Guard
 from dragoman.net.http import Client
 from dragoman.net.limits import Timeouts
 from dragoman.net.url import parse_url
-from dragoman.stores.record import Letter, Record
-from dragoman.stores.store import Outbox, StoreError
+from dragoman.stores.base import Outbox, OutboxMessage, Record, StoreError
 from dragoman.wire import body
 from dragoman.wire.responses.snapshot import PREFIX
 
@@ -64,7 +63,7 @@ class Webhooks:
         """The one at this address."""
         return self._receivers.get(url)
 
-    def letters(self, record: Record, response: Response) -> tuple[Letter, ...]:
+    def letters(self, record: Record, response: Response) -> tuple[OutboxMessage, ...]:
         """What is to be told of a run that ends so: nothing, unless it ran in the background."""
         name = f"response.{response.status}"
         if not record.background:
@@ -76,7 +75,7 @@ class Webhooks:
         )
 
 
-def _letter(url: str, name: str, response: str) -> Letter:
+def _letter(url: str, name: str, response: str) -> OutboxMessage:
     id = f"evt_{new_id()}"
     said = {
         "id": id,
@@ -85,7 +84,7 @@ def _letter(url: str, name: str, response: str) -> Letter:
         "created_at": now(),
         "data": {"id": PREFIX + response},
     }
-    return Letter(id=id, target=url, body=body.dump(said), due=time.time())
+    return OutboxMessage(id=id, target=url, body=body.dump(said), due=time.time())
 
 
 def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
@@ -122,15 +121,15 @@ class Courier:
 
     async def _run(self) -> None:
         while True:
-            letters: Sequence[Letter] = ()
+            letters: Sequence[OutboxMessage] = ()
             with suppress(StoreError):  # a store that fails now is asked again
                 moment = time.time()
-                letters = await self._store.due(moment, moment + 2 * PATIENCE)
+                letters = await self._store.take_due(moment, moment + 2 * PATIENCE)
                 await asyncio.gather(*map(self._send, letters))
             if not letters:
                 await asyncio.sleep(LOOK)
 
-    async def _send(self, letter: Letter) -> None:
+    async def _send(self, letter: OutboxMessage) -> None:
         receiver = self._webhooks.find(letter.target)
         if receiver is None:  # nobody is to be told there any more
             await self._store.settle(letter.id)
@@ -145,7 +144,7 @@ class Courier:
             told = f"A webhook was given up after {letter.attempts} attempts: {problem}."
             sys.stderr.write(f"{told}\n")
 
-    async def _attempt(self, letter: Letter, receiver: Receiver) -> tuple[str, bool]:
+    async def _attempt(self, letter: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
         """What went wrong, and whether it is worth to try again; empty if nothing."""
         moment = int(time.time())
         headers = (

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dragoman.core.item import Item
-from dragoman.stores.keeping import Keeping
+from dragoman.stores.base import ItemPage, Paging, Record, Retention, Store, StoredAnswer
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.record import Answer, Items, Paging, Record
-from dragoman.stores.store import Store
 
 MOST = 64
 """Responses a connection remembers."""
@@ -23,7 +21,7 @@ class Near:
 
     def __init__(self, store: Store | None) -> None:
         self._store = store
-        self.own = MemoryStore(Keeping(retention=float("inf"), responses=MOST))
+        self.own = MemoryStore(Retention(max_age=float("inf"), max_responses=MOST))
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
         """A response and all that came before it."""
@@ -32,20 +30,22 @@ class Near:
             return (record,)
         return () if self._store is None else await self._store.chain(tenant, id)
 
-    async def find(self, tenant: str, item: str) -> Item | None:
+    async def find_item(self, tenant: str, item: str) -> Item | None:
         """The item with this id."""
-        found = await self.own.find(tenant, item)
+        found = await self.own.find_item(tenant, item)
         if found is None and self._store is not None:
-            found = await self._store.find(tenant, item)
+            found = await self._store.find_item(tenant, item)
         return found
 
-    async def items(self, tenant: str, id: str, paging: Paging | None = None) -> Items | None:
+    async def list_items(
+        self, tenant: str, id: str, paging: Paging | None = None
+    ) -> ItemPage | None:
         """The items of a conversation."""
-        return None if self._store is None else await self._store.items(tenant, id, paging)
+        return None if self._store is None else await self._store.list_items(tenant, id, paging)
 
-    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
         """The answers that made calls; those of this connection this process knows anyway."""
-        return () if self._store is None else await self._store.answers(tenant, marks)
+        return () if self._store is None else await self._store.find_answers(tenant, digests)
 
     async def evict(self, tenant: str, id: str) -> None:
         """Forget a response that could not be gone on from."""

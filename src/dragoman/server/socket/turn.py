@@ -21,7 +21,7 @@ from dragoman.server.memory.asked import bare, understand
 from dragoman.server.memory.memory import Memory, Plan
 from dragoman.server.memory.run import Run
 from dragoman.server.stateless import NOT_STORED
-from dragoman.stores.record import Record
+from dragoman.stores.base import Record
 from dragoman.wire import body
 from dragoman.wire.body import Fields
 from dragoman.wire.responses import RESPONSES

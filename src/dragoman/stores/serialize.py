@@ -1,7 +1,7 @@
-"""Values as bytes, for backends that keep bytes: compact, exact, and readable by later versions.
+"""Turns stored values into bytes and back: compact, exact, and readable by later versions.
 
-The first byte says how the rest is written: MessagePack, or JSON where a text holds half a
-character or a number has more than 64 bits, which MessagePack cannot say.
+The first byte names the format: MessagePack, or JSON where a text holds half of a surrogate pair or
+a number has more than 64 bits, which MessagePack cannot hold.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dragoman.core.event import Delta, Event
 from dragoman.core.item import Annotation, Item
 from dragoman.core.response import Response
 
-from .record import Conversation, Record
+from .base import Conversation, Record
 
 _MSGPACK, _JSON = b"m", b"j"
 _encode = msgspec.msgpack.Encoder().encode
 
-# Made here, once: threads unpack, and two of them must not be the first to look at a type together
+# Made here, once: threads decode, and two of them must not be the first to look at a type together
 # (msgspec 0.22 crashes when they are).
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     type: msgspec.msgpack.Decoder(type)
@@ -30,7 +30,7 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
 
 
 def pack(value: object) -> bytes:
-    """A value of ours as bytes."""
+    """A value as bytes."""
     try:
         return _MSGPACK + _encode(value)
     except (UnicodeEncodeError, OverflowError):
@@ -38,8 +38,8 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes, type: Any) -> Any:
-    """The value that was packed, of one of the types that are kept. Raises
-    msgspec.ValidationError for bytes of another kind.
+    """The value of one of the stored types that was packed. Raises msgspec.ValidationError for
+    bytes of another type.
 
     >>> unpack(pack((1, "\\ud83d")), tuple)
     (1, '\\ud83d')
@@ -50,12 +50,12 @@ def unpack(data: bytes, type: Any) -> Any:
 
 
 def unpack_events(data: bytes) -> tuple[Event, ...]:
-    """Events that were packed, with what their open fields held restored."""
+    """Events that were packed."""
     return tuple(map(_restored, unpack(data, tuple[Event, ...])))
 
 
 def _restored(event: Event) -> Event:
-    """An annotation stands in a field that may be anything, so its type was lost on the way."""
+    """`Delta.data` may be anything, so decoding gives an annotation as a plain dict."""
     if isinstance(event, Delta) and event.kind == "annotation" and isinstance(event.data, dict):
         return replace(event, data=msgspec.convert(event.data, Annotation))
     return event

@@ -1,7 +1,7 @@
-"""News by a Redis stream: for databases whose servers have much to tell each other.
+"""Pub/sub through a Redis stream: for databases whose servers have much to notify each other of.
 
-The stream holds names and nothing of what was said, and is cut to the latest. Without Redis nothing
-is lost: who waits looks again after a while. Importing this needs redis (the extra `redis`).
+The stream holds the names of runs and no content, and is trimmed to the latest. Without Redis
+nothing is lost: subscribers also poll. Importing this needs redis (the extra `redis`).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from .news import News
-from .store import StoreError
+from .base import PubSub, StoreError
 
 STREAM = "dragoman:news"
-LATEST = 10_000
+"""The key of the stream; servers of earlier versions use the same one."""
+MAX_LENGTH = 10_000
 """Names the stream holds, about."""
 BLOCK = 5.0
-"""Seconds the reader waits at Redis at a time."""
-AGAIN = 1.0
+"""Seconds one read waits at Redis."""
+RETRY = 1.0
 """Seconds until Redis is tried again after a failure."""
 
-_TROUBLE = (RedisError, OSError, TimeoutError)
+_ERRORS = (RedisError, OSError, TimeoutError)
 
 
-class RedisNews(News):
-    """News on one stream. `address` is `redis://host:port/number`; its password is `password`.
+class RedisPubSub(PubSub):
+    """Pub/sub on one stream. `address` is `redis://host:port/number`; its password is `password`.
 
-    Raises StoreError for an address that is none.
+    Raises StoreError for an address that is not a URL.
     """
 
     def __init__(self, address: str, password: str | None = None) -> None:
@@ -48,49 +48,49 @@ class RedisNews(News):
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for name in names:
-                    pipeline.xadd(STREAM, {"name": name}, maxlen=LATEST, approximate=True)
+                    pipeline.xadd(STREAM, {"name": name}, maxlen=MAX_LENGTH, approximate=True)
                 await pipeline.execute()
-        except _TROUBLE as error:
+        except _ERRORS as error:
             raise StoreError(f"Redis failed: {type(error).__name__}.") from None
 
     async def listen(self) -> None:
         if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._read())
         with suppress(TimeoutError):
-            async with asyncio.timeout(AGAIN):
+            async with asyncio.timeout(RETRY):
                 await self._listening.wait()
 
     async def close(self) -> None:
-        """Tell what is still to be told, and let go."""
+        """Publish what is still waiting, and disconnect."""
         await super().close()
         self._closed = True
         if self._reader is not None:
             self._reader.cancel()
-        await self._redis.aclose()  # a reader whose cancellation the client swallowed ends by this
+        await self._redis.aclose()  # redis-py may swallow the cancellation; this ends its read
         if self._reader is not None:
             with suppress(asyncio.CancelledError):
                 await self._reader
 
     async def _read(self) -> None:
-        place: bytes | None = None  # the last entry that was read; a cut connection loses none
+        last: bytes | None = None  # reading goes on behind it, so a cut connection loses no entry
         while not self._closed:
             try:
-                place = await self._last() if place is None else await self._next(place)
+                last = await self._newest() if last is None else await self._next(last)
                 self._listening.set()
-            except _TROUBLE:
-                await asyncio.sleep(AGAIN)
+            except _ERRORS:
+                await asyncio.sleep(RETRY)
 
-    async def _last(self) -> bytes:
+    async def _newest(self) -> bytes:
         entries = await self._redis.xrevrange(STREAM, count=1)
         return _id(entries[0]) if entries else b"0"
 
-    async def _next(self, place: bytes) -> bytes:
-        found: Any = await self._redis.xread({STREAM: place}, block=int(BLOCK * 1_000))
+    async def _next(self, last: bytes) -> bytes:
+        found: Any = await self._redis.xread({STREAM: last}, block=int(BLOCK * 1_000))
         for entries in _entries(found):
             for entry in entries:
-                self.heard(entry[1][b"name"].decode())
-                place = _id(entry)
-        return place
+                self.notify(entry[1][b"name"].decode())
+                last = _id(entry)
+        return last
 
 
 def _id(entry: Any) -> bytes:

@@ -1,14 +1,13 @@
-"""What the stores of rows have in common: statements that mean the same in both databases.
+"""Statements and rows that the SQLite and the PostgreSQL store share.
 
-They are written once, in the words that PostgreSQL and SQLite share, their values as `$1`, `$2` …,
-which both read. How a statement is brought to its database is for each store to say, and so is all
-that takes more than one statement, or a lock.
+Whatever is one statement is written once, in the SQL that both databases understand, with its
+values as `$1`, `$2` …, which both read. What takes a transaction or a lock stays with its store.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,19 +15,18 @@ from msgspec.structs import replace
 from dragoman.core.item import JSON, Item
 from dragoman.core.response import Response
 
-from .keys import clean
-from .pack import pack, unpack, unpack_events
-from .record import (
-    Answer,
+from .base import (
     Conversation,
-    Items,
-    Letter,
+    ItemPage,
+    LogSegment,
+    OutboxMessage,
     Paging,
     Record,
-    Records,
-    Stretch,
-    stretches_from,
+    RecordPage,
+    StoredAnswer,
+    segments_from,
 )
+from .serialize import pack, unpack, unpack_events
 
 Row = Sequence[Any]
 
@@ -87,32 +85,32 @@ class Rows(ABC):
         records = tuple(map(record_of, await self._read(statement, id, tenant)))
         return records if records and records[0].previous is None else ()
 
-    async def find(self, tenant: str, item: str) -> Item | None:
+    async def find_item(self, tenant: str, item: str) -> Item | None:
         """The item of any response with this id."""
         where = """WHERE id = (SELECT response FROM homes WHERE tenant = $1 AND item = $2
             ORDER BY response LIMIT 1)"""
         found = await self._records(where, tenant, item)
         return found[0].item(item) if found else None
 
-    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
+    async def find_answers(self, tenant: str, marks: Sequence[str]) -> tuple[StoredAnswer, ...]:
         """The answers whose calls have these marks."""
-        found: dict[str, Answer] = {}
+        found: dict[str, StoredAnswer] = {}
         for start in range(0, len(marks), MARKS):
             some = list(marks[start : start + MARKS])
             some += some[:1] * (MARKS - len(some))  # it stays one statement, which is prepared once
             for id, model, response in await self._read(_ANSWERS, tenant, *some):
-                found[id] = Answer(model, unpack(response, Response))
+                found[id] = StoredAnswer(model, unpack(response, Response))
         return tuple(found.values())
 
-    async def log(self, id: str, first: int = 0) -> tuple[Stretch, ...]:
+    async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
         """The log from this place on, in order."""
         statement = """SELECT first, events FROM stretches WHERE id = $1 AND first >= coalesce(
             (SELECT max(first) FROM stretches WHERE id = $1 AND first <= $2), 0) ORDER BY first"""
         rows = await self._read(statement, id, first)
-        kept = (Stretch(place, unpack_events(data)) for place, data in rows)
-        return tuple(stretches_from(kept, first))
+        kept = (LogSegment(place, unpack_events(data)) for place, data in rows)
+        return tuple(segments_from(kept, first))
 
-    async def page(self, tenant: str, wire: str | None, paging: Paging) -> Records:
+    async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> RecordPage:
         """The responses of a tenant by the time of their creation."""
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
@@ -126,14 +124,14 @@ class Rows(ABC):
                 WHERE id = ${len(values)} AND tenant = $1)"""
         tail = f"{where} ORDER BY created_at {order}, id {order} LIMIT $2"
         found = await self._records(tail, *values)
-        return Records(tuple(found[: paging.limit]), len(found) > paging.limit)
+        return RecordPage(tuple(found[: paging.limit]), len(found) > paging.limit)
 
-    async def label(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
+    async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
         """Give a response other metadata."""
         statement = "UPDATE responses SET metadata = $3 WHERE id = $1 AND tenant = $2 RETURNING id"
         return bool(await self._write(statement, id, tenant, pack(metadata)))
 
-    async def cancel(self, tenant: str, id: str) -> bool:
+    async def request_cancel(self, tenant: str, id: str) -> bool:
         """Ask for the end of a run."""
         statement = """UPDATE responses SET cancelling = true
             WHERE id = $1 AND tenant = $2 RETURNING id"""
@@ -145,15 +143,17 @@ class Rows(ABC):
 
     # ---- conversations -------------------------------------------------------------------
 
-    async def conversation(self, tenant: str, id: str) -> Conversation | None:
+    async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
         """A conversation."""
         statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
         rows = await self._read(statement, id, tenant)
         return unpack(rows[0][0], Conversation) if rows else None
 
-    async def relabel(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
+    async def set_conversation_metadata(
+        self, tenant: str, id: str, metadata: dict[str, JSON]
+    ) -> bool:
         """Give a conversation other metadata."""
-        known = await self.conversation(tenant, id)
+        known = await self.get_conversation(tenant, id)
         if known is None:
             return False
         statement = """UPDATE conversations SET conversation = $3
@@ -161,14 +161,16 @@ class Rows(ABC):
         data = pack(replace(known, metadata=metadata))
         return bool(await self._write(statement, id, tenant, data))
 
-    async def items(self, tenant: str, id: str, paging: Paging | None = None) -> Items | None:
+    async def list_items(
+        self, tenant: str, id: str, paging: Paging | None = None
+    ) -> ItemPage | None:
         """A page of a conversation's items, or all of them in their order."""
-        if await self.conversation(tenant, id) is None:
+        if await self.get_conversation(tenant, id) is None:
             return None
         where = "WHERE conversation = $1"
         if paging is None:
             rows = await self._read(f"SELECT item FROM items {where} ORDER BY place", id)
-            return Items(tuple(map(item_of, rows)), more=False)
+            return ItemPage(tuple(map(item_of, rows)), more=False)
         sign, order = _direction(paging)
         values: list[object] = [id, paging.limit + 1]
         if paging.after is not None:
@@ -176,21 +178,21 @@ class Rows(ABC):
             where += f" AND place {sign} (SELECT place FROM items {where} AND id = $3)"
         statement = f"SELECT item FROM items {where} ORDER BY place {order} LIMIT $2"
         rows = await self._read(statement, *values)
-        return Items(tuple(map(item_of, rows[: paging.limit])), len(rows) > paging.limit)
+        return ItemPage(tuple(map(item_of, rows[: paging.limit])), len(rows) > paging.limit)
 
-    async def item(self, tenant: str, id: str, item: str) -> Item | None:
+    async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
         """One item."""
         statement = f"SELECT item FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}"
         rows = await self._read(statement, id, item, tenant)
         return item_of(rows[0]) if rows else None
 
-    async def remove(self, tenant: str, id: str, item: str) -> bool:
+    async def remove_item(self, tenant: str, id: str, item: str) -> bool:
         """Forget one item."""
         statement = f"""DELETE FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}
             RETURNING id"""
         return bool(await self._write(statement, id, item, tenant))
 
-    # ---- letters -------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------
 
     async def settle(self, id: str, due: float | None = None) -> None:
         """Forget a letter, or have it come again."""
@@ -245,10 +247,10 @@ def item_of(row: Row) -> Item:
     return item
 
 
-def letters_of(rows: Sequence[Row]) -> tuple[Letter, ...]:
-    """The letters of rows of all their columns."""
+def messages_of(rows: Sequence[Row]) -> tuple[OutboxMessage, ...]:
+    """The messages of rows of all their columns."""
     return tuple(
-        Letter(id=id, target=target, body=body, due=due, attempts=attempts)
+        OutboxMessage(id=id, target=target, body=body, due=due, attempts=attempts)
         for id, target, body, due, attempts in rows
     )
 
@@ -258,10 +260,30 @@ def calls_of(tenant: str, id: str, marks: Sequence[str]) -> list[Row]:
     return [(tenant, mark, id) for mark in marks]
 
 
-def rows_of(letters: Sequence[Letter]) -> list[Row]:
-    """What POST keeps of letters."""
-    return [(each.id, each.target, each.body, each.due, each.attempts) for each in letters]
+def rows_of(messages: Sequence[OutboxMessage]) -> list[Row]:
+    """What POST keeps of messages."""
+    return [(each.id, each.target, each.body, each.due, each.attempts) for each in messages]
 
 
 def _direction(paging: Paging) -> tuple[str, str]:
     return (">", "ASC") if paging.order == "asc" else ("<", "DESC")
+
+
+def clean(text: str) -> str:
+    """An id without NUL and without halves of characters; any other stays as it is.
+
+    >>> clean("a\\0b"), clean("\\ud83d")
+    ('a\\\\x00b', '\\\\ud83d')
+    """
+    if "\0" in text:
+        text = text.replace("\0", "\\x00")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
+
+
+def cleaned(ids: Iterable[str | None]) -> list[str]:
+    """Those that are ids, each as a database can hold it, and once."""
+    return list(dict.fromkeys(clean(id) for id in ids if id))
