@@ -29,11 +29,11 @@ from websockets.sync.client import connect
 
 from tests.architecture.tree import PACKAGE, ROOT
 
-ROUNDS = 6
+ROUNDS = 8
 """Identical requests per case after the first ones; the least counts, as timers may add to some."""
 WARM_UP = 3
 CHUNKS = 30
-QUIET = 0.03
+QUIET = 0.02
 """Seconds without a call after which a request is over for the server too."""
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 ASIDE = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})
@@ -102,7 +102,8 @@ class Counter:
 
 
 class Model(BaseHTTPRequestHandler):
-    """Answers Chat Completions, streamed in one write or each chunk when `pace` is released."""
+    """Answers Chat Completions: in one write, so that the server has one thing to read, or chunk by
+    chunk as `pace` is released."""
 
     protocol_version = "HTTP/1.1"
     pace: threading.Semaphore | None = None
@@ -118,32 +119,24 @@ class Model(BaseHTTPRequestHandler):
             usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
             self._answer(_chat("chat.completion", choice, usage=usage))
             return
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+        head += b"transfer-encoding: chunked\r\n\r\n"
         pieces = [_chunk({"role": "assistant", "content": ""})]
         pieces += [_chunk({"content": f" word{number}"}) for number in range(CHUNKS)]
         pieces += [_chunk({}, "stop"), b"data: [DONE]\n\n"]
         framed = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
         if self.pace is None:
-            self.wfile.write(b"".join(framed) + b"0\r\n\r\n")
+            self.wfile.write(head + b"".join(framed) + b"0\r\n\r\n")
             return
-        for piece in framed[:-2]:
+        self.wfile.write(head)
+        for piece in (*framed[:-2], b"".join(framed[-2:]) + b"0\r\n\r\n"):
             self.pace.acquire()
             self.wfile.write(piece)
-        self.wfile.write(b"".join(framed[-2:]) + b"0\r\n\r\n")
 
     def _answer(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Prints nothing: standard output holds the figures."""
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+        self.wfile.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(data), data))
 
 
 def _chat(kind: str, choice: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -168,47 +161,48 @@ def _tool(number: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _ready(port: int) -> http.client.HTTPConnection:
-    """A connection that the server answers on."""
+def _connected(port: int) -> socket.socket:
+    """A connection to the server, once it answers."""
     for _ in range(600):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
-            _ask(connection, "/healthz")
+            client = socket.create_connection(("127.0.0.1", port), timeout=60)
         except ConnectionError:
             time.sleep(0.05)
         else:
-            return connection
+            return client
     raise RuntimeError("the server does not answer")
 
 
-def _ask(client: http.client.HTTPConnection, path: str, body: object = None) -> bytes:
-    method = "GET" if body is None else "POST"
-    data = None if body is None else json.dumps(body)
-    client.request(method, path, data, {"content-type": "application/json"})
-    response = client.getresponse()
-    text = response.read()
+def _asked(client: socket.socket, path: str, body: object) -> http.client.HTTPResponse:
+    """Ask in a single write, so that the server has one thing to read; `http.client` does two."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    response = http.client.HTTPResponse(client)
+    response.begin()
     if response.status != 200:
-        raise RuntimeError(f"{path} answered {response.status}: {text!r}")
-    return text
+        raise RuntimeError(f"{path} answered {response.status}: {response.read()!r}")
+    return response
 
 
-def _paced(counter: Counter, client: http.client.HTTPConnection) -> int:
+def _paced(counter: Counter, client: socket.socket) -> int:
     """The calls of one streamed, stored answer from its first word to its last."""
     Model.pace = threading.Semaphore(2)  # the role and the first word
-    body = json.dumps({"model": "m", "input": "Hi", "stream": True})
-    client.request("POST", RESPONSES, body, {"content-type": "application/json"})
-    response = client.getresponse()
+    response = _asked(client, RESPONSES, {"model": "m", "input": "Hi", "stream": True})
     before, words = 0, 0
-    while line := response.readline():
+    while words < CHUNKS:
+        line = response.readline()
+        if not line:
+            raise RuntimeError("the answer ended early")
         if not line.startswith(b'data: {"type":"response.output_text.delta"'):
             continue
         words += 1
         if words == 1:
             before = counter.settled()
-        if words == CHUNKS:
-            after = counter.settled()
-            break
-        Model.pace.release()
+        if words < CHUNKS:
+            Model.pace.release()
+    after = counter.settled()
+    Model.pace.release()  # the end
     response.read()
     Model.pace = None
     return after - before
@@ -228,11 +222,12 @@ def _turn(socket: Any) -> None:
 def _figures(counter: Counter, port: int) -> dict[str, float]:
     chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5}
     tools = {**chat, "tools": [_tool(number) for number in range(10)]}
-    client = _ready(port)
+    stored = {"model": "m", "input": "Hi"}
+    client = _connected(port)
     figures: dict[str, float] = {
-        "plain": counter.least(lambda: _ask(client, CHAT, chat)),
-        "ten_tools": counter.least(lambda: _ask(client, CHAT, tools)),
-        "stored": counter.least(lambda: _ask(client, RESPONSES, {"model": "m", "input": "Hi"})),
+        "plain": counter.least(lambda: _asked(client, CHAT, chat).read()),
+        "ten_tools": counter.least(lambda: _asked(client, CHAT, tools).read()),
+        "stored": counter.least(lambda: _asked(client, RESPONSES, stored).read()),
     }
     paced = min(_paced(counter, client) for _ in range(WARM_UP + ROUNDS))
     figures["stored_chunk"] = round(paced / (CHUNKS - 1), 1)

@@ -17,6 +17,8 @@ FILE = Path(__file__).with_name("ratchets.toml")
 ROOMS = ("core", "wire", "formats", "net", "engines", "stores", "server", "client", "cli")
 SLACK = 0.05
 """How far a value may fall below its limit before the limit has to follow."""
+NOISE = {"calls": 0.02}
+"""How far a value may be above: whether the loop waits for the store's thread depends on timing."""
 
 Figures = dict[str, dict[str, float]]
 
@@ -28,7 +30,9 @@ def limits() -> Figures:
 
 def write(figures: Figures) -> None:
     """Write figures down as the limits."""
-    lines = ["# Written by `python -m tests.architecture --write`; a limit is lowered, never raised."]
+    lines = [
+        "# Written by `python -m tests.architecture --write`; a limit is lowered, never raised."
+    ]
     for section, values in figures.items():
         lines += ["", f"[{section}]", *(f"{name} = {value:g}" for name, value in values.items())]
     FILE.write_text("\n".join(lines) + "\n")
@@ -37,7 +41,7 @@ def write(figures: Figures) -> None:
 def tree_figures() -> Figures:
     """What the source tree says."""
     files = sources()
-    lines = {room: 0 for room in ROOMS}
+    lines = dict.fromkeys(ROOMS, 0)
     for file in files:
         room = file.path.relative_to(PACKAGE).parts[0]
         if room in lines:
@@ -57,23 +61,24 @@ def call_figures() -> Figures:
     return {"calls": calls.measured()}
 
 
-def complaint(limit: float, value: float, slack: float) -> str | None:
+def complaint(limit: float, value: float, noise: float = 0) -> str | None:
     """What is wrong with a value, in words for whoever has to change it."""
-    if value > limit:
+    if value > limit * (1 + noise):
         return f"{value:g} is above its limit of {limit:g}"
-    if value < limit - max(slack * limit, 1):
+    if value < limit - max(SLACK * limit, 1):
         return f"{value:g} is well below its limit of {limit:g}: lower it to {value:g}"
     return None
 
 
-def complaints(allowed: Figures, found: Figures, slack: float = SLACK) -> list[str]:
+def complaints(figures: Figures) -> list[str]:
     """Every value that is above its limit, or so far below that the limit has to follow."""
-    wrong = []
-    for section, values in found.items():
-        for name, value in values.items():
-            if words := complaint(allowed[section][name], value, slack):
-                wrong.append(f"{section}.{name} = {words}")
-    return wrong
+    allowed = limits()
+    return [
+        f"{section}.{name} = {wrong}"
+        for section, values in figures.items()
+        for name, value in values.items()
+        if (wrong := complaint(allowed[section][name], value, NOISE.get(section, 0)))
+    ]
 
 
 def _importers(files: tuple[Source, ...]) -> dict[str, set[str]]:

@@ -8,23 +8,23 @@ from tests.architecture import ratchets
 
 
 def test_modules_and_lines_are_within_their_limits() -> None:
-    wrong = ratchets.complaints(ratchets.limits(), ratchets.tree_figures())
+    wrong = ratchets.complaints(ratchets.tree_figures())
     assert not wrong, "\n".join([*wrong, "See `python -m tests.architecture --help`."])
 
 
 def test_calls_are_within_their_limits() -> None:
-    wrong = ratchets.complaints(ratchets.limits(), ratchets.call_figures())
+    wrong = ratchets.complaints(ratchets.call_figures())
     assert not wrong, "\n".join([*wrong, "See `python -m tests.architecture --help`."])
 
 
 def test_a_value_above_its_limit_fails() -> None:
-    assert ratchets.complaint(100, 101, 0.05) == "101 is above its limit of 100"
+    assert ratchets.complaint(100, 101) == "101 is above its limit of 100"
 
 
 def test_a_value_a_little_below_its_limit_passes() -> None:
-    assert ratchets.complaint(100, 95, 0.05) is None
+    assert ratchets.complaint(100, 95) is None
 
 
 def test_a_value_well_below_its_limit_fails_and_names_the_new_limit() -> None:
-    words = ratchets.complaint(100, 94, 0.05)
+    words = ratchets.complaint(100, 94)
     assert words == "94 is well below its limit of 100: lower it to 94"
