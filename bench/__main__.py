@@ -131,7 +131,7 @@ def measure(
                 file = folder / "body.json"
                 file.write_bytes(load.text())
                 for gateway, port, pid in servers:
-                    if load.wire not in gateway.wires or (gateway.rare and load.body != "small"):
+                    if load.wire not in gateway.wires or load.body not in gateway.bodies:
                         continue
                     time = seconds if number else 0.5
                     figure = run(load_program, port, pid, load, time, gateway.key, file)
@@ -173,8 +173,7 @@ def _cost(figures: Figures, name: str, load: Load) -> float | None:
 def against_proxies(works: list[Work], figures: Figures) -> list[str]:
     """CPU per unit beside nginx and the floor, with the gates."""
     lines = [
-        "| CPU us per unit | nginx | floor | dragoman | unstored | x nginx | x floor "
-        "| unstored x floor |",
+        "| CPU, us | nginx | floor | dragoman | unstored | x nginx | x floor | unstored x floor |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for work in works:
@@ -239,14 +238,14 @@ def _head(seconds: float, rounds: int) -> list[str]:
         "# Performance",
         "",
         "Written by `python -m bench --write`. CPU of the whole process tree per unit of work, the",
-        "median of interleaved rounds. Only ratios inside one run can be trusted, to about a quarter.",
-        "nginx passes on unbuffered and speaks whatever the upstream does; above 16 kB it spools to",
-        "a file and is no yardstick. The floor (bench/floor.py) decodes and encodes Chat and does",
-        "nothing else. Dragoman runs as installed, with its store in SQLite; `unstored` is",
-        "`--store none`. The gates are those of the current stage of work.",
+        "median of interleaved rounds. Only ratios inside one run can be trusted, to about a",
+        "quarter. nginx passes on unbuffered; above 16 kB it spools bodies to a file and is no",
+        "yardstick. The floor (`bench/floor.py`) decodes and encodes Chat and does nothing else;",
+        "rows over Responses are compared with the same over Chat. Dragoman runs as installed,",
+        "with its store in SQLite; `unstored` is `--store none`.",
         "",
-        f"{machine.describe()}; {today}; commit {commit}; {rounds} rounds of {seconds:g} s; load of",
-        f"the machine before the run {load:.1f}.",
+        f"{machine.describe()}; {today}; commit {commit}; {rounds} rounds of {seconds:g} s;",
+        f"load average before the run {load:.1f}.",
         "",
     ]
 

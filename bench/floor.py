@@ -67,7 +67,7 @@ class Request(Struct):
 
 class Delta(Struct, omit_defaults=True):
     role: str | UnsetType = UNSET
-    content: str | None | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     tool_calls: Raw | UnsetType = UNSET
 
 

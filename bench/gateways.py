@@ -25,7 +25,7 @@ class Gateway(Struct, frozen=True):
     """A name, the command that starts it, and the path that answers when it is ready.
 
     `wires` are the protocols of its clients that are measured; `key` is the client's, where it
-    wants one; `environment` is what it needs beside ours. `rare` ones run only the plain requests.
+    wants one; `environment` is what it needs beside ours; `bodies` are those it is measured with.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Gateway(Struct, frozen=True):
     wires: tuple[str, ...] = ("chat",)
     key: str = "none"
     environment: dict[str, str] = {}
-    rare: bool = False
+    bodies: tuple[str, ...] = ("small", "tools", "codex", "history")
 
 
 def _nginx(port: int, upstream: int, folder: Path) -> list[str]:
@@ -113,7 +113,8 @@ def installed() -> tuple[list[Gateway], list[str]]:
     """The gateways that are here, and the names of those that are not."""
     both = ("chat", "responses")
     known = [
-        Gateway("nginx", _nginx, shutil.which("nginx")),
+        # nginx spools bodies above 16 kB to a file, which is other work.
+        Gateway("nginx", _nginx, shutil.which("nginx"), bodies=("small", "tools")),
         Gateway("floor", _floor, sys.executable),
         Gateway(STORED, dragoman, sys.executable, "/healthz", both),
         Gateway(UNSTORED, _unstored, sys.executable, "/healthz", both),
@@ -124,7 +125,7 @@ def installed() -> tuple[list[Gateway], list[str]]:
             "/health/liveliness",
             key=KEY,
             environment={"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            rare=True,
+            bodies=("small",),
         ),
         Gateway(
             "agentic-api",
@@ -132,7 +133,7 @@ def installed() -> tuple[list[Gateway], list[str]]:
             _elsewhere("agentic-api", "agentic-server"),
             "/health",
             both,
-            rare=True,
+            bodies=("small",),
         ),
     ]
     return [g for g in known if g.program], [g.name for g in known if not g.program]

@@ -23,14 +23,15 @@ enum { IN = 1 << 16, OUT = 1 << 18, CHUNK = 600, MAX_EVENTS = 512 };
 
 typedef struct Peer {
   int fd, filled, waiting_out, paced_at;  // paced_at: place in the paced list, -1 if not there
-  int left, number, responses;            // chunks still to send, chunks sent, the protocol
+  int left, number;                       // chunks still to send, chunks sent
+  int responses;                          // the number of the answer; 0 in Chat
   int64_t step, due;                      // microseconds
   size_t out_len, out_off;
   size_t in_size;
   char *in, out[OUT];
 } Peer;
 
-static int epoll_fd, paced_count;
+static int epoll_fd, paced_count, answered;
 static Peer *paced[1 << 16];
 static char unary[4096], unary_responses[4096];
 static const char *STREAM_HEAD =
@@ -59,21 +60,28 @@ static int event(char *out, const char *delta, const char *finish) {
   return sprintf(out, "%x\r\n%s\r\n", n, data);
 }
 
+static void number(char *text, int serial) {  // ids are unique, since some peers store answers by them
+  char digits[9];
+  snprintf(digits, sizeof digits, "%08d", serial);
+  for (char *at = text; (at = strstr(at, "_00000000")); at += 9) memcpy(at + 1, digits, 8);
+}
+
 // One event of Responses in one HTTP chunk.
-static int named(char *out, const char *type, int i, const char *rest) {
-  char data[4096];
+static int named(char *out, int serial, const char *type, int i, const char *rest) {
+  char data[8192];
   int n = snprintf(data, sizeof data,
                    "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%d,%s}\n\n", type, type,
                    i, rest);
+  number(data, serial);
   return sprintf(out, "%x\r\n%s\r\n", n, data);
 }
 
-#define PLACE "\"item_id\":\"msg_1\",\"output_index\":0,\"content_index\":0,"
+#define PLACE "\"item_id\":\"msg_00000000\",\"output_index\":0,\"content_index\":0,"
 #define PART "{\"type\":\"output_text\",\"text\":\"%s\",\"annotations\":[],\"logprobs\":[]}"
 #define ITEM                                                                                \
-  "{\"type\":\"message\",\"id\":\"msg_1\",\"role\":\"assistant\",\"status\":\"%s\",\"content\":[%s]}"
+  "{\"type\":\"message\",\"id\":\"msg_00000000\",\"role\":\"assistant\",\"status\":\"%s\",\"content\":[%s]}"
 #define RESPONSE                                                                               \
-  "{\"id\":\"resp_1\",\"object\":\"response\",\"created_at\":1763640000,\"model\":\"mock\","        \
+  "{\"id\":\"resp_00000000\",\"object\":\"response\",\"created_at\":1763640000,\"model\":\"mock\","        \
   "\"status\":\"%s\",\"output\":[%s],\"parallel_tool_calls\":true,\"tool_choice\":\"auto\","         \
   "\"tools\":[],\"error\":null,\"incomplete_details\":null,\"instructions\":null,\"metadata\":{},"    \
   "\"temperature\":1.0,\"top_p\":1.0,\"usage\":{\"input_tokens\":24,\"input_tokens_details\":{"       \
@@ -81,56 +89,61 @@ static int named(char *out, const char *type, int i, const char *rest) {
   "\"total_tokens\":174}}"
 
 static const char *item(const char *status, const char *text) {
-  static char out[4096], part[2048] = "";
+  static char out[4096], part[2048];
   if (text) snprintf(part, sizeof part, PART, text);
   snprintf(out, sizeof out, ITEM, status, text ? part : "");
   return out;
 }
 
-static int responses_first(char *out) {
-  char rest[4096], part[256];
-  snprintf(rest, sizeof rest, "\"response\":" RESPONSE, "in_progress", "");
-  int n = named(out, "response.created", 0, rest);
-  n += named(out + n, "response.in_progress", 1, rest);
-  snprintf(rest, sizeof rest, "\"output_index\":0,\"item\":%s", item("in_progress", NULL));
-  n += named(out + n, "response.output_item.added", 2, rest);
-  snprintf(part, sizeof part, PART, "");
-  snprintf(rest, sizeof rest, PLACE "\"part\":%s", part);
-  return n + named(out + n, "response.content_part.added", 3, rest);
+static void spell(char *text, int i) {
+  sprintf(text, " %c%c%c%cv", 'a' + i % 26, 'a' + i / 26 % 26, 'a' + i / 676 % 26, i % 3 ? 'x' : 'y');
 }
 
-static int responses_last(char *out, int i) {
+static int responses_first(char *out, int serial) {
   char rest[4096], part[256];
-  snprintf(part, sizeof part, PART, "all");
-  int n = named(out, "response.output_text.done", i, PLACE "\"text\":\"all\",\"logprobs\":[]");
+  snprintf(rest, sizeof rest, "\"response\":" RESPONSE, "in_progress", "");
+  int n = named(out, serial, "response.created", 0, rest);
+  n += named(out + n, serial, "response.in_progress", 1, rest);
+  snprintf(rest, sizeof rest, "\"output_index\":0,\"item\":%s", item("in_progress", NULL));
+  n += named(out + n, serial, "response.output_item.added", 2, rest);
+  snprintf(part, sizeof part, PART, "");
   snprintf(rest, sizeof rest, PLACE "\"part\":%s", part);
-  n += named(out + n, "response.content_part.done", i + 1, rest);
-  snprintf(rest, sizeof rest, "\"output_index\":0,\"item\":%s", item("completed", "all"));
-  n += named(out + n, "response.output_item.done", i + 2, rest);
-  snprintf(rest, sizeof rest, "\"response\":" RESPONSE, "completed", item("completed", "all"));
-  n += named(out + n, "response.completed", i + 3, rest);
+  return n + named(out + n, serial, "response.content_part.added", 3, rest);
+}
+
+static int responses_last(char *out, int i, int serial) {
+  char text[2048] = "", part[4096], rest[8192];
+  for (int k = 0; k < i; k++) spell(text + strlen(text), k);
+  snprintf(rest, sizeof rest, PLACE "\"text\":\"%s\",\"logprobs\":[]", text);
+  int n = named(out, serial, "response.output_text.done", i + 4, rest);
+  snprintf(part, sizeof part, PART, text);
+  snprintf(rest, sizeof rest, PLACE "\"part\":%s", part);
+  n += named(out + n, serial, "response.content_part.done", i + 5, rest);
+  snprintf(rest, sizeof rest, "\"output_index\":0,\"item\":%s", item("completed", text));
+  n += named(out + n, serial, "response.output_item.done", i + 6, rest);
+  snprintf(rest, sizeof rest, "\"response\":" RESPONSE, "completed", item("completed", text));
+  n += named(out + n, serial, "response.completed", i + 7, rest);
   return n + sprintf(out + n, "0\r\n\r\n");
 }
 
 static int word(char *out, int i, int responses) {
   char text[16], delta[256];
-  snprintf(text, sizeof text, " %c%c%c%cv", 'a' + i % 26, 'a' + i / 26 % 26, 'a' + i / 676 % 26,
-           i % 3 ? 'x' : 'y');
+  spell(text, i);
   if (responses) {
     snprintf(delta, sizeof delta, PLACE "\"delta\":\"%s\",\"logprobs\":[]", text);
-    return named(out, "response.output_text.delta", i + 4, delta);
+    return named(out, responses, "response.output_text.delta", i + 4, delta);
   }
   snprintf(delta, sizeof delta, "{\"content\":\"%s\"}", text);
   return event(out, delta, "null");
 }
 
 static int first(char *out, int responses) {
-  if (responses) return responses_first(out);
+  if (responses) return responses_first(out, responses);
   return event(out, "{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null}", "null");
 }
 
 static int last(char *out, int i, int responses) {
-  if (responses) return responses_last(out, i + 4);
+  if (responses) return responses_last(out, i, responses);
   int n = event(out, "{}", "\"stop\"");
   return n + sprintf(out + n, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
 }
@@ -177,7 +190,9 @@ static void add(Peer *p, const char *text) {
 static void answer(Peer *p, int get, const char *body) {
   char head[128];
   if (get || !strstr(body, "\"stream\":true")) {
-    const char *text = get ? LISTING : p->responses ? unary_responses : unary;
+    char whole[sizeof unary_responses];
+    number(strcpy(whole, unary_responses), p->responses);
+    const char *text = get ? LISTING : p->responses ? whole : unary;
     sprintf(head, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
             strlen(text));
     add(p, head), add(p, text);
@@ -210,7 +225,7 @@ static int serve(Peer *p) {  // answers the requests that are whole; -1: the pee
     if (p->filled < head + body) return 0;
     char kept = p->in[head + body];
     p->in[head + body] = 0;
-    p->responses = !memcmp(p->in, "POST /v1/responses", 18);
+    p->responses = memcmp(p->in, "POST /v1/responses", 18) ? 0 : ++answered;
     answer(p, !memcmp(p->in, "GET ", 4), p->in + head);
     p->in[head + body] = kept;
     p->filled -= head + body;
@@ -222,7 +237,7 @@ static int serve(Peer *p) {  // answers the requests that are whole; -1: the pee
 
 static int pace(Peer *p, int64_t t) {  // -1: the peer is gone, 1: the stream is over
   while (p->due <= t) {
-    char text[8192];
+    char text[1 << 15];
     int over = p->left <= 1;
     int n = over ? last(text, p->number, p->responses) : word(text, p->number++, p->responses);
     if (send(p->fd, text, n, MSG_NOSIGNAL) < 0 && errno != EAGAIN) return -1;
