@@ -16,7 +16,8 @@ from .works import Load
 DEPTHS = {100: 4.0, 500: 15.0}
 """Turns of a chain, and the milliseconds of CPU that an answer at its end may take."""
 ASKED = 20
-STREAMS = 400
+STREAMS = (100, 500)
+"""Streams that are open at once: what is measured is the difference."""
 KILOBYTES = 15.0
 """What an open stream may take."""
 
@@ -31,7 +32,7 @@ def table(upstream: int, load_program: str) -> list[str]:
                 _row(f"answer at the end of {depth} turns, CPU", cost, DEPTHS[depth], "ms")
             )
         memory = _streams(upstream, load_program, folder)
-        lines.append(_row(f"open stream, {STREAMS} at once, memory each", memory, KILOBYTES, "kB"))
+        lines.append(_row("open stream, memory", memory, KILOBYTES, "kB"))
     return lines
 
 
@@ -67,8 +68,12 @@ def _ask(connection: http.client.HTTPConnection, previous: str | None) -> str:
     body: dict[str, Any] = {"model": "mock-n200-us0", "input": "And what comes after that?"}
     if previous:
         body["previous_response_id"] = previous
-    connection.request("POST", "/v1/responses", json.dumps(body))
-    answer = json.loads(connection.getresponse().read())
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/responses", json.dumps(body), headers)
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    if response.status != 200:
+        raise RuntimeError(f"a turn was refused: {answer}")
     return str(answer["id"])
 
 
@@ -79,11 +84,11 @@ def _streams(upstream: int, load_program: str, folder: Path) -> float:
     body = folder / "slow.json"
     text = Load("small", "paced", "responses").text()
     body.write_bytes(text.replace(b"mock-n100-us20000", b"mock-n100-us200000"))
-    arguments = [load_program, str(port), "/v1/responses"]
+    resident = []
     with machine.running(command, core=0, ready=ready) as process:
-        subprocess.run([*arguments, "8", "1", str(body)], capture_output=True, check=True)
-        before = machine.rss(process.pid)
-        load = [*arguments, str(STREAMS), "6", str(body)]
-        with subprocess.Popen(load, stdout=subprocess.DEVNULL):
-            time.sleep(4)
-            return (machine.rss(process.pid) - before) / STREAMS * 1e3
+        for count in STREAMS:
+            load = [load_program, str(port), "/v1/responses", str(count), "7", str(body)]
+            with subprocess.Popen(load, stdout=subprocess.DEVNULL):
+                time.sleep(5)
+                resident.append(machine.rss(process.pid))
+    return (resident[1] - resident[0]) / (STREAMS[1] - STREAMS[0]) * 1e3
