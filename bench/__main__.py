@@ -124,14 +124,16 @@ def measure(
                 machine.running(command, core=0, ready=ready, environment=gateway.environment)
             )
             servers.append((gateway, port, process.pid))
+        asked = [work.load for work in works]
+        loads = dict.fromkeys(each for load in asked for each in (_chat(load), load))
         for number in range(rounds + 1):
-            for load in dict.fromkeys(
-                wanted for work in works for wanted in (_chat(work.load), work.load)
-            ):
+            for load in loads:
                 file = folder / "body.json"
                 file.write_bytes(load.text())
                 for gateway, port, pid in servers:
-                    if load.wire not in gateway.wires or load.body not in gateway.bodies:
+                    needless = load not in asked and "responses" in gateway.wires
+                    speaks = load.wire in gateway.wires and load.body in gateway.bodies
+                    if needless or not speaks:
                         continue
                     time = seconds if number else 0.5
                     figure = run(load_program, port, pid, load, time, gateway.key, file)

@@ -99,7 +99,7 @@ def _history() -> dict[str, Any]:
     """A conversation of 400 messages."""
     roles = ("user", "assistant")
     return {
-        "turns": [_turn(roles[n % 2], _prose(2_130, n)) for n in range(399)]
+        "turns": [_turn(roles[n % 2], _prose(2_060, n)) for n in range(399)]
         + [_turn("user", "Go on.")],
         "tools": [],
     }
@@ -122,21 +122,10 @@ def _tool(number: int, fields: int) -> dict[str, Any]:
 
 
 def _prose(length: int, seed: int = 0) -> str:
-    """Text with what text has: words, lines, quotes and a few letters beyond ASCII."""
-    words = (
-        "the",
-        "model",
-        "reads",
-        "“every”",
-        "line\n",
-        "of",
-        'a "file"',
-        "and",
-        "café",
-        "writes",
-    )
+    """Text with lines and quotes; one in ten has letters beyond ASCII, which are slower to read."""
+    words = ("the", "model", "reads", "every", "line\n", "of", 'a "file"', "and", "then", "writes")
     text = " ".join(f"{words[(n * 7 + seed) % 10]} {n}" for n in range(length // 5))
-    return text[:length]
+    return (("“Café”: " if seed % 10 == 9 else "") + text)[:length]
 
 
 _BODIES = {"small": _small, "tools": _tools, "codex": _codex, "history": _history}
