@@ -33,25 +33,19 @@ from dragoman.core.item import (
     Token,
     UnknownPart,
 )
-from dragoman.core.ledger import Ledger
 from dragoman.core.lifecycle import check
-from dragoman.core.request import (
-    CustomTool,
-    FunctionTool,
-    Namespace,
-    ReasoningOptions,
-    Request,
-)
+from dragoman.core.loss import LossList
+from dragoman.core.lower import Renamer, Summariser, Suppressor, Undo, in_turn, summarised
+from dragoman.core.request import CustomTool, FunctionTool, Namespace, ReasoningOptions, Request
 from dragoman.core.response import Response, Status
-from dragoman.core.toolbox import Toolbox
-from dragoman.core.undo import Renamer, Summariser, Suppressor, Undo, in_turn, summarised
+from dragoman.core.tools import Toolbox
 from tests.strategies import responses, word
 
 TOOLS = (CustomTool("patch"), Namespace("crm", (FunctionTool("find"),)))
 
 
 def renamer() -> Renamer:
-    box = Toolbox(enumerate(TOOLS), custom=False, namespaces=False, ledger=Ledger())
+    box = Toolbox(enumerate(TOOLS), custom=False, namespaces=False, ledger=LossList())
     return Renamer(box)
 
 
@@ -141,7 +135,7 @@ def called(draw: st.DrawFn) -> Response:
 def test_p16_lowered_answers_come_back_as_they_were(
     response: Response, custom: bool, namespaces: bool
 ) -> None:
-    box = Toolbox((), custom=custom, namespaces=namespaces, ledger=Ledger())
+    box = Toolbox((), custom=custom, namespaces=namespaces, ledger=LossList())
 
     def lower(item: Item) -> Item:
         return box.lower(item) if isinstance(item, FunctionCall | CustomToolCall) else item
@@ -167,7 +161,7 @@ def test_a_call_that_is_not_allowed_is_held_back_and_told() -> None:
     assert response.output == (replace(SAID, id="fc_1"), replace(READ, id="fc_2"))
     assert response.reasons == ("tool_calls",)
     (loss,) = response.losses
-    assert (loss.field, loss.action) == ("tool_choice", "told")
+    assert (loss.field, loss.action) == ("tool_choice", "dropped")
     assert "'write'" in loss.why
 
 

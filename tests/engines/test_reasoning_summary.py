@@ -22,8 +22,8 @@ from dragoman.engines.completions import CompletionServer
 from dragoman.engines.function import Function
 from dragoman.engines.remote import Remote
 from dragoman.engines.token import TokenEngine
-from dragoman.formats.names import by_name
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer
+from dragoman.formats.registry import by_name
 from dragoman.wire.dialect import STANDARD
 from dragoman.wire.responses import RESPONSES
 from tests import oracle

@@ -36,9 +36,8 @@ from dragoman.core.request import (
 )
 from dragoman.core.turn import Turn
 from dragoman.formats.format import Setting
-from dragoman.formats.prompt import Control
+from dragoman.formats.prompt import ByteTokenizer, Control
 from dragoman.formats.template import Template, from_config, profile_of
-from dragoman.formats.tokenizer import ByteTokenizer
 from tests.formats.markup.hearing import TOOLS, hear
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>")
@@ -305,7 +304,7 @@ def test_r4_19_what_a_hosted_tool_did_is_left_out_and_told(kind: str, shown: str
     items = (USER, Unknown("responses", kind, {"id": "ws_1"}), USER)
     prompt = Template(CHATML).render(Request(model="m", items=items))
     assert prompt.text == Template(CHATML).render(Request(model="m", items=(USER, USER))).text
-    assert prompt.losses == (Loss("items[1]", "told", f"the model cannot read a {shown}"),)
+    assert prompt.losses == (Loss("items[1]", "dropped", f"the model cannot read a {shown}"),)
 
 
 def test_what_is_not_text_is_called_by_its_type() -> None:

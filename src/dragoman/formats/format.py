@@ -16,8 +16,7 @@ from dragoman.core.lower import Limits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 
-from .prompt import Prompt
-from .tokenizer import Tokenizer
+from .prompt import Prompt, Tokenizer
 
 
 class Setting(Struct, frozen=True):

@@ -26,11 +26,9 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
-from dragoman.core.kind import kind_of
-from dragoman.core.ledger import Ledger
-from dragoman.core.lower import Limits
-from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request
-from dragoman.core.system import lower_system
+from dragoman.core.loss import LossList
+from dragoman.core.lower import Limits, lower_system
+from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, type_name
 
 LIMITS = Limits(custom_tools=False, namespaces=False, hosted_tools=False)
 """What chat templates know: functions by a name."""
@@ -50,7 +48,7 @@ class Verbatim(dict[str, JSON]):
 Turns = list[dict[str, JSON]]
 
 
-def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> Turns:
+def messages(request: Request, ledger: LossList, id_length: int | None = None) -> Turns:
     """The conversation, with one system message in front. Raises FaultError for what a template
     has no words for.
 
@@ -90,9 +88,11 @@ def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> 
                     }
                 )
             case Unknown(kind=kind) if kind != _COMPACT:
-                ledger.note("items[*]", "told", f"the model cannot read a {kind_of(item)}", (at,))
+                ledger.note(
+                    "items[*]", "dropped", f"the model cannot read a {type_name(item)}", (at,)
+                )
             case _:
-                problem = f"this model's prompt has no place for an item of type {kind_of(item)}"
+                problem = f"this model's prompt has no place for an item of type {type_name(item)}"
                 raise FaultError(unsupported(problem, where))
     return _with_format(turns, request)
 
@@ -104,7 +104,7 @@ def tools(request: Request) -> Turns:
     found: Turns = []
     for number, tool in enumerate(request.tools):
         if not isinstance(tool, FunctionTool):
-            problem = f"this model's prompt only has functions, and this is a {kind_of(tool)}"
+            problem = f"this model's prompt only has functions, and this is a {type_name(tool)}"
             raise FaultError(unsupported(problem, f"tools[{number}]"))
         empty: JSON = {"type": "object", "properties": {}}
         function: dict[str, JSON] = {"name": tool.name, "description": tool.description or ""}
@@ -131,7 +131,7 @@ def short_id(id: str, length: int | None) -> str:
     return "".join(digits)
 
 
-def _one_system(request: Request, ledger: Ledger) -> Request:
+def _one_system(request: Request, ledger: LossList) -> Request:
     lowered = lower_system(request, ledger, role="system", front=True)
     match lowered.instructions:
         case None:
@@ -158,7 +158,7 @@ def _text(parts: tuple[Part, ...], where: str) -> str:
     said: list[str] = []
     for number, part in enumerate(parts):
         if not isinstance(part, Text | Refusal):
-            problem = f"this model reads text only, and this is {kind_of(part)}"
+            problem = f"this model reads text only, and this is {type_name(part)}"
             raise FaultError(unsupported(problem, f"{where}[{number}]"))
         said.append(part.text)
     return "".join(said)

@@ -9,10 +9,9 @@ from dragoman.core.item import Message, Token
 from dragoman.core.lower import NATIVE
 from dragoman.core.request import JSONSchema, Request
 from dragoman.core.turn import Turn
-from dragoman.engines.token.raw import RawParser
+from dragoman.engines.token.planner import RawParser
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.prompt import Prompt
-from dragoman.formats.tokenizer import ByteTokenizer, Tokenizer
+from dragoman.formats.prompt import ByteTokenizer, Prompt, Tokenizer
 
 TOY = ByteTokenizer(["<|end|>"])
 END = TOY.controls["<|end|>"]

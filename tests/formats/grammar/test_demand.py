@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.guarantee import demanded
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -18,8 +17,8 @@ from dragoman.core.request import (
     TextFormat,
     UnknownTool,
 )
-from dragoman.formats.grammar.body import Anything, Choice, JSONBody, Lark, Regex, lark
-from dragoman.formats.grammar.demand import demand
+from dragoman.core.response import demanded
+from dragoman.formats.grammar.demand import Anything, Choice, JSONBody, Lark, Regex, demand, lark
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 ROLL = FunctionTool("roll", parameters=SCHEMA)

@@ -16,12 +16,11 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.formats.format import Grammar
-from dragoman.formats.grammar.body import Regex
+from dragoman.formats.grammar.demand import Regex
 from dragoman.formats.grammar.lark import Writer
-from dragoman.formats.grammar.markup import Envelope, grammar
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.markup.families import PROFILES
-from dragoman.formats.markup.format import Markup
+from dragoman.formats.markup.format import Envelope, Markup, grammar
 from tests.formats.grammar.accepts import verdict
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -16,7 +16,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import FunctionTool, NamedTool, Namespace, Request, UnknownTool
 from dragoman.core.turn import Turn
-from dragoman.engines.token.stop import StoppingTurn
+from dragoman.engines.token.sequence_decoder import StoppingTurn
 from dragoman.formats.harmony import HARMONY
 
 from .hearing import BYTES, PLAIN, TOOLS, called, hear, read, spelt
@@ -219,7 +219,7 @@ def test_a_call_of_a_built_in_is_said_as_text_and_told_since_nobody_runs_it(
     (end,) = (event for event in heard.events if isinstance(event, Finished))
     assert (end.status, end.reasons) == ("completed", ("stop",))
     (loss,) = end.losses
-    assert (loss.field, loss.action) == ("tools", "told")
+    assert (loss.field, loss.action) == ("tools", "dropped")
     assert "nobody here runs" in loss.why
 
 

@@ -10,8 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from dragoman.core.allowed import Allowed
-from dragoman.core.ledger import Ledger
+from dragoman.core.loss import LossList
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -21,6 +20,7 @@ from dragoman.core.request import (
     Tool,
     UnknownTool,
 )
+from dragoman.core.tools import Allowed
 
 from . import typescript
 
@@ -52,7 +52,7 @@ class Callee(Struct, frozen=True):
 class Toolkit:
     """What the model may call in its answer to a request. Losses are entered in the ledger."""
 
-    def __init__(self, request: Request, ledger: Ledger) -> None:
+    def __init__(self, request: Request, ledger: LossList) -> None:
         self._sections: dict[str, _Section] = {}
         self._custom: dict[tuple[str | None, str], bool] = {}
         self._ledger = ledger
@@ -99,13 +99,13 @@ class Toolkit:
                 for place, member in enumerate(tool.tools):
                     if isinstance(member, UnknownTool):
                         why = "the model has no such tool"
-                        self._ledger.note("tools[*].tools[*]", "told", why, (number, place))
+                        self._ledger.note("tools[*].tools[*]", "dropped", why, (number, place))
                         continue
                     self._show(member, tool.name, f"tools[{number}].tools[{place}]")
                     group = None if tool.name == FUNCTIONS else tool.name
                     self._custom[group, member.name] = isinstance(member, CustomTool)
             case _:
-                self._ledger.note("tools[*]", "told", "the model has no such tool", (number,))
+                self._ledger.note("tools[*]", "dropped", "the model has no such tool", (number,))
 
     def _show(self, tool: FunctionTool | CustomTool, group: str, field: str) -> None:
         self._sections.setdefault(group, (None, []))[1].append((tool, field))
