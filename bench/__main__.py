@@ -87,8 +87,8 @@ def main() -> None:
         lines += [*tokens.table(), ""]
     if options.part == "all":
         lines += [*client.table(), "", *start.table(), ""]
-    text = "\n".join(lines)
-    print(text)
+    text = "\n".join(lines).rstrip() + "\n"
+    print(text, end="")
     if options.write:
         PAGE.write_text(text)
 
