@@ -23,7 +23,7 @@ from dragoman.engines.pocket import pocket
 from dragoman.engines.token.engine import TokenEngine
 from dragoman.engines.token.guidance import Guide
 from dragoman.formats.format import Grammar
-from dragoman.formats.tokenizer import Tokenizer
+from dragoman.formats.prompt import Tokenizer
 
 from . import machine
 from .replay import vocabulary

@@ -21,14 +21,12 @@ from dragoman.core.event import Event, Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines.mint import new_id
+from dragoman.engines.base import new_id
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.record import Record, Stretch
+from dragoman.server.state.service import Memory
+from dragoman.stores.base import LogSegment, Record, Retention, Store
 from dragoman.stores.sqlite import SqliteStore
-from dragoman.stores.store import Store
 from tests.server.stubs import Call, Stub, saying, word
 
 from . import machine
@@ -95,8 +93,8 @@ async def _live(store: Store, text: str, events: tuple[Event, ...]) -> None:
     request = Request(model="m", items=(Message("user", text, id=f"msg_{id}"),))
     record = Record(id=id, tenant="", wire="responses", created_at=50, request=request)
     await store.begin(record)
-    await store.append(id, Stretch(0, events))
-    await store.finish(id, _answer(id, text), Stretch(len(events), events[1:2]))
+    await store.append(id, LogSegment(0, events))
+    await store.finish(id, _answer(id, text), LogSegment(len(events), events[1:2]))
 
 
 def _answer(id: str, text: str) -> Response:
@@ -159,7 +157,7 @@ async def resumed(folder: Path) -> None:
 
 async def many(folder: Path, count: int) -> None:
     """Resident memory as responses are stored, far more than may be kept."""
-    store = SqliteStore(folder / "many.db", Keeping(responses=1_000))
+    store = SqliteStore(folder / "many.db", Retention(max_responses=1_000))
     engine = Stub(*saying(*words(10)))
     app = App(engine, SETTINGS, Memory(store))
     pid, before = os.getpid(), 0.0

@@ -15,6 +15,7 @@ from dragoman.cli import main
 from dragoman.cli.history import line
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
+from dragoman.core.interfaces import Secret
 from dragoman.core.item import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -25,12 +26,10 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.core.secret import Secret
-from dragoman.server.keys import Keys
-from dragoman.server.memory.history import History, answered, asked, exported, name
-from dragoman.stores.keeping import Keeping
+from dragoman.server.auth import Keys
+from dragoman.server.state.history import History, answered, asked, exported, name
+from dragoman.stores.base import Record, Retention
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.record import Record
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.memory.remembering import remembering
 from tests.server.stubs import OPENING, Call, Stub, saying, word
@@ -140,7 +139,7 @@ async def test_events_that_are_gone_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (id,) = await remember(tmp_path, "one")
-    store = SqliteStore(tmp_path / "store.db", Keeping(log_retention=0.0))
+    store = SqliteStore(tmp_path / "store.db", Retention(max_log_age=0.0))
     await store.sweep(time.time() + 5)
     await store.close()
     assert await asyncio.to_thread(main, ["tail", id, *where(tmp_path)]) == 1

@@ -13,7 +13,7 @@ from dragoman.cli import main
 from dragoman.cli import serve as room
 from dragoman.server import host
 from dragoman.server.settings import Settings
-from dragoman.stores.store import StoreError
+from dragoman.stores.base import StoreError
 from tests.cli.stage import serve
 from tests.postgres import Postgres
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from dragoman.core.allowed import Allowed
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -12,6 +11,7 @@ from dragoman.core.request import (
     Tool,
     UnknownTool,
 )
+from dragoman.core.tools import Allowed
 
 READ, WRITE, PATCH = FunctionTool("read"), FunctionTool("write"), CustomTool("patch")
 MCP = UnknownTool("responses", "mcp", {"server_label": "deepwiki", "server_url": "x"})

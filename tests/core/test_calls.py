@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.calls import CallFragment, CallSorter, LooseCall
 from dragoman.core.event import Delta, Failed
 from dragoman.core.fold import fold
 from dragoman.core.item import CustomToolCall, FunctionCall
 from dragoman.core.lifecycle import check
+from dragoman.core.tool_calls import CallFragment, CallSorter, LooseCall
 from dragoman.core.turn import NAMELESS, Turn
 
 F = CallFragment

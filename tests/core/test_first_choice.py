@@ -9,8 +9,7 @@ import pytest
 from dragoman.core.event import Event
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import FunctionCall, Message, Text
-from dragoman.core.lifecycle import check
-from dragoman.core.order import FirstChoice
+from dragoman.core.lifecycle import FirstChoice, check
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire.dialect import STANDARD

@@ -101,7 +101,7 @@ def test_open_calls_hold_what_has_come() -> None:
 
 
 def test_losses_and_news_come_from_both_ends() -> None:
-    first, last = Loss("a", "told", "why"), Loss("b", "emulated", "why")
+    first, last = Loss("a", "dropped", "why"), Loss("b", "emulated", "why")
     start = Started("r", 0, "m", (first,), {"upstream": {"id": "u"}, "chat": {"x": 1}})
     end = Finished("completed", losses=(last,), extra={"upstream": {"y": 2}})
     whole = fold([start, end])

@@ -4,8 +4,8 @@ import pytest
 
 from dragoman.core.event import Finished, Started
 from dragoman.core.fold import fold, unfold
-from dragoman.core.guarantee import demanded, unsure
 from dragoman.core.request import FunctionTool, JSONObject, Namespace, Request, UnknownTool
+from dragoman.core.response import demanded, unsure
 
 
 def test_the_end_knows_better_than_the_beginning() -> None:

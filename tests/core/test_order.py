@@ -12,7 +12,7 @@ from dragoman.core.event import (
     Started,
 )
 from dragoman.core.item import FunctionCall
-from dragoman.core.order import Serial
+from dragoman.core.lifecycle import Serial
 
 START = Started("r", 0, "m")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.pieces import Base64Pieces, Pieces
+from dragoman.core.open_item import Base64Pieces, Pieces
 
 
 def test_halves_of_a_character_are_joined() -> None:

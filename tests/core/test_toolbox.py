@@ -14,20 +14,20 @@ from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
 )
-from dragoman.core.ledger import Ledger
+from dragoman.core.loss import LossList
 from dragoman.core.request import CustomTool, FunctionTool, NamedTool, Namespace, Tool, UnknownTool
-from dragoman.core.toolbox import Toolbox
+from dragoman.core.tools import Toolbox
 
 LARK = CustomTool("patch", "Edit files.", "lark", "start: WORD")
 CRM = Namespace("crm", (FunctionTool("find", "Find a customer."), LARK), "Customers.")
 
 
-def box(*tools: Tool, custom: bool = False, namespaces: bool = False) -> tuple[Toolbox, Ledger]:
-    ledger = Ledger()
+def box(*tools: Tool, custom: bool = False, namespaces: bool = False) -> tuple[Toolbox, LossList]:
+    ledger = LossList()
     return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, ledger=ledger), ledger
 
 
-def losses(ledger: Ledger) -> list[tuple[str, str]]:
+def losses(ledger: LossList) -> list[tuple[str, str]]:
     return [(loss.field, loss.action) for loss in ledger.losses()]
 
 
@@ -45,7 +45,7 @@ def test_p16_a_custom_tool_becomes_a_function_with_one_input() -> None:
     assert tool.description == (
         "Edit files.\n\nThe input must match this lark grammar:\nstart: WORD"
     )
-    assert losses(ledger) == [("tools[0]", "emulated"), ("tools[0].format", "told")]
+    assert losses(ledger) == [("tools[0]", "emulated"), ("tools[0].format", "dropped")]
 
 
 def test_a_custom_tool_of_free_text_needs_no_description() -> None:

@@ -4,14 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dragoman.core.calls import CallFragment
-from dragoman.core.event import (
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    Started,
-)
+from dragoman.core.event import Delta, Event, Failed, Finished, Started
 from dragoman.core.fold import fold
 from dragoman.core.item import (
     Annotation,
@@ -29,6 +22,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Response, Usage
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import CUT, EMPTY, Think, Turn
 
 NOTE = Annotation("url_citation", url="https://example.com")

@@ -3,14 +3,7 @@
 from collections.abc import Callable
 
 from dragoman.core.error import Fault
-from dragoman.core.event import (
-    DeltaKind,
-    Failed,
-    ItemAdded,
-    ItemDone,
-    Progress,
-    Started,
-)
+from dragoman.core.event import DeltaKind, Failed, ItemAdded, ItemDone, Progress, Started
 from dragoman.core.fold import fold
 from dragoman.core.item import (
     Audio,

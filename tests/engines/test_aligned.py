@@ -11,7 +11,7 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Message, Reasoning, Text, Token
 from dragoman.core.lifecycle import check
 from dragoman.core.turn import Turn
-from dragoman.engines.aligned import Aligner, fitted
+from dragoman.engines.llamacpp import Aligner, fitted
 
 
 def token(text: str | bytes) -> Token:

@@ -16,12 +16,11 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import Caller
+from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
-from dragoman.core.secret import Secret
-from dragoman.engines import failure
+from dragoman.engines import errors
 from dragoman.engines.remote import Remote
-from dragoman.net.limits import Timeouts
+from dragoman.net.connection import Timeouts
 from dragoman.wire import error as wire_error
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, fault, remote
 from tests.mock import Asked, Reply, chunk, completion, head, mock, plain, stream
@@ -142,8 +141,8 @@ async def test_slow_is_not_dead() -> None:
 async def test_a_refusal_that_does_not_end_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tail: str
 ) -> None:
-    monkeypatch.setattr(failure, "PATIENCE", 0.5)
-    monkeypatch.setattr(failure, "LONGEST_REFUSAL", 1000)
+    monkeypatch.setattr(errors, "PATIENCE", 0.5)
+    monkeypatch.setattr(errors, "LONGEST_REFUSAL", 1000)
     words = [head(503, "retry-after: 4", type="text/plain"), b"full "]
     more = [b"x" * 500] * 10 if tail == "endless" else []
     async with remote(Reply(words + more, hang=True)) as (engine, up), asyncio.timeout(60):
@@ -231,7 +230,7 @@ async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int)
         ("3", 0, 3.0),
         ("0", 4, 0.0),
         ("-5", 0, 0.5),
-        ("86400", 0, failure.LONGEST_WAIT),
+        ("86400", 0, errors.LONGEST_WAIT),
         (None, 0, 0.5),
         (None, 2, 2.0),
         ("Wed, 21 Oct 2026 07:28:00 GMT", 1, 1.0),
@@ -239,7 +238,7 @@ async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int)
     ],
 )
 def test_how_long_a_configured_retry_waits(said: str | None, attempt: int, wait: float) -> None:
-    assert failure.wait(said, attempt) == wait
+    assert errors.wait(said, attempt) == wait
 
 
 # ---- keys ----------------------------------------------------------------------------------

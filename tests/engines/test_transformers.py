@@ -16,7 +16,7 @@ from dragoman.engines import transformers as room
 from dragoman.engines.causal import Causal
 from dragoman.engines.find_format import HARMONY
 from dragoman.engines.pocket import FOLDER, pocket
-from dragoman.engines.pocket.folder import load
+from dragoman.engines.pocket.model import load
 from dragoman.engines.transformers import transformers
 from tests.engines.stage import answered
 from tests.engines.test_llamacpp import asking

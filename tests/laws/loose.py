@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from dragoman.core.calls import CallFragment
 from dragoman.core.event import Event
 from dragoman.core.item import (
     Annotation,
@@ -21,6 +20,7 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.response import Usage
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import CUT, Think, Turn
 from tests import strategies as values
 

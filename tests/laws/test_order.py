@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from dragoman.core.event import Event, Failed, ItemAdded, ItemDone
 from dragoman.core.fold import fold
-from dragoman.core.lifecycle import check
-from dragoman.core.order import Serial
+from dragoman.core.lifecycle import Serial, check
 from tests.laws.loose import Step, anything, play
 
 

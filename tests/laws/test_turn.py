@@ -8,11 +8,11 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.calls import CallFragment
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.lifecycle import check
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Think
 from tests.laws.loose import Step, anything, calling, pieces, play, saying, thinks
 from tests.strategies import text

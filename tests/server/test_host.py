@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.core.secret import Secret
+from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
 from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
+from dragoman.stores.base import Paging
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.record import Paging
 from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, post, served, word
 
 # ---- where ---------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def behind(port: int) -> bytes:
 
 
 async def statuses(store: MemoryStore) -> list[str]:
-    return [record.status for record in (await store.page("", None, Paging())).records]
+    return [record.status for record in (await store.list_responses("", None, Paging())).records]
 
 
 def signalled(server: Server, sig: int) -> None:

@@ -22,16 +22,24 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores.calls import mark
-from dragoman.stores.keeping import Keeping
+from dragoman.stores.base import (
+    Conversation,
+    LogSegment,
+    OutboxMessage,
+    Paging,
+    Record,
+    Retention,
+    Store,
+    StoredAnswer,
+    StoreError,
+    call_digest,
+)
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
-from dragoman.stores.record import Answer, Conversation, Letter, Paging, Record, Stretch
 from dragoman.stores.sqlite import SqliteStore
-from dragoman.stores.store import Store, StoreError
 from tests.postgres import Postgres
 
-KEEPING = Keeping(retention=100.0, log_retention=10.0, responses=3)
+KEEPING = Retention(max_age=100.0, max_log_age=10.0, max_responses=3)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -84,25 +92,25 @@ async def test_what_was_begun_is_found_by_its_tenant_alone(store: Store) -> None
 async def test_an_id_that_is_not_known_is_no_error(store: Store, id: str) -> None:
     assert await store.get("t", id) is None
     assert await store.chain("t", id) == ()
-    assert await store.find("t", id) is None
+    assert await store.find_item("t", id) is None
     assert await store.log(id) == ()
     assert not await store.delete("t", id)
-    assert not await store.cancel("t", id)
-    assert await store.conversation("t", id) is None
-    assert (await store.page("t", None, Paging(after=id))).records == ()
+    assert not await store.request_cancel("t", id)
+    assert await store.get_conversation("t", id) is None
+    assert (await store.list_responses("t", None, Paging(after=id))).records == ()
 
 
 @pytest.mark.parametrize("id", ["nul\0", "half \ud83d"])
 async def test_an_item_may_have_any_id(store: Store, id: str) -> None:
     said = Message("user", "odd", id=id)
     await store.begin(record("a", request=Request(model="m", items=(said,))))
-    assert await store.find("t", id) == said
-    await store.open(Conversation(id="v", tenant="t", created_at=50), [said])
-    assert await store.item("t", "v", id) == said
-    page = await store.items("t", "v", Paging(after=id))
+    assert await store.find_item("t", id) == said
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50), [said])
+    assert await store.get_item("t", "v", id) == said
+    page = await store.list_items("t", "v", Paging(after=id))
     assert page is not None
     assert page.items == ()
-    assert await store.remove("t", "v", id)
+    assert await store.remove_item("t", "v", id)
 
 
 async def test_a_number_may_have_any_size(store: Store) -> None:
@@ -118,9 +126,9 @@ async def test_an_item_of_two_responses_outlives_one_of_them(store: Store) -> No
         await store.begin(record(id, request=Request(model="m", items=(said,))))
     for id in "ca":
         assert await store.delete("t", id)
-        assert await store.find("t", "msg_x") == said
+        assert await store.find_item("t", "msg_x") == said
     assert await store.delete("t", "b")
-    assert await store.find("t", "msg_x") is None
+    assert await store.find_item("t", "msg_x") is None
 
 
 async def test_an_id_is_given_once(store: Store) -> None:
@@ -131,9 +139,9 @@ async def test_an_id_is_given_once(store: Store) -> None:
 
 async def test_a_log_comes_back_in_order_and_from_any_place(store: Store) -> None:
     await store.begin(record("a"))
-    await store.append("a", Stretch(0, EVENTS[:1]))
-    await store.append("a", Stretch(1, EVENTS[1:3]))
-    assert await store.finish("a", answer("a"), Stretch(3, EVENTS[3:]))
+    await store.append("a", LogSegment(0, EVENTS[:1]))
+    await store.append("a", LogSegment(1, EVENTS[1:3]))
+    assert await store.finish("a", answer("a"), LogSegment(3, EVENTS[3:]))
     for first in range(len(EVENTS) + 1):
         log = await store.log("a", first)
         assert tuple(event for stretch in log for event in stretch.events) == EVENTS[first:]
@@ -143,12 +151,12 @@ async def test_a_log_comes_back_in_order_and_from_any_place(store: Store) -> Non
 
 async def test_a_log_has_no_gaps_and_no_second_versions(store: Store) -> None:
     await store.begin(record("a"))
-    await store.append("a", Stretch(0, EVENTS[:2]))
+    await store.append("a", LogSegment(0, EVENTS[:2]))
     for first in (0, 1, 3):
         with pytest.raises(StoreError, match="gap"):
-            await store.append("a", Stretch(first, EVENTS[2:3]))
+            await store.append("a", LogSegment(first, EVENTS[2:3]))
     with pytest.raises(StoreError, match="gap"):
-        await store.finish("a", answer("a"), Stretch(9, EVENTS[3:]))
+        await store.finish("a", answer("a"), LogSegment(9, EVENTS[3:]))
     found = await store.get("t", "a")
     assert found is not None
     assert found.running
@@ -163,9 +171,9 @@ async def test_a_run_ends_once(store: Store) -> None:
     assert found is not None
     assert (found.status, found.response) == ("completed", answer("a"))
     with pytest.raises(StoreError, match="No response a"):
-        await store.append("a", Stretch(0, EVENTS[:1]))
+        await store.append("a", LogSegment(0, EVENTS[:1]))
     with pytest.raises(StoreError, match="No response b"):
-        await store.append("b", Stretch(0, EVENTS[:1]))
+        await store.append("b", LogSegment(0, EVENTS[:1]))
 
 
 async def test_a_chain_begins_with_the_earliest_and_holds_no_copies(store: Store) -> None:
@@ -184,7 +192,7 @@ async def test_who_waits_hears_of_more_and_of_the_end(store: Store) -> None:
     waiting = asyncio.create_task(store.wait("a", 0, 30))
     await asyncio.sleep(0)
     assert not waiting.done()
-    await store.append("a", Stretch(0, EVENTS[:1]))
+    await store.append("a", LogSegment(0, EVENTS[:1]))
     await waiting
     waiting = asyncio.create_task(store.wait("a", 1, 30))
     await store.finish("a", answer("a"))
@@ -207,32 +215,34 @@ async def test_pages_follow_one_another(store: Store, order: str) -> None:
     seen: list[str] = []
     after = None
     while True:
-        page = await store.page("t", "responses", Paging(after=after, limit=2, order=order))
+        page = await store.list_responses(
+            "t", "responses", Paging(after=after, limit=2, order=order)
+        )
         seen += [found.id for found in page.records]
         if not page.more:
             break
         after = seen[-1]
     assert seen == (list("abcde") if order == "asc" else list("edcba"))
-    whole = await store.page("t", None, Paging(limit=100))
+    whole = await store.list_responses("t", None, Paging(limit=100))
     assert len(whole.records) == 6
-    assert not (await store.page("t", None, Paging(after="nothing"))).records
+    assert not (await store.list_responses("t", None, Paging(after="nothing"))).records
 
 
 async def test_labels_change_and_nothing_else_does(store: Store) -> None:
     await store.begin(record("a"))
-    assert await store.label("t", "a", {"k": 1})
-    assert not await store.label("other", "a", {"k": 2})
+    assert await store.set_metadata("t", "a", {"k": 1})
+    assert not await store.set_metadata("other", "a", {"k": 2})
     assert await store.get("t", "a") == record("a", metadata={"k": 1})
 
 
 async def test_what_is_deleted_is_gone_with_its_log(store: Store) -> None:
     await store.begin(record("a"))
-    await store.append("a", Stretch(0, EVENTS[:1]))
+    await store.append("a", LogSegment(0, EVENTS[:1]))
     assert not await store.delete("other", "a")
     assert await store.delete("t", "a")
     assert not await store.delete("t", "a")
     assert await store.log("a") == ()
-    assert await store.renew(["a"], 60.0) == ("a",)
+    assert await store.renew_leases(["a"], 60.0) == ("a",)
 
 
 async def test_leases_are_renewed_unless_somebody_wants_the_end(store: Store) -> None:
@@ -240,9 +250,9 @@ async def test_leases_are_renewed_unless_somebody_wants_the_end(store: Store) ->
         await store.begin(record(id, owner="me", lease=10.0))
     await store.begin(record("c", owner="me", lease=10.0))
     await store.finish("c", answer("c"))
-    assert await store.cancel("t", "b")
-    assert not await store.cancel("other", "a")
-    assert set(await store.renew(["a", "b", "c", "d"], 20.0)) == {"b", "c", "d"}
+    assert await store.request_cancel("t", "b")
+    assert not await store.request_cancel("other", "a")
+    assert set(await store.renew_leases(["a", "b", "c", "d"], 20.0)) == {"b", "c", "d"}
     found = await store.get("t", "a")
     assert found is not None
     assert found.lease == 20.0
@@ -255,7 +265,7 @@ async def test_an_orphan_is_taken_over_by_one_server(store: Store) -> None:
     await store.begin(record("d", owner="dead", lease=10.0))
     await store.finish("d", answer("d"))
     first, second = await asyncio.gather(
-        store.orphans("me", 50.0, 60.0), store.orphans("you", 50.0, 60.0)
+        store.take_orphans("me", 50.0, 60.0), store.take_orphans("you", 50.0, 60.0)
     )
     taken = [found.id for found in (*first, *second)]
     assert sorted(taken) == ["a", "c"]  # c: its owner is somebody else to "you"
@@ -265,73 +275,77 @@ async def test_an_orphan_is_taken_over_by_one_server(store: Store) -> None:
 async def test_old_and_surplus_responses_are_swept_and_runs_are_not(store: Store) -> None:
     for place, id in enumerate("abcd"):
         await store.begin(record(id, created_at=100 + place))
-        await store.append(id, Stretch(0, EVENTS[:1]))
+        await store.append(id, LogSegment(0, EVENTS[:1]))
         if id != "a":
             await store.finish(id, answer(id))
     await store.begin(record("old", created_at=1))
     await store.finish("old", answer("old"))
-    await store.open(Conversation(id="v", tenant="t", created_at=1), [Message("user", "", id="1")])
+    await store.create_conversation(
+        Conversation(id="v", tenant="t", created_at=1), [Message("user", "", id="1")]
+    )
     assert await store.sweep(112.5) == 2
-    left = await store.page("t", None, Paging(limit=100, order="asc"))
+    left = await store.list_responses("t", None, Paging(limit=100, order="asc"))
     assert [found.id for found in left.records] == ["a", "c", "d"]
     assert await store.log("a")
     assert await store.log("c") == ()
     assert await store.log("d")
-    assert await store.conversation("t", "v") is None
+    assert await store.get_conversation("t", "v") is None
     assert await store.sweep(112.5) == 0
 
 
 async def test_conversations_keep_items_one_by_one(store: Store) -> None:
     talk = Conversation(id="v", tenant="t", created_at=50, metadata={"k": "v"})
     said = [Message("user", f"{n}", id=f"m{n}") for n in range(4)]
-    await store.open(talk, said[:1])
+    await store.create_conversation(talk, said[:1])
     with pytest.raises(StoreError, match="a conversation v already"):
-        await store.open(talk)
-    assert await store.extend("t", "v", said[1:])
-    assert await store.conversation("t", "v") == talk
-    assert await store.conversation("other", "v") is None
-    found = await store.items("t", "v")
+        await store.create_conversation(talk)
+    assert await store.add_items("t", "v", said[1:])
+    assert await store.get_conversation("t", "v") == talk
+    assert await store.get_conversation("other", "v") is None
+    found = await store.list_items("t", "v")
     assert found is not None
     assert (list(found.items), found.more) == (said, False)
-    page = await store.items("t", "v", Paging(limit=2, order="asc"))
+    page = await store.list_items("t", "v", Paging(limit=2, order="asc"))
     assert page is not None
     assert (list(page.items), page.more) == (said[:2], True)
-    page = await store.items("t", "v", Paging(after="m1", limit=2, order="desc"))
+    page = await store.list_items("t", "v", Paging(after="m1", limit=2, order="desc"))
     assert page is not None
     assert (list(page.items), page.more) == ([said[0]], False)
-    assert await store.item("t", "v", "m2") == said[2]
-    assert await store.item("other", "v", "m2") is None
-    assert await store.remove("t", "v", "m2")
-    assert not await store.remove("t", "v", "m2")
-    assert not await store.remove("other", "v", "m1")
-    assert await store.relabel("t", "v", {"k": "w"})
-    assert await store.conversation("t", "v") == replace(talk, metadata={"k": "w"})
-    assert await store.discard("t", "v")
-    assert await store.conversation("t", "v") is None
-    assert await store.items("t", "v") is None
+    assert await store.get_item("t", "v", "m2") == said[2]
+    assert await store.get_item("other", "v", "m2") is None
+    assert await store.remove_item("t", "v", "m2")
+    assert not await store.remove_item("t", "v", "m2")
+    assert not await store.remove_item("other", "v", "m1")
+    assert await store.set_conversation_metadata("t", "v", {"k": "w"})
+    assert await store.get_conversation("t", "v") == replace(talk, metadata={"k": "w"})
+    assert await store.delete_conversation("t", "v")
+    assert await store.get_conversation("t", "v") is None
+    assert await store.list_items("t", "v") is None
 
 
 async def test_a_run_adds_to_its_conversation_as_it_ends(store: Store) -> None:
-    await store.open(Conversation(id="v", tenant="t", created_at=50), [Message("user", "", id="1")])
+    await store.create_conversation(
+        Conversation(id="v", tenant="t", created_at=50), [Message("user", "", id="1")]
+    )
     await store.begin(record("a", conversation="v"))
     asked, said = Message("user", "ask", id="1"), Message("assistant", "said", id="2")
-    assert await store.finish("a", answer("a"), said=[asked, said])
-    found = await store.items("t", "v")
+    assert await store.finish("a", answer("a"), items=[asked, said])
+    found = await store.list_items("t", "v")
     assert found is not None
     assert [item.id for item in found.items] == ["1", "1_1", "2"]
     await store.begin(record("b", conversation="gone"))
-    assert await store.finish("b", answer("b"), said=[said])
+    assert await store.finish("b", answer("b"), items=[said])
 
 
 async def test_items_of_responses_are_found_by_their_ids(store: Store) -> None:
     await store.begin(record("a"))
     await store.finish("a", answer("a"))
-    assert await store.find("t", "msg_a") == record("a").request.items[0]
-    assert await store.find("t", "msg_a_0") == answer("a").output[0]
-    assert await store.find("other", "msg_a") is None
-    assert await store.find("t", "nothing") is None
+    assert await store.find_item("t", "msg_a") == record("a").request.items[0]
+    assert await store.find_item("t", "msg_a_0") == answer("a").output[0]
+    assert await store.find_item("other", "msg_a") is None
+    assert await store.find_item("t", "nothing") is None
     await store.delete("t", "a")
-    assert await store.find("t", "msg_a") is None
+    assert await store.find_item("t", "msg_a") is None
 
 
 def called(id: str, *items: Item) -> Response:
@@ -346,33 +360,35 @@ OTHER = CustomToolCall("call_1", "sh", "ls \0")
 async def test_an_answer_is_found_by_the_calls_it_thought_of(store: Store) -> None:
     made = called("a", THOUGHT, CALL, OTHER)
     await store.begin(record("a"))
-    assert await store.answers("t", [mark(CALL)]) == ()
+    assert await store.find_answers("t", [call_digest(CALL)]) == ()
     await store.finish("a", made)
     for asked in ([CALL], [OTHER], [OTHER, CALL, CALL], [replace(CALL, call_id="call_9"), CALL]):
-        assert await store.answers("t", [mark(call) for call in asked]) == (Answer("m", made),)
+        assert await store.find_answers("t", [call_digest(call) for call in asked]) == (
+            StoredAnswer("m", made),
+        )
     tight = replace(CALL, id="fc", arguments='{"at":1,"city":"Rome"}')
-    assert await store.answers("t", [mark(tight)]) == (Answer("m", made),)
+    assert await store.find_answers("t", [call_digest(tight)]) == (StoredAnswer("m", made),)
     others = [
         replace(CALL, call_id="call_9"),
         replace(CALL, name="other"),
         replace(CALL, arguments="{}"),
         replace(CALL, arguments="{" * 100_000),
     ]
-    assert await store.answers("t", [mark(call) for call in others]) == ()
-    assert await store.answers("other", [mark(CALL)]) == ()
-    assert await store.answers("t", []) == ()
+    assert await store.find_answers("t", [call_digest(call) for call in others]) == ()
+    assert await store.find_answers("other", [call_digest(CALL)]) == ()
+    assert await store.find_answers("t", []) == ()
 
 
 async def test_of_answers_that_made_the_same_call_the_latest_is_found(store: Store) -> None:
     for id in "ab":
         await store.begin(record(id, request=Request(model=f"model {id}", items=())))
         await store.finish(id, called(id, THOUGHT, CALL))
-    found = await store.answers("t", [mark(CALL)])
-    assert found == (Answer("model b", called("b", THOUGHT, CALL)),)
+    found = await store.find_answers("t", [call_digest(CALL)])
+    assert found == (StoredAnswer("model b", called("b", THOUGHT, CALL)),)
     assert await store.delete("t", "a")
-    assert await store.answers("t", [mark(CALL)]) == found
+    assert await store.find_answers("t", [call_digest(CALL)]) == found
     assert await store.delete("t", "b")
-    assert await store.answers("t", [mark(CALL)]) == ()
+    assert await store.find_answers("t", [call_digest(CALL)]) == ()
 
 
 async def test_many_answers_are_found_and_forgotten_with_their_responses(store: Store) -> None:
@@ -380,76 +396,76 @@ async def test_many_answers_are_found_and_forgotten_with_their_responses(store: 
     for number, call in enumerate(calls):
         await store.begin(record(f"{number:03}", created_at=50 + number))
         await store.finish(f"{number:03}", called(f"{number:03}", THOUGHT, call))
-    wanted = [mark(call) for call in calls]
-    found = await store.answers("t", wanted)
+    wanted = [call_digest(call) for call in calls]
+    found = await store.find_answers("t", wanted)
     assert sorted(each.response.id for each in found) == [f"{n:03}" for n in range(120)]
     await store.sweep(100.0)
-    found = await store.answers("t", wanted)
+    found = await store.find_answers("t", wanted)
     assert sorted(each.response.id for each in found) == ["117", "118", "119"]
 
 
 async def test_an_answer_without_reasoning_is_not_kept_track_of(store: Store) -> None:
     await store.begin(record("a"))
     await store.finish("a", called("a", CALL))
-    assert await store.answers("t", [mark(CALL)]) == ()
+    assert await store.find_answers("t", [call_digest(CALL)]) == ()
 
 
 async def test_nothing_is_done_to_a_conversation_that_is_not_there(store: Store) -> None:
-    await store.open(Conversation(id="v", tenant="t", created_at=50))
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50))
     for tenant, id in (("other", "v"), ("t", "w")):
-        assert not await store.extend(tenant, id, [Message("user", "", id="1")])
-        assert not await store.relabel(tenant, id, {})
-        assert not await store.discard(tenant, id)
-        assert await store.items(tenant, id) is None
-        assert await store.item(tenant, id, "1") is None
+        assert not await store.add_items(tenant, id, [Message("user", "", id="1")])
+        assert not await store.set_conversation_metadata(tenant, id, {})
+        assert not await store.delete_conversation(tenant, id)
+        assert await store.list_items(tenant, id) is None
+        assert await store.get_item(tenant, id, "1") is None
 
 
 async def test_an_item_of_a_conversation_has_an_id_of_its_own(store: Store) -> None:
-    await store.open(Conversation(id="v", tenant="t", created_at=50))
-    await store.extend("t", "v", [Message("user", "", id="1")])
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50))
+    await store.add_items("t", "v", [Message("user", "", id="1")])
     for id in (None, "1"):
         with pytest.raises(StoreError, match="an id of its own"):
-            await store.extend("t", "v", [Message("user", "", id=id)])
+            await store.add_items("t", "v", [Message("user", "", id=id)])
 
 
 async def test_a_letter_is_posted_with_the_end_it_tells_of(store: Store) -> None:
-    letter = Letter(id="l", target="http://x", body=b"said", due=10.0)
+    letter = OutboxMessage(id="l", target="http://x", body=b"said", due=10.0)
     await store.begin(record("a"))
-    assert await store.finish("a", answer("a"), letters=[letter])
+    assert await store.finish("a", answer("a"), messages=[letter])
     again = replace(letter, id="m")
-    assert not await store.finish("a", answer("a"), letters=[again])
-    assert await store.due(9.0, 20.0) == ()
-    assert await store.due(10.0, 20.0) == (replace(letter, due=20.0, attempts=1),)
-    assert await store.due(10.0, 20.0) == ()
-    assert await store.due(20.0, 30.0) == (replace(letter, due=30.0, attempts=2),)
+    assert not await store.finish("a", answer("a"), messages=[again])
+    assert await store.take_due(9.0, 20.0) == ()
+    assert await store.take_due(10.0, 20.0) == (replace(letter, due=20.0, attempts=1),)
+    assert await store.take_due(10.0, 20.0) == ()
+    assert await store.take_due(20.0, 30.0) == (replace(letter, due=30.0, attempts=2),)
     await store.settle("l", 25.0)
-    assert await store.due(25.0, 40.0) == (replace(letter, due=40.0, attempts=3),)
+    assert await store.take_due(25.0, 40.0) == (replace(letter, due=40.0, attempts=3),)
     await store.settle("l")
     await store.settle("nothing", 1.0)
-    assert await store.due(99.0, 99.0) == ()
+    assert await store.take_due(99.0, 99.0) == ()
 
 
 async def test_a_letter_is_taken_once_the_most_urgent_first(store: Store) -> None:
-    letters = [Letter(id=f"l{n}", target="x", body=b"", due=float(n)) for n in range(40)]
+    letters = [OutboxMessage(id=f"l{n}", target="x", body=b"", due=float(n)) for n in range(40)]
     await store.begin(record("a"))
-    await store.finish("a", answer("a"), letters=letters)
-    taken = await asyncio.gather(*(store.due(99.0, 500.0, 10) for _ in range(6)))
+    await store.finish("a", answer("a"), messages=letters)
+    taken = await asyncio.gather(*(store.take_due(99.0, 500.0, 10) for _ in range(6)))
     ids = [letter.id for some in taken for letter in some]
     assert len(ids) == len(set(ids))
-    while more := await store.due(99.0, 500.0, 10):  # rows that were locked are passed over
+    while more := await store.take_due(99.0, 500.0, 10):  # rows that were locked are passed over
         ids += [letter.id for letter in more]
     assert sorted(ids) == sorted(letter.id for letter in letters)
     await store.begin(record("b"))
-    await store.finish("b", answer("b"), letters=[replace(letters[0], id="old")])
+    await store.finish("b", answer("b"), messages=[replace(letters[0], id="old")])
     await store.sweep(101.0)
-    assert await store.due(99.0, 500.0) == ()
+    assert await store.take_due(99.0, 500.0) == ()
 
 
 async def test_many_writers_at_once_all_succeed(store: Store) -> None:
     async def live(id: str) -> None:
         await store.begin(record(id))
         for place in range(20):
-            await store.append(id, Stretch(place, EVENTS[:1]))
+            await store.append(id, LogSegment(place, EVENTS[:1]))
         assert await store.finish(id, answer(id))
 
     await asyncio.gather(*(live(f"r{n}") for n in range(20)))
@@ -467,7 +483,7 @@ async def test_a_log_is_the_same_however_it_was_cut(words: list[str], data: st.D
     place = 0
     while place < len(events):
         size = data.draw(st.integers(1, len(events) - place))
-        await store.append("a", Stretch(place, events[place : place + size]))
+        await store.append("a", LogSegment(place, events[place : place + size]))
         place += size
     first = data.draw(st.integers(0, len(events)))
     log = await store.log("a", first)

@@ -13,13 +13,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.opening import file_of, open_store
-from dragoman.stores.postgres import database
-from dragoman.stores.postgres.address import NO_URL, place_of
-from dragoman.stores.postgres.trouble import failed, unopened
-from dragoman.stores.sqlite import SqliteStore, store
-from dragoman.stores.store import StoreError
+from dragoman.stores import postgres as pg
+from dragoman.stores import sqlite
+from dragoman.stores.base import Retention, StoreError
+from dragoman.stores.factory import open_store, store_path
+from dragoman.stores.postgres import NO_URL, failed, place_of, unopened
+from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 
 SECRET = "hunter2"
@@ -29,7 +28,7 @@ BOUND = 30.0
 async def said(word: str) -> str:
     """What is said of a store that cannot be opened."""
     with pytest.raises(StoreError) as caught:
-        kept = open_store(word, Keeping(), os.environ)
+        kept = open_store(word, Retention(), os.environ)
         assert kept is not None
         try:
             async with asyncio.timeout(BOUND):
@@ -54,7 +53,7 @@ async def test_nobody_answers() -> None:
 
 
 async def test_somebody_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "PATIENCE", 0.1)
+    monkeypatch.setattr(pg, "PATIENCE", 0.1)
     over = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,7 +94,7 @@ async def test_the_user_may_make_no_tables(postgres: Postgres) -> None:
 
 async def test_a_later_dragoman_was_there(postgres: Postgres) -> None:
     address = await postgres.database()
-    kept = open_store(address, Keeping(), {})
+    kept = open_store(address, Retention(), {})
     assert kept is not None
     await kept.ready()
     await kept.close()
@@ -169,9 +168,9 @@ def test_a_process_without_a_name_needs_a_user_in_the_address(
     with pytest.raises(StoreError, match="names no user"):
         place_of("postgresql://db/notes")
     with pytest.raises(StoreError, match=r"no home directory .* set XDG_DATA_HOME"):
-        file_of("sqlite", {})
+        store_path("sqlite", {})
     with pytest.raises(StoreError, match="no home directory"):
-        file_of("sqlite:~/store.db", {})
+        store_path("sqlite:~/store.db", {})
 
 
 # ---- a file --------------------------------------------------------------------------------
@@ -221,6 +220,6 @@ def test_a_file_that_may_only_be_read_is_told(
     def reading(path: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
 
-    monkeypatch.setattr(store, "connect", reading)
+    monkeypatch.setattr(sqlite, "connect", reading)
     with pytest.raises(StoreError, match=r"readonly database\. Let this user write to it"):
         SqliteStore(tmp_path / "store.db")

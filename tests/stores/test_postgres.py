@@ -13,15 +13,14 @@ import pytest
 from dragoman.core.event import Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.opening import open_store
-from dragoman.stores.postgres import PostgresStore, store
-from dragoman.stores.record import Record, Stretch
-from dragoman.stores.store import StoreError
+from dragoman.stores import postgres as pg
+from dragoman.stores.base import LogSegment, Record, Retention, StoreError
+from dragoman.stores.factory import open_store
+from dragoman.stores.postgres import PostgresStore
 from tests.postgres import Postgres
 
 SECRET = "hunter2"
-FIRST = Stretch(0, (Started("a", 50, "m"),))
+FIRST = LogSegment(0, (Started("a", 50, "m"),))
 
 
 def record(id: str) -> Record:
@@ -38,7 +37,7 @@ def record(id: str) -> Record:
     ],
 )
 async def test_no_error_gives_the_password_away(address: str) -> None:
-    kept = open_store(address, Keeping(), {})
+    kept = open_store(address, Retention(), {})
     assert kept is not None
     with pytest.raises(StoreError, match="The store at") as caught:
         await kept.get("t", "a")
@@ -52,7 +51,7 @@ async def test_no_error_gives_the_password_away(address: str) -> None:
 )
 def test_an_address_that_is_none_is_not_repeated(word: str) -> None:
     with pytest.raises(StoreError) as caught:
-        open_store(word, Keeping(), {})
+        open_store(word, Retention(), {})
     assert SECRET not in str(caught.value)
 
 
@@ -61,7 +60,7 @@ def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("dragoman.stores.postgres")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(StoreError, match=r'pip install "dragoman\[postgres\]"'):
-        open_store("postgresql:///", Keeping(), {})
+        open_store("postgresql:///", Retention(), {})
 
 
 async def test_servers_that_start_together_make_the_tables_once(postgres: Postgres) -> None:
@@ -90,10 +89,10 @@ async def test_a_store_of_a_later_version_is_refused(postgres: Postgres) -> None
 async def test_one_server_hears_of_what_another_writes(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "POLL", 1_000.0)
+    monkeypatch.setattr(pg, "POLL", 1_000.0)
     here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
     await here.begin(record("a"))
-    async with there._news.hearing("a") as told:
+    async with there._pubsub.subscribe("a") as told:
         waiting = asyncio.create_task(there.wait("a", 0, 60.0))
         await here.append("a", FIRST)
         await waiting

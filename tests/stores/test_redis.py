@@ -12,13 +12,12 @@ import pytest
 from dragoman.core.event import Delta, Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.stores import redis_news
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.opening import open_store
-from dragoman.stores.postgres import PostgresStore, store
-from dragoman.stores.record import Record, Stretch
-from dragoman.stores.redis_news import LATEST, STREAM, RedisNews, _entries
-from dragoman.stores.store import StoreError
+from dragoman.stores import postgres as pg
+from dragoman.stores import redis as redis_pubsub
+from dragoman.stores.base import LogSegment, Record, Retention, StoreError
+from dragoman.stores.factory import open_store
+from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.redis import MAX_LENGTH, STREAM, RedisPubSub, _entries
 from tests import redis
 from tests.postgres import Postgres
 
@@ -39,32 +38,32 @@ def record(id: str) -> Record:
 async def test_one_server_hears_of_what_another_writes(
     postgres: Postgres, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "POLL", 1_000.0)
+    monkeypatch.setattr(pg, "POLL", 1_000.0)
     here, there = (
-        PostgresStore(postgres.address, schema=tmp_path.name, news=RedisNews(address, PASSWORD))
+        PostgresStore(postgres.address, schema=tmp_path.name, pubsub=RedisPubSub(address, PASSWORD))
         for _ in range(2)
     )
     await here.begin(record("a"))
     for place in range(20):
         waiting = asyncio.create_task(there.wait("a", place, 60.0))
         event = Started("a", 50, "m") if place == 0 else Delta(0, 0, "text", "x")
-        async with there._news.hearing("a"):
-            await here.append("a", Stretch(place, (event,)))
+        async with there._pubsub.subscribe("a"):
+            await here.append("a", LogSegment(place, (event,)))
             await waiting
     await here.close()
     await there.close()
 
 
 async def test_what_is_told_holds_nothing_that_was_said_and_is_cut(address: str) -> None:
-    news = RedisNews(address, PASSWORD)
-    async with news.hearing("last") as told:
-        names = [f"name{place}" for place in range(LATEST + 5_000)]
+    news = RedisPubSub(address, PASSWORD)
+    async with news.subscribe("last") as told:
+        names = [f"name{place}" for place in range(MAX_LENGTH + 5_000)]
         await news.publish(names)
-        news.tell("last")
+        news.publish_soon("last")
         await told.wait()
         await news.close()
-    news = RedisNews(address, PASSWORD)
-    assert await news._redis.xlen(STREAM) < LATEST + 1_000
+    news = RedisPubSub(address, PASSWORD)
+    assert await news._redis.xlen(STREAM) < MAX_LENGTH + 1_000
     (entry,) = await news._redis.xrevrange(STREAM, count=1)
     assert entry[1] == {b"name": b"last"}
     await news.close()
@@ -73,31 +72,31 @@ async def test_what_is_told_holds_nothing_that_was_said_and_is_cut(address: str)
 async def test_without_redis_everything_goes_on(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "POLL", 0.01)
-    monkeypatch.setattr(redis_news, "AGAIN", 0.01)
+    monkeypatch.setattr(pg, "POLL", 0.01)
+    monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
     here, there = (
         PostgresStore(
             postgres.address,
             schema=tmp_path.name,
-            news=RedisNews(f"unix://{tmp_path}/nothing"),
+            pubsub=RedisPubSub(f"unix://{tmp_path}/nothing"),
         )
         for _ in range(2)
     )
     await here.begin(record("a"))
     waiting = asyncio.create_task(there.wait("a", 0, 60.0))
-    await here.append("a", Stretch(0, (Started("a", 50, "m"),)))
+    await here.append("a", LogSegment(0, (Started("a", 50, "m"),)))
     await waiting
     with pytest.raises(StoreError, match="Redis failed"):
-        await here._news.publish(["a"])
+        await here._pubsub.publish(["a"])
     await here.close()
     await there.close()
 
 
 async def test_redis_may_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_news, "AGAIN", 0.01)
+    monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
     place = tmp_path / "socket"
-    news = RedisNews(f"unix://{place}")
-    async with news.hearing("a") as told:
+    news = RedisPubSub(f"unix://{place}")
+    async with news.subscribe("a") as told:
         with redis.running() as url:
             place.symlink_to(url.removeprefix("unix://"))
             await news._listening.wait()
@@ -110,24 +109,24 @@ async def test_a_store_is_opened_with_the_password_of_the_environment(
     postgres: Postgres, address: str
 ) -> None:
     environ = {"REDIS_PASSWORD": PASSWORD}
-    kept = open_store(await postgres.database(), Keeping(), environ, address)
+    kept = open_store(await postgres.database(), Retention(), environ, address)
     assert isinstance(kept, PostgresStore)
-    await kept._news.publish(["a"])
+    await kept._pubsub.publish(["a"])
     await kept.close()
 
 
 def test_an_address_that_is_none_is_not_repeated() -> None:
     with pytest.raises(StoreError, match="no URL") as caught:
-        open_store("postgresql:///x", Keeping(), {}, f"rediss//:{PASSWORD}@x")
+        open_store("postgresql:///x", Retention(), {}, f"rediss//:{PASSWORD}@x")
     assert PASSWORD not in str(caught.value)
 
 
 def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.delitem(sys.modules, "redis.asyncio")
-    monkeypatch.delitem(sys.modules, "dragoman.stores.redis_news")
+    monkeypatch.delitem(sys.modules, "dragoman.stores.redis")
     with pytest.raises(StoreError, match=r'pip install "dragoman\[redis\]"'):
-        open_store("postgresql:///", Keeping(), {}, "redis://x")
+        open_store("postgresql:///", Retention(), {}, "redis://x")
 
 
 def test_both_protocols_of_redis_are_read() -> None:

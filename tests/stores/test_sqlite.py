@@ -17,13 +17,18 @@ from dragoman.core.event import Finished
 from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores.calls import mark
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.record import Answer, Paging, Record, Stretch
-from dragoman.stores.rows import row_of
-from dragoman.stores.sqlite import SqliteStore, schema, threads
-from dragoman.stores.sqlite.sweep import SOME
-from dragoman.stores.store import StoreError
+from dragoman.stores import sqlite
+from dragoman.stores.base import (
+    LogSegment,
+    Paging,
+    Record,
+    Retention,
+    StoredAnswer,
+    StoreError,
+    call_digest,
+)
+from dragoman.stores.sql import row_of
+from dragoman.stores.sqlite import SOME, SqliteStore
 
 BOUND = 10.0
 
@@ -54,7 +59,7 @@ async def test_a_store_of_an_earlier_version_goes_on(
     """One from before the calls of answers were kept track of."""
     place = tmp_path / "store.db"
     with monkeypatch.context() as earlier:
-        earlier.setattr(schema, "STEPS", schema.STEPS[:2])
+        earlier.setattr(sqlite, "STEPS", sqlite.STEPS[:2])
         await SqliteStore(place).close()
     request = Request(model="m", items=(Message("user", "ask", id="msg"),))
     old = Record(id="old", tenant="t", wire="responses", created_at=1, request=request)
@@ -71,11 +76,13 @@ async def test_a_store_of_an_earlier_version_goes_on(
     said = (Reasoning(encrypted="gAAA"), call)
     done = Response(id="old", created_at=1, model="m", status="completed", output=said)
     assert await store.finish("old", done)
-    assert await store.answers("t", [mark(call)]) == ()  # nobody noted whose thoughts these are
+    assert (
+        await store.find_answers("t", [call_digest(call)]) == ()
+    )  # nobody noted whose thoughts these are
     await store.begin(replace(old, id="new"))
     done = replace(done, id="new")
     assert await store.finish("new", done)
-    assert await store.answers("t", [mark(call)]) == (Answer("m", done),)
+    assert await store.find_answers("t", [call_digest(call)]) == (StoredAnswer("m", done),)
     await store.close()
 
 
@@ -101,7 +108,7 @@ async def test_a_closed_store_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 
 async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> None:
-    keeping = Keeping(retention=100.0, log_retention=10.0, responses=2 * SOME)
+    keeping = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SOME)
     store = SqliteStore(tmp_path / "store.db", keeping)
     request = Request(model="m", items=(Message("user", "ask", id="msg"),))
 
@@ -111,16 +118,16 @@ async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> N
             Record(id=id, tenant="t", wire="responses", created_at=place, request=request)
         )
         done = Response(id=id, created_at=place, model="m", status="completed")
-        await store.finish(id, done, Stretch(0, (Finished("completed"),)))
+        await store.finish(id, done, LogSegment(0, (Finished("completed"),)))
 
     last = 4 * SOME
     await asyncio.gather(*map(keep, range(last)))
     assert await store.sweep(last) == last - 100
-    page = await store.page("t", None, Paging(limit=1, order="asc"))
+    page = await store.list_responses("t", None, Paging(limit=1, order="asc"))
     assert page.records[0].created_at == last - 100
     assert await store.log(f"{last - 11:04}") == ()
     assert await store.log(f"{last - 10:04}") != ()
-    assert await store.find("t", "msg") is not None
+    assert await store.find_item("t", "msg") is not None
     await store.close()
 
 
@@ -144,7 +151,7 @@ def test_a_file_that_stays_locked_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             raise sqlite3.OperationalError("database is locked")
 
     locked: Any = Locked()
-    monkeypatch.setattr(threads, "PATIENCE", 0.03)
+    monkeypatch.setattr(sqlite, "PATIENCE", 0.03)
     with pytest.raises(sqlite3.OperationalError):
-        threads._write_ahead(locked)
+        sqlite._write_ahead(locked)
     assert locked.tries > 1

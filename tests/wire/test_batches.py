@@ -14,11 +14,11 @@ from dragoman.core.fold import Fold, unfold
 from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response, Usage
-from dragoman.wire import body, outcome
+from dragoman.wire import json, losses
 from dragoman.wire.chat import CHAT
-from dragoman.wire.codec import Wire
 from dragoman.wire.dialect import STANDARD
-from dragoman.wire.outcome import judge_answer
+from dragoman.wire.losses import judge_answer
+from dragoman.wire.registry import Wire
 from dragoman.wire.responses import RESPONSES
 from tests.strategies import responses
 from tests.wire.chat.strategies import responses as chat_responses
@@ -75,7 +75,7 @@ def test_a_fold_adds_up_the_same_of_many(answer: Any, data: st.DataObject) -> No
 
 @pytest.mark.parametrize("texts", [["a"], ["a", "b\n", "é"], ["a", "half \ud83d", "b"]])
 def test_many_values_are_each_on_a_line(texts: list[str]) -> None:
-    assert body.dump_all(texts) == b"\n".join(map(body.dump, texts))
+    assert json.dump_all(texts) == b"\n".join(map(json.dump, texts))
 
 
 @pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=["chat", "responses"])
@@ -125,5 +125,5 @@ PLAIN = Response(
 def test_a_plain_answer_is_judged_like_any_other(changes: dict[str, Any]) -> None:
     answer = replace(PLAIN, **changes)
     short = judge_answer(answer, "chat")
-    with mock.patch.object(outcome, "_is_plain", return_value=False):
+    with mock.patch.object(losses, "_is_plain", return_value=False):
         assert judge_answer(answer, "chat") == short

@@ -15,15 +15,14 @@ from datetime import datetime
 from shutil import get_terminal_size
 
 from dragoman.core.event import Failed
-from dragoman.core.secret import Secret
-from dragoman.server.configuration import ConfigurationError
-from dragoman.server.keys import Keys
-from dragoman.server.memory.history import History, answered, asked, exported, name
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.opening import file_of, open_store
-from dragoman.stores.record import Record
+from dragoman.core.interfaces import Secret
+from dragoman.server.auth import tenant_of
+from dragoman.server.config import ConfigurationError
+from dragoman.server.state.history import History, answered, asked, exported, name
+from dragoman.stores.base import Record, Retention
+from dragoman.stores.factory import open_store, store_path
 
-from .pen import Pen
+from .chat import Pen
 from .serve import configured
 
 NOTHING = "dragoman: nothing was found."
@@ -77,17 +76,17 @@ def _short(text: str) -> str:
 async def _opened(options: Namespace) -> AsyncGenerator[History, None]:
     settings = configured(options).server
     word = options.store or settings.store
-    file = file_of(word, os.environ)
+    file = store_path(word, os.environ)
     if file is not None and not file.exists():  # who only looks makes no store
         raise ConfigurationError(f"There is no store at {file}: nothing was kept there so far.")
-    store = open_store(word, Keeping(), os.environ, settings.news)
+    store = open_store(word, Retention(), os.environ, settings.news)
     if store is None or word == "memory":
         problem = f"The store {word!r} has nothing that could be read from here; see --store."
         raise ConfigurationError(problem)
     key = os.environ.get(options.key_env, "").strip() if options.key_env else ""
     if options.key_env and not key:
         raise ConfigurationError(f"{options.key_env} is empty.")
-    tenant = Keys([Secret(key)]).tenant(Secret(key)) if key else ""
+    tenant = tenant_of(Secret(key)) if key else ""
     try:
         yield History(store, tenant)
     finally:

@@ -11,8 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.engines.subject import Subject, find_subject
-from dragoman.engines.token.view import Shown, completion_tokens, prompt_tokens, told
+from dragoman.engines.inspect import (
+    Shown,
+    Subject,
+    completion_tokens,
+    find_subject,
+    prompt_tokens,
+    told,
+)
 
 _COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
 _PLAIN = "\x1b[0m"
@@ -48,7 +54,7 @@ def _lines(subject: Subject, colours: bool) -> Iterable[str]:
     prompt, losses = prompt_tokens(format, request, tokenizer)
     yield f"Prompt in {format.name}: {_counted(prompt)}"
     yield from (_line(token, subject.words, colours) for token in prompt)
-    yield from (f"lost: {loss.field} ({loss.why})" for loss in losses)
+    yield from (f"lost: {loss.field} ({loss.why})" for loss in (*subject.losses, *losses))
     if subject.completion is None:
         return
     heard = completion_tokens(format, request, tokenizer, subject.completion)

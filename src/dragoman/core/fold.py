@@ -10,19 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from .assembly import blank, blank_part, part_kind
 from .error import Fault
-from .event import (
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    ItemAdded,
-    ItemDone,
-    PartAdded,
-    PartDone,
-    Started,
-)
+from .event import Delta, Event, Failed, Finished, ItemAdded, ItemDone, PartAdded, PartDone, Started
 from .item import (
     Annotation,
     Audio,
@@ -38,6 +27,7 @@ from .item import (
     Text,
     Thought,
 )
+from .open_item import blank, blank_part, part_kind
 from .response import Response
 
 _CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))

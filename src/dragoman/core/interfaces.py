@@ -1,20 +1,46 @@
-"""The seams of the house: what an engine, a wire, an encoder and a decoder promise.
-
-Only signatures live here, so that every layer can be written against them. Methods that take
-time are plain functions that return awaitables or async generators.
+"""Protocols that engines, encoders and decoders implement, and the values that describe a caller
+and a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from msgspec import Struct
 
 from .event import Event
 from .item import JSON, Extra
 from .request import Request
-from .secret import Secret
+
+
+class Secret:
+    """Some text that neither prints nor travels in serialised form; `reveal` gives it.
+
+    >>> key = Secret("open sesame")
+    >>> print(key, f"{key}", [key])
+    *** *** [Secret(***)]
+    >>> key.reveal()
+    'open sesame'
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._value
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not serialised")
 
 
 class Caller(Struct, frozen=True, omit_defaults=True):
@@ -98,7 +124,7 @@ class Batcher(Protocol):
         ...
 
 
-class Listener(Protocol):
+class Sink(Protocol):
     """Who is told an answer as it comes, on the event loop, without waiting for it."""
 
     def heard(self, events: list[Event]) -> None:
@@ -110,7 +136,7 @@ class Listener(Protocol):
         ...
 
 
-class Telling(Protocol):
+class Handle(Protocol):
     """An answer that is being told."""
 
     def stop(self) -> None:
@@ -132,7 +158,7 @@ class Teller(Protocol):
     It spares a task for each answer, and the waking of it for each event.
     """
 
-    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
+    def tell(self, request: Request, caller: Caller, listener: Sink) -> Handle | None:
         """Begin to answer: the events of `Engine.stream`, with the same promises, said to the
         listener and not before this has returned. None where this request has to be awaited."""
         ...

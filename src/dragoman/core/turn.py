@@ -1,19 +1,12 @@
-"""One answer, put together from loose deltas: whatever comes in, legal events come out.
-
-This is the only assembler of the house: decoders of every wire and parsers of every token format
-feed it. It derives missing ids from the response's id, joins halves of characters, closes what
-was left open, and knows no wire, no socket and no clock.
-"""
+"""Assembles one answer from loose deltas: whatever comes in, legal events come out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec.structs import replace
 
-from .assembly import OpenItem, blank, unique
-from .calls import CallFragment, LooseCall
-from .choice import SHORT, Choice
 from .error import Fault
 from .event import (
     Delta,
@@ -44,8 +37,162 @@ from .item import (
     Unknown,
 )
 from .loss import Loss
+from .open_item import OpenItem, blank, unique
 from .response import Status, Usage
-from .think import Piece
+from .tool_calls import CallFragment, CallSorter, LooseCall
+
+Kind = Literal["reasoning", "text", "open", "close"]
+Piece = tuple[Kind, str]
+Step = Callable[["ThinkSplitter", bool], list[Piece]]
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_BLANKS = 64
+"""How many blanks around a tag belong to it; what is beyond is text, and nothing is held longer."""
+
+
+class ThinkSplitter:
+    """Feeds on text and gives pieces of reasoning and text, the same for every split of the text.
+
+    The pieces `open` and `close` carry the tags with the blanks around them, word for word, so
+    that all pieces joined are the text that came in.
+
+    >>> splitter = ThinkSplitter()
+    >>> splitter.feed("<think>hm") + splitter.feed("m</think>") + splitter.feed("  Yes")
+    [('open', '<think>'), ('reasoning', 'hm'), ('reasoning', 'm'), ('close', '</think>  '), ('text', 'Yes')]
+    """  # noqa: E501 - the example's output is one line
+
+    __slots__ = ("_held", "_step")
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._step: Step = ThinkSplitter._before  # bound to nothing: it would be a cycle
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain now; the rest is held back."""
+        self._held += text
+        return self._step(self, False)
+
+    def passes(self, text: str) -> bool:
+        """Whether this text, coming first, shows at once that no tag leads the answer."""
+        if not text or text[0] == "<" or text[0].isspace():
+            return False
+        return not self._held and self._step is ThinkSplitter._before
+
+    def flush(self) -> list[Piece]:
+        """What was held back, as what it turned out to be."""
+        return self._step(self, True)
+
+    @property
+    def settled(self) -> bool:
+        """True once all further text is plain text."""
+        return self._step is ThinkSplitter._after
+
+    def _before(self, last: bool) -> list[Piece]:
+        """Nothing but blanks and, perhaps, a part of the opening tag."""
+        bare = self._held.lstrip()
+        blanks = len(self._held) - len(bare)
+        if blanks > _BLANKS or not (bare.startswith(_OPEN) or _OPEN.startswith(bare)):
+            return self._enter(ThinkSplitter._after, last)
+        start = blanks + len(_OPEN)
+        if len(self._held) < start:
+            return self._enter(ThinkSplitter._after, last) if last else []
+        end = start + _leading(self._held[start:], "\r\n")
+        if end == len(self._held) < start + _BLANKS and not last:
+            return []  # more newlines may follow
+        return self._give("open", end) + self._enter(ThinkSplitter._inside, last)
+
+    def _inside(self, last: bool) -> list[Piece]:
+        """In the reasoning, up to the closing tag and the newlines before it."""
+        at = self._held.find(_CLOSE)
+        if at >= 0:
+            pieces = self._give("reasoning", at - _newlines_before(self._held[:at]))
+            return pieces + self._enter(ThinkSplitter._between, last)
+        if last:
+            return self._give("reasoning", len(self._held))
+        sure = len(self._held) - _overlap(self._held, _CLOSE)
+        return self._give("reasoning", sure - _newlines_before(self._held[:sure]))
+
+    def _between(self, last: bool) -> list[Piece]:
+        """The closing tag is there; blanks after it belong to it."""
+        start = self._held.find(_CLOSE) + len(_CLOSE)
+        end = start + _leading(self._held[start:], None)
+        if end == len(self._held) < start + _BLANKS and not last:
+            return []
+        return self._give("close", end) + self._enter(ThinkSplitter._after, last)
+
+    def _after(self, last: bool) -> list[Piece]:
+        return self._give("text", len(self._held))
+
+    def _enter(self, step: Step, last: bool) -> list[Piece]:
+        self._step = step
+        return step(self, last)
+
+    def _give(self, kind: Kind, size: int) -> list[Piece]:
+        piece, self._held = self._held[:size], self._held[size:]
+        return [(kind, piece)] if piece else []
+
+
+def _leading(text: str, blanks: str | None) -> int:
+    """How many of these characters `text` begins with, up to the limit (None: any blank)."""
+    head = text[:_BLANKS]
+    return len(head) - len(head.lstrip(blanks))
+
+
+def _newlines_before(text: str) -> int:
+    """How many newlines `text` ends with, up to the limit."""
+    tail = text[-_BLANKS:]
+    return len(tail) - len(tail.rstrip("\r\n"))
+
+
+def _overlap(text: str, mark: str) -> int:
+    """How many characters at the end of `text` could begin `mark`."""
+    for size in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0
+
+
+SHORT = ("length", "content_filter")
+"""Finish reasons that leave what was being written incomplete."""
+
+
+class Choice:
+    """What is open in one alternative of the answer."""
+
+    __slots__ = (
+        "announced",
+        "calls",
+        "fed",
+        "number",
+        "open",
+        "reason",
+        "spoken",
+        "think",
+        "tokens",
+    )
+
+    def __init__(self, number: int, think: bool) -> None:
+        self.number = number
+        self.open: OpenItem | None = None  # the message or reasoning being written
+        self.calls = CallSorter()
+        self.announced: list[LooseCall] = []  # those that may be open, in order
+        self.fed: dict[LooseCall, None] = {}  # those that got something since last looked at
+        self.reason: str | None = None
+        self.spoken = False
+        self.think = ThinkSplitter() if think else None
+        self.tokens: list[Token] = []  # of text that is held back
+
+    @property
+    def nameless(self) -> bool:
+        """Whether a choice that was not cut short has a call that never got its name."""
+        return self.reason not in SHORT and any(call.item is None for call in self.calls.calls)
+
+    def take_fed(self) -> list[LooseCall]:
+        """The calls that got something since last asked, in the order of the answer; those that
+        were not announced yet stand nowhere, and come first."""
+        fed, self.fed = self.fed, {}
+        return sorted(fed, key=lambda call: -1 if call.item is None else call.item)
+
 
 Think = Literal["inline", "reasoning"] | None
 """What to do with think tags at the start of the text: `inline` makes reasoning of them and
@@ -99,6 +246,7 @@ class Turn:
         self.direct = type(self).text is Turn.text
         self._think = think
         self._extra: Extra = {}
+        self._late: list[Loss] = []
         self._events: list[Event] = []
         self._items: list[OpenItem | None] = []  # by index; None once closed
         self._choices: dict[int, Choice] = {}
@@ -129,6 +277,11 @@ class Turn:
             self._events.append(
                 Started(self.id, self.created_at, self.model, self.losses, extra=extra)
             )
+
+    def lose(self, loss: Loss) -> None:
+        """Something that only the answer shows to be lost; it is told once, at its end."""
+        if loss not in self._late:
+            self._late.append(loss)
 
     # ---- by choice -----------------------------------------------------------------------
 
@@ -346,7 +499,14 @@ class Turn:
                 self.shut(index)
         self.over = True
         self._events.append(
-            Finished(status, reasons, self.usage, completed_at, extra=self._extra or None)
+            Finished(
+                status,
+                reasons,
+                self.usage,
+                completed_at,
+                tuple(self._late),
+                extra=self._extra or None,
+            )
         )
 
     def fail(self, fault: Fault) -> None:

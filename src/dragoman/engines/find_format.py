@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dragoman.formats.format import Format
-from dragoman.formats.names import NAMES, by_name
+from dragoman.formats.registry import NAMES, by_name
 from dragoman.formats.template import from_config
 
 CONFIG = "tokenizer_config.json"

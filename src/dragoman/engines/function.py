@@ -20,15 +20,15 @@ from typing import Any
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
+from dragoman.core.lower import summarised, undone
 from dragoman.core.request import Request
 from dragoman.core.turn import Think, Turn
-from dragoman.wire import body
 from dragoman.wire import error as wire_error
+from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD
 
-from .mint import new_id, now
-from .wrap import sealed
+from .base import enforce_contract, new_id, now
 
 _DONE = b"data: [DONE]\n\n"
 _END = object()
@@ -66,7 +66,7 @@ class Function:
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Call the callable and give what it gives."""
-        return sealed(self._events(request), request.model)
+        return enforce_contract(self._events(request), request.model)
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The names it was given."""
@@ -82,11 +82,11 @@ class Function:
     async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
         asked, losses = CHAT.encode_request(request, STANDARD)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
-        hearing = _Hearing(turn)
+        hearing, restore = _Hearing(turn), summarised(request)
         try:
-            async with aclosing(_pieces(self._answer, body.load(asked))) as pieces:
+            async with aclosing(_pieces(self._answer, json.load(asked))) as pieces:
                 async for piece in pieces:
-                    for event in hearing.take(piece):
+                    for event in undone(restore, hearing.take(piece)):
                         yield event
         except FaultError:
             raise
@@ -95,7 +95,7 @@ class Function:
             if fault is None:
                 raise
             raise FaultError(fault) from error
-        for event in hearing.close():
+        for event in undone(restore, hearing.close()):
             yield event
 
 
@@ -126,7 +126,7 @@ class _Hearing:
             self._turn.text(piece)
             return self._turn.take()
         value = piece if isinstance(piece, dict) else piece.model_dump(mode="json")
-        return self._decoder.feed(b"data: " + body.dump(value) + b"\n\n")
+        return self._decoder.feed(b"data: " + json.dump(value) + b"\n\n")
 
     def close(self) -> list[Event]:
         """The end."""
@@ -240,5 +240,5 @@ def _refusal(error: Exception) -> Fault | None:
         message = f"The model's server refused the key of the function that asked it ({status})."
         return Fault("upstream_authentication", message, "server", status=status)
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    told = body.dump(getattr(error, "body", None) or "")
+    told = json.dump(getattr(error, "body", None) or "")
     return wire_error.decode(status, told, headers.get("retry-after"))

@@ -1,7 +1,7 @@
 """A request as the plain messages and tools that chat templates know.
 
 One message for each turn: what an assistant thought, said and called stands in one. What has no
-place there (pictures, sound, hosted tools) is refused by name; nothing is left out in silence.
+place there (pictures, sound) is refused by name; what a hosted tool did is left out and reported.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from dragoman.core.item import (
     Reasoning,
     Refusal,
     Text,
+    Unknown,
 )
-from dragoman.core.kind import kind_of
-from dragoman.core.ledger import Ledger
-from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request
-from dragoman.core.system import lower_system
+from dragoman.core.loss import LossList
+from dragoman.core.lower import Limits, lower_system
+from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, type_name
 
+LIMITS = Limits(custom_tools=False, namespaces=False, hosted_tools=False)
+"""What chat templates know: functions by a name."""
+_COMPACT = "compaction_trigger"
+"""An item that asks for something: leaving it out would answer another request."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -44,7 +48,7 @@ class Verbatim(dict[str, JSON]):
 Turns = list[dict[str, JSON]]
 
 
-def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> Turns:
+def messages(request: Request, ledger: LossList, id_length: int | None = None) -> Turns:
     """The conversation, with one system message in front. Raises FaultError for what a template
     has no words for.
 
@@ -57,7 +61,7 @@ def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> 
     turns: Turns = []
     names: dict[str, str] = {}
     for number, item in enumerate(request.items):
-        where = f"items[{places.get(id(item), 0)}]"
+        where = f"items[{(at := places.get(id(item), 0))}]"
         match item:
             case Message(role="assistant"):
                 turn = _assistant(turns, fresh=True)
@@ -83,8 +87,12 @@ def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> 
                         "name": names.get(item.call_id, ""),
                     }
                 )
+            case Unknown(kind=kind) if kind != _COMPACT:
+                ledger.note(
+                    "items[*]", "dropped", f"the model cannot read a {type_name(item)}", (at,)
+                )
             case _:
-                problem = f"this model's prompt has no place for an item of type {kind_of(item)}"
+                problem = f"this model's prompt has no place for an item of type {type_name(item)}"
                 raise FaultError(unsupported(problem, where))
     return _with_format(turns, request)
 
@@ -96,7 +104,7 @@ def tools(request: Request) -> Turns:
     found: Turns = []
     for number, tool in enumerate(request.tools):
         if not isinstance(tool, FunctionTool):
-            problem = f"this model's prompt only has functions, and this is a {kind_of(tool)}"
+            problem = f"this model's prompt only has functions, and this is a {type_name(tool)}"
             raise FaultError(unsupported(problem, f"tools[{number}]"))
         empty: JSON = {"type": "object", "properties": {}}
         function: dict[str, JSON] = {"name": tool.name, "description": tool.description or ""}
@@ -123,7 +131,7 @@ def short_id(id: str, length: int | None) -> str:
     return "".join(digits)
 
 
-def _one_system(request: Request, ledger: Ledger) -> Request:
+def _one_system(request: Request, ledger: LossList) -> Request:
     lowered = lower_system(request, ledger, role="system", front=True)
     match lowered.instructions:
         case None:
@@ -150,7 +158,7 @@ def _text(parts: tuple[Part, ...], where: str) -> str:
     said: list[str] = []
     for number, part in enumerate(parts):
         if not isinstance(part, Text | Refusal):
-            problem = f"this model reads text only, and this is {kind_of(part)}"
+            problem = f"this model reads text only, and this is {type_name(part)}"
             raise FaultError(unsupported(problem, f"{where}[{number}]"))
         said.append(part.text)
     return "".join(said)

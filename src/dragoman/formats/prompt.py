@@ -1,16 +1,67 @@
-"""A rendered conversation: ordinary text and control tokens, kept apart until they become ids.
-
-Keeping them apart is what makes injection impossible: text is encoded as text, whatever it looks
-like. How a conversation becomes a prompt is each format's own business.
-"""
+"""A rendered conversation: text and control tokens, and the tokenizers that make ids of them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
 from dragoman.core.loss import Loss
 
-from .tokenizer import Tokenizer
+
+class Tokenizer(Protocol):
+    """A model's vocabulary."""
+
+    @property
+    def size(self) -> int:
+        """How many ids there are; every id is below."""
+        ...
+
+    @property
+    def controls(self) -> Mapping[str, int]:
+        """The ids of the control tokens, by their text."""
+        ...
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The ids of ordinary text; what looks like a control token in it stays text."""
+        ...
+
+    def piece(self, id: int) -> bytes:
+        """The bytes a token adds; of a control token its text, of an unknown id nothing."""
+        ...
+
+
+class ByteTokenizer:
+    """A token for each byte, and control tokens after them: for tests, examples and first steps.
+
+    >>> toy = ByteTokenizer(["<|end|>"])
+    >>> toy.encode("hé"), toy.controls["<|end|>"], toy.piece(256)
+    ([104, 195, 169], 256, b'<|end|>')
+    """
+
+    def __init__(self, controls: Iterable[str] = ()) -> None:
+        self._controls = {text: 256 + place for place, text in enumerate(controls)}
+        pieces = [bytes([value]) for value in range(256)]
+        self._pieces = pieces + [text.encode() for text in self._controls]
+
+    @property
+    def size(self) -> int:
+        """256 bytes and the control tokens."""
+        return len(self._pieces)
+
+    @property
+    def controls(self) -> Mapping[str, int]:
+        """The ids of the control tokens, by their text."""
+        return self._controls
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The UTF-8 bytes of the text; halves of characters become U+FFFD."""
+        return list(text.encode("utf-8", "replace"))
+
+    def piece(self, id: int) -> bytes:
+        """The byte, or the control token's text."""
+        return self._pieces[id] if 0 <= id < len(self._pieces) else b""
 
 
 class Control(Struct, frozen=True):
@@ -25,7 +76,7 @@ Piece = str | Control
 class Prompt(Struct, frozen=True):
     """What the model is to read, and what of the request could not be said in it.
 
-    >>> from dragoman.formats.tokenizer import ByteTokenizer
+    >>> from dragoman.formats.prompt import ByteTokenizer
     >>> prompt = Prompt((Control("<|go|>"), "<|go|>"))
     >>> prompt.ids(ByteTokenizer(["<|go|>"]))
     [256, 60, 124, 103, 111, 124, 62]

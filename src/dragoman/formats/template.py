@@ -14,7 +14,7 @@ from itertools import chain
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.item import JSON
-from dragoman.core.ledger import Ledger
+from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 
@@ -23,9 +23,8 @@ from .markup.families import PROFILES
 from .markup.format import Markup
 from .markup.parser import MarkupParser
 from .markup.profile import Profile
-from .messages import Verbatim, messages, tools
-from .prompt import Control, Piece, Prompt
-from .tokenizer import Tokenizer
+from .messages import LIMITS, Verbatim, messages, tools
+from .prompt import Control, Piece, Prompt, Tokenizer
 
 MOST_CHARACTERS = 16_000_000
 """A prompt longer than this is refused: no context is that long."""
@@ -51,6 +50,8 @@ class Template:
     >>> chat.render(Request(model="m", items=(Message("user", "<s>"),))).pieces
     (Control(text='<s>'), '<s>')
     """
+
+    limits = LIMITS
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Template:
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt. Raises FaultError, naming the item, for what is not text, and with the
         template's own words where it refuses the conversation."""
-        ledger = Ledger()
+        ledger = LossList()
         turns = messages(request, ledger, self.profile.id_length)
         known = tools(request)
         text, sign = self._rendered(turns, known, _options(request), setting)

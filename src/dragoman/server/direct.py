@@ -14,20 +14,18 @@ from abc import ABC, abstractmethod
 from dragoman.core.error import Fault
 from dragoman.core.event import Event
 from dragoman.core.fold import Fold
-from dragoman.core.interfaces import Caller, Engine, Telling
-from dragoman.engines.wrap import tell
-from dragoman.wire.codec import Wire
+from dragoman.core.interfaces import Caller, Engine, Handle
+from dragoman.engines.base import tell
+from dragoman.wire.registry import Wire
 
 from .asgi import Headers, Outlet
-from .clock import Clock
-from .ending import TERMINAL
-from .exchange import Exchange, framed, refusal
+from .cancellation import GONE, TERMINAL, InFlight, stalled, too_late
+from .exchange import Exchange, fault_of, framed, refusal
+from .heartbeat import Clock
 from .limits import Gate
-from .memory.memory import Plan
-from .mishap import fault_of
 from .settings import Settings
 from .speech import Speech
-from .watch import GONE, Roster, stalled, too_late
+from .state.service import Plan
 from .whole import whole
 
 
@@ -51,7 +49,7 @@ class Direct(ABC):
         outlet: Outlet,
         caller: Caller,
         settings: Settings,
-        roster: Roster,
+        roster: InFlight,
         gate: Gate,
     ) -> None:
         self._exchange = exchange
@@ -60,7 +58,7 @@ class Direct(ABC):
         self._settings = settings
         self._roster = roster
         self._gate = gate
-        self._telling: Telling | None = None
+        self._telling: Handle | None = None
 
     def begin(self, engine: Engine, plan: Plan) -> bool:
         """Have the engine tell its answer. False where it cannot, or not now: then nothing has
@@ -155,7 +153,7 @@ class DirectWhole(Direct):
         outlet: Outlet,
         caller: Caller,
         settings: Settings,
-        roster: Roster,
+        roster: InFlight,
         gate: Gate,
         wire: Wire,
         plan: Plan,
@@ -192,7 +190,7 @@ class DirectStream(Direct):
         outlet: Outlet,
         caller: Caller,
         settings: Settings,
-        roster: Roster,
+        roster: InFlight,
         gate: Gate,
         speech: Speech,
     ) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Finished, Started
-from dragoman.core.guarantee import Guarantee
 from dragoman.core.interfaces import Encoder, Passed
 from dragoman.core.loss import Loss
-from dragoman.wire import loss, sse
+from dragoman.core.response import Guarantee
+from dragoman.wire import sse
+from dragoman.wire.losses import header
 
 from .asgi import Headers
-from .ending import TERMINAL, end_for
+from .cancellation import TERMINAL, end_for
 from .exchange import Exchange, guarantee_header, loss_header
 from .settings import Settings
 
@@ -96,7 +97,7 @@ class Speech:
 
     def _late(self, end: Finished) -> bytes:
         """What the head would have said, had it been known before."""
-        late = loss.header(end.losses)
+        late = header(end.losses)
         said = sse.comment(f"x-dragoman-loss: {late}") if late else b""
         if end.guarantee in (None, self._guarantee):
             return said

@@ -1,5 +1,5 @@
-"""What a server remembers: responses, the events they came by, conversations, and who runs what.
+"""Stores: responses with their event logs, conversations, leases and outgoing messages.
 
-A store keeps and finds; it decides nothing about protocols and asks no model. Everything in it
-belongs to a tenant, and nobody sees what another has.
+A store writes and finds; it knows no protocol and calls no model. Everything in it belongs to a
+tenant, and no tenant sees another's.
 """

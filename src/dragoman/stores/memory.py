@@ -1,6 +1,6 @@
-"""A store in this process's memory: for tests, and for servers that shall leave no trace.
+"""A store in this process's memory: for tests, and for servers that leave no trace.
 
-It keeps what any store keeps, and forgets it all when the process ends. One event loop may use it.
+It stores what any store does, and loses it when the process ends. One event loop may use it.
 """
 
 from __future__ import annotations
@@ -14,35 +14,41 @@ from msgspec.structs import replace
 from dragoman.core.item import JSON, Item
 from dragoman.core.response import Response
 
-from .calls import marks
-from .keeping import Keeping
-from .record import (
-    Answer,
+from .base import (
     Conversation,
-    Items,
-    Letter,
+    ItemPage,
+    LogSegment,
+    OutboxMessage,
     Paging,
     Record,
-    Records,
-    Stretch,
-    another,
-    stretches_from,
+    RecordPage,
+    Retention,
+    StoredAnswer,
+    StoreError,
+    call_digests,
+    renamed_id,
+    segments_from,
 )
-from .store import StoreError
 
 T = TypeVar("T")
 
 
 class _Run:
-    """A record, its log, and those who wait for more of it."""
+    """A record, its log, and the futures of those who wait for more of it."""
 
     __slots__ = ("length", "log", "record", "waiting")
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.log: list[Stretch] = []
+        self.log: list[LogSegment] = []
         self.length = 0
         self.waiting: set[asyncio.Future[None]] = set()
+
+    def add(self, segment: LogSegment) -> None:
+        if segment.first != self.length:
+            raise StoreError(f"The log of {self.record.id} has a gap at {self.length}.")
+        self.log.append(segment)
+        self.length += len(segment.events)
 
     def wake(self) -> None:
         for future in self.waiting:
@@ -52,7 +58,7 @@ class _Run:
 
 
 class MemoryStore:
-    """Keeps everything in dictionaries.
+    """Stores everything in dictionaries.
 
     >>> async def example():
     ...     store = MemoryStore()
@@ -61,54 +67,54 @@ class MemoryStore:
     True
     """
 
-    def __init__(self, keeping: Keeping | None = None) -> None:
-        self._keeping = keeping or Keeping()
+    def __init__(self, retention: Retention | None = None) -> None:
+        self._retention = retention or Retention()
         self._runs: dict[str, _Run] = {}
         self._conversations: dict[str, tuple[Conversation, dict[str, Item]]] = {}
-        self._letters: dict[str, Letter] = {}
+        self._outbox: dict[str, OutboxMessage] = {}
         # Of a tenant and an item: the responses it is in. One may be sent again and again.
-        self._homes: dict[tuple[str, str], dict[str, None]] = {}
-        # Of a tenant and the mark of a call: the latest response that made it.
+        self._item_index: dict[tuple[str, str], dict[str, None]] = {}
+        # Of a tenant and the digest of a call: the latest response that made it.
         self._calls: dict[tuple[str, str], str] = {}
 
     # ---- responses -----------------------------------------------------------------------
 
     async def begin(self, record: Record) -> None:
-        """Keep a run that is about to start."""
+        """Store a run that is about to start."""
         if record.id in self._runs:
             raise StoreError(f"There is a response {record.id} already.")
         self._runs[record.id] = _Run(record)
         self._index(record, record.request.items)
 
-    async def append(self, id: str, stretch: Stretch) -> None:
+    async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run."""
         run = self._runs.get(id)
         if run is None or not run.record.running:
             raise StoreError(f"No response {id} is being made.")
-        self._add(run, stretch)
+        run.add(segment)
         run.wake()
 
     async def finish(
         self,
         id: str,
         response: Response,
-        stretch: Stretch | None = None,
-        said: Sequence[Item] = (),
-        letters: Sequence[Letter] = (),
+        segment: LogSegment | None = None,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
     ) -> bool:
-        """End a run with what came of it."""
+        """End a run with its response."""
         run = self._runs.get(id)
         if run is None or not run.record.running:
             return False
-        if stretch is not None:
-            self._add(run, stretch)
+        if segment is not None:
+            run.add(segment)
         run.record = replace(run.record, status=response.status, response=response)
         self._index(run.record, response.output)
-        self._calls |= {(run.record.tenant, mark): id for mark in marks(response)}
-        talk = self._held(run.record.tenant, run.record.conversation or "")
-        if talk is not None:
-            _join(talk[1], said)
-        self._letters |= {letter.id: letter for letter in letters}
+        self._calls |= {(run.record.tenant, digest): id for digest in call_digests(response)}
+        held = self._held(run.record.tenant, run.record.conversation or "")
+        if held is not None:
+            _add_renamed(held[1], items)
+        self._outbox |= {message.id: message for message in messages}
         run.wake()
         return True
 
@@ -118,7 +124,7 @@ class MemoryStore:
         return run.record if run is not None and run.record.tenant == tenant else None
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all that came before it, the earliest first."""
+        """A response and all before it, the earliest first."""
         found: list[Record] = []
         place: str | None = id
         while place is not None:
@@ -129,26 +135,26 @@ class MemoryStore:
             place = record.previous
         return tuple(reversed(found))
 
-    async def find(self, tenant: str, item: str) -> Item | None:
+    async def find_item(self, tenant: str, item: str) -> Item | None:
         """The item of any response with this id."""
-        for home in self._homes.get((tenant, item), ()):
-            return self._runs[home].record.item(item)
+        for id in self._item_index.get((tenant, item), ()):
+            return self._runs[id].record.item(item)
         return None
 
-    async def answers(self, tenant: str, marks: Sequence[str]) -> tuple[Answer, ...]:
-        """The answers whose calls have these marks."""
-        found = dict.fromkeys(self._calls.get((tenant, mark)) for mark in marks)
+    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
+        """The responses that made the calls with these digests."""
+        found = dict.fromkeys(self._calls.get((tenant, digest)) for digest in digests)
         records = (self._runs[id].record for id in found if id is not None)
         return tuple(
-            Answer(record.request.model, record.response)
+            StoredAnswer(record.request.model, record.response)
             for record in records
             if record.response is not None
         )
 
-    async def log(self, id: str, first: int = 0) -> tuple[Stretch, ...]:
-        """The log from this place on, in order."""
+    async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
+        """The log from this index on, in order."""
         run = self._runs.get(id)
-        return () if run is None else tuple(stretches_from(run.log, first))
+        return () if run is None else tuple(segments_from(run.log, first))
 
     async def wait(self, id: str, length: int, seconds: float) -> None:
         """Return when the log is longer than this, when the run has ended, or when time is up."""
@@ -165,18 +171,18 @@ class MemoryStore:
         finally:
             run.waiting.discard(future)
 
-    async def page(self, tenant: str, wire: str | None, paging: Paging) -> Records:
+    async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> RecordPage:
         """The responses of a tenant by the time of their creation."""
         own = (run.record for run in self._runs.values() if run.record.tenant == tenant)
         records = sorted(
             (record for record in own if wire in (None, record.wire)),
             key=lambda record: (record.created_at, record.id),
         )
-        found, more = _paged([(record.id, record) for record in records], paging)
-        return Records(tuple(found), more)
+        found, more = _page([(record.id, record) for record in records], paging)
+        return RecordPage(tuple(found), more)
 
-    async def label(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
-        """Give a response other metadata."""
+    async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
+        """Replace the metadata of a response."""
         if await self.get(tenant, id) is None:
             return False
         run = self._runs[id]
@@ -184,7 +190,7 @@ class MemoryStore:
         return True
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Forget a response and its log."""
+        """Delete a response and its log."""
         if await self.get(tenant, id) is None:
             return False
         self._forget(id)
@@ -192,18 +198,18 @@ class MemoryStore:
 
     # ---- leases --------------------------------------------------------------------------
 
-    async def renew(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Promise to go on with these runs; the ids of those that shall not go on."""
-        unwanted: list[str] = []
+    async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
+        """Extend the leases of these runs; the ids of those that must stop."""
+        stopped: list[str] = []
         for id in ids:
             run = self._runs.get(id)
             if run is None or run.record.cancelling or not run.record.running:
-                unwanted.append(id)
+                stopped.append(id)
             else:
                 run.record = replace(run.record, lease=until)
-        return tuple(unwanted)
+        return tuple(stopped)
 
-    async def cancel(self, tenant: str, id: str) -> bool:
+    async def request_cancel(self, tenant: str, id: str) -> bool:
         """Ask for the end of a run."""
         if await self.get(tenant, id) is None:
             return False
@@ -211,8 +217,8 @@ class MemoryStore:
         run.record = replace(run.record, cancelling=True)
         return True
 
-    async def orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
-        """Take over the runs that nobody has promised to go on with."""
+    async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
+        """Take over the runs whose lease has expired."""
         found: list[Record] = []
         for run in self._runs.values():
             if run.record.running and run.record.lease < now:
@@ -222,34 +228,38 @@ class MemoryStore:
 
     # ---- conversations -------------------------------------------------------------------
 
-    async def open(self, conversation: Conversation, items: Sequence[Item] = ()) -> None:
-        """Keep a new conversation."""
+    async def create_conversation(
+        self, conversation: Conversation, items: Sequence[Item] = ()
+    ) -> None:
+        """Store a new conversation."""
         if conversation.id in self._conversations:
             raise StoreError(f"There is a conversation {conversation.id} already.")
         self._conversations[conversation.id] = (conversation, {})
-        await self.extend(conversation.tenant, conversation.id, items)
+        await self.add_items(conversation.tenant, conversation.id, items)
 
-    async def conversation(self, tenant: str, id: str) -> Conversation | None:
+    async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
         """A conversation."""
         held = self._held(tenant, id)
         return None if held is None else held[0]
 
-    async def relabel(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
-        """Give a conversation other metadata."""
+    async def set_conversation_metadata(
+        self, tenant: str, id: str, metadata: dict[str, JSON]
+    ) -> bool:
+        """Replace the metadata of a conversation."""
         held = self._held(tenant, id)
         if held is None:
             return False
         self._conversations[id] = (replace(held[0], metadata=metadata), held[1])
         return True
 
-    async def discard(self, tenant: str, id: str) -> bool:
-        """Forget a conversation and its items."""
+    async def delete_conversation(self, tenant: str, id: str) -> bool:
+        """Delete a conversation and its items."""
         if self._held(tenant, id) is None:
             return False
         del self._conversations[id]
         return True
 
-    async def extend(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
+    async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
         """Add items at the end."""
         held = self._held(tenant, id)
         if held is None:
@@ -260,74 +270,75 @@ class MemoryStore:
             held[1][item.id] = item
         return True
 
-    async def items(self, tenant: str, id: str, paging: Paging | None = None) -> Items | None:
+    async def list_items(
+        self, tenant: str, id: str, paging: Paging | None = None
+    ) -> ItemPage | None:
         """A page of a conversation's items, or all of them in their order."""
         held = self._held(tenant, id)
         if held is None:
             return None
         if paging is None:
-            return Items(tuple(held[1].values()), more=False)
-        found, more = _paged(list(held[1].items()), paging)
-        return Items(tuple(found), more)
+            return ItemPage(tuple(held[1].values()), more=False)
+        found, more = _page(list(held[1].items()), paging)
+        return ItemPage(tuple(found), more)
 
-    async def item(self, tenant: str, id: str, item: str) -> Item | None:
+    async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
         """One item."""
         held = self._held(tenant, id)
         return None if held is None else held[1].get(item)
 
-    async def remove(self, tenant: str, id: str, item: str) -> bool:
-        """Forget one item."""
+    async def remove_item(self, tenant: str, id: str, item: str) -> bool:
+        """Delete one item."""
         held = self._held(tenant, id)
         return held is not None and held[1].pop(item, None) is not None
 
-    # ---- letters -------------------------------------------------------------------------
+    # ---- outbox --------------------------------------------------------------------------
 
-    async def due(self, now: float, until: float, most: int = 20) -> tuple[Letter, ...]:
-        """Take out letters whose time has come."""
-        found = [letter for letter in self._letters.values() if letter.due <= now]
-        found.sort(key=lambda letter: letter.due)
-        taken = [replace(each, due=until, attempts=each.attempts + 1) for each in found[:most]]
-        self._letters |= {letter.id: letter for letter in taken}
+    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
+        """Take out messages that are due."""
+        due = sorted((each for each in self._outbox.values() if each.due <= now), key=_due)
+        taken = [replace(each, due=until, attempts=each.attempts + 1) for each in due[:most]]
+        self._outbox |= {message.id: message for message in taken}
         return tuple(taken)
 
     async def settle(self, id: str, due: float | None = None) -> None:
-        """Forget a letter, or have it come again."""
-        letter = self._letters.pop(id, None)
-        if letter is not None and due is not None:
-            self._letters[id] = replace(letter, due=due)
+        """Delete a message, or have it sent again."""
+        message = self._outbox.pop(id, None)
+        if message is not None and due is not None:
+            self._outbox[id] = replace(message, due=due)
 
     # ---- upkeep --------------------------------------------------------------------------
 
     async def sweep(self, now: float) -> int:
-        """Forget what is too old, and what is too much."""
-        keeping = self._keeping
+        """Delete what is older or more than the retention allows."""
+        retention = self._retention
         ended = [run for run in self._runs.values() if not run.record.running]
         ended.sort(key=lambda run: run.record.created_at)
-        excess = max(0, len(self._runs) - keeping.responses)
-        old = [run for run in ended if run.record.created_at < now - keeping.retention]
+        excess = max(0, len(self._runs) - retention.max_responses)
+        old = [run for run in ended if run.record.created_at < now - retention.max_age]
         gone = {run.record.id for run in (*old, *ended[:excess])}
         for id in gone:
             self._forget(id)
         for run in ended:
-            if run.record.created_at < now - keeping.log_retention:
+            if run.record.created_at < now - retention.max_log_age:
                 run.log.clear()
         self._conversations = {
             id: held
             for id, held in self._conversations.items()
-            if held[0].created_at >= now - keeping.retention
+            if held[0].created_at >= now - retention.max_age
         }
-        self._letters = {
-            id: letter
-            for id, letter in self._letters.items()
-            if letter.due >= now - keeping.retention
+        self._outbox = {
+            id: message
+            for id, message in self._outbox.items()
+            if message.due >= now - retention.max_age
         }
         return len(gone)
 
     async def ready(self) -> None:
-        """There is nothing that could be in the way."""
+        """Memory is always ready."""
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Wake everybody who waits."""
         for run in self._runs.values():
             run.wake()
 
@@ -336,43 +347,40 @@ class MemoryStore:
     def _index(self, record: Record, items: Iterable[Item]) -> None:
         for item in items:
             if item.id:
-                self._homes.setdefault((record.tenant, item.id), {})[record.id] = None
+                self._item_index.setdefault((record.tenant, item.id), {})[record.id] = None
 
     def _forget(self, id: str) -> None:
         run = self._runs.pop(id)
         for item in run.record.items:
-            place = run.record.tenant, item.id or ""
-            homes = self._homes.get(place, {})
-            homes.pop(id, None)
-            if not homes:
-                self._homes.pop(place, None)
-        for mark in marks(run.record.response) if run.record.response is not None else ():
-            if self._calls.get((run.record.tenant, mark)) == id:
-                del self._calls[run.record.tenant, mark]
+            key = run.record.tenant, item.id or ""
+            responses = self._item_index.get(key, {})
+            responses.pop(id, None)
+            if not responses:
+                self._item_index.pop(key, None)
+        digests = call_digests(run.record.response) if run.record.response is not None else ()
+        for digest in digests:
+            if self._calls.get((run.record.tenant, digest)) == id:
+                del self._calls[run.record.tenant, digest]
         run.wake()
 
     def _held(self, tenant: str, id: str) -> tuple[Conversation, dict[str, Item]] | None:
         held = self._conversations.get(id)
         return held if held is not None and held[0].tenant == tenant else None
 
-    @staticmethod
-    def _add(run: _Run, stretch: Stretch) -> None:
-        if stretch.first != run.length:
-            raise StoreError(f"The log of {run.record.id} has a gap at {run.length}.")
-        run.log.append(stretch)
-        run.length += len(stretch.events)
+
+def _due(message: OutboxMessage) -> float:
+    return message.due
 
 
-def _join(items: dict[str, Item], said: Sequence[Item]) -> None:
+def _add_renamed(items: dict[str, Item], added: Sequence[Item]) -> None:
     """Add items to a conversation; one whose id is taken gets another."""
-    for item in said:
-        other = item if item.id not in items else replace(item, id=another(item, len(items)))
-        items[other.id or ""] = other
+    for item in added:
+        own = item if item.id not in items else replace(item, id=renamed_id(item, len(items)))
+        items[own.id or ""] = own
 
 
-def _paged(entries: list[tuple[str, T]], paging: Paging) -> tuple[list[T], bool]:
-    """The part of a list that is asked for. An entry that is not there ends nothing: it is as if
-    nothing came after it."""
+def _page(entries: list[tuple[str, T]], paging: Paging) -> tuple[list[T], bool]:
+    """The part of a list that is asked for; nothing follows an entry that is not there."""
     if paging.order == "desc":
         entries = entries[::-1]
     if paging.after is not None:

@@ -16,12 +16,11 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.formats.format import Grammar
-from dragoman.formats.grammar.body import Regex
+from dragoman.formats.grammar.demand import Regex
 from dragoman.formats.grammar.lark import Writer
-from dragoman.formats.grammar.markup import Envelope, grammar
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.markup.families import PROFILES
-from dragoman.formats.markup.format import Markup
+from dragoman.formats.markup.format import Envelope, Markup, grammar
 from tests.formats.grammar.accepts import verdict
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -109,7 +108,7 @@ def test_an_answer_that_is_begun_cannot_be_bound_any_more() -> None:
     assert verdict(free, " go on<|return|>", *CONTROLS) == "whole"
 
 
-def test_harmony_with_namespaces_custom_tools_and_built_ins() -> None:
+def test_harmony_with_namespaces_and_custom_tools_and_without_built_ins() -> None:
     patch = CustomTool("patch", syntax="lark", grammar='start: "a"+ B\nB: /b{2}/\n%ignore " "')
     search = UnknownTool("responses", "web_search", {})
     tools = {"tools": (Namespace("git", (STRICT,)), patch, search)}
@@ -122,7 +121,7 @@ def test_harmony_with_namespaces_custom_tools_and_built_ins() -> None:
     assert harmony(f"{header}functions.patch<|message|>ab", **tools) == "begun"
     assert harmony(f"{header}functions.patch<|message|>c", **tools).startswith("wrong")
     built_in = "<|channel|>analysis to=browser.search code<|message|>{}<|call|>"
-    assert harmony(built_in, **tools) == "whole"
+    assert harmony(built_in, **tools).startswith("wrong")  # nobody would run it
     assert harmony(f"{FINAL}anything<|return|>", **tools) == "whole"
 
 

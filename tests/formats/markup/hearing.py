@@ -15,8 +15,8 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import Format
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.table import marks
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.markup.profile import marks
+from dragoman.formats.prompt import ByteTokenizer
 
 WEATHER = FunctionTool(
     "get_weather",

@@ -6,11 +6,10 @@ from msgspec.structs import replace
 from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request, UnknownTool
 from dragoman.formats.format import Setting
-from dragoman.formats.markup.enveloped import enveloped
+from dragoman.formats.markup.emitter import schemas
 from dragoman.formats.markup.families import BY_NAME
-from dragoman.formats.markup.format import Markup
+from dragoman.formats.markup.format import Markup, enveloped
 from dragoman.formats.markup.profile import State
-from dragoman.formats.markup.voice import schemas
 from tests.formats.markup.hearing import NOW, Heard, hear, hear_ids, tokens
 
 GET = ("get_weather", '{"city": "Rome"}')

@@ -11,11 +11,11 @@ from dragoman.core.event import Failed, Finished, Started
 from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.lifecycle import check as check_events
 from dragoman.core.request import Request
-from dragoman.engines.token.raw import raw_ids
+from dragoman.engines.token.planner import raw_ids
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.table import marks
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.markup.profile import marks
+from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.hearing import (
     FAMILIES,
     TOOLS,

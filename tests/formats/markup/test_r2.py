@@ -5,20 +5,15 @@ Right where it was right, and as it should have been where it was not.
 
 import pytest
 
-from dragoman.core.calls import CallFragment
 from dragoman.core.event import Delta, Finished, ItemAdded, Started
 from dragoman.core.fold import fold
-from dragoman.core.item import (
-    FunctionCall,
-    FunctionCallOutput,
-    Message,
-    Token,
-)
+from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Token
 from dragoman.core.request import FunctionTool, JSONSchema, Request
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.repair import MarkedTurn
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.markup.text_tool_calls import MarkedTurn
+from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.hearing import TOOLS, asked, hear, show
 
 CITY = ("get_weather", '{"city": "Rome"}')

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.calls import CallFragment
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.item import Token
 from dragoman.core.lifecycle import check
-from dragoman.formats.markup.repair import MarkedTurn
+from dragoman.core.tool_calls import CallFragment
+from dragoman.formats.markup.text_tool_calls import MarkedTurn
 from tests.formats.markup.hearing import asked, pieces, show
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'

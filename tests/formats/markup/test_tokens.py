@@ -9,7 +9,7 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Token
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.hearing import asked, hear_ids, tokens
 
 

@@ -15,12 +15,12 @@ import openai
 
 from dragoman.core.interfaces import Engine
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
-from dragoman.server.transport import Transport
+from dragoman.server.state.service import Memory
+from dragoman.server.testing import Transport
+from dragoman.stores.base import Store
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore
-from dragoman.stores.store import Store
 from tests.server.stubs import Call
 
 PATH = "/v1/responses"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.server.settings import Settings
-from dragoman.stores.keeping import Keeping
-from dragoman.stores.record import Paging
+from dragoman.stores.base import Paging, Retention
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.memory.remembering import Server, frames, identity, opened, remembering
 from tests.server.stubs import Stub
@@ -37,7 +36,7 @@ async def test_r4_w11_an_unknown_previous_response_is_never_passed_over(
 
 async def kept_bytes(server: Server) -> list[int]:
     """The size of what is kept of each response's input, the earliest first."""
-    page = await server.memory.store.page("", None, Paging(limit=100, order="asc"))
+    page = await server.memory.store.list_responses("", None, Paging(limit=100, order="asc"))
     return [sum(len(item.text) for item in record.request.items) for record in page.records]
 
 
@@ -53,9 +52,13 @@ async def test_o9_a_turn_is_kept_once_and_not_copied_into_those_after_it(tmp_pat
 
 async def test_p21_responses_are_kept_on_disk_within_bounds_that_are_stated(tmp_path: Path) -> None:
     assert Settings().store == "sqlite"
-    keeping = Keeping(responses=Settings().max_responses, retention=Settings().retention)
-    assert keeping == Keeping()
-    store = SqliteStore(tmp_path / "store.db", Keeping(responses=3))
+    keeping = Retention(
+        max_age=Settings().retention,
+        max_log_age=Settings().log_retention,
+        max_responses=Settings().max_responses,
+    )
+    assert keeping == Retention()
+    store = SqliteStore(tmp_path / "store.db", Retention(max_responses=3))
     async with remembering(Stub(), store) as server:
         ids = [(await server.ask()).json["id"] for _ in range(5)]
         await store.sweep(0)
@@ -65,7 +68,7 @@ async def test_p21_responses_are_kept_on_disk_within_bounds_that_are_stated(tmp_
 
 
 async def test_p22_a_background_stream_resumes_as_long_as_is_stated(tmp_path: Path) -> None:
-    path, keeping = tmp_path / "store.db", Keeping(log_retention=100)
+    path, keeping = tmp_path / "store.db", Retention(max_log_age=100)
     async with remembering(Stub(), SqliteStore(path, keeping)) as server:
         whole = await server.ask(stream=True, background=True)
         id = identity(whole)

@@ -10,8 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from dragoman.stores.record import Paging
-from dragoman.stores.store import Store
+from dragoman.stores.base import Paging, Store
 from tests.server.memory.remembering import Server, opened, remembering
 from tests.server.stubs import Call, Stub
 
@@ -56,10 +55,10 @@ async def test_what_is_not_to_be_stored_leaves_no_trace(server: Server, tmp_path
 async def test_chat_is_stored_only_when_asked(server: Server) -> None:
     body = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}]}
     await Call(server.app, body=body)()
-    page = await server.memory.store.page("", "chat", Paging())
+    page = await server.memory.store.list_responses("", "chat", Paging())
     assert page.records == ()
     await Call(server.app, body={**body, "store": True})()
-    page = await server.memory.store.page("", "chat", Paging())
+    page = await server.memory.store.list_responses("", "chat", Paging())
     assert len(page.records) == 1
 
 
@@ -210,10 +209,10 @@ async def test_what_is_not_there_is_not_found(server: Server) -> None:
 
 
 async def test_one_tenant_does_not_see_what_another_has(tmp_path: Path) -> None:
-    from dragoman.core.secret import Secret
+    from dragoman.core.interfaces import Secret
     from dragoman.server.app import App
-    from dragoman.server.memory.memory import Memory
     from dragoman.server.settings import Settings
+    from dragoman.server.state.service import Memory
 
     memory = Memory(opened("sqlite", tmp_path))
     app = App(Stub(), Settings(keys=(Secret("key-one"), Secret("key-two"))), memory)

@@ -16,12 +16,11 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.server.app import App
-from dragoman.server.memory.memory import ENCODER_VERSION, Memory
-from dragoman.server.memory.runs import Runs
 from dragoman.server.settings import Settings
+from dragoman.server.state.runs import Runs
+from dragoman.server.state.service import ENCODER_VERSION, Memory
+from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
 from dragoman.stores.memory import MemoryStore
-from dragoman.stores.record import Paging, Record, Stretch
-from dragoman.stores.store import Store, StoreError
 from tests.server.memory.remembering import Server, all_ended, frames, identity, opened, remembering
 from tests.server.stubs import OPENING, STARTED, Call, Stub, closing, word
 
@@ -57,7 +56,7 @@ async def test_the_official_sdk_resumes_a_stream(server: Server) -> None:
             numbers.append(event.sequence_number)
             if len(numbers) == 4:
                 break
-    id = (await server.memory.store.page("", None, Paging())).records[0].id
+    id = (await server.memory.store.list_responses("", None, Paging())).records[0].id
     async with server.sdk.responses.stream(
         response_id=f"resp_{id}", starting_after=numbers[-1]
     ) as stream:
@@ -252,7 +251,7 @@ async def test_an_answer_that_never_began_is_not_kept(store: Store) -> None:
             call = await server.ask(stream=stream)
             assert call.status == 502
         await all_ended(server)
-        assert (await server.memory.store.page("", None, Paging())).records == ()
+        assert (await server.memory.store.list_responses("", None, Paging())).records == ()
 
 
 class Broken:
@@ -308,7 +307,7 @@ async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_pat
             )
             await store.begin(record)
             if events:
-                await store.append(id, Stretch(0, events))
+                await store.append(id, LogSegment(0, events))
         await request.runs._bury()
         found = await server.sdk.responses.retrieve("resp_dead")
         assert (found.status, found.output_text) == ("failed", "Hel")
@@ -341,7 +340,7 @@ async def test_a_run_that_said_nothing_is_begun_again_where_that_is_set(
         )
         await store.begin(record)
         if said:
-            await store.append("dead", Stretch(0, OPENING))
+            await store.append("dead", LogSegment(0, OPENING))
         await server.memory.runs._bury()
         async for _ in server.memory.runs.follow(record):
             pass

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from dragoman.stores.base import Store, StoreError
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sqlite import SqliteStore
-from dragoman.stores.store import Store, StoreError
 from tests.mock import Mock, completion, plain, response, said
 from tests.postgres import Postgres
 from tests.product import configured, dragoman

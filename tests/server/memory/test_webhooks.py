@@ -14,13 +14,12 @@ import openai
 import pytest
 
 from dragoman.core.error import Fault
-from dragoman.server.configuration import EVENTS, ConfigurationError, Webhook, read
-from dragoman.server.memory import webhooks
-from dragoman.server.memory.opening import open_memory
-from dragoman.server.memory.webhooks import Courier, Receiver, Webhooks
+from dragoman.server.config import EVENTS, ConfigurationError, Webhook, read
 from dragoman.server.settings import Settings
-from dragoman.stores.record import Letter
-from dragoman.stores.store import StoreError
+from dragoman.server.state import webhooks
+from dragoman.server.state.service import open_memory
+from dragoman.server.state.webhooks import Courier, Receiver, Webhooks
+from dragoman.stores.base import OutboxMessage, StoreError
 from tests.server.memory.remembering import Server, opened, remembering
 from tests.server.stubs import OPENING, Stub
 
@@ -128,7 +127,7 @@ async def test_what_was_not_asked_for_is_not_told() -> None:
             await server.sdk.responses.create(model="stub", input="in the foreground")
             for run in tuple(server.memory.runs._live.values()):
                 await run.finished()
-            assert await server.memory.store.due(2e9 * 10, 0.0) == ()
+            assert await server.memory.store.take_due(2e9 * 10, 0.0) == ()
 
 
 async def test_it_is_tried_again_until_it_arrives(tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ async def test_it_is_tried_again_until_it_arrives(tmp_path: Path) -> None:
             came = [await box.came.get() for _ in range(3)]
             assert len({headers["webhook-id"] for headers, _ in came}) == 1
             assert len({data for _, data in came}) == 1
-            while await server.memory.store.due(0.0, 0.0):
+            while await server.memory.store.take_due(0.0, 0.0):
                 await asyncio.sleep(0)
 
 
@@ -155,7 +154,7 @@ async def test_it_is_given_up_in_the_end_and_told(
             said += capsys.readouterr().err
         assert f"after {attempts} attempts: the receiver answered with status {status}" in said
         assert box.came.qsize() == attempts
-        assert await server.memory.store.due(2e10, 0.0) == ()
+        assert await server.memory.store.take_due(2e10, 0.0) == ()
 
 
 async def test_nothing_is_sent_to_an_address_that_is_not_allowed(
@@ -203,17 +202,19 @@ async def test_a_run_whose_server_died_is_told_of_too(tmp_path: Path) -> None:
                 assert json.loads(data)["type"] == "response.failed"
 
 
-async def test_a_letter_for_nobody_is_forgotten() -> None:
+async def test_message_without_receiver_is_deleted() -> None:
     class Outbox:
         def __init__(self) -> None:
             self.settled = asyncio.Event()
             self.troubles = 1
 
-        async def due(self, now: float, until: float, most: int = 20) -> tuple[Letter, ...]:
+        async def take_due(
+            self, now: float, until: float, most: int = 20
+        ) -> tuple[OutboxMessage, ...]:
             if self.troubles:
                 self.troubles -= 1
                 raise StoreError("The disk is full.")
-            return (Letter(id="a", target="http://gone", body=b"", due=0.0),)
+            return (OutboxMessage(id="a", target="http://gone", body=b"", due=0.0),)
 
         async def settle(self, id: str, due: float | None = None) -> None:
             assert (id, due) == ("a", None)
@@ -236,7 +237,7 @@ async def test_a_receiver_that_says_nothing_is_not_waited_for(
     courier = Courier(opened("memory", Path()), hooks := telling(url))
     receiver = hooks.find(url)
     assert receiver is not None
-    letter = Letter(id="a", target=url, body=b"{}", due=0.0)
+    letter = OutboxMessage(id="a", target=url, body=b"{}", due=0.0)
     problem, worth = await courier._attempt(letter, receiver)
     assert "0.05 s" in problem
     assert worth

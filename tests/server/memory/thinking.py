@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.core.item import JSON
 from dragoman.engines.remote import Remote
-from dragoman.stores.store import Store
+from dragoman.stores.base import Store
 from tests.mock import Asked, Mock, Reply, chunk, completion, mock, plain, response, said, stream
 from tests.server.memory.remembering import Server, remembering
 from tests.server.stubs import Call

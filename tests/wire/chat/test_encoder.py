@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.event import (
-    Delta,
-    Finished,
-    ItemAdded,
-    ItemDone,
-    PartAdded,
-    PartDone,
-    Started,
-)
+from dragoman.core.event import Delta, Finished, ItemAdded, ItemDone, PartAdded, PartDone, Started
 from dragoman.core.item import (
     Annotation,
     Audio,

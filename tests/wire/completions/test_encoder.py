@@ -3,18 +3,10 @@
 from typing import Any
 
 from dragoman.core.error import Fault
-from dragoman.core.event import (
-    Delta,
-    Failed,
-    Finished,
-    ItemAdded,
-    PartAdded,
-    Progress,
-    Started,
-)
+from dragoman.core.event import Delta, Failed, Finished, ItemAdded, PartAdded, Progress, Started
 from dragoman.core.item import Message, Refusal, Text, Token
 from dragoman.core.response import Response, Usage
-from dragoman.wire import body
+from dragoman.wire import json
 from dragoman.wire.completions import COMPLETIONS, encode_response
 from dragoman.wire.dialect import STANDARD
 from tests.wire.completions.speaking import ALL, ASKED, events
@@ -110,10 +102,10 @@ def test_a_whole_answer_has_a_choice_for_each_reason() -> None:
         output=(Message("assistant", (Text("a"), Refusal("no"), Text("b"))),),
         reasons=("length", "stop"),
     )
-    value = body.load(encode_response(response, ASKED, STANDARD))
+    value = json.load(encode_response(response, ASKED, STANDARD))
     assert "usage" not in value
     assert [choice["text"] for choice in value["choices"]] == ["ab", ""]
     assert [choice["finish_reason"] for choice in value["choices"]] == ["length", "stop"]
     assert [choice["logprobs"] for choice in value["choices"]] == [None, None]
-    asked = body.load(encode_response(response, ALL, STANDARD))
+    asked = json.load(encode_response(response, ALL, STANDARD))
     assert asked["choices"][0]["logprobs"]["tokens"] == []

@@ -6,8 +6,6 @@ again. They are made with the assembler, or by hand where the assembler would ne
 
 from collections.abc import Callable
 
-from dragoman.core.assembly import part_kind
-from dragoman.core.calls import CallFragment
 from dragoman.core.error import Fault
 from dragoman.core.event import Event
 from dragoman.core.item import (
@@ -23,7 +21,9 @@ from dragoman.core.item import (
     Token,
     Unknown,
 )
+from dragoman.core.open_item import part_kind
 from dragoman.core.response import Usage
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import CUT, Turn
 
 USAGE = Usage(9, 4, 13, 2, 1, 3)

@@ -46,6 +46,6 @@ def pocket() -> DescribedEngine:
     if not available():
         raise ImportError(MISSING)
     from .engine import DescribedEngine
-    from .folder import load
+    from .model import load
 
     return DescribedEngine(*load(FOLDER), name=NAME, description=DESCRIPTION)

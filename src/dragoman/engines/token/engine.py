@@ -18,21 +18,20 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import Token
+from dragoman.core.lower import undone
 from dragoman.core.request import Request
-from dragoman.engines.fanout import Merge
-from dragoman.engines.mint import now
-from dragoman.engines.wrap import told
+from dragoman.engines.base import fault_from, now
+from dragoman.engines.fan_out import Merge
 from dragoman.formats.format import PLAIN, Format, Setting
-from dragoman.formats.tokenizer import Tokenizer
-from dragoman.wire.loss import blamed, worded
+from dragoman.formats.prompt import Tokenizer
+from dragoman.wire.losses import blamed, worded
 
-from .bounds import Batches, Bounds, Constrain, kept
-from .hearing import Hearing
-from .plan import Plan, Planner, ids_of
-from .run import Job, Written
+from .constraints import Batches, Bounds, Constrain, kept
+from .next_token import StreamModel
+from .planner import Plan, Planner, ids_of
 from .scheduler import Scheduler
-from .source import NamingModel, ScoringModel
-from .streaming import StreamModel
+from .sequence_decoder import Hearing
+from .source import Job, NamingModel, ScoringModel, Written
 
 MAX_TOKENS = 131_072
 """Tokens written at the most where neither the request nor the model's context sets a limit."""
@@ -170,9 +169,10 @@ class TokenEngine:
             bound = written if plan.bound is None else kept(written, plan.bound)
             async with aclosing(bound) as batches:
                 async for events in batches:
-                    yield events
+                    if events := undone(plan.undo, events):
+                        yield events
         except Exception as error:
-            yield [Failed(told(error))]
+            yield [Failed(fault_from(error))]
 
     async def _written(self, plan: Plan) -> Batches:
         """What is written, as events."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.formats.format import Grammar, Marker
-from dragoman.formats.tokenizer import Tokenizer
+from dragoman.formats.prompt import Tokenizer
 
 if TYPE_CHECKING:
     from .source import Logits
@@ -34,7 +34,7 @@ class Guide:
     Building it reads the whole vocabulary (about a second for 200,000 tokens), so keep it. It may
     be used from any thread.
 
-    >>> from dragoman.formats.tokenizer import ByteTokenizer
+    >>> from dragoman.formats.prompt import ByteTokenizer
     >>> guide = Guide(ByteTokenizer())
     >>> motion = guide.constrain(Grammar('start: "yes" | "no"'))
     >>> motion.accept(b"n"); bytes(motion.forced())

@@ -1,17 +1,12 @@
-"""What a request demands of its answer: which calls may or must be made, and what text must match.
-
-Every way of asking meets here: response formats, tool choices, strict tools, grammars of custom
-tools, and the fields for constrained answers that other servers know. How an answer is written in
-some format is not known here. Names of fields are those of the core.
-"""
+"""What a request demands of its answer: calls that must be made, text that must match."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from msgspec import Struct
 
-from dragoman.core.allowed import Allowed
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON
 from dragoman.core.request import (
@@ -26,10 +21,121 @@ from dragoman.core.request import (
     ToolChoice,
     UnknownTool,
 )
+from dragoman.core.response import WHOLE
+from dragoman.core.tools import Allowed
 
-from .body import Anything, Body, JSONBody, Regex, lark
 from .schema import enforceable
-from .whole import whole
+
+
+class JSONBody(Struct, frozen=True):
+    """JSON that fits a schema, which is one that the grammar can enforce."""
+
+    param: str
+    schema: dict[str, JSON]
+
+
+class Regex(Struct, frozen=True):
+    """Text that a regular expression matches from end to end."""
+
+    param: str
+    pattern: str
+
+
+class Choice(Struct, frozen=True):
+    """One of several texts."""
+
+    param: str
+    texts: tuple[str, ...]
+
+
+class Lark(Struct, frozen=True):
+    """Text of a grammar, whose first rule is `start`."""
+
+    param: str
+    lark: str
+
+
+_QUIET = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+"""What stands in a grammar and is none of its operators: texts, expressions, comments."""
+
+
+def lark(param: str, text: str) -> Lark:
+    """A grammar a client wrote. Raises FaultError for the operators `&` and `~`: a few of them
+    keep the compiler busy for minutes, and everybody else waiting.
+
+    >>> lark("grammar", 'start: "a & b" /x&/').lark
+    'start: "a & b" /x&/'
+    """
+    if re.search(r"[&~]", _QUIET.sub("", text)):
+        raise FaultError(unsupported("the operators & and ~ are not taken from a request", param))
+    return Lark(param, text)
+
+
+class Anything(Struct, frozen=True):
+    """Any text."""
+
+
+Body = JSONBody | Regex | Choice | Lark | Anything
+
+
+_NAMES = {"regex": "regex", "pattern": "regex", "choice": "choice", "grammar": "lark"}
+_NAMES |= {"json": "json", "schema": "json"}
+_UNHEARD = frozenset(
+    ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+) | {"whitespace_pattern", "type"}
+"""Members that choose how, not what."""
+
+
+Whole = Regex | Choice | Lark | JSONBody
+
+
+def whole(request: Request) -> Whole | None:
+    """What the whole answer must match. Raises FaultError for what is no such demand."""
+    found = [body for fields in (request.extra or {}).values() for body in _bodies(fields)]
+    if len(found) > 1:
+        raise FaultError(bad_request("the answer cannot be bound twice", found[1].param))
+    return found[0] if found else None
+
+
+def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
+    for name in WHOLE[:-1]:
+        if (value := fields.get(name)) is not None:
+            yield _body(_NAMES[name.removeprefix("guided_")], value, name)
+    given, format = fields.get("structured_outputs"), fields.get("response_format")
+    if isinstance(given, dict):
+        yield from _members(given, "structured_outputs")
+    elif given is not None:
+        raise FaultError(bad_request("must be an object", "structured_outputs"))
+    match format:
+        case {"type": "regex" | "grammar"} if isinstance(format, dict):
+            yield from _members(format, "response_format")
+        case {"type": kind}:
+            problem = f"{kind} is not known here; use regex, grammar or json_schema"
+            raise FaultError(unsupported(problem, "response_format.type"))
+
+
+def _members(given: dict[str, JSON], where: str) -> Iterator[Whole]:
+    for name, value in given.items():
+        if name in _UNHEARD or value is None:
+            continue
+        if name not in _NAMES:
+            raise FaultError(unsupported("is not known here", f"{where}.{name}"))
+        yield _body(_NAMES[name], value, f"{where}.{name}")
+
+
+def _body(kind: str, value: JSON, param: str) -> Whole:
+    match kind, value:
+        case "regex", str(pattern):
+            return Regex(param, pattern)
+        case "lark", str(text):
+            return lark(param, text)
+        case "choice", list(texts) if texts and all(isinstance(text, str) for text in texts):
+            return Choice(param, tuple(texts))
+        case "json", dict(schema):
+            return JSONBody(param, enforceable(schema, param))
+        case _:
+            raise FaultError(bad_request(f"is no {kind}", param))
+
 
 ANY_OBJECT: dict[str, JSON] = {"type": "object"}
 
@@ -48,15 +154,13 @@ class Callee(Struct, frozen=True):
 class Demand(Struct, frozen=True):
     """What the answer must be: text that is `text`, or calls of some of `tools`.
 
-    Without `text` there must be a call; `several` says that there may be more than one. `hosted`
-    says that the format's own tools may be called as well. `strict` is whether text that is
-    something else is worse than no answer.
+    Without `text` there must be a call; `several` says that there may be more than one. `strict` is
+    whether text that is something else is worse than no answer.
     """
 
     text: Body | None
     tools: tuple[Callee, ...]
     several: bool
-    hosted: bool = False
     strict: bool = False
 
 
@@ -69,7 +173,7 @@ def demand(request: Request) -> Demand | None:
     tools = tuple(_tools(request))
     must = _must(choice)
     bound = text is not None or must or isinstance(choice, AllowedTools)
-    if not bound and not any(_is_strict(tool) for _, _, tool in _members(request)):
+    if not bound and not any(_is_strict(tool) for _, _, tool in _members_demand(request)):
         return None
     if must and not tools:
         raise FaultError(bad_request("a tool must be called, and there is none", "tool_choice"))
@@ -77,7 +181,6 @@ def demand(request: Request) -> Demand | None:
         text=None if must else text or Anything(),
         tools=tools,
         several=request.parallel_tool_calls is not False,
-        hosted=choice in (None, "auto") and any(isinstance(t, UnknownTool) for t in request.tools),
         strict=request.format.strict is True
         if isinstance(request.format, JSONSchema)
         else not isinstance(request.format, JSONObject),
@@ -120,13 +223,13 @@ _Member = tuple[str, str | None, FunctionTool | CustomTool]
 
 def _tools(request: Request) -> Iterator[Callee]:
     """The tools that may be called, each with what must be in a call."""
-    for field, group, tool in _members(request):
+    for field, group, tool in _members_demand(request):
         custom = isinstance(tool, CustomTool)
         body = _input(tool, field) if isinstance(tool, CustomTool) else _arguments(tool, field)
         yield Callee(tool.name, group, custom, body, _is_strict(tool))
 
 
-def _members(request: Request) -> Iterator[_Member]:
+def _members_demand(request: Request) -> Iterator[_Member]:
     """The functions and custom tools that the choice leaves."""
     tools, choice = list(enumerate(request.tools)), request.tool_choice
     if choice == "none":

@@ -15,7 +15,7 @@ from typing import Literal
 from dragoman.core.item import JSON
 from dragoman.formats.format import Grammar, Marker
 
-from .body import Anything, Body, Choice, JSONBody, Regex
+from .demand import Anything, Body, Choice, JSONBody, Regex
 
 _ANY = r"(?s:.*)"
 

@@ -1,33 +1,242 @@
-"""Hears a model's harmony into a turn: tokens or text, in pieces of any size, well formed or not.
-
-Where a message goes is decided by its recipient first and its channel second. It never raises: what
-is malformed is read as well as can be, and noted. Which tools there are is known to the toolkit.
-"""
+"""Parses harmony into a turn: tokens or text, in pieces of any size, well formed or not."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, Protocol
 
-from dragoman.core.item import Token
+from msgspec import Struct
+
+from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning, Token
+from dragoman.core.loss import Loss
 from dragoman.core.turn import Turn
 
-from .body import Body, Called, Ending, Flow, Hosted, Said, Thought, Unsaid
-from .header import Header, looks_like_one, read_header, without_role
-from .marks import (
+from .layout import (
     CHANNEL,
+    COMMENTARY_PHASE,
     CONSTRAIN,
     ENDS,
+    FINAL_PHASE,
     IN_TEXT,
     MESSAGE,
     START,
     Mark,
+    Opening,
     Vocabulary,
     certain,
 )
-from .opening import Opening
-from .policy import COMMENTARY_PHASE, FINAL_PHASE
-from .tools import NOBODY, Toolkit
+from .tools import NOBODY, Callee, Toolkit
+
+Channel = Literal["analysis", "commentary", "final"]
+
+_CHANNELS: tuple[Channel, ...] = ("analysis", "commentary", "final")
+_CONTENT_TYPES = frozenset(("json", "code", "text", "python"))
+_STRANGERS = ("user", "system", "developer", "tool")
+_ASSISTANT = re.compile(r"\s*assistant(?::[^\s<]*)?")
+_CONSTRAINT = re.compile(re.escape(CONSTRAIN) + r"\s*")
+_WORD = re.compile(r"\s*([^\s<]*)")
+_NAME = re.compile(r"[\w.-]+")
+
+
+class Header(Struct, frozen=True):
+    """What a header says, and what was wrong with it."""
+
+    channel: Channel | None = None
+    recipient: str | None = None
+    content_type: str | None = None
+    foreign: bool = False
+    """Whether somebody else speaks: the model went on and wrote the user's or a tool's part."""
+    rest: str = ""
+    """What stands behind the channel, for a message whose header never ended."""
+    warnings: tuple[str, ...] = ()
+
+
+def read_header(text: str) -> Header:
+    """What the text between the start of a message and its content says.
+
+    >>> read_header("<|channel|>commentary to=functions.f <|constrain|>json").recipient
+    'functions.f'
+    >>> read_header("<|channel|>final <|constrain|>json").content_type
+    'json'
+    """
+    before, _, after = text.partition(CHANNEL)
+    foreign = _is_foreign(before)
+    before = without_role(before)
+    warnings: list[str] = []
+    name, after = _first_word(after)
+    if not name:  # the mark is missing, or its channel is
+        name, before = _first_word(before)
+        if _channel(name) is None:
+            name, before = "", f"{name}{before}"
+    channel = _channel(name)
+    if name and name != channel:
+        warnings.append(f"the channel {name!r} was read as {channel or 'final'}")
+    recipient, content_type = _addressed(_words(f"{before} {after}"), warnings)
+    return Header(channel, recipient, content_type, foreign, after, tuple(warnings))
+
+
+def looks_like_one(text: str) -> bool:
+    """Whether text at the place of a header whose start was left out may be one.
+
+    >>> looks_like_one("assist"), looks_like_one(" to=functions"), looks_like_one("Hello")
+    (True, True, False)
+    """
+    word = text.lstrip()
+    if word.startswith(("assistant", "to=")):
+        return True
+    end = next((at for at, letter in enumerate(word) if not letter.isalnum()), len(word))
+    if end < len(word):
+        return word[:end] in _CHANNELS
+    return any(known.startswith(word) for known in ("assistant", "to=", *_CHANNELS))
+
+
+def without_role(text: str) -> str:
+    """The text without an assistant's role in front."""
+    role = _ASSISTANT.match(text)
+    return text[role.end() :] if role else text
+
+
+def _is_foreign(before: str) -> bool:
+    name, _ = _first_word(before)
+    role, _, _ = name.partition(":")
+    return role in _STRANGERS or "to=assistant" in before.split()
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    found = _WORD.match(text)
+    return (found[1], text[found.end() :]) if found else ("", text)
+
+
+def _channel(name: str) -> Channel | None:
+    """The channel a name begins with or is the beginning of."""
+    letters = name.rstrip("?!.:;,")
+    for channel in _CHANNELS:
+        if letters and (channel.startswith(letters) or letters.startswith(channel)):
+            return channel
+    return None
+
+
+def _words(text: str) -> list[str]:
+    text = _CONSTRAINT.sub(f" {CONSTRAIN}", text.replace(CHANNEL, " "))
+    return text.replace("to= ", "to=").split()
+
+
+def _addressed(words: list[str], warnings: list[str]) -> tuple[str | None, str | None]:
+    """Recipient and content type. Without `to=`, a lone word that names no type is a recipient."""
+    recipients = [word[3:] for word in words if word.startswith("to=")]
+    others = [word for word in words if not word.startswith("to=")]
+    types = [word for word in others if word in _CONTENT_TYPES or CONSTRAIN in word]
+    others = [word for word in others if word not in types]
+    if not recipients and others and _NAME.fullmatch(others[0]) and len(others) + len(types) <= 2:
+        recipients.append(others.pop(0))
+    if others and not types:
+        types.append(others.pop())
+    ignored = [*recipients[1:], *types[1:], *others]
+    if ignored:
+        warnings.append(f"a header had words to spare: {' '.join(ignored)!r}")
+    content_type = types[0].replace(CONSTRAIN, "") if types else None
+    return recipients[0] if recipients else None, content_type
+
+
+Ending = Literal["completed", "incomplete"]
+
+
+Flow = Callable[[str], None]
+
+
+class Body(Protocol):
+    """The content of a message while it comes."""
+
+    @property
+    def flow(self) -> Flow | None:
+        """Where more of it may go straight on, once there is some: the same as `add`, sooner."""
+        ...
+
+    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
+        """More of it."""
+        ...
+
+    def close(self, ending: Ending) -> None:
+        """It is at its end; an incomplete one was cut."""
+        ...
+
+
+class Said:
+    """A message to the user, in a phase of the answer. A final one is said even if it is empty."""
+
+    def __init__(self, turn: Turn, phase: str, final: bool) -> None:
+        self._turn = turn
+        self._phase = phase
+        self._final = final
+        self.flow: Flow | None = None
+
+    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
+        if self.flow is None:
+            self._begin()
+        self._turn.text(text, 0, tokens)
+
+    def close(self, ending: Ending) -> None:
+        if self._final and self.flow is None and ending == "completed":
+            self._turn.write(self._begin(), "text", "")
+        if ending == "completed":
+            self._turn.pause()
+
+    def _begin(self) -> int:
+        self.flow = self._turn.text
+        return self._turn.start(Message("assistant", phase=self._phase))
+
+
+class Thought:
+    """Reasoning."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self.flow: Flow | None = None
+
+    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
+        if self.flow is None:
+            self.flow = self._turn.thought
+            self._turn.start(Reasoning())
+        self._turn.thought(text, 0, tokens)
+
+    def close(self, ending: Ending) -> None:
+        if ending == "completed":
+            self._turn.pause()
+
+
+class Called:
+    """A call of one of the client's tools, its arguments exactly as the model writes them."""
+
+    def __init__(self, turn: Turn, callee: Callee) -> None:
+        self._turn = turn
+        custom = callee.kind == "custom"
+        kind = CustomToolCall if custom else FunctionCall
+        self._index = index = turn.start(kind("", callee.name, "", callee.namespace))
+        self.flow: Flow = partial(turn.write, index, "input" if custom else "arguments")
+
+    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
+        self.flow(text)
+
+    def close(self, ending: Ending) -> None:
+        if (item := self._turn.item(self._index)) is not None:
+            item.status = ending
+        self._turn.shut(self._index)
+
+
+class Unsaid:
+    """What somebody else would have said."""
+
+    flow = None
+
+    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
+        pass
+
+    def close(self, ending: Ending) -> None:
+        pass
+
 
 _LONGEST_HEADER = 512
 """Characters after which a header is none: the model forgot it and is speaking already."""
@@ -59,7 +268,6 @@ class HarmonyParser:
         self._body: Body | None = None
         self._flow: Flow | None = None  # where a token goes that is plain text of the body
         self._calls = 0
-        self._hosted = 0
         self._seen = 0  # tokens in all
         self._since = 0  # of them those before the message
         self._thinking = False
@@ -261,8 +469,9 @@ class HarmonyParser:
         callee = self._tools.callee(recipient)
         if callee is not None:
             if callee.kind == "built-in":
-                self._hosted += 1
-                return Hosted(turn, callee.name, self._hosted)
+                why = f"the model called its {callee.name}, which nobody here runs: said as text"
+                turn.lose(Loss("tools", "dropped", why))
+                return Said(turn, COMMENTARY_PHASE, final=False)
             self._calls += 1
             return Called(turn, callee)
         if recipient not in NOBODY:

@@ -28,25 +28,23 @@ from dragoman.core.item import (
     Text,
     Unknown,
 )
-from dragoman.core.kind import kind_of
-from dragoman.core.ledger import Ledger
-from dragoman.core.request import JSONObject, JSONSchema, OutputFormat, Request
-from dragoman.core.senses import without
+from dragoman.core.loss import LossList
+from dragoman.core.lower import replace_modalities
+from dragoman.core.request import JSONObject, JSONSchema, OutputFormat, Request, type_name
 from dragoman.formats.format import Setting
 from dragoman.formats.prompt import Control, Piece, Prompt
 
-from . import marks, typescript
-from .opening import Opening, opening, recipient
-from .policy import Entry, effort, partial, reread
+from . import layout, typescript
+from .layout import Entry, Opening, effort, opening, partial, recipient, reread
 from .texts import IDENTITY, KNOWLEDGE_CUTOFF
 from .tools import Toolkit
 
-START = Control(marks.START)
-MESSAGE = Control(marks.MESSAGE)
-CHANNEL = Control(marks.CHANNEL)
-CONSTRAIN = Control(marks.CONSTRAIN)
-END = Control(marks.END)
-CALL = Control(marks.CALL)
+START = Control(layout.START)
+MESSAGE = Control(layout.MESSAGE)
+CHANNEL = Control(layout.CHANNEL)
+CONSTRAIN = Control(layout.CONSTRAIN)
+END = Control(layout.END)
+CALL = Control(layout.CALL)
 
 _CHANNELS = (
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
@@ -58,9 +56,9 @@ _SENSES = (Image, Audio, File)
 
 def render(request: Request, setting: Setting) -> Prompt:
     """The prompt. Raises FaultError, naming the field, for what the format cannot say."""
-    ledger = Ledger()
+    ledger = LossList()
     tools = Toolkit(request, ledger)
-    folded, items, first = _instructed(request, without(request.items, _SENSES, ledger))
+    folded, items, first = _instructed(request, replace_modalities(request.items, _SENSES, ledger))
     pieces = _plain("system", _system(tools, setting, effort(request, ledger)))
     if developer := _developer(folded, tools, request.format):
         pieces += _plain("developer", developer)
@@ -113,7 +111,6 @@ def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
     return _paragraphs(
         "\n".join(line for line in about if line),
         f"Reasoning: {effort}",
-        tools.system_section(),
         "\n".join(channels),
     )
 
@@ -138,7 +135,7 @@ def _response_format(format: OutputFormat | None) -> str:
 # ---- the conversation ----------------------------------------------------------------------
 
 
-def message(entry: Entry, ledger: Ledger) -> list[Piece]:
+def message(entry: Entry, ledger: LossList) -> list[Piece]:
     """An item as the model reads it again; nothing of one that it cannot read."""
     item, place = entry.item, entry.place
     match item:
@@ -152,7 +149,7 @@ def message(entry: Entry, ledger: Ledger) -> list[Piece]:
         case Reasoning():
             if not item.text and item.encrypted is not None:
                 why = "the model cannot read sealed reasoning"
-                ledger.note("items[*].encrypted_content", "told", why, (place,))
+                ledger.note("items[*].encrypted_content", "dropped", why, (place,))
             return _spoken("analysis", item.text) if item.text else []
         case FunctionCall():
             return _call(recipient(item.name, item.namespace), "json", item.arguments)
@@ -163,11 +160,11 @@ def message(entry: Entry, ledger: Ledger) -> list[Piece]:
         case Unknown():
             return _hosted(item, place, ledger)
         case _:
-            problem = f"only the server that keeps the {kind_of(item)} knows what it stands for"
+            problem = f"only the server that keeps the {type_name(item)} knows what it stands for"
             raise FaultError(unsupported(problem, f"input[{place}]"))
 
 
-def _hosted(item: Unknown, place: int, ledger: Ledger) -> list[Piece]:
+def _hosted(item: Unknown, place: int, ledger: LossList) -> list[Piece]:
     """A hosted tool's doings; of those the model can read code, and what came of it."""
     match item.kind, item.value:
         case "code_interpreter_call", {"code": str(code), "outputs": list(told)}:
@@ -176,7 +173,9 @@ def _hosted(item: Unknown, place: int, ledger: Ledger) -> list[Piece]:
             call: list[Piece] = [START, "assistant", CHANNEL, header, MESSAGE, code, CALL]
             return call + _returned("python", "analysis", "\n".join(map(str, logs)))
         case _:
-            ledger.note("items[*]", "told", f"the model cannot read a {item.kind}", (place,))
+            ledger.note(
+                "items[*]", "dropped", f"the model cannot read a {type_name(item)}", (place,)
+            )
             return []
 
 
@@ -217,12 +216,12 @@ def _words(content: str | tuple[Part, ...]) -> str:
     return "".join(part.text for part in content if isinstance(part, Text | Refusal))
 
 
-def _speaker(item: Message, place: int, ledger: Ledger) -> str:
+def _speaker(item: Message, place: int, ledger: LossList) -> str:
     if item.name is None:
         return ""
     if _NAME.fullmatch(item.name):
         return f":{item.name}"
-    ledger.note("items[*].name", "told", "the name cannot stand in a header", (place,))
+    ledger.note("items[*].name", "dropped", "the name cannot stand in a header", (place,))
     return ""
 
 

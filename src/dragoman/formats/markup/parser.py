@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dragoman.core.item import Token
 
-from .bodies import (
+from .emitter import Say, Voice
+from .profile import Marks, Profile, Vocabulary
+from .states import (
     BLANKS,
     Argument,
     Arguments,
     Blanks,
     Body,
+    Calls,
     Draft,
     Gap,
     Id,
@@ -26,10 +29,6 @@ from .bodies import (
     Typed,
     Unsaid,
 )
-from .calls import Calls
-from .profile import Profile
-from .table import Marks, Vocabulary
-from .voice import Say, Voice
 
 _BLOCK = 4096
 """Characters looked at together, so that a long text costs no more than many short ones."""
