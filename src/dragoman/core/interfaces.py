@@ -244,14 +244,13 @@ class Embedder(Protocol):
 
 
 class Encoder(Protocol):
-    """Says events on a wire."""
+    """Encodes the events of one answer on a wire."""
 
-    def feed(self, event: Event) -> bytes:
-        """The bytes for one event; empty when the wire has no word for it."""
-        ...
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for these events, meant for one write; empty where the wire has none for them.
 
-    def feed_all(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several events: those of `feed` for each, in fewer steps."""
+        How events are grouped makes no difference to the bytes.
+        """
         ...
 
     def heartbeat(self, *, data: bool = False) -> bytes:
