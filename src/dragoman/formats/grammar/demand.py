@@ -140,7 +140,7 @@ def _body(kind: str, value: JSON, param: str) -> Whole:
 ANY_OBJECT: dict[str, JSON] = {"type": "object"}
 
 
-class Callee(Struct, frozen=True):
+class AllowedTool(Struct, frozen=True):
     """A tool that may be called, and what its arguments (or its input) should be; where it is
     strict, they must."""
 
@@ -159,7 +159,7 @@ class Demand(Struct, frozen=True):
     """
 
     text: Body | None
-    tools: tuple[Callee, ...]
+    tools: tuple[AllowedTool, ...]
     several: bool
     strict: bool = False
 
@@ -221,12 +221,12 @@ _Member = tuple[str, str | None, FunctionTool | CustomTool]
 """The field a tool stands in, its namespace, and the tool."""
 
 
-def _tools(request: Request) -> Iterator[Callee]:
+def _tools(request: Request) -> Iterator[AllowedTool]:
     """The tools that may be called, each with what must be in a call."""
     for field, group, tool in _members_demand(request):
         custom = isinstance(tool, CustomTool)
         body = _input(tool, field) if isinstance(tool, CustomTool) else _arguments(tool, field)
-        yield Callee(tool.name, group, custom, body, _is_strict(tool))
+        yield AllowedTool(tool.name, group, custom, body, _is_strict(tool))
 
 
 def _members_demand(request: Request) -> Iterator[_Member]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dragoman.core.item import JSON, Call, FunctionCall, Item, Message
 
-from .demand import Anything, Body, Callee, Choice, Demand, JSONBody
+from .demand import AllowedTool, Anything, Body, Choice, Demand, JSONBody
 
 Judge = Callable[[dict[str, JSON], str], bool]
 """Whether a text fits a schema of a string with a `pattern` or a `format`."""
@@ -164,7 +164,7 @@ def problem(asked: Demand, items: Sequence[Item], matches: Matches) -> Problem |
     return next(filter(None, (_wrong(call, asked.tools, matches) for call in calls)), None)
 
 
-def _wrong(call: Call, tools: Sequence[Callee], matches: Matches) -> Problem | None:
+def _wrong(call: Call, tools: Sequence[AllowedTool], matches: Matches) -> Problem | None:
     """What is wrong with a call."""
     for tool in tools:
         if (tool.name, tool.namespace) == (call.name, call.namespace):

@@ -10,7 +10,7 @@ from dragoman.core.lower import Limits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.grammar.demand import Anything, Callee, Demand, JSONBody, demand
+from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import EITHER, Writer
 from dragoman.formats.prompt import Prompt, Tokenizer
 
@@ -78,14 +78,14 @@ class _Envelope:
             body = writer.body(asked.text)
             yield f'"final" {kind}{self._message()} {body} {writer.end(["<|return|>"])}'
 
-    def _called(self, tool: Callee) -> str:
+    def _called(self, tool: AllowedTool) -> str:
         return f"{self._writer.body(tool.body)} {self._writer.end(['<|call|>'])}"
 
     def _message(self) -> str:
         return self._writer.marker("<|message|>")
 
 
-def _recipient(tool: Callee) -> str:
+def _recipient(tool: AllowedTool) -> str:
     return f"{tool.namespace or 'functions'}.{tool.name}"
 
 
