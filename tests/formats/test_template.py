@@ -248,7 +248,7 @@ def test_a_template_that_fails_is_our_fault(text: str) -> None:
 
 
 def test_a_prompt_has_a_greatest_length(monkeypatch) -> None:
-    monkeypatch.setattr("dragoman.formats.template.MOST_CHARACTERS", 1000)
+    monkeypatch.setattr("dragoman.formats.template.MAX_CHARACTERS", 1000)
     text = "{% for i in range(1000) %}{{ i }} {% endfor %}"
     assert "longer than 1000 characters" in refusal(text).fault.message
 

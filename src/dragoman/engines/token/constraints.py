@@ -130,7 +130,7 @@ async def _ended(event: Finished, bound: Bound, fold: Fold | None) -> Finished |
     found = await asyncio.to_thread(_looked_at, bound.asked, fold.response)
     if found is None:
         return replace(event, guarantee=bound.sure)
-    if found.grave and not enforced:
+    if found.fatal and not enforced:
         told = f"The model's answer is not what was demanded: {found.what}. Ask again."
         fault = Fault("upstream_error", told, "upstream")
         return Failed(fault, event.usage, event.completed_at, event.extra)
