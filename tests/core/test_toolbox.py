@@ -24,7 +24,7 @@ CRM = Namespace("crm", (FunctionTool("find", "Find a customer."), LARK), "Custom
 
 def box(*tools: Tool, custom: bool = False, namespaces: bool = False) -> tuple[Toolbox, LossList]:
     ledger = LossList()
-    return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, ledger=ledger), ledger
+    return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, losses=ledger), ledger
 
 
 def losses(ledger: LossList) -> list[tuple[str, str]]:

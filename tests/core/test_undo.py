@@ -35,7 +35,14 @@ from dragoman.core.item import (
 )
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import LossList
-from dragoman.core.lower import Renamer, Summariser, Suppressor, Undo, in_turn, summarised
+from dragoman.core.lower import (
+    CallFilter,
+    CallRenamer,
+    Restore,
+    SummaryEmitter,
+    chained,
+    with_summary,
+)
 from dragoman.core.request import CustomTool, FunctionTool, Namespace, ReasoningOptions, Request
 from dragoman.core.response import Response, Status
 from dragoman.core.tools import Toolbox
@@ -44,9 +51,9 @@ from tests.strategies import responses, word
 TOOLS = (CustomTool("patch"), Namespace("crm", (FunctionTool("find"),)))
 
 
-def renamer() -> Renamer:
-    box = Toolbox(enumerate(TOOLS), custom=False, namespaces=False, ledger=LossList())
-    return Renamer(box)
+def renamer() -> CallRenamer:
+    box = Toolbox(enumerate(TOOLS), custom=False, namespaces=False, losses=LossList())
+    return CallRenamer(box)
 
 
 def answer(*items: Item, status: Status = "completed", reasons: tuple[str, ...]) -> Response:
@@ -67,7 +74,7 @@ def in_pieces(events: Iterator[Event]) -> Iterator[Event]:
             yield event
 
 
-def undone(response: Response, undo: Undo) -> list[Event]:
+def restored(response: Response, undo: Restore) -> list[Event]:
     events = [event for heard in in_pieces(unfold(response)) for event in undo(heard)]
     check(events)
     return events
@@ -82,7 +89,7 @@ def deltas(events: list[Event]) -> list[tuple[int, str, str]]:
 
 def test_p16_a_custom_call_comes_back_as_one_with_its_input_in_one_piece() -> None:
     call = FunctionCall("c1", "patch", '{"input": "*** Begin"}', status="completed")
-    events = undone(answer(call, reasons=("tool_calls",)), renamer().feed)
+    events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert events[1] == ItemAdded(
         0, CustomToolCall("c1", "patch", "", id="ctc_0", status="in_progress")
     )
@@ -94,7 +101,7 @@ def test_p16_a_custom_call_comes_back_as_one_with_its_input_in_one_piece() -> No
 
 def test_p16_a_call_in_a_namespace_comes_back_with_it_as_it_streams() -> None:
     call = FunctionCall("c1", "crm__find", '{"q": 1}', status="completed")
-    events = undone(answer(call, reasons=("tool_calls",)), renamer().feed)
+    events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert deltas(events) == [(0, "arguments", '{"q"'), (0, "arguments", ": 1}")]
     (found,) = fold(events).calls
     assert (found.name, found.namespace) == ("find", "crm")
@@ -102,7 +109,7 @@ def test_p16_a_call_in_a_namespace_comes_back_with_it_as_it_streams() -> None:
 
 def test_an_empty_input_has_no_delta() -> None:
     call = FunctionCall("c1", "patch", '{"input": ""}', status="completed")
-    events = undone(answer(call, reasons=("tool_calls",)), renamer().feed)
+    events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert deltas(events) == []
 
 
@@ -135,13 +142,13 @@ def called(draw: st.DrawFn) -> Response:
 def test_p16_lowered_answers_come_back_as_they_were(
     response: Response, custom: bool, namespaces: bool
 ) -> None:
-    box = Toolbox((), custom=custom, namespaces=namespaces, ledger=LossList())
+    box = Toolbox((), custom=custom, namespaces=namespaces, losses=LossList())
 
     def lower(item: Item) -> Item:
         return box.lower(item) if isinstance(item, FunctionCall | CustomToolCall) else item
 
     lowered = replace(response, output=tuple(map(lower, response.output)))
-    assert fold(undone(lowered, Renamer(box).feed)) == response
+    assert fold(restored(lowered, CallRenamer(box).feed)) == response
 
 
 # ---- calls that are not allowed --------------------------------------------------------------
@@ -152,8 +159,8 @@ SAID = Message("assistant", (Text("So."),), status="completed")
 
 
 def suppressed(*items: Item, reasons: tuple[str, ...] = ("tool_calls",)) -> Response:
-    suppressor = Suppressor(frozenset({(None, "read"), ("files", "list")}))
-    return fold(undone(answer(*items, reasons=reasons), suppressor.feed))
+    suppressor = CallFilter(frozenset({(None, "read"), ("files", "list")}))
+    return fold(restored(answer(*items, reasons=reasons), suppressor.feed))
 
 
 def test_a_call_that_is_not_allowed_is_held_back_and_told() -> None:
@@ -184,14 +191,14 @@ def test_a_namespace_counts_and_may_be_left_out() -> None:
 
 
 def test_what_is_allowed_passes_untouched() -> None:
-    suppressor = Suppressor(frozenset({(None, "read")}))
+    suppressor = CallFilter(frozenset({(None, "read")}))
     for event in unfold(answer(SAID, READ, reasons=("tool_calls",))):
         assert suppressor.feed(event) == [event]
     assert suppressor.feed(failed := Failed(Fault("internal", "x"))) == [failed]
 
 
 def test_progress_follows_its_item() -> None:
-    undo = Suppressor(frozenset()).feed
+    undo = CallFilter(frozenset()).feed
     assert undo(Started("1", 0, "m")) == [Started("1", 0, "m")]
     assert undo(ItemAdded(0, WRITE)) == []
     assert undo(ItemAdded(1, SAID)) == [ItemAdded(0, SAID)]
@@ -201,7 +208,7 @@ def test_progress_follows_its_item() -> None:
 
 
 def test_every_choice_has_its_own_reason() -> None:
-    undo = Suppressor(frozenset({(None, "read")})).feed
+    undo = CallFilter(frozenset({(None, "read")})).feed
     for index, (item, choice) in enumerate([(READ, 0), (WRITE, 1), (SAID, 2)]):
         undo(ItemAdded(index, item, choice))
     *said, end = undo(Finished("completed", ("tool_calls", "tool_calls", "stop")))
@@ -218,8 +225,8 @@ def test_the_suppressor_takes_away_calls_and_nothing_else(
         return not isinstance(item, FunctionCall | CustomToolCall) or item.name in names
 
     spaces = {item.namespace for item in response.output if isinstance(item, Call)} | {None}
-    suppressor = Suppressor(frozenset((space, name) for space in spaces for name in names))
-    left = fold(undone(response, suppressor.feed))
+    suppressor = CallFilter(frozenset((space, name) for space in spaces for name in names))
+    left = fold(restored(response, suppressor.feed))
     kept = tuple(item for item in response.output if may(item))
     assert left.output[: len(kept)] == kept
     assert all(item.text == "" for item in left.output[len(kept) :])
@@ -228,10 +235,10 @@ def test_the_suppressor_takes_away_calls_and_nothing_else(
 
 
 def test_two_undoings_follow_one_another() -> None:
-    undo = in_turn(renamer().feed, Suppressor(frozenset({("crm", "find")})).feed)
+    undo = chained(renamer().feed, CallFilter(frozenset({("crm", "find")})).feed)
     find = FunctionCall("c1", "crm__find", "{}", status="completed")
     patch = FunctionCall("c2", "patch", '{"input": "x"}', status="completed")
-    response = fold(undone(answer(patch, find, reasons=("tool_calls",)), undo))
+    response = fold(restored(answer(patch, find, reasons=("tool_calls",)), undo))
     assert [(call.namespace, call.name) for call in response.calls] == [("crm", "find")]
 
 
@@ -240,7 +247,7 @@ def test_two_undoings_follow_one_another() -> None:
 
 @given(responses())
 def test_open_reasoning_is_the_summary_too_and_events_stay_legal(response: Response) -> None:
-    seen = fold(undone(response, Summariser().feed))
+    seen = fold(restored(response, SummaryEmitter().feed))
     for item, own in zip(seen.output, response.output, strict=True):
         if isinstance(own, Reasoning) and isinstance(item, Reasoning) and not own.summary:
             thoughts = (part for part in own.content if isinstance(part, Thought))
@@ -251,7 +258,7 @@ def test_open_reasoning_is_the_summary_too_and_events_stay_legal(response: Respo
 
 def test_a_summary_comes_as_the_model_thinks_and_the_reasoning_whole_behind_it() -> None:
     thought = Thought("So it is.", (Token("So", -0.5), Token(" it is.", -0.1)))
-    events = undone(answer(Reasoning((thought,)), reasons=("stop",)), Summariser().feed)
+    events = restored(answer(Reasoning((thought,)), reasons=("stop",)), SummaryEmitter().feed)
     deltas = [event for event in events if isinstance(event, Delta)]
     assert [(delta.kind, delta.data) for delta in deltas] == [
         ("summary", "So i"),
@@ -265,7 +272,7 @@ def test_a_summary_of_the_upstream_follows_the_emulated_one() -> None:
     """OpenRouter may send details of both kinds in any order."""
     own = Reasoning(id="rs_1", status="in_progress")
     parts = (Thought("a"), Summary("b"), UnknownPart("chat", {"type": "x"}), Thought("c"))
-    summariser, seen = Summariser(), [Started("1", 0, "m"), ItemAdded(0, own)]
+    summariser, seen = SummaryEmitter(), [Started("1", 0, "m"), ItemAdded(0, own)]
     for number, part in ((0, parts[0]), (0, parts[1]), (1, parts[2]), (2, parts[3])):
         kind = "summary" if isinstance(part, Summary) else "reasoning"
         text = getattr(part, "text", "")
@@ -287,7 +294,7 @@ def test_reasoning_that_breaks_off_stands_as_a_summary() -> None:
     events = [*in_pieces(unfold(answer(thought, reasons=("stop",))))]
     cut = next(n for n, event in enumerate(events) if isinstance(event, PartDone))
     fault = Failed(Fault("upstream_error", "gone", "upstream"))
-    summariser = Summariser()
+    summariser = SummaryEmitter()
     seen = [one for event in (*events[:cut], fault) for one in summariser.feed(event)]
     check(seen)
     (item,) = fold(seen).output
@@ -298,13 +305,13 @@ def test_nothing_is_summarised_where_nobody_asked() -> None:
     rename = renamer().feed
     for options in (None, ReasoningOptions("low")):
         request = Request(model="m", reasoning=options)
-        assert summarised(request) is None
-        assert summarised(request, rename) is rename
+        assert with_summary(request) is None
+        assert with_summary(request, rename) is rename
     asked = Request(model="m", reasoning=ReasoningOptions(summary="auto"))
-    assert summarised(asked) is not None
-    both = summarised(asked, rename)
+    assert with_summary(asked) is not None
+    both = with_summary(asked, rename)
     assert both is not None
     call = answer(FunctionCall("c", "crm__find", "{}"), Reasoning((Thought("t"),)), reasons=("x",))
-    seen = fold(undone(call, both))
+    seen = fold(restored(call, both))
     assert seen.output[0].namespace == "crm"
     assert seen.output[1].summary == (Summary("t"),)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .error import Fault, FaultError, about, unsupported
+from .error import Fault, FaultError, unsupported, with_param
 from .event import (
     Delta,
     Event,
@@ -54,13 +54,13 @@ from .request import (
     ToolChoice,
     UnknownTool,
 )
-from .tools import Allowed, Toolbox
+from .tools import Toolbox, ToolFilter
 
-Sense = type[Image] | type[Audio] | type[File]
+Modality = type[Image] | type[Audio] | type[File]
 
 
 def replace_modalities(
-    items: tuple[Item, ...], senses: tuple[Sense, ...], ledger: LossList
+    items: tuple[Item, ...], modalities: tuple[Modality, ...], losses: LossList
 ) -> tuple[Item, ...]:
     """The items with words for all parts of these kinds; the same tuple where there are none.
 
@@ -68,7 +68,7 @@ def replace_modalities(
     >>> replace_modalities(seen, (Image,), LossList())[0].text
     'What is this?[image: this model cannot see it]'
     """
-    worded = tuple(_without(item, index, senses, ledger) for index, item in enumerate(items))
+    worded = tuple(_without(item, index, modalities, losses) for index, item in enumerate(items))
     return items if all(map(_same, items, worded)) else worded
 
 
@@ -76,37 +76,41 @@ def _same(old: object, new: object) -> bool:
     return old is new
 
 
-def _without(item: Item, index: int, senses: tuple[Sense, ...], ledger: LossList) -> Item:
+def _without(item: Item, index: int, modalities: tuple[Modality, ...], losses: LossList) -> Item:
     match item:
-        case Message(content=tuple(parts)) if _any(parts, senses):
+        case Message(content=tuple(parts)) if _any(parts, modalities):
             where = "items[*].content[*]"
-            return replace(item, content=_worded(parts, senses, ledger, where, index))
+            return replace(item, content=_worded(parts, modalities, losses, where, index))
         case (
             FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts))
-        ) if _any(parts, senses):
+        ) if _any(parts, modalities):
             where = "items[*].output[*]"
-            return replace(item, output=_worded(parts, senses, ledger, where, index))
+            return replace(item, output=_worded(parts, modalities, losses, where, index))
         case _:
             return item
 
 
-def _any(parts: tuple[Part, ...], senses: tuple[Sense, ...]) -> bool:
-    return any(isinstance(part, senses) for part in parts)
+def _any(parts: tuple[Part, ...], modalities: tuple[Modality, ...]) -> bool:
+    return any(isinstance(part, modalities) for part in parts)
 
 
 def _worded(
-    parts: tuple[Part, ...], senses: tuple[Sense, ...], ledger: LossList, where: str, index: int
+    parts: tuple[Part, ...],
+    modalities: tuple[Modality, ...],
+    losses: LossList,
+    where: str,
+    index: int,
 ) -> tuple[Part, ...]:
     words: list[Part] = []
     for number, part in enumerate(parts):
-        if not isinstance(part, senses):
+        if not isinstance(part, modalities):
             words.append(part)
             continue
         match part:
             case Audio(transcript=str(transcript)):
                 words.append(Text(transcript))
                 why = "this model cannot hear; the transcript is sent"
-                ledger.note(where, "emulated", why, (index, number))
+                losses.note(where, "emulated", why, (index, number))
                 continue
             case Image():
                 text, why = "[image: this model cannot see it]", "this model cannot see"
@@ -115,12 +119,12 @@ def _worded(
             case _:
                 text, why = "[file: this model cannot read it]", "this model cannot read files"
         words.append(Text(text))
-        ledger.note(where, "dropped", f"{why}; a placeholder is sent", (index, number))
+        losses.note(where, "dropped", f"{why}; a placeholder is sent", (index, number))
     return tuple(words)
 
 
 def lower_system(
-    request: Request, ledger: LossList, *, role: Literal["developer", "system"], front: bool
+    request: Request, losses: LossList, *, role: Literal["developer", "system"], front: bool
 ) -> Request:
     """`role` is what developer messages are sent as; `front` asks for one message, before all.
 
@@ -131,21 +135,21 @@ def lower_system(
     """
     spots = [index for index, item in enumerate(request.items) if _is_system(item)]
     if front and spots and (request.instructions or spots != [0]):
-        ledger.note("items", "emulated", "all system messages are sent as one, before the others")
-        return _merged(request, ledger, role)
+        losses.note("items", "emulated", "all system messages are sent as one, before the others")
+        return _merged(request, losses, role)
     if role == "developer" or not any(_is_developer(request.items[spot]) for spot in spots):
         return request
     items = list(request.items)
     for spot in spots:
         if _is_developer(item := items[spot]):
             items[spot] = replace(item, role=role)
-            ledger.note(
+            losses.note(
                 "items[*].role", "emulated", "developer messages are sent as system", (spot,)
             )
     return replace(request, items=tuple(items))
 
 
-def _merged(request: Request, ledger: LossList, role: Literal["developer", "system"]) -> Request:
+def _merged(request: Request, losses: LossList, role: Literal["developer", "system"]) -> Request:
     match request.instructions:
         case tuple(lead):
             pass
@@ -155,7 +159,7 @@ def _merged(request: Request, ledger: LossList, role: Literal["developer", "syst
     system = [item for item in items if _is_system(item)]
     if len(system) > 1 and any(item != Message(item.role, item.content) for item in system):
         why = "what system messages say beside their text is left out where they are joined"
-        ledger.note("items", "dropped", why)
+        losses.note("items", "dropped", why)
     if any(item.role == "system" for item in system):
         role = "system"
     first = replace(system[0], role=role) if len(system) == 1 else _joined(system, role)
@@ -185,11 +189,11 @@ def _is_developer(item: Item) -> TypeGuard[Message]:
     return isinstance(item, Message) and item.role == "developer"
 
 
-Undo = Callable[[Event], list[Event]]
+Restore = Callable[[Event], list[Event]]
 """Takes an event of the upstream's answer and gives what the client sees of it."""
 
 
-class Renamer:
+class CallRenamer:
     """Gives calls back the names and kinds their client knows.
 
     The input of a custom tool that was offered as a function is known when its arguments are
@@ -250,7 +254,7 @@ class _Choice:
         self.held_back = False
 
 
-class Suppressor:
+class CallFilter:
     """Holds back the calls of tools that were not allowed, and tells so at the end.
 
     `allowed` holds pairs of a namespace (or None) and a name. Indices stay dense; a choice whose
@@ -338,7 +342,7 @@ class Suppressor:
         ]
 
 
-class Summariser:
+class SummaryEmitter:
     """Gives open reasoning as the summary that was asked for, too.
 
     The summary comes as the model thinks; the reasoning itself follows whole, as summary parts come
@@ -406,24 +410,24 @@ class _Summarised:
                 return []
 
 
-def summarised(request: Request, undo: Undo | None = None) -> Undo | None:
+def with_summary(request: Request, undo: Restore | None = None) -> Restore | None:
     """The same, with a summary of open reasoning where the request asks for one."""
     if request.reasoning is None or request.reasoning.summary is None:
         return undo
-    summarise = Summariser().feed
-    return summarise if undo is None else in_turn(undo, summarise)
+    summarise = SummaryEmitter().feed
+    return summarise if undo is None else chained(undo, summarise)
 
 
-def undone(undo: Undo | None, batch: list[Event]) -> list[Event]:
+def restore_events(undo: Restore | None, batch: list[Event]) -> list[Event]:
     """A batch of events as the client sees it.
 
-    >>> undone(None, []), undone(Summariser().feed, [])
+    >>> restore_events(None, []), restore_events(SummaryEmitter().feed, [])
     ([], [])
     """
     return batch if undo is None else [seen for event in batch for seen in undo(event)]
 
 
-def in_turn(first: Undo, second: Undo) -> Undo:
+def chained(first: Restore, second: Restore) -> Restore:
     """Both, one after the other."""
 
     def undo(event: Event) -> list[Event]:
@@ -432,7 +436,7 @@ def in_turn(first: Undo, second: Undo) -> Undo:
     return undo
 
 
-class Limits(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class UpstreamLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What an upstream can take. The defaults are: everything, as it is."""
 
     custom_tools: bool = True
@@ -457,30 +461,30 @@ class Limits(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Of these three, None is "not known": it is sent, and the upstream says."""
 
 
-NATIVE = Limits()
+UNLIMITED = UpstreamLimits()
 
 
 class Lowered(Struct, frozen=True):
     """A request as the upstream takes it, what that cost, and how to undo it on the answer.
 
-    `events` has a memory of one answer: use it for one. None: there is nothing to undo. `places`
-    says where each tool stood in the client's list. None: where it stands now. `described` is
-    whether the grammar of a tool is only described to the model.
+    `restore` has a memory of one answer: use it for one. None: there is nothing to undo. `places`
+    says where each tool stood in the client's list. None: where it stands now. `grammar_described`
+    is whether the grammar of a tool is only described to the model.
     """
 
     request: Request
     losses: tuple[Loss, ...] = ()
-    events: Undo | None = None
+    restore: Restore | None = None
     places: tuple[int, ...] | None = None
-    described: bool = False
+    grammar_described: bool = False
 
-    def placed(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
+    def client_losses(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
         """Losses of the lowered request, with the tools where the client has them."""
         return tuple(replace(loss, field=self._place(loss.field)) for loss in losses)
 
-    def blamed(self, fault: Fault) -> Fault:
+    def client_fault(self, fault: Fault) -> Fault:
         """A fault of the lowered request, with the tool it is about where the client has it."""
-        return fault if fault.param is None else about(fault, self._place(fault.param))
+        return fault if fault.param is None else with_param(fault, self._place(fault.param))
 
     def _place(self, field: str) -> str:
         places = self.places
@@ -492,35 +496,35 @@ class Lowered(Struct, frozen=True):
 _TOOL = re.compile(r"^tools\[(\d+)\]")
 
 
-def lower(request: Request, limits: Limits) -> Lowered:
+def lower(request: Request, limits: UpstreamLimits) -> Lowered:
     """Rewrite a request. What the limits allow stays the very same value.
 
     Raises FaultError where a hosted tool must be called and cannot be.
 
     >>> request = Request(model="m", items=(Message("developer", "Be brief."),))
-    >>> lower(request, NATIVE).request is request
+    >>> lower(request, UNLIMITED).request is request
     True
-    >>> lower(request, Limits(developer_role="system")).request.items[0].role
+    >>> lower(request, UpstreamLimits(developer_role="system")).request.items[0].role
     'system'
     """
-    if limits == NATIVE and not isinstance(request.tool_choice, AllowedTools):
+    if limits == UNLIMITED and not isinstance(request.tool_choice, AllowedTools):
         return Lowered(request)
     if _is_plain(request):
         return Lowered(request)
-    ledger = LossList()
-    lowered, undo, places, described = _lower_tools(request, limits, ledger)
-    lowered = _lower_format(lowered, limits, ledger)
-    senses: tuple[tuple[Sense, bool | None], ...] = (
+    losses = LossList()
+    lowered, undo, places, described = _lower_tools(request, limits, losses)
+    lowered = _lower_format(lowered, limits, losses)
+    modalities: tuple[tuple[Modality, bool | None], ...] = (
         (Image, limits.images),
         (Audio, limits.audio),
         (File, limits.files),
     )
-    if missing := tuple(sense for sense, has in senses if has is False):
-        lowered = replace(lowered, items=replace_modalities(lowered.items, missing, ledger))
+    if missing := tuple(sense for sense, has in modalities if has is False):
+        lowered = replace(lowered, items=replace_modalities(lowered.items, missing, losses))
     front = limits.system_messages == "front"
-    lowered = lower_system(lowered, ledger, role=limits.developer_role, front=front)
+    lowered = lower_system(lowered, losses, role=limits.developer_role, front=front)
     lowered = request if lowered == request else lowered
-    return Lowered(lowered, ledger.losses(), undo, places, described)
+    return Lowered(lowered, losses.losses(), undo, places, described)
 
 
 def _is_plain(request: Request) -> bool:
@@ -540,38 +544,38 @@ def _is_plain(request: Request) -> bool:
 
 
 def _lower_tools(
-    request: Request, limits: Limits, ledger: LossList
-) -> tuple[Request, Undo | None, tuple[int, ...], bool]:
+    request: Request, limits: UpstreamLimits, losses: LossList
+) -> tuple[Request, Restore | None, tuple[int, ...], bool]:
     """Tools, the choice among them and past calls; what to do with calls to come, where each tool
     that is left stood, and whether a grammar is only described."""
     tools, choice = list(enumerate(request.tools)), request.tool_choice
     if not limits.hosted_tools:
-        tools, choice = _without_hosted(tools, choice, ledger)
-    undo: Undo | None = None
+        tools, choice = _without_hosted(tools, choice, losses)
+    undo: Restore | None = None
     if isinstance(choice, NamedTool) and not limits.named_tool:
         choice = AllowedTools("required", (choice,))
     elif choice == "none" and tools and not limits.idle_tools:
         tools, choice = [], None
-        ledger.note("tool_choice", "emulated", "no tools are offered, so that none is called")
+        losses.note("tool_choice", "emulated", "no tools are offered, so that none is called")
     if isinstance(choice, AllowedTools):
-        allowed = Allowed(choice, request.tools)
-        undo = Suppressor(allowed.names).feed
+        allowed = ToolFilter(choice, request.tools)
+        undo = CallFilter(allowed.names).feed
         if limits.allowed_tools:
             choice = replace(choice, tools=allowed.expanded)
         else:
             tools, choice = allowed.tools, choice.mode if allowed.tools else None
-            ledger.note("tool_choice", "emulated", "only the allowed tools are offered")
+            losses.note("tool_choice", "emulated", "only the allowed tools are offered")
     if limits.custom_tools and limits.namespaces:
         places = tuple(number for number, _ in tools)
         offered = tuple(tool for _, tool in tools)
         if type(choice) is type(request.tool_choice) and offered == request.tools:
             return request, undo, places, False
         return replace(request, tools=offered, tool_choice=choice), undo, places, False
-    box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, ledger=ledger)
-    items, choice = _lower_calls(request.items, box, ledger), _lower_choice(choice, box)
+    box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, losses=losses)
+    items, choice = _lower_calls(request.items, box, losses), _lower_choice(choice, box)
     if box.renames:
-        rename = Renamer(box).feed
-        undo = rename if undo is None else in_turn(rename, undo)
+        rename = CallRenamer(box).feed
+        undo = rename if undo is None else chained(rename, undo)
     lowered = replace(request, tools=box.tools, items=items, tool_choice=choice)
     return lowered, undo, box.places, box.described
 
@@ -581,18 +585,18 @@ _NOBODY = "a hosted tool, which nobody here can run"
 
 
 def _without_hosted(
-    tools: _Numbered, choice: ToolChoice | None, ledger: LossList
+    tools: _Numbered, choice: ToolChoice | None, losses: LossList
 ) -> tuple[_Numbered, ToolChoice | None]:
     """The tools and the choice without those that somebody else would have to run."""
     kept: _Numbered = []
     for number, tool in tools:
         match tool:
             case UnknownTool():
-                ledger.note("tools[*]", "dropped", _NOBODY, (number,))
+                losses.note("tools[*]", "dropped", _NOBODY, (number,))
             case Namespace(tools=members):
                 for place, member in enumerate(members):
                     if isinstance(member, UnknownTool):
-                        ledger.note("tools[*].tools[*]", "dropped", _NOBODY, (number, place))
+                        losses.note("tools[*].tools[*]", "dropped", _NOBODY, (number, place))
                 able = tuple(each for each in members if not isinstance(each, UnknownTool))
                 if able or not members:
                     kept.append((number, tool if able == members else replace(tool, tools=able)))
@@ -609,11 +613,11 @@ def _without_hosted(
             if own == entries:
                 return kept, choice
             if own:
-                ledger.note("tool_choice", "dropped", _NOBODY)
+                losses.note("tool_choice", "dropped", _NOBODY)
                 return kept, replace(choice, tools=own)
             if mode == "required":
                 raise FaultError(forced)
-            ledger.note("tool_choice", "dropped", f"{_NOBODY}; no tools are offered")
+            losses.note("tool_choice", "dropped", f"{_NOBODY}; no tools are offered")
             return [], None
         case _:
             return kept, choice
@@ -635,7 +639,7 @@ def _lower_choice(choice: ToolChoice | None, box: Toolbox) -> ToolChoice | None:
             return choice
 
 
-def _lower_calls(items: tuple[Item, ...], box: Toolbox, ledger: LossList) -> tuple[Item, ...]:
+def _lower_calls(items: tuple[Item, ...], box: Toolbox, losses: LossList) -> tuple[Item, ...]:
     lowered = list(items)
     for index, item in enumerate(items):
         match item:
@@ -643,7 +647,7 @@ def _lower_calls(items: tuple[Item, ...], box: Toolbox, ledger: LossList) -> tup
                 lowered[index] = call = box.lower(item)
                 if call != item:
                     why = "a past call has the name and kind its tool has"
-                    ledger.note("items[*]", "emulated", why, (index,))
+                    losses.note("items[*]", "emulated", why, (index,))
             case CustomToolCallOutput():
                 lowered[index] = box.lower_output(item)
     return tuple(lowered)
@@ -652,16 +656,16 @@ def _lower_calls(items: tuple[Item, ...], box: Toolbox, ledger: LossList) -> tup
 # ---- format ----------------------------------------------------------------------------------
 
 
-def _lower_format(request: Request, limits: Limits, ledger: LossList) -> Request:
+def _lower_format(request: Request, limits: UpstreamLimits, losses: LossList) -> Request:
     format = request.format
     if not isinstance(format, JSONObject | JSONSchema):
         return request
     if _forced(request.tool_choice) and not limits.format_beside_forced_tool:
-        ledger.note("format", "dropped", "a tool must be called, so there is no text to format")
+        losses.note("format", "dropped", "a tool must be called, so there is no text to format")
         return replace(request, format=None)
     if isinstance(format, JSONObject) or limits.json_schema:
         return request
-    ledger.note("format", "emulated", "the schema is described to the model, and not enforced")
+    losses.note("format", "emulated", "the schema is described to the model, and not enforced")
     wanted = _wanted(format)
     match request.instructions:
         case tuple(items):

@@ -52,7 +52,7 @@ class Toolbox:
     `tools` is what to offer, and `places` where each of them stood in the client's list.
     `described` is whether the grammar of one of them is only described to the model.
 
-    >>> box = Toolbox([(0, CustomTool("patch"))], custom=False, namespaces=True, ledger=LossList())
+    >>> box = Toolbox([(0, CustomTool("patch"))], custom=False, namespaces=True, losses=LossList())
     >>> down = box.lower(CustomToolCall("c1", "patch", "*** Begin"))
     >>> down.arguments
     '{"input": "*** Begin"}'
@@ -61,11 +61,11 @@ class Toolbox:
     """
 
     def __init__(
-        self, tools: Iterable[tuple[int, Tool]], *, custom: bool, namespaces: bool, ledger: LossList
+        self, tools: Iterable[tuple[int, Tool]], *, custom: bool, namespaces: bool, losses: LossList
     ) -> None:
         self._custom = custom
         self._namespaces = namespaces
-        self._ledger = ledger
+        self._ledger = losses
         self.described = False
         self._names: dict[_Name, str] = {}
         self._origins: dict[_Name, _Origin] = {}
@@ -234,12 +234,12 @@ def _paragraphs(*texts: str | None) -> str | None:
     return "\n\n".join(text for text in texts if text) or None
 
 
-class Allowed:
+class ToolFilter:
     """A choice, applied to the tools on offer. `tools` are those that remain, numbered as before.
 
     >>> from .request import FunctionTool
     >>> offered = (FunctionTool("read"), FunctionTool("write"))
-    >>> Allowed(AllowedTools("auto", (NamedTool("write"),)), offered).tools
+    >>> ToolFilter(AllowedTools("auto", (NamedTool("write"),)), offered).tools
     [(1, FunctionTool(name='write', description=None, parameters=None, strict=None, extra=None))]
     """
 

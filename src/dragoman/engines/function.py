@@ -20,7 +20,7 @@ from typing import Any
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
-from dragoman.core.lower import summarised, undone
+from dragoman.core.lower import restore_events, with_summary
 from dragoman.core.request import Request
 from dragoman.core.turn import Think, Turn
 from dragoman.wire import error as wire_error
@@ -82,11 +82,11 @@ class Function:
     async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
         asked, losses = CHAT.encode_request(request, STANDARD)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
-        hearing, restore = _Hearing(turn), summarised(request)
+        hearing, restore = _Hearing(turn), with_summary(request)
         try:
             async with aclosing(_pieces(self._answer, json.load(asked))) as pieces:
                 async for piece in pieces:
-                    for event in undone(restore, hearing.take(piece)):
+                    for event in restore_events(restore, hearing.take(piece)):
                         yield event
         except FaultError:
             raise
@@ -95,7 +95,7 @@ class Function:
             if fault is None:
                 raise
             raise FaultError(fault) from error
-        for event in undone(restore, hearing.close()):
+        for event in restore_events(restore, hearing.close()):
             yield event
 
 
