@@ -13,11 +13,11 @@ from dragoman.core.interfaces import (
     Caller,
     Capabilities,
     Decoder,
-    Handle,
+    Listener,
     Model,
     Passed,
     Secret,
-    Sink,
+    Telling,
 )
 from dragoman.core.item import JSON
 from dragoman.core.lower import UpstreamLimits, lower
@@ -60,10 +60,10 @@ class Told:
         "_timer",
     )
 
-    def __init__(self, plan: Plan, exchange: Exchange, listener: Sink, course: Course) -> None:
+    def __init__(self, plan: Plan, exchange: Exchange, listener: Listener, course: Course) -> None:
         self._plan = plan
         self._exchange = exchange
-        self._listener: Sink | None = listener  # none, once it wants to hear no more
+        self._listener: Listener | None = listener  # none, once it wants to hear no more
         self._course = course
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -423,7 +423,7 @@ class Remote:
             return _failed(error)
         return self._asked(plan)
 
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> Handle | None:
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
         """Answer without being awaited, where a connection stands ready; see `Teller`."""
         if not self.upstream.wires or self._several(request):
             return None

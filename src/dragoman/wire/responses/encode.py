@@ -223,7 +223,7 @@ class Encoder:
     """Feed it the events of one answer; it gives the bytes of each.
 
     >>> encoder = Encoder(Request(model="m"))
-    >>> encoder.feed(Started("1", 0, "m")).splitlines()[0]
+    >>> encoder.feed([Started("1", 0, "m")]).splitlines()[0]
     b'event: response.created'
     """
 
@@ -244,7 +244,7 @@ class Encoder:
         self._key: tuple[int, str, int] | None = None
         self._before = self._after = b""
 
-    def feed(self, event: Event) -> bytes:
+    def _one(self, event: Event) -> bytes:
         """The bytes for one event; empty where it has no word here, or must wait its turn."""
         if isinstance(event, Delta) and self._fits(event) and self._first is None:
             self._fold.feed(event)
@@ -256,7 +256,7 @@ class Encoder:
         self._fold.feed(event)
         return b"".join([self._say(ready) for ready in self._serial.feed(event)])
 
-    def feed_all(self, events: Sequence[Event]) -> bytes:
+    def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for several events. Deltas of one kind in a row, as most are, are one step."""
         said: list[bytes] = []
         run: list[Delta] = []
@@ -267,7 +267,7 @@ class Encoder:
             if run:
                 said.append(self._deltas(run))
                 run = []
-            said.append(self.feed(event))
+            said.append(self._one(event))
         if run:
             said.append(self._deltas(run))
         return b"".join(said)
