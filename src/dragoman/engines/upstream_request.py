@@ -12,7 +12,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Lowered, lower, restore_events, with_summary
+from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
@@ -78,7 +78,8 @@ class Plan(Struct):
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
             batch[-1] = self._stamped(end)
-        return restore_events(self.lowered.restore, batch)
+        restore = self.lowered.restore
+        return batch if restore is None else restore(batch)
 
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
