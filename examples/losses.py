@@ -40,4 +40,4 @@ with dragoman.connect_sync(engine) as client:
 #     1 messages; asked with: model, store
 #     dropped: max_tool_calls
 #     prompt unsupported_parameter
-#     max_tool_calls was told because Chat runs no tools by itself
+#     max_tool_calls was dropped because Chat runs no tools by itself

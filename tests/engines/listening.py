@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 from dragoman.core.event import Event, Failed, Finished
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Telling
 from dragoman.core.request import Request
 from dragoman.engines.base import batches, tell
 from dragoman.engines.remote import Remote, Told
@@ -32,7 +32,7 @@ class Listening:
     def __init__(self, then: Callable[[list[Event]], None] | None = None) -> None:
         self.events: list[Event] = []
         self.error: Exception | None = None
-        self.telling: Handle | None = None
+        self.telling: Telling | None = None
         self.over = False
         self.stopped = False
         self.then = then

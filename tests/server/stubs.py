@@ -24,7 +24,7 @@ from dragoman.core.event import (
     PartDone,
     Started,
 )
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model, Sink
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Listener, Model
 from dragoman.core.item import Message, Text
 from dragoman.core.request import Request
 from dragoman.server.app import App
@@ -113,7 +113,7 @@ class Teller(Stub):
         self.tellings: list[Telling] = []
         self.told = 0
 
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> Telling | None:
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
         self.asked.append((request, caller))
         self.told += 1
         self.begun.set()
@@ -132,7 +132,7 @@ class Teller(Stub):
 class Telling:
     """One answer of a teller, and what its listener wanted of it."""
 
-    def __init__(self, stub: Teller, listener: Sink) -> None:
+    def __init__(self, stub: Teller, listener: Listener) -> None:
         self.listener = listener
         self.stops = self.said = 0
         self.stopped = asyncio.Event()

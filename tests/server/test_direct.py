@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import Caller, Sink
+from dragoman.core.interfaces import Caller, Listener
 from dragoman.core.request import Request
 from dragoman.server.app import App
 from dragoman.server.http import Cycle
@@ -203,7 +203,7 @@ async def broken_off(talk: Talk) -> None:
 class Deaf(Teller):
     """Does not stop talking when it is asked to."""
 
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> Telling | None:
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
         telling = super().tell(request, caller, listener)
         assert telling is not None
         telling.hold = telling.held.set
@@ -419,7 +419,7 @@ async def test_what_is_told_after_it_was_stopped_is_not_heard(wire: str, stream:
 class Stubborn(Teller):
     """Cannot be stopped."""
 
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> Telling | None:
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
         telling = super().tell(request, caller, listener)
         assert telling is not None
         self.halt = telling.stop
@@ -451,7 +451,7 @@ class Refusing(Teller):
         super().__init__()
         self._error = error
 
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> None:
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> None:
         self.told += 1
         if self._error is not None:
             raise self._error

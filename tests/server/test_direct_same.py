@@ -138,14 +138,11 @@ class Breaking:
         self._encoder = encoder
         self._broken = False
 
-    def feed(self, event: Any) -> bytes:
-        return self.feed_all([event])
-
-    def feed_all(self, events: Sequence[Any]) -> bytes:
+    def feed(self, events: Sequence[Any]) -> bytes:
         self._broken = self._broken or DOOM in repr(events)
         if self._broken or BOOM in repr(events):
             raise ValueError("on purpose")
-        return self._encoder.feed_all(events)
+        return self._encoder.feed(events)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         return self._encoder.heartbeat(data=data)

@@ -58,8 +58,8 @@ def batches(events: list[Event], data: st.DataObject) -> list[list[Event]]:
 def test_an_encoder_says_the_same_of_many(wire: Wire, answer: Any, data: st.DataObject) -> None:
     events = finer(list(unfold(answer)))
     one_by_one, many = wire.encoder(ASKED, STANDARD), wire.encoder(ASKED, STANDARD)
-    said = b"".join(map(one_by_one.feed, events))
-    assert b"".join(map(many.feed_all, batches(events, data))) == said
+    said = b"".join(one_by_one.feed([event]) for event in events)
+    assert b"".join(map(many.feed, batches(events, data))) == said
 
 
 @given(responses(), st.data())
@@ -69,7 +69,7 @@ def test_a_fold_adds_up_the_same_of_many(answer: Any, data: st.DataObject) -> No
     for event in events:
         one_by_one.feed(event)
     for batch in batches(events, data):
-        many.take(batch)
+        many.feed_all(batch)
     assert many.response == one_by_one.response
 
 
@@ -91,13 +91,13 @@ def test_alternatives_that_speak_in_turn_are_kept_apart(wire: Wire) -> None:
     spoken = [Delta(n, 0, "text", text) for n in (0, 1) for text in ("a", "b")]
     events: list[Event] = [Started("1", 0, "m"), *opened, *spoken, *spoken]
     one_by_one, many = wire.encoder(ASKED, STANDARD), wire.encoder(ASKED, STANDARD)
-    assert many.feed_all(events) == b"".join(map(one_by_one.feed, events))
+    assert many.feed(events) == b"".join(one_by_one.feed([event]) for event in events)
 
 
 def test_a_run_of_arguments_is_added_up() -> None:
     fold, call = Fold(), FunctionCall("c", "f", "", id="fc", status="in_progress")
-    fold.take([Started("1", 0, "m"), ItemAdded(0, call)])
-    fold.take_run([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
+    fold.feed_all([Started("1", 0, "m"), ItemAdded(0, call)])
+    fold.feed_deltas([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
     assert fold.response.output == (FunctionCall("c", "f", "{}", id="fc", status="in_progress"),)
 
 

@@ -125,43 +125,61 @@ class Batcher(Protocol):
 
 
 class Sink(Protocol):
-    """Who is told an answer as it comes, on the event loop, without waiting for it."""
+    """Receives the events of an answer; see `engines.base.start`."""
 
-    def heard(self, events: list[Event]) -> None:
-        """The next events, at least one; the last of all is a terminal event."""
-        ...
+    def receive(self, events: list[Event]) -> None:
+        """Take the next events, at least one; the last of all is `Finished` or `Failed`.
 
-    def broke(self, error: Exception) -> None:
-        """The engine itself has failed, and says no more."""
+        It is called on the event loop, never before `start` has returned, and must not block or
+        raise.
+        """
         ...
 
 
 class Handle(Protocol):
-    """An answer that is being told."""
+    """Controls an answer that was started; all of it may be called inside `Sink.receive`."""
 
-    def stop(self) -> None:
-        """Say no more, and let go of whatever works for it."""
+    def cancel(self) -> None:
+        """Stop all work for the answer. The sink receives nothing more."""
         ...
 
-    def hold(self) -> None:
-        """The listener cannot follow: say as little as may be until `go_on`."""
+    def pause(self) -> None:
+        """Produce as little as may be until `resume`: the client's socket is full."""
         ...
 
-    def go_on(self) -> None:
-        """The listener can follow again."""
+    def resume(self) -> None:
+        """Produce again."""
         ...
+
+
+class Starter(Protocol):
+    """Optional: an engine whose events arrive by callback and need no task to be read."""
+
+    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
+        """Begin to answer: the events of `Engine.stream`, with the same promises, for the sink. The
+        sink is not called before this has returned."""
+        ...
+
+
+class Listener(Protocol):
+    """Goes away with `tell`."""
+
+    def heard(self, events: list[Event]) -> None: ...
+    def broke(self, error: Exception) -> None: ...
+
+
+class Telling(Protocol):
+    """Goes away with `tell`."""
+
+    def stop(self) -> None: ...
+    def hold(self) -> None: ...
+    def go_on(self) -> None: ...
 
 
 class Teller(Protocol):
-    """What an engine can do besides, if its answers come of themselves: tell them to a listener.
+    """Goes away: `start` takes its place."""
 
-    It spares a task for each answer, and the waking of it for each event.
-    """
-
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> Handle | None:
-        """Begin to answer: the events of `Engine.stream`, with the same promises, said to the
-        listener and not before this has returned. None where this request has to be awaited."""
-        ...
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None: ...
 
 
 class Counter(Protocol):
@@ -226,14 +244,13 @@ class Embedder(Protocol):
 
 
 class Encoder(Protocol):
-    """Says events on a wire."""
+    """Encodes the events of one answer on a wire."""
 
-    def feed(self, event: Event) -> bytes:
-        """The bytes for one event; empty when the wire has no word for it."""
-        ...
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for these events, meant for one write; empty where the wire has none for them.
 
-    def feed_all(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several events: those of `feed` for each, in fewer steps."""
+        How events are grouped makes no difference to the bytes.
+        """
         ...
 
     def heartbeat(self, *, data: bool = False) -> bytes:

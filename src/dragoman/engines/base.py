@@ -5,8 +5,10 @@ table.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Iterator
 from contextlib import aclosing
@@ -21,13 +23,18 @@ from dragoman.core.interfaces import (
     Capabilities,
     Engine,
     Handle,
+    Listener,
     Model,
     Passed,
+    Secret,
     Sink,
+    Telling,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.turn import CUT
+
+_log = logging.getLogger("dragoman")
 
 _SIZE = 16  # bytes of an id
 _pool: list[str] = []  # ids made ahead: one system call serves many answers
@@ -179,7 +186,7 @@ class Wrapper:
         inner = aside(self, request, caller)
         return None if inner is None else relay(inner, body, request, caller)
 
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> Handle | None:
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
         """By the engine inside, where this one would change nothing."""
         inner = aside(self, request, caller)
         return None if inner is None else tell(inner, request, caller, listener)
@@ -221,9 +228,9 @@ def relay(
     return None if able is None else able(body, request, caller)
 
 
-def tell(engine: Engine, request: Request, caller: Caller, listener: Sink) -> Handle | None:
+def tell(engine: Engine, request: Request, caller: Caller, listener: Listener) -> Telling | None:
     """Have an answer told, where the engine can; see `Teller`."""
-    able: Callable[[Request, Caller, Sink], Handle | None] | None
+    able: Callable[[Request, Caller, Listener], Telling | None] | None
     able = getattr(straight(engine, request, caller), "tell", None)
     return None if able is None else able(request, caller, listener)
 
@@ -253,6 +260,123 @@ def _may_step_aside(kind: type) -> bool:
         if not _ANSWERING.isdisjoint(vars(each)):
             return False
     return False
+
+
+ENDS = (Finished, Failed)
+"""The events after which nothing comes."""
+
+_BATCH = 256
+"""Events of an engine that never waits, after which the others on the event loop get a turn."""
+
+
+def start(engine: Engine, request: Request, caller: Caller, sink: Sink) -> Handle:
+    """Begin to answer a request: the one way servers ask an engine.
+
+    An engine's own `start` is used where its class has one (a subclass that overrides `stream` but
+    not `start` is never bypassed); else one task drives its `stream`. This never raises for a
+    request: what was refused, or failed, is a `Failed` event. An engine that stops without a
+    terminal event was cut.
+    """
+    own = _own_start(type(engine))
+    if own is None:
+        return _Driver(engine, request, caller, sink)
+    try:
+        return own(engine, request, caller, sink)
+    except Exception as error:
+        return Immediate(sink, [Failed(fault_from(error, caller.key))])
+
+
+@cache
+def _own_start(kind: type) -> Callable[[Engine, Request, Caller, Sink], Handle] | None:
+    """The `start` of a class, unless `stream` is overridden further down."""
+    for each in kind.__mro__:
+        if "start" in vars(each):
+            found: Callable[[Engine, Request, Caller, Sink], Handle] = vars(each)["start"]
+            return found
+        if "stream" in vars(each):
+            return None
+    return None
+
+
+class Immediate:
+    """A handle of an answer that is known at once: delivered in the next turn of the loop."""
+
+    def __init__(self, sink: Sink, events: list[Event]) -> None:
+        self._timer = asyncio.get_running_loop().call_soon(sink.receive, events)
+
+    def cancel(self) -> None:
+        """Deliver nothing."""
+        self._timer.cancel()
+
+    def pause(self) -> None:
+        """There is nothing to hold back."""
+
+    def resume(self) -> None:
+        """There is nothing to go on with."""
+
+
+class _Driver:
+    """A handle of one task that iterates over an engine's `stream`.
+
+    The events of one turn of the loop are delivered together at its end, outside of the task: so
+    the sink may cancel it.
+    """
+
+    __slots__ = ("_events", "_loop", "_resumed", "_sink", "_task")
+
+    def __init__(self, engine: Engine, request: Request, caller: Caller, sink: Sink) -> None:
+        self._sink: Sink | None = sink  # None once nothing more is wanted
+        self._events: list[Event] = []  # not delivered yet
+        self._resumed: asyncio.Event | None = None  # while it is paused
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._drive(engine, request, caller))
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        self._sink = None
+        self._task.cancel()
+
+    def pause(self) -> None:
+        """Hold the task back after its next event."""
+        if self._resumed is None:
+            self._resumed = asyncio.Event()
+
+    def resume(self) -> None:
+        """Let the task iterate again."""
+        if self._resumed is not None:
+            self._resumed.set()
+            self._resumed = None
+
+    async def _drive(self, engine: Engine, request: Request, caller: Caller) -> None:
+        ended = False
+        try:
+            async with aclosing(engine.stream(request, caller)) as events:
+                async for event in events:
+                    ended = isinstance(event, ENDS)
+                    self._push(event)
+                    if ended:
+                        return
+                    if self._resumed is not None:
+                        await self._resumed.wait()
+                    elif len(self._events) >= _BATCH:
+                        await asyncio.sleep(0)
+            self._push(Failed(CUT))
+        except Exception as error:
+            if _cancelled():  # the engine objects to being cancelled, which changes nothing
+                raise asyncio.CancelledError from error
+            fault = fault_from(error, caller.key)
+            if not ended:
+                self._push(Failed(fault))
+
+    def _push(self, event: Event) -> None:
+        if not self._events:
+            self._loop.call_soon(self._deliver)
+        self._events.append(event)
+
+    def _deliver(self) -> None:
+        events, self._events = self._events, []
+        if self._sink is not None:
+            self._sink.receive(events)
 
 
 async def singly(events: AsyncGenerator[Event, None]) -> AsyncGenerator[list[Event], None]:
@@ -297,11 +421,21 @@ def _cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def fault_from(error: Exception) -> Fault:
-    """The fault an exception stands for, in words that are safe to show."""
+def fault_from(error: Exception, key: Secret | None = None) -> Fault:
+    """The fault an exception stands for, in words that are safe to show: its own text may hold a
+    key. What is no FaultError is a bug, and is logged with its traceback, without the caller's
+    `key`."""
     if isinstance(error, FaultError):
         return error.fault
-    return Fault("internal", f"The engine failed with {type(error).__name__}.")
+    id = f"err_{new_id()}"
+    text = "".join(traceback.format_exception(error))
+    if key is not None:
+        text = text.replace(key.reveal(), str(key))
+    _log.error("%s: an engine raised\n%s", id, text)
+    message = (
+        f"The engine failed with {type(error).__name__}; the server's log has more under {id}."
+    )
+    return Fault("internal", message)
 
 
 class _Seal:

@@ -13,14 +13,14 @@ from dragoman.core.interfaces import (
     Caller,
     Capabilities,
     Decoder,
-    Handle,
+    Listener,
     Model,
     Passed,
     Secret,
-    Sink,
+    Telling,
 )
 from dragoman.core.item import JSON
-from dragoman.core.lower import Limits, lower
+from dragoman.core.lower import UpstreamLimits, lower
 from dragoman.core.request import Request, completion_request
 from dragoman.core.turn import CUT
 from dragoman.net.client import Client, Exchange, HeaderFields, Response
@@ -60,10 +60,10 @@ class Told:
         "_timer",
     )
 
-    def __init__(self, plan: Plan, exchange: Exchange, listener: Sink, course: Course) -> None:
+    def __init__(self, plan: Plan, exchange: Exchange, listener: Listener, course: Course) -> None:
         self._plan = plan
         self._exchange = exchange
-        self._listener: Sink | None = listener  # none, once it wants to hear no more
+        self._listener: Listener | None = listener  # none, once it wants to hear no more
         self._course = course
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -178,7 +178,7 @@ class Told:
 
     def _say(self, batch: list[Event]) -> None:
         plan = self._plan
-        if batch and (plan.lowered.events is not None or isinstance(batch[-1], ENDS)):
+        if batch and (plan.lowered.restore is not None or isinstance(batch[-1], ENDS)):
             batch = plan.given(batch)
         if batch and self._listener is not None:
             self._listener.heard(batch)
@@ -262,7 +262,7 @@ Heard = Callable[[Exchange, bytes], AsyncGenerator[list[Event], None]]
 
 
 def through(
-    wire: Wire, profile: Profile, limits: Limits, body: bytes, request: Request
+    wire: Wire, profile: Profile, limits: UpstreamLimits, body: bytes, request: Request
 ) -> Through | None:
     """How the answer may pass; None if it must be heard.
 
@@ -272,7 +272,7 @@ def through(
     if wire.through is None or wire.name not in profile.clean:
         return None
     lowered = lower(request, limits)
-    if lowered.request is not request or lowered.events is not None or lowered.losses:
+    if lowered.request is not request or lowered.restore is not None or lowered.losses:
         return None
     return wire.through if wire.through.passes(request, body, profile.dialect) else None
 
@@ -423,7 +423,7 @@ class Remote:
             return _failed(error)
         return self._asked(plan)
 
-    def tell(self, request: Request, caller: Caller, listener: Sink) -> Handle | None:
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
         """Answer without being awaited, where a connection stands ready; see `Teller`."""
         if not self.upstream.wires or self._several(request):
             return None
@@ -474,7 +474,7 @@ class Remote:
                         yield begun
                 if batch := plan.given(await first):
                     yield batch
-            undone = plan.lowered.events is not None
+            undone = plan.lowered.restore is not None
             async for batch in heard:
                 if undone or not batch or isinstance(batch[-1], ENDS):
                     batch = plan.given(batch)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from dragoman.core.item import Token
-from dragoman.core.lower import Limits
+from dragoman.core.lower import UpstreamLimits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 

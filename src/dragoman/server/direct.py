@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dragoman.core.error import Fault
 from dragoman.core.event import Event
 from dragoman.core.fold import Fold
-from dragoman.core.interfaces import Caller, Engine, Handle
+from dragoman.core.interfaces import Caller, Engine, Telling
 from dragoman.engines.base import tell
 from dragoman.wire.registry import Wire
 
@@ -58,7 +58,7 @@ class Direct(ABC):
         self._settings = settings
         self._roster = roster
         self._gate = gate
-        self._telling: Handle | None = None
+        self._telling: Telling | None = None
 
     def begin(self, engine: Engine, plan: Plan) -> bool:
         """Have the engine tell its answer. False where it cannot, or not now: then nothing has
@@ -167,7 +167,7 @@ class DirectWhole(Direct):
         """Nothing waits for it."""
 
     def _hear(self, events: list[Event]) -> None:
-        self._fold.take(events)
+        self._fold.feed_all(events)
         if not isinstance(events[-1], TERMINAL):
             return
         body, headers = whole(self._wire, self._fold.response, self._plan, self._settings)

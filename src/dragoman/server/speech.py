@@ -80,9 +80,9 @@ class Speech:
             return batch
         last, encoder = batch[-1], self._encoder
         if isinstance(last, Finished) and (comment := self._late(last)):
-            said = encoder.feed_all(batch[:-1]) + comment + encoder.feed(last)
+            said = encoder.feed(batch[:-1]) + comment + encoder.feed((last,))
         else:
-            said = encoder.feed_all(batch)
+            said = encoder.feed(batch)
         if isinstance(last, TERMINAL):  # and it could be said
             self.over = True
         return said

@@ -305,7 +305,7 @@ class Connection:
                 if not begun and isinstance(batch[0], Failed):
                     raise FaultError(batch[0].fault)
                 begun = True
-                await self._say(*frames(encoder.feed_all(batch), ask.lane))
+                await self._say(*frames(encoder.feed(batch), ask.lane))
 
     async def _say(self, *texts: str) -> None:
         """Send frames. One that the client does not take in time is the last: what followed it

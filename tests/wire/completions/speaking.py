@@ -68,7 +68,7 @@ def failed(*pieces: bytes) -> Fault:
 def told(response: Response, completion: Completion = ALL) -> bytes:
     """An answer, said as a stream."""
     encoder = COMPLETIONS.encoder(completion, STANDARD)
-    return b"".join(encoder.feed(event) for event in unfold(response))
+    return b"".join(encoder.feed((event,)) for event in unfold(response))
 
 
 def events(stream: bytes) -> list[Any]:

@@ -20,7 +20,7 @@ OPENING = (
 
 def said(*more: Any, request: Any = ASKED) -> list[Any]:
     encoder = COMPLETIONS.encoder(request, STANDARD)
-    return events(encoder.feed_all([*OPENING, *more]))
+    return events(encoder.feed([*OPENING, *more]))
 
 
 def test_each_piece_is_a_chunk() -> None:
@@ -77,7 +77,7 @@ def test_fields_of_this_wire_are_said_again() -> None:
     start = Started("x", 5, "m", extra={"completions": {"y": 2, "choices": [{"index": 0, "z": 3}]}})
     encoder = COMPLETIONS.encoder(ASKED, STANDARD)
     end = Finished("completed", extra={"completions": {"late": 4}})
-    piece, last, _ = events(encoder.feed_all([start, raw, end]))
+    piece, last, _ = events(encoder.feed([start, raw, end]))
     assert piece["choices"][0]["x"] == 1
     assert (last["y"], last["late"], last["choices"][0]["z"]) == (2, 4, 3)
 
@@ -85,11 +85,11 @@ def test_fields_of_this_wire_are_said_again() -> None:
 def test_signs_of_life_only_inside_of_an_answer() -> None:
     encoder = COMPLETIONS.encoder(ASKED, STANDARD)
     assert encoder.heartbeat() == b""
-    encoder.feed(OPENING[0])
+    encoder.feed(OPENING[:1])
     assert encoder.heartbeat() == b": alive\n\n"
     (piece,) = events(encoder.heartbeat(data=True))
     assert piece["choices"][0]["text"] == ""
-    encoder.feed(Finished("completed"))
+    encoder.feed([Finished("completed")])
     assert encoder.heartbeat() == b""
 
 

@@ -134,7 +134,7 @@ def test_a_damaged_request_is_taken_or_refused(name: str, data: st.DataObject) -
         request = RESPONSES.decode_request(body)
         again, _ = RESPONSES.encode_request(request, STANDARD)
         assert RESPONSES.decode_request(again).model
-        assert RESPONSES.encoder(request, STANDARD).feed(Started("1", 0, "m"))
+        assert RESPONSES.encoder(request, STANDARD).feed([Started("1", 0, "m")])
     except FaultError as refusal:
         statuses.append(error.status(refusal.fault))
     assert statuses in ([], [400])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.loss import LossList
-from dragoman.core.lower import Limits
+from dragoman.core.lower import UpstreamLimits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops

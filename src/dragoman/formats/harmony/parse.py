@@ -338,7 +338,7 @@ class HarmonyParser:
         self._leave("incomplete" if cut else "completed")
         self._turn.expect(0)
         self._turn.finish("tool_calls" if self._calls and reason == "stop" else reason)
-        self._turn.end(said=True)
+        self._turn.end(complete=True)
 
     def _decode(self, piece: str | bytes) -> str:
         text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)

@@ -86,7 +86,7 @@ class TextToolCallTurn(Turn):
     >>> asked = Request(model="m", tools=(FunctionTool("now"),))
     >>> turn = TextToolCallTurn("1", 0, "m", markup="hermes", request=asked)
     >>> turn.text('<tool_call>{"name": "now"}</tool_call>')
-    >>> turn.end(said=True)
+    >>> turn.end(complete=True)
     >>> turn.take()[-1].reasons
     ('tool_calls',)
     """
@@ -133,7 +133,7 @@ class TextToolCallTurn(Turn):
     def end(self, said: bool) -> None:
         for choice in list(self._parsed) if said else ():
             self.finish("stop", choice)
-        super().end(said)
+        super().end(complete)
 
     def fail(self, fault: Fault) -> None:
         for choice in list(self._parsed):

@@ -303,7 +303,7 @@ class Run:
 def folded(events: Sequence[Event]) -> Response:
     """What the events of a run add up to."""
     fold = Fold()
-    fold.take(events)
+    fold.feed_all(events)
     return fold.response
 
 
@@ -320,13 +320,9 @@ class Replay:
         self._encoder = encoder
         self._skip = after + 1
 
-    def feed(self, event: Event) -> bytes:
-        """The bytes for one event, but for what the reader has."""
-        return self._new(self._encoder.feed(event))
-
-    def feed_all(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several."""
-        return self._new(self._encoder.feed_all(events))
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for these events, but for what the reader has."""
+        return self._new(self._encoder.feed(events))
 
     def _new(self, said: bytes) -> bytes:
         place = 0

@@ -118,7 +118,7 @@ class Encoder:
 
     # ---- events --------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> bytes:
+    def _one(self, event: Event) -> bytes:
         """The bytes for one event; empty when this wire has no word for it."""
         match event:
             case Delta():
@@ -143,7 +143,7 @@ class Encoder:
                 waiting = (i.waiting for c in self._choices.values() for i in c.speaking[1:])
                 return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
 
-    def feed_all(self, events: Sequence[Event]) -> bytes:
+    def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for several events. Texts in a row, the commonest by far, are one step."""
         said: list[bytes] = []
         run: list[str] = []
@@ -160,7 +160,7 @@ class Encoder:
             if run:
                 said.append(self._texts(where, run))
                 run = []
-            said.append(self.feed(event))
+            said.append(self._one(event))
         if run:
             said.append(self._texts(where, run))
         return b"".join(said)

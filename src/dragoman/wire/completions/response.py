@@ -299,7 +299,7 @@ class Encoder:
         self._ends: dict[int, dict[str, JSON]] = {}
         self._over = False
 
-    def feed(self, event: Event) -> bytes:
+    def _one(self, event: Event) -> bytes:
         """The bytes for one event; empty when this wire has no word for it."""
         match event:
             case Delta(kind="text"):
@@ -321,9 +321,9 @@ class Encoder:
             case _:
                 return b""
 
-    def feed_all(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several events."""
-        return b"".join(map(self.feed, events))
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for these events; empty where this wire has none for them."""
+        return b"".join(map(self._one, events))
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, or a chunk that adds nothing; empty outside of an answer."""

@@ -31,7 +31,7 @@ from dragoman.core.item import (
     Text,
     Thought,
 )
-from dragoman.core.lifecycle import FirstChoice, Serial
+from dragoman.core.lifecycle import FirstChoice, ItemSerializer
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
@@ -223,7 +223,7 @@ class Encoder:
     """Feed it the events of one answer; it gives the bytes of each.
 
     >>> encoder = Encoder(Request(model="m"))
-    >>> encoder.feed(Started("1", 0, "m")).splitlines()[0]
+    >>> encoder.feed([Started("1", 0, "m")]).splitlines()[0]
     b'event: response.created'
     """
 
@@ -233,7 +233,7 @@ class Encoder:
         self._nested_error = dialect.error_event == "nested"
         self._wording = Wording(dialect.reasoning_events)
         self._fold = Fold()
-        self._serial = Serial()
+        self._serial = ItemSerializer()
         self._first: FirstChoice | None = None  # needed only where there are alternatives
         self._items = 0
         self._number = 0  # of the next event
@@ -244,7 +244,7 @@ class Encoder:
         self._key: tuple[int, str, int] | None = None
         self._before = self._after = b""
 
-    def feed(self, event: Event) -> bytes:
+    def _one(self, event: Event) -> bytes:
         """The bytes for one event; empty where it has no word here, or must wait its turn."""
         if isinstance(event, Delta) and self._fits(event) and self._first is None:
             self._fold.feed(event)
@@ -256,7 +256,7 @@ class Encoder:
         self._fold.feed(event)
         return b"".join([self._say(ready) for ready in self._serial.feed(event)])
 
-    def feed_all(self, events: Sequence[Event]) -> bytes:
+    def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for several events. Deltas of one kind in a row, as most are, are one step."""
         said: list[bytes] = []
         run: list[Delta] = []
@@ -267,7 +267,7 @@ class Encoder:
             if run:
                 said.append(self._deltas(run))
                 run = []
-            said.append(self.feed(event))
+            said.append(self._one(event))
         if run:
             said.append(self._deltas(run))
         return b"".join(said)
@@ -349,7 +349,7 @@ class Encoder:
 
     def _deltas(self, run: list[Delta]) -> bytes:
         """The frames of deltas that all fit the last one."""
-        self._fold.take_run(run)
+        self._fold.feed_deltas(run)
         said = json.dump_all([event.data for event in run]).decode().split("\n")
         number, before, after = self._number, self._before.decode(), self._after.decode()
         self._number += len(run)
