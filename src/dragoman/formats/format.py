@@ -105,7 +105,7 @@ class Format(Protocol):
         ...
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> UpstreamLimits:
         """Which kinds of tools it can render; others are lowered before."""
         ...
 

@@ -30,7 +30,7 @@ from dragoman.core.loss import LossList
 from dragoman.core.lower import UpstreamLimits, lower_system
 from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, type_name
 
-LIMITS = Limits(custom_tools=False, namespaces=False, hosted_tools=False)
+LIMITS = UpstreamLimits(custom_tools=False, namespaces=False, hosted_tools=False)
 _COMPACTION = "compaction_trigger"
 """This item asks for an action: to leave it out would answer another request."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

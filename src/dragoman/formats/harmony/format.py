@@ -99,7 +99,7 @@ class Harmony:
     """
 
     name = "harmony"
-    limits = Limits(hosted_tools=False)
+    limits = UpstreamLimits(hosted_tools=False)
     """It has namespaces and free-text tools; its built-in tools cannot be run here."""
 
     def __init__(self) -> None:

@@ -178,11 +178,11 @@ class MessageBody:
         if self._final and self.write is None and status == "completed":
             self._turn.write(self._begin(), "text", "")
         if status == "completed":
-            self._turn.pause()
+            self._turn.close_message()
 
     def _begin(self) -> int:
         self.write = self._turn.text
-        return self._turn.start(Message("assistant", phase=self._phase))
+        return self._turn.next_item(Message("assistant", phase=self._phase))
 
 
 class ReasoningBody:
@@ -192,13 +192,13 @@ class ReasoningBody:
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
         if self.write is None:
-            self.write = self._turn.thought
-            self._turn.start(Reasoning())
-        self._turn.thought(text, 0, tokens)
+            self.write = self._turn.reasoning
+            self._turn.next_item(Reasoning())
+        self._turn.reasoning(text, 0, tokens)
 
     def close(self, status: ItemStatus) -> None:
         if status == "completed":
-            self._turn.pause()
+            self._turn.close_message()
 
 
 class CallBody:
@@ -208,7 +208,7 @@ class CallBody:
         self._turn = turn
         custom = called_tool.kind == "custom"
         kind = CustomToolCall if custom else FunctionCall
-        self._index = index = turn.start(kind("", called_tool.name, "", called_tool.namespace))
+        self._index = index = turn.next_item(kind("", called_tool.name, "", called_tool.namespace))
         self.write: Write = partial(turn.write, index, "input" if custom else "arguments")
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
@@ -217,7 +217,7 @@ class CallBody:
     def close(self, status: ItemStatus) -> None:
         if (item := self._turn.item(self._index)) is not None:
             item.status = status
-        self._turn.shut(self._index)
+        self._turn.close(self._index)
 
 
 class DiscardedBody:
@@ -458,7 +458,7 @@ class HarmonyParser:
                 why = (
                     f"the model called its {called_tool.name}, which cannot be run here: it is text"
                 )
-                turn.lose(Loss("tools", "dropped", why))
+                turn.report_loss(Loss("tools", "dropped", why))
                 return MessageBody(turn, COMMENTARY_PHASE, final=False)
             self._calls += 1
             return CallBody(turn, called_tool)

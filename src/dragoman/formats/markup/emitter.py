@@ -52,7 +52,7 @@ class Emitter:
         self.truncated = False  # the open call was not ended by the model
         self.warnings: list[str] = []
         self.plain_text: Emit = turn.text if choice == 0 else self.text
-        self.plain_thought: Emit = turn.thought if choice == 0 else self.thought
+        self.plain_thought: Emit = turn.reasoning if choice == 0 else self.thought
         self._tokens: deque[tuple[Token | None, int]] = deque()  # with their characters left
         self._left = 0  # the sum of these
         self._turn = turn
@@ -64,7 +64,7 @@ class Emitter:
         self._turn.text(data, self._choice, self._take_tokens(data))
 
     def thought(self, data: str) -> None:
-        self._turn.thought(data, self._choice, self._take_tokens(data))
+        self._turn.reasoning(data, self._choice, self._take_tokens(data))
 
     def add_token(self, token: Token, text: str) -> None:
         """A token with its log-probability arrives as this text."""

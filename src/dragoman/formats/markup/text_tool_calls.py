@@ -57,8 +57,8 @@ class _Choice:
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         self._turn.say(data, self._number, tokens)
 
-    def thought(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
-        self._turn.thought(data, self._number, tokens)
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+        self._turn.reasoning(data, self._number, tokens)
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         if fragment.name:
@@ -75,7 +75,7 @@ class _Choice:
     def finish(self, reason: str, choice: int = 0) -> None:
         """Not used: the turn ends the choice."""
 
-    def end(self, said: bool) -> None:
+    def end(self, complete: bool) -> None:
         """Not used: the turn ends the choice."""
 
 
@@ -130,8 +130,8 @@ class TextToolCallTurn(Turn):
             reason = "tool_calls"
         super().finish(reason, choice)
 
-    def end(self, said: bool) -> None:
-        for choice in list(self._parsed) if said else ():
+    def end(self, complete: bool) -> None:
+        for choice in list(self._parsed) if complete else ():
             self.finish("stop", choice)
         super().end(complete)
 
