@@ -34,7 +34,7 @@ from dragoman.core.request import (
     Tool,
     UnknownTool,
 )
-from dragoman.core.response import WHOLE, Response
+from dragoman.core.response import CONSTRAINT_FIELDS, Response
 
 Action = Literal["carried", "emulated", "dropped", "refused"]
 Test = Callable[[Any, Any], object]
@@ -195,7 +195,7 @@ class Search:
                 continue
             if name in _NESTED and isinstance(value, dict):
                 self._unknown(value, field, place)
-            elif field in WHOLE or field == "response_format.type":
+            elif field in CONSTRAINT_FIELDS or field == "response_format.type":
                 self.note(BOUND, field, place)
             else:
                 self.note(OTHER, field, place)

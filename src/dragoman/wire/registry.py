@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, about
+from dragoman.core.error import Fault, with_param
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
@@ -60,4 +60,4 @@ def spell_fault(fault: Fault, request: Request, wire: str | None) -> Fault:
     found = WIRES.get(wire or "")
     if fault.param is None or found is None:
         return fault
-    return about(fault, found.spelling(request)(fault.param))
+    return with_param(fault, found.spelling(request)(fault.param))
