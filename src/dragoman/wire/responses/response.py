@@ -134,10 +134,23 @@ REASONS = {"length": "max_output_tokens"}
 _SHORT = frozenset({"length", "content_filter"})
 
 
-def echo(asked: Request) -> dict[str, JSON]:
-    """The fields of a response that repeat its request."""
+class Echo:
+    """The fields of a response that repeat its request, encoded once for all responses of a stream:
+    instructions and tools are the most of what they hold."""
+
+    __slots__ = ("data", "fields")
+
+    def __init__(self, request: Request) -> None:
+        self.fields = _echoed(request)
+        self.data = json.dump(self.fields)[1:-1]
+
+    def replaced(self, more: dict[str, JSON]) -> bytes:
+        """The same, with these fields instead."""
+        return json.dump({**self.fields, **more})[1:-1]
+
+
+def _echoed(asked: Request) -> dict[str, JSON]:
     sampling, thinking = asked.sampling, asked.reasoning
-    shown = [tools.echo(tool) for tool in asked.tools]
     text = {"format": tools.encode_format(asked.format or TextFormat(), full=True)}
     return {
         "background": bool(asked.background),
@@ -158,7 +171,7 @@ def echo(asked: Request) -> dict[str, JSON]:
         "temperature": _or(sampling.temperature, 1.0),
         "text": {**text, **dense({"verbosity": asked.verbosity})},
         "tool_choice": tools.encode_choice(asked.tool_choice or "auto"),
-        "tools": [tool for tool in shown if tool is not None],
+        "tools": tools.echo_all(asked.tools),
         "top_logprobs": _or(sampling.top_logprobs, 0),
         "top_p": _or(sampling.top_p, 1.0),
         "presence_penalty": _or(sampling.presence_penalty, 0.0),
@@ -179,8 +192,22 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def render(response: Response, repeated: dict[str, JSON]) -> dict[str, JSON]:
-    """The response object. `repeated` is the `echo` of its request."""
+def encode_object(response: Response, echo: Echo) -> bytes:
+    """The response object. What the model's server said of the whole, and we have no field for,
+    stands for what would else be there."""
+    own, echoed = _own(response), echo.data
+    more = kept(response.extra)
+    rest = b""
+    if more:
+        own |= {name: more[name] for name in own.keys() & more.keys()}
+        if repeated := {name: more[name] for name in echo.fields if name in more}:
+            echoed = echo.replaced(repeated)
+        new = {name: v for name, v in more.items() if name not in own and name not in echo.fields}
+        rest = b"," + json.dump(new)[1:-1] if new else b""
+    return b"%b,%b%b}" % (json.dump(own)[:-1], echoed, rest)
+
+
+def _own(response: Response) -> dict[str, JSON]:
     completed_at = response.completed_at
     if response.status != "completed":
         completed_at = None
@@ -197,8 +224,6 @@ def render(response: Response, repeated: dict[str, JSON]) -> dict[str, JSON]:
         "model": response.model,
         "output": _output(response),
         "usage": encode_usage(response.usage),
-        **repeated,
-        **kept(response.extra),
     }
 
 
@@ -233,9 +258,13 @@ def render_error(fault: Fault) -> dict[str, JSON]:
 
 
 FIELDS = frozenset(
-    render(Response(id="", created_at=0, model="", status="completed"), echo(Request(model="")))
-) | {"conversation", "output_text", "prompt_cache_retention", "user"}
-"""The fields of a response that we have words for."""
+    {
+        *_own(Response(id="", created_at=0, model="", status="completed")),
+        *_echoed(Request(model="")),
+        *("conversation", "output_text", "prompt_cache_retention", "user"),
+    }
+)
+"""The fields of a response that are ours."""
 
 
 def encode_item(item: Item) -> dict[str, JSON] | None:

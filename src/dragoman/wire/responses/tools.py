@@ -181,7 +181,13 @@ def _say_function(tool: FunctionTool) -> dict[str, JSON]:
     return said
 
 
-def echo(tool: Tool) -> dict[str, JSON] | None:
+def echo_all(tools: Iterable[Tool]) -> list[dict[str, JSON]]:
+    """Tools as a response repeats them, those of other wires left out."""
+    echoed = (_echo(tool) for tool in tools)
+    return [tool for tool in echoed if tool is not None]
+
+
+def _echo(tool: Tool) -> dict[str, JSON] | None:
     """A tool as a response repeats it: of a function all keys, null where nothing was said."""
     said = encode(tool)
     if said is None or not isinstance(tool, FunctionTool):
