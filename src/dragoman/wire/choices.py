@@ -36,8 +36,8 @@ def decode(fields: Fields, *, logprobs: bool | None, top_logprobs: int | None) -
         presence_penalty=fields.number("presence_penalty", -2, 2),
         repetition_penalty=repetition,
         seed=fields.integer("seed"),
-        stop=_stop(fields),
-        logit_bias=_logit_bias(fields),
+        stop=stop(fields),
+        logit_bias=logit_bias(fields),
         n=fields.integer("n", 1, 128),
     )
     if logprobs is None and top_logprobs is None:
@@ -45,7 +45,8 @@ def decode(fields: Fields, *, logprobs: bool | None, top_logprobs: int | None) -
     return replace(chosen, logprobs=logprobs, top_logprobs=top_logprobs)
 
 
-def _stop(fields: Fields) -> tuple[str, ...] | None:
+def stop(fields: Fields) -> tuple[str, ...] | None:
+    """The texts that end the answer."""
     match fields.any("stop"):
         case None:
             return None
@@ -57,7 +58,8 @@ def _stop(fields: Fields) -> tuple[str, ...] | None:
             raise fields.wrong("stop", "must be a string or an array of strings")
 
 
-def _logit_bias(fields: Fields) -> dict[str, float] | None:
+def logit_bias(fields: Fields) -> dict[str, float] | None:
+    """What is added to the weight of each token, by its id."""
     given = fields.object("logit_bias")
     if given is None:
         return None

@@ -7,16 +7,15 @@ know is kept under its name (`extras`) and said again on it.
 
 from dragoman.wire.registry import Through, Wire
 
-from .request import decode, encode
-from .response import Encoder
-from .response import encode as encode_response
+from .request import decode_request, encode_request
+from .response import Encoder, encode_response
 from .stream import Decoder, Passing, passes, whole
 
 CHAT = Wire(
     name="chat",
     path="/chat/completions",
-    decode_request=decode,
-    encode_request=encode,
+    decode_request=decode_request,
+    encode_request=encode_request,
     encoder=Encoder,
     encode_response=encode_response,
     decoder=Decoder,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished
-from dragoman.core.item import JSON, Token, Unknown
+from dragoman.core.item import JSON, Extra, Token, Unknown
 from dragoman.core.request import Request
-from dragoman.core.response import Status
+from dragoman.core.response import Status, Usage
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.wire import json, sse
@@ -32,18 +32,17 @@ from .fields import (
     NAME,
     Details,
     broken,
+    decode_annotation,
     decode_finish,
     decode_logprobs,
-    decode_notes,
     decode_usage,
     encode_logprobs,
     index,
-    keep,
     number,
     rest,
+    to_extra,
     words,
 )
-from .request import read_answer
 from .response import CHOICES
 
 LAST = 2 * 1024
@@ -526,7 +525,7 @@ class Reader:
 
     def _annotations(self, number: int, listed: JSON) -> None:
         if isinstance(listed, list):
-            for note in filter(None, map(decode_notes, listed)):
+            for note in filter(None, map(decode_annotation, listed)):
                 self._seal(number)
                 self._turn.annotate(note, number)
 
@@ -607,12 +606,110 @@ def _fragment(entry: dict[str, JSON], place: int | None) -> CallFragment:
         said if isinstance(said, str) else "" if said is None else json.text(said),
         kind == "custom",
         _word(inner.get("namespace")),
-        keep(known.rest(entry, known.ENTRY), **{kind: known.rest(inner, known.CALL)}),
+        to_extra(known.rest(entry, known.ENTRY), **{kind: known.rest(inner, known.CALL)}),
     )
 
 
 def _word(value: JSON) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+# ---- a plain answer, whole ---------------------------------------------------------------
+
+_Word = Annotated[str, Meta(min_length=1)]
+_Nothing = Annotated[list[None], Meta(max_length=0)]
+
+
+class _Message(Struct, forbid_unknown_fields=True):
+    content: _Word
+    role: Literal["assistant"] | None = None
+    refusal: Literal[""] | None = None
+    annotations: _Nothing | None = None
+
+
+class _Choice(Struct, forbid_unknown_fields=True):
+    message: _Message
+    finish_reason: Literal["stop", "length"]
+    index: Literal[0] | None = None
+    logprobs: None = None
+
+
+class _PromptDetails(Struct, forbid_unknown_fields=True):
+    cached_tokens: int | None = None
+    audio_tokens: int | None = None
+
+
+class _CompletionDetails(Struct, forbid_unknown_fields=True):
+    reasoning_tokens: int | None = None
+    audio_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+
+
+class _Usage(Struct, forbid_unknown_fields=True):
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _Answered(Struct, forbid_unknown_fields=True):
+    choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
+    id: str | None = None
+    object: Literal["chat.completion"] | None = None
+    created: int | None = None
+    model: str | None = None
+    usage: _Usage | None = None
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+
+
+_answered = msgspec.json.Decoder(_Answered).decode
+_NO_PROMPT_DETAILS, _NO_COMPLETION_DETAILS = _PromptDetails(), _CompletionDetails()
+
+
+def read_answer(data: bytes, turn: Turn) -> bool:
+    """Hear a plain answer into a turn; False if it must be heard the long way."""
+    if turn.started or not turn.direct:
+        return False
+    try:
+        answer = _answered(data)
+    except json.BROKEN:
+        return False
+    (choice,) = answer.choices
+    said = choice.message.content
+    if said.lstrip().startswith("<"):  # perhaps a think tag
+        return False
+    extra: Extra = {}
+    if answer.id is not None or answer.created is not None:
+        extra["upstream"] = _given(("id", answer.id), ("created", answer.created))
+    tier, stamp = answer.service_tier, answer.system_fingerprint
+    if tier is not None or stamp is not None:
+        extra[NAME] = _given(("service_tier", tier), ("system_fingerprint", stamp))
+    turn.usage = None if answer.usage is None else _counted(answer.usage)
+    turn.whole_answer(said, choice.finish_reason, answer.model, extra)
+    return True
+
+
+def _given(*values: tuple[str, JSON]) -> dict[str, JSON]:
+    return {name: value for name, value in values if value is not None}
+
+
+def _counted(usage: _Usage) -> Usage:
+    asked = usage.prompt_tokens_details or _NO_PROMPT_DETAILS
+    said = usage.completion_tokens_details or _NO_COMPLETION_DETAILS
+    return Usage(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        cached_tokens=asked.cached_tokens,
+        reasoning_tokens=said.reasoning_tokens,
+        input_audio_tokens=asked.audio_tokens,
+        output_audio_tokens=said.audio_tokens,
+        accepted_prediction_tokens=said.accepted_prediction_tokens,
+        rejected_prediction_tokens=said.rejected_prediction_tokens,
+    )
 
 
 FIRST = 512
