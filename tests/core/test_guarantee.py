@@ -4,7 +4,15 @@ import pytest
 
 from dragoman.core.event import Finished, Started
 from dragoman.core.fold import fold, unfold
-from dragoman.core.request import FunctionTool, JSONObject, Namespace, Request, UnknownTool
+from dragoman.core.request import (
+    AllowedTools,
+    FunctionTool,
+    JSONObject,
+    NamedTool,
+    Namespace,
+    Request,
+    UnknownTool,
+)
 from dragoman.core.response import default_guarantee, has_constraints
 
 
@@ -28,6 +36,10 @@ def test_the_end_knows_better_than_the_beginning() -> None:
             "best-effort",
         ),
         (Request(model="m", tools=(UnknownTool("chat", "x", {}),)), None),
+        (Request(model="m", tool_choice=AllowedTools("auto", (NamedTool("f"),))), "best-effort"),
+        (Request(model="m", tool_choice=NamedTool("f")), "best-effort"),
+        (Request(model="m", tool_choice="required"), "best-effort"),
+        (Request(model="m", tool_choice="none", tools=(FunctionTool("f", strict=True),)), None),
     ],
 )
 def test_an_answer_of_which_nobody_said_more(request_: Request, word: str | None) -> None:

@@ -1,5 +1,7 @@
 """Requests are rewritten for what an upstream can take, and left alone where it can."""
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -101,6 +103,51 @@ def test_a_limited_upstream_gets_what_it_can_take_as_it_is() -> None:
     assert (lowered.losses, lowered.restore) == ((), None)
 
 
+FUNCTIONS = tuple(FunctionTool(f"tool_{number}") for number in range(10))
+PARTS = Message("user", (Text("see"),))
+TURNS = (USER, PARTS, FunctionCall("c", "tool_1", "{}"), FunctionCallOutput("c", (Text("x"),)))
+
+
+@pytest.mark.parametrize(
+    ("request_", "limits"),
+    [
+        (Request(model="m", items=(Message("system", "Be kind."), *TURNS * 100)), OLD),
+        (Request(model="m", items=TURNS, tools=FUNCTIONS), OLD),
+        (asked(tools=FUNCTIONS, tool_choice=NamedTool("tool_1")), OLD),
+        (
+            asked(tools=(PATCH,), tool_choice=NamedTool("patch", "custom")),
+            UpstreamLimits(audio=False),
+        ),
+        (asked(tools=(SEARCH,), tool_choice=SEARCH), UpstreamLimits(images=False)),
+        (asked(CustomToolCallOutput("c", (Text("x"),))), UpstreamLimits(files=False)),
+        (asked(tools=FUNCTIONS, format=JSONSchema("a", {})), UpstreamLimits(custom_tools=False)),
+    ],
+    ids=["long", "tools", "named", "custom", "hosted", "output", "format"],
+)
+def test_request_within_the_limits_costs_few_calls_at_any_size(
+    request_: Request, limits: UpstreamLimits
+) -> None:
+    lowered, calls = counted(lambda: lower(request_, limits))
+    assert lowered.request is request_
+    assert calls <= 5
+
+
+def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
+    """The result, and how many Python functions ran."""
+    calls = -1  # the lambda itself
+
+    def count(frame: object, event: str, value: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        result = work()
+    finally:
+        sys.setprofile(None)
+    return result, calls
+
+
 # ---- tools -----------------------------------------------------------------------------------
 
 
@@ -136,7 +183,7 @@ def test_p16_answers_are_translated_back() -> None:
         output=(note,),
         reasons=("tool_calls",),
     )
-    events = [event for heard in unfold(answer) for event in lowered.restore(heard)]
+    events = lowered.restore([*unfold(answer)])
     own = CustomToolCall("c3", "note", "hello", "crm", "ctc_1", "completed")
     assert ItemDone(0, own) in events
     assert fold(events).output == (own,)
@@ -184,7 +231,7 @@ def heard(lowered: Lowered, *names: str) -> Response:
         id="1", created_at=0, model="m", status="completed", output=calls, reasons=("tool_calls",)
     )
     assert lowered.restore is not None
-    return fold(event for each in unfold(answer) for event in lowered.restore(each))
+    return fold(lowered.restore([*unfold(answer)]))
 
 
 def test_only_the_allowed_tools_are_offered_to_who_knows_no_such_choice() -> None:
@@ -433,6 +480,11 @@ def test_a_hosted_tool_that_must_be_called_is_refused(choice: ToolChoice) -> Non
     with pytest.raises(FaultError) as refused:
         lower(asked(tools=(SEARCH,), tool_choice=choice), LOCAL)
     assert (refused.value.fault.code, refused.value.fault.param) == ("unsupported", "tool_choice")
+
+
+def test_a_forced_hosted_tool_is_refused_without_tools_too() -> None:
+    with pytest.raises(FaultError):
+        lower(asked(tool_choice=SEARCH), LOCAL)
 
 
 def test_of_the_allowed_tools_hosted_ones_are_left_out() -> None:

@@ -133,6 +133,17 @@ def test_a_name_that_is_taken_too_long_or_illegal_is_told_apart() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
 
 
+def test_two_namespaced_tools_with_one_flat_name_get_two() -> None:
+    groups = Namespace("a", (FunctionTool("b__c"),)), Namespace("a__b", (FunctionTool("c"),))
+    toolbox, _ = box(*groups)
+    first, second = toolbox.tools
+    assert (first.name, second.name) == ("a__b__c", second.name)
+    assert first.name != second.name
+    for group in groups:
+        call = FunctionCall("c", group.tools[0].name, "{}", group.name)
+        assert toolbox.restore(toolbox.lower(call)) == call
+
+
 def test_even_the_name_made_for_a_collision_may_be_taken() -> None:
     group = Namespace("a", (FunctionTool("b!"),))
     (made,) = box(group)[0].tools

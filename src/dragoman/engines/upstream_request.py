@@ -12,11 +12,11 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Lowered, lower, restore_events, with_summary
+from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
-from dragoman.formats.markup.text_tool_calls import MarkedTurn
+from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from dragoman.net.client import HeaderFields
 from dragoman.net.errors import NetError, NetTimeoutError
 from dragoman.wire.chat import CHAT
@@ -41,7 +41,7 @@ def new_turn(
     id, at, model = new_id(), now(), request.model
     if raw or profile.markup is None:
         return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
-    return MarkedTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
+    return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
 
 
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}
@@ -78,7 +78,8 @@ class Plan(Struct):
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
             batch[-1] = self._stamped(end)
-        return restore_events(self.lowered.restore, batch)
+        restore = self.lowered.restore
+        return batch if restore is None else restore(batch)
 
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""

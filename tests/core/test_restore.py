@@ -74,8 +74,11 @@ def in_pieces(events: Iterator[Event]) -> Iterator[Event]:
             yield event
 
 
-def restored(response: Response, undo: Restore) -> list[Event]:
-    events = [event for heard in in_pieces(unfold(response)) for event in undo(heard)]
+def restored(response: Response, restore: Restore, size: int = 1) -> list[Event]:
+    """The client's events, restored in batches of this size."""
+    given = [*in_pieces(unfold(response))]
+    batches = [given[at : at + size] for at in range(0, len(given), size)]
+    events = [event for batch in batches for event in restore(batch)]
     check(events)
     return events
 
@@ -114,14 +117,14 @@ def test_an_empty_input_has_no_delta() -> None:
 
 
 def test_parallel_calls_do_not_mix() -> None:
-    undo = renamer().feed
+    restore = renamer().feed
     for index, name in enumerate(("patch", "crm__find", "patch")):
-        undo(ItemAdded(index, FunctionCall(f"c{index}", name, "", status="in_progress")))
-    assert undo(Delta(0, 0, "arguments", '{"input"')) == []
-    assert undo(Delta(2, 0, "arguments", '{"inp')) == []
-    assert undo(piece := Delta(1, 0, "arguments", "{")) == [piece]
-    assert undo(Delta(0, 0, "arguments", ': "a"}')) == []
-    assert undo(Failed(fault := Fault("internal", "x"))) == [
+        restore([ItemAdded(index, FunctionCall(f"c{index}", name, "", status="in_progress"))])
+    assert restore([Delta(0, 0, "arguments", '{"input"')]) == []
+    assert restore([Delta(2, 0, "arguments", '{"inp')]) == []
+    assert restore([piece := Delta(1, 0, "arguments", "{")]) == [piece]
+    assert restore([Delta(0, 0, "arguments", ': "a"}')]) == []
+    assert restore([Failed(fault := Fault("internal", "x"))]) == [
         Delta(0, 0, "input", "a"),
         Delta(2, 0, "input", '{"inp'),
         Failed(fault),
@@ -193,25 +196,25 @@ def test_a_namespace_counts_and_may_be_left_out() -> None:
 def test_what_is_allowed_passes_untouched() -> None:
     suppressor = CallFilter(frozenset({(None, "read")}))
     for event in unfold(answer(SAID, READ, reasons=("tool_calls",))):
-        assert suppressor.feed(event) == [event]
-    assert suppressor.feed(failed := Failed(Fault("internal", "x"))) == [failed]
+        assert suppressor.feed([event]) == [event]
+    assert suppressor.feed([failed := Failed(Fault("internal", "x"))]) == [failed]
 
 
 def test_progress_follows_its_item() -> None:
-    undo = CallFilter(frozenset()).feed
-    assert undo(Started("1", 0, "m")) == [Started("1", 0, "m")]
-    assert undo(ItemAdded(0, WRITE)) == []
-    assert undo(ItemAdded(1, SAID)) == [ItemAdded(0, SAID)]
-    assert undo(Progress(0, "searching")) == []
-    assert undo(Progress(1, "searching")) == [Progress(0, "searching")]
-    assert undo(everywhere := Progress(None, "alive")) == [everywhere]
+    restore = CallFilter(frozenset()).feed
+    assert restore([Started("1", 0, "m")]) == [Started("1", 0, "m")]
+    assert restore([ItemAdded(0, WRITE)]) == []
+    assert restore([ItemAdded(1, SAID)]) == [ItemAdded(0, SAID)]
+    assert restore([Progress(0, "searching")]) == []
+    assert restore([Progress(1, "searching")]) == [Progress(0, "searching")]
+    assert restore([everywhere := Progress(None, "alive")]) == [everywhere]
 
 
 def test_every_choice_has_its_own_reason() -> None:
-    undo = CallFilter(frozenset({(None, "read")})).feed
+    restore = CallFilter(frozenset({(None, "read")})).feed
     for index, (item, choice) in enumerate([(READ, 0), (WRITE, 1), (SAID, 2)]):
-        undo(ItemAdded(index, item, choice))
-    *said, end = undo(Finished("completed", ("tool_calls", "tool_calls", "stop")))
+        restore([ItemAdded(index, item, choice)])
+    *said, end = restore([Finished("completed", ("tool_calls", "tool_calls", "stop"))])
     assert isinstance(end, Finished)
     assert end.reasons == ("tool_calls", "stop", "stop")
     assert [event.choice for event in said if isinstance(event, ItemAdded)] == [1]
@@ -235,10 +238,10 @@ def test_the_suppressor_takes_away_calls_and_nothing_else(
 
 
 def test_two_undoings_follow_one_another() -> None:
-    undo = chained(renamer().feed, CallFilter(frozenset({("crm", "find")})).feed)
+    restore = chained(renamer().feed, CallFilter(frozenset({("crm", "find")})).feed)
     find = FunctionCall("c1", "crm__find", "{}", status="completed")
     patch = FunctionCall("c2", "patch", '{"input": "x"}', status="completed")
-    response = fold(restored(answer(patch, find, reasons=("tool_calls",)), undo))
+    response = fold(restored(answer(patch, find, reasons=("tool_calls",)), restore))
     assert [(call.namespace, call.name) for call in response.calls] == [("crm", "find")]
 
 
@@ -276,14 +279,14 @@ def test_a_summary_of_the_upstream_follows_the_emulated_one() -> None:
     for number, part in ((0, parts[0]), (0, parts[1]), (1, parts[2]), (2, parts[3])):
         kind = "summary" if isinstance(part, Summary) else "reasoning"
         text = getattr(part, "text", "")
-        seen += summariser.feed(PartAdded(0, number, replace(part, text="") if text else part))
+        seen += summariser.feed([PartAdded(0, number, replace(part, text="") if text else part)])
         if text:
-            seen += summariser.feed(Delta(0, number, kind, text))
-            seen += summariser.feed(Delta(0, number, kind, ""))
-        seen += summariser.feed(PartDone(0, number, part))
+            seen += summariser.feed([Delta(0, number, kind, text)])
+            seen += summariser.feed([Delta(0, number, kind, "")])
+        seen += summariser.feed([PartDone(0, number, part)])
     whole = Reasoning((parts[0], parts[2], parts[3]), (parts[1],), id="rs_1", status="completed")
-    seen += summariser.feed(ItemDone(0, whole))
-    seen += summariser.feed(Finished("completed"))
+    seen += summariser.feed([ItemDone(0, whole)])
+    seen += summariser.feed([Finished("completed")])
     check(seen)
     summary = (Summary("a"), Summary("b"), Summary("c"))
     assert fold(seen).output == (replace(whole, summary=summary),)
@@ -295,7 +298,7 @@ def test_reasoning_that_breaks_off_stands_as_a_summary() -> None:
     cut = next(n for n, event in enumerate(events) if isinstance(event, PartDone))
     fault = Failed(Fault("upstream_error", "gone", "upstream"))
     summariser = SummaryEmitter()
-    seen = [one for event in (*events[:cut], fault) for one in summariser.feed(event)]
+    seen = summariser.feed([*events[:cut], fault])
     check(seen)
     (item,) = fold(seen).output
     assert item.summary == (Summary("Hm, so"),)
