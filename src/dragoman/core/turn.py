@@ -247,7 +247,7 @@ class Turn:
         self._think = think
         self._extra: Extra = {}
         self._late: list[Loss] = []
-        self._events: list[Event] = []
+        self.events: list[Event] = []  # made since the last `take`
         self._items: list[OpenItem | None] = []  # by index; None once closed
         self._choices: dict[int, Choice] = {}
         self._ids: set[str] = set()
@@ -257,7 +257,7 @@ class Turn:
 
     def take(self) -> list[Event]:
         """The events made since the last call."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     def header(self, model: str | None = None, extra: Extra | None = None) -> None:
@@ -274,7 +274,7 @@ class Turn:
         if not self.started and not self.over:
             self.started = True
             extra, self._extra = self._extra or None, {}
-            self._events.append(
+            self.events.append(
                 Started(self.id, self.created_at, self.model, self.losses, extra=extra)
             )
 
@@ -310,7 +310,7 @@ class Turn:
             for piece in pieces:
                 self.text(piece, choice)
         else:
-            self._events += deltas
+            self.events += deltas
 
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of a refusal."""
@@ -397,7 +397,7 @@ class Turn:
         status: ItemStatus = "incomplete" if reason in SHORT else "completed"
         self._items.append(None)
         self.started = self.over = True
-        self._events += (
+        self.events += (
             Started(self.id, self.created_at, model, self.losses, extra=extra or None),
             ItemAdded(0, Message("assistant", (), id, "in_progress")),
             PartAdded(0, 0, _EMPTY),
@@ -467,7 +467,7 @@ class Turn:
     def emit(self, events: list[Event]) -> None:
         """Add events that an open item gave; after the end nothing more is said."""
         if not self.over:
-            self._events += events
+            self.events += events
 
     def close(self, index: int, final: Item | None = None) -> None:
         """Close an item; `final` is the upstream's own idea of the whole, where it gave one."""
@@ -499,7 +499,7 @@ class Turn:
                 item.status = "incomplete" if status == "incomplete" else "completed"
                 self.close(index)
         self.over = True
-        self._events.append(
+        self.events.append(
             Finished(
                 status,
                 reasons,
@@ -516,7 +516,7 @@ class Turn:
             for number in self._choices:
                 self._settled(number)
             self.over = True
-            self._events.append(Failed(fault, self.usage, extra=self._extra or None))
+            self.events.append(Failed(fault, self.usage, extra=self._extra or None))
 
     @property
     def has_output(self) -> bool:
@@ -570,7 +570,7 @@ class Turn:
         item = state.open
         if item is not None and not tokens and (delta := item.append(kind, data)) is not None:
             if not self.over:
-                self._events.append(delta)
+                self.events.append(delta)
         elif data or tokens:
             if item is None or item.kind != kind:
                 item = self._item_for(state, kind)
