@@ -205,10 +205,12 @@ class Template(NamedTuple):
         if not data.startswith(head) or len(data) > sse.MAX_EVENT:
             return [], data
         *blocks, _ = data.split(b"\n\n")
-        alike = [block.startswith(head) and block.endswith(suffix) for block in blocks]
-        if False in alike:
-            del blocks[alike.index(False) :]
-        strings = decode_strings([block[len(head) : -len(suffix)] for block in blocks])
+        pieces = [block[len(head) : -len(suffix)] for block in blocks]
+        # One comparison with what the bytes should have been is cheaper than one for each chunk.
+        if not data.startswith(head + (self.tail + head).join(pieces) + self.tail):
+            alike = [block.startswith(head) and block.endswith(suffix) for block in blocks]
+            del pieces[(*alike, False).index(False) :]
+        strings = decode_strings(pieces)
         if "" in strings:
             del strings[strings.index("") :]
         count = len(strings)
