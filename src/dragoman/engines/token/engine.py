@@ -19,7 +19,7 @@ from dragoman.engines.base import fault_from, now
 from dragoman.engines.fan_out import Merge
 from dragoman.formats.format import PLAIN, Format, Setting
 from dragoman.formats.prompt import Tokenizer
-from dragoman.wire.losses import blamed, worded
+from dragoman.wire.registry import spell_fault, spell_losses
 
 from .constraints import Batches, Constrain, Enforcer, with_guarantee
 from .next_token import StreamModel
@@ -150,8 +150,8 @@ class TokenEngine:
         try:
             plan = await self._planner.chat(request)
         except FaultError as error:
-            raise FaultError(blamed(error.fault, request, wire)) from error
-        return replace(plan, losses=worded(plan.losses, request, wire))
+            raise FaultError(spell_fault(error.fault, request, wire)) from error
+        return replace(plan, losses=spell_losses(plan.losses, request, wire))
 
     async def _answer(self, planning: Callable[[], Awaitable[Plan]]) -> Batches:
         """The events of a plan. A turn emits legal events and a source always ends, so that only an
