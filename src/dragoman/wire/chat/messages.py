@@ -12,6 +12,7 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import (
     JSON,
     Audio,
+    Compaction,
     CustomToolCall,
     CustomToolCallOutput,
     Extra,
@@ -20,6 +21,7 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Image,
     Item,
+    ItemReference,
     Message,
     Part,
     Reasoning,
@@ -476,15 +478,13 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, losses: LossList) -
                     output = _encode_parts(output, dialect, losses, index)
                 message = {"role": "tool", "tool_call_id": item.call_id, "content": output}
                 messages.append(message if item.extra is None else restore(message, item.extra))
-            case Unknown(kind="compaction_trigger"):
-                pass  # not the last item, where it would have been answered: it asks for nothing
-            case Message() | Reasoning() | FunctionCall() | CustomToolCall() | Unknown():
+            case Unknown(kind="compaction_trigger") | ItemReference() | Compaction():
+                pass  # asks for nothing where it is not last; the others are refused before
+            case _:
                 if turn is None or (item.extra and item.extra.get("turn")):
                     end_results()
                     turn = _AssistantTurn(dialect)
                 turn.add(item, losses, index)
-            case _:
-                pass  # references and compactions: refused before anything is encoded
     end_results()
     if reasoning_missing:
         why = (

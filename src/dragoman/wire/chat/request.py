@@ -30,6 +30,7 @@ from dragoman.wire.losses import judge
 
 from . import tools
 from .fields import from_extra, restore, to_extra
+from .losses import LOSSES
 from .messages import decode_messages, encode_messages
 
 VENDOR_FORMATS = frozenset({"ebnf", "grammar", "json", "regex", "structural_tag"})
@@ -264,7 +265,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
 
     Only what was asked for is in it. Raises FaultError where a loss would change the answer.
     """
-    judged, losses = judge(request, "chat"), LossList()
+    judged, losses = judge(request, LOSSES), LossList()
     messages = encode_messages(request.items, dialect, losses)
     if isinstance(request.instructions, str):
         messages.insert(0, {"role": "system", "content": request.instructions})

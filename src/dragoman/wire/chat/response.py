@@ -195,10 +195,8 @@ class Encoder:
     def _delta(self, event: Delta) -> bytes:
         item, data = self._items[event.index], event.data
         match event.kind:
-            case "text" if event.tokens:
+            case "text":  # with tokens; without any it is one of a run
                 return self._content(item, data, event.tokens)
-            case "text":
-                return self._texts(event.index, [data])
             case "refusal":
                 return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
             case "reasoning" | "summary":
