@@ -363,7 +363,8 @@ class Stream(HTTPResponder):
 
     def _write(self, data: bytes, *, over: bool = False) -> None:
         exchange = self.exchange
-        if not exchange.status:
+        first = not exchange.status
+        if first:
             exchange.open(
                 200,
                 [
@@ -379,6 +380,7 @@ class Stream(HTTPResponder):
             self._since = asyncio.get_running_loop().time()
             if exchange.outlet.full:
                 self.pause()
+            if first or self._paused:  # what is due next is another thing
                 self._schedule()
 
     def drained(self) -> None:
