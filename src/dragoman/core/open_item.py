@@ -1,4 +1,4 @@
-"""One item while it is being assembled: its parts, its buffers, and how it is closed."""
+"""Assembles one item: its parts, the buffers of their text, and how they are closed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/=]+")
 _PADDING = re.compile("=+")
 
 
-class Pieces:
-    """Pieces of text; half a character waits for its other half.
+class TextBuffer:
+    """Text in pieces; half a surrogate pair waits for its other half.
 
-    >>> pieces = Pieces()
+    >>> pieces = TextBuffer()
     >>> pieces.add("a\\ud83d"), pieces.add("\\ude00b"), str(pieces)
     ('a', '😀b', 'a😀b')
     """
@@ -46,14 +46,14 @@ class Pieces:
         self.carry = ""
 
     def add(self, data: str) -> str:
-        """The text that is whole now."""
+        """Add a piece; what of it is complete now."""
         if self.carry or not data.isascii():
             data = self._whole(self.carry + data)
         self.pieces.append(data)
         return data
 
     def rest(self) -> str:
-        """What is left at the end: a half that never met its other half."""
+        """What is left at the end: a replacement for half a pair that is still waiting."""
         if not self.carry:
             return ""
         self.carry = ""
@@ -61,12 +61,12 @@ class Pieces:
         return "\ufffd"
 
     def catch_up(self, whole: str) -> str:
-        """What was missing from the text as it should be; nothing if it is another text."""
-        said = str(self)
-        if not whole.startswith(said):
+        """Add what is missing from the final text; nothing if it is another text."""
+        so_far = str(self)
+        if not whole.startswith(so_far):
             return ""
         self.carry = ""  # the other half, if there is one, is in `whole`
-        return self.add(whole[len(said) :])
+        return self.add(whole[len(so_far) :])
 
     def _whole(self, data: str) -> str:
         self.carry = ""
@@ -80,11 +80,11 @@ class Pieces:
         return "".join(self.pieces)
 
 
-class Base64Pieces(Pieces):
-    """Pieces of base64, cut or padded anywhere, given on so that together they are one base64.
+class Base64Buffer(TextBuffer):
+    """Base64 in pieces, cut or padded anywhere; what `add` gives is one base64 when joined.
 
-    Bytes are given in threes, so that every piece decodes by itself too. What is no base64 is
-    passed over.
+    Bytes are given in threes, so that every piece decodes by itself too. Characters that are not
+    base64 are ignored.
     """
 
     __slots__ = ("_raw",)
@@ -95,39 +95,39 @@ class Base64Pieces(Pieces):
 
     def add(self, data: str) -> str:
         *padded, data = _PADDING.split(self.carry + _NOT_BASE64.sub("", data))
-        for stretch in padded:  # each ends where padding says that bytes end
-            self._raw += _bytes(stretch)
+        for segment in padded:  # each ends where padding says that bytes end
+            self._raw += _bytes(segment)
         whole = len(data) - len(data) % 4
         self.carry = data[whole:]
         raw = self._raw + a2b_base64(data[:whole])
         cut = len(raw) - len(raw) % 3
         self._raw = raw[cut:]
-        return self._give(raw[:cut])
+        return self._encode(raw[:cut])
 
     def rest(self) -> str:
         raw = self._raw + _bytes(self.carry)
         self._raw, self.carry = b"", ""
-        return self._give(raw)
+        return self._encode(raw)
 
     def catch_up(self, whole: str) -> str:
         if whole.startswith(str(self)):
             self._raw = b""
         return super().catch_up(whole)
 
-    def _give(self, raw: bytes) -> str:
+    def _encode(self, raw: bytes) -> str:
         text = b2a_base64(raw, newline=False).decode("ascii")
         if text:
             self.pieces.append(text)
         return text
 
 
-def _bytes(stretch: str) -> bytes:
+def _bytes(segment: str) -> bytes:
     """The bytes of base64 without its padding; a lone character at the end holds none."""
-    stretch = stretch[:-1] if len(stretch) % 4 == 1 else stretch
-    return a2b_base64(stretch + "=" * (-len(stretch) % 4))
+    segment = segment[:-1] if len(segment) % 4 == 1 else segment
+    return a2b_base64(segment + "=" * (-len(segment) % 4))
 
 
-_BLANKS: dict[str, Part] = {
+_EMPTY: dict[str, Part] = {
     "text": Text(""),
     "annotation": Text(""),
     "refusal": Refusal(""),
@@ -136,29 +136,29 @@ _BLANKS: dict[str, Part] = {
     "audio": Audio(),
     "transcript": Audio(),
 }
-_TAKES: dict[type, frozenset[str]] = {
+_DELTAS: dict[type, frozenset[str]] = {
     Message: frozenset(("text", "refusal", "audio", "transcript")),
     Reasoning: frozenset(("reasoning", "summary")),
     FunctionCall: frozenset(("arguments",)),
     CustomToolCall: frozenset(("input",)),
 }
-"""The kinds of delta an item is made of."""
-_REST = frozenset(("arguments", "input", "code", "command", "output"))
+"""The kinds of delta each item is made of."""
+_ITEM_DELTAS = frozenset(("arguments", "input", "code", "command", "output"))
 
 
 class OpenPart:
     """A part while it is being written."""
 
-    __slots__ = ("annotations", "base", "data", "index", "shut", "tokens", "transcript")
+    __slots__ = ("annotations", "base", "closed", "data", "index", "tokens", "transcript")
 
     def __init__(self, index: int, base: Part) -> None:
         self.index = index
         self.base = base
-        self.data = Base64Pieces() if isinstance(base, Audio) else Pieces()
-        self.transcript = Pieces()
+        self.data = Base64Buffer() if isinstance(base, Audio) else TextBuffer()
+        self.transcript = TextBuffer()
         self.annotations: list[Annotation] = []
         self.tokens: list[Token] = []
-        self.shut = False
+        self.closed = False
 
     def done(self) -> Part:
         """The part as it stands."""
@@ -184,9 +184,9 @@ class OpenItem:
         "_number",
         "_numbered",
         "_part",
-        "blank",
         "choice",
         "data",
+        "empty",
         "index",
         "kind",
         "parts",
@@ -197,12 +197,12 @@ class OpenItem:
     def __init__(self, index: int, choice: int, item: Item) -> None:
         self.index = index
         self.choice = choice
-        self.blank = item
+        self.empty = item
         self.status: ItemStatus = "completed"
         self.kind: DeltaKind | None = None
         self.parts: list[OpenPart] = []
         self.summaries: list[OpenPart] = []
-        self.data = Pieces()  # of a call: its arguments or input
+        self.data = TextBuffer()  # of a call: its arguments or input
         self._part: OpenPart | None = None
         self._number: int | None = None
         self._numbered: dict[tuple[type, int], OpenPart] = {}
@@ -216,46 +216,42 @@ class OpenItem:
         number: int | None = None,
         tokens: tuple[Token, ...] = (),
     ) -> list[Event]:
-        """Add a piece and say what happened.
+        """Add a piece; the events of it.
 
-        `number` is the upstream's own number of the part; None means wherever we are. More of a
-        part that is done is noise, and so is what an item of this type cannot hold.
+        `number` is the upstream's own number of the part; None means the current one. Ignored are
+        more of a part that is closed, and deltas that an item of this type does not have.
         """
         events: list[Event] = []
-        if kind != self.kind and kind not in _TAKES.get(type(self.blank), _REST):
-            return []
-        if kind not in _BLANKS:
-            self.kind = kind
-            text = self.data.add(data)
-            return [Delta(self.index, 0, kind, text)] if text else []
-        part = self._part
-        if kind != self.kind or part is None or part.shut or number != self._number:
-            events, part = self.at(kind, number)
-            if part.shut:
-                return []
-        text = (part.transcript if kind == "transcript" else part.data).add(data)
-        if tokens:
+        if kind != self.kind and kind not in _DELTAS.get(type(self.empty), _ITEM_DELTAS):
+            return events
+        if kind not in _EMPTY:
+            self.kind, buffer, place, tokens = kind, self.data, 0, ()
+        else:
+            part = self._part
+            if kind != self.kind or part is None or part.closed or number != self._number:
+                events, part = self.at(kind, number)
+                if part.closed:
+                    return []
+            place = part.index
+            buffer = part.transcript if kind == "transcript" else part.data
             part.tokens += tokens
-        if text or tokens:
-            events.append(Delta(self.index, part.index, kind, text, tokens))
+        if type(buffer) is TextBuffer and not buffer.carry and data.isascii():
+            buffer.pieces.append(data)  # as nearly always; `add` does the same
+        else:
+            data = buffer.add(data)
+        if data or tokens:
+            events.append(Delta(self.index, place, kind, data, tokens))
         return events
 
-    def more(self, kind: DeltaKind, data: str) -> Delta | None:
-        """A plain piece more of the part that is being written; None where `write` must look."""
-        part = self._part
-        if part is None or kind != self.kind or part.shut or self._number is not None:
-            return None
-        if not data or part.data.carry or not data.isascii():
-            return None
-        part.data.pieces.append(data)
-        return Delta(self.index, part.index, kind, data)
+    def write_all(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
+        """Add several pieces to the current part, none empty, none ending in half a character.
 
-    def many(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
-        """The same for several pieces, none of them empty, none ending in half a character."""
+        None where `write` must look at each.
+        """
         part = self._part
-        if part is None or kind != self.kind or part.shut or self._number is not None:
+        if part is None or kind != self.kind or part.closed or self._number is not None:
             return None
-        if part.data.carry or type(part.data) is not Pieces:
+        if part.data.carry or type(part.data) is not TextBuffer:
             return None
         part.data.pieces += pieces
         index, number = self.index, part.index
@@ -264,16 +260,18 @@ class OpenItem:
         return [Delta(index, number, kind, piece) for piece in pieces]
 
     def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
-        """Add a note to a text part."""
+        """Add an annotation to a text part."""
         events, part = self.at("text", number)
-        if part.shut:
+        if part.closed:
             return []
         part.annotations.append(annotation)
         events.append(Delta(self.index, part.index, "annotation", annotation))
         return events
 
-    def hear(self, *, id: str | None, format: str | None, expires_at: int | None) -> list[Event]:
-        """Facts about spoken audio."""
+    def set_audio(
+        self, *, id: str | None, format: str | None, expires_at: int | None
+    ) -> list[Event]:
+        """Set fields of spoken audio."""
         opened = Audio(id=id, format=format, expires_at=expires_at)
         events, part = self.at("audio", base=opened)
         base = part.base
@@ -286,78 +284,78 @@ class OpenItem:
             )
         return events
 
-    def keep(self, extra: Extra) -> None:
-        """Fields of some wire that belong to this item."""
-        merged = dict(self.blank.extra or {})
+    def add_extra(self, extra: Extra) -> None:
+        """Add fields of some wire to the item."""
+        merged = dict(self.empty.extra or {})
         for wire, fields in extra.items():
             merged[wire] = {**merged.get(wire, {}), **fields}
-        self.blank = replace(self.blank, extra=merged or None)
+        self.empty = replace(self.empty, extra=merged or None)
 
-    def seal(self, extra: Extra, encrypted: str | None) -> None:
-        """What must go back to the model with this reasoning."""
-        if isinstance(self.blank, Reasoning):
-            self.keep(extra)
-            self.blank = replace(self.blank, encrypted=encrypted or self.blank.encrypted)
+    def attach_reasoning(self, extra: Extra, encrypted: str | None) -> None:
+        """Add what the client must send back with this reasoning."""
+        if isinstance(self.empty, Reasoning):
+            self.add_extra(extra)
+            self.empty = replace(self.empty, encrypted=encrypted or self.empty.encrypted)
 
     def at(
         self, kind: DeltaKind, number: int | None = None, base: Part | None = None
     ) -> tuple[list[Event], OpenPart]:
-        """Go to a part, opening it where needed.
+        """The part for this kind of delta, and the events of opening it where needed.
 
         Without a number the part before is closed; parts with numbers may be open side by side.
         """
-        base = base or _BLANKS[kind]
+        base = base or _EMPTY[kind]
         parts = self.summaries if isinstance(base, Summary) else self.parts
         if number is not None:
             part = self._numbered.get((type(base), number))
         else:
             part = parts[-1] if parts else None
-            if part is not None and (part.shut or type(part.base) is not type(base)):
+            if part is not None and (part.closed or type(part.base) is not type(base)):
                 part = None
         events: list[Event] = []
         if part is None:
-            events = self._shut_parts() if number is None else []
+            events = self._close_parts() if number is None else []
             part = OpenPart(len(parts), base)
             parts.append(part)
             events.append(PartAdded(self.index, part.index, base))
             if number is not None:
                 self._numbered[type(base), number] = part
         self._part, self._number = part, number
-        self.kind = kind if isinstance(base, type(_BLANKS[kind])) else None
+        self.kind = kind if isinstance(base, type(_EMPTY[kind])) else None
         return events, part
 
     # ---- closing -------------------------------------------------------------------------
 
-    def shut_part(self, part: OpenPart, final: Part | None = None) -> list[Event]:
-        """Close one part; `final` is the upstream's own idea of it."""
-        if part.shut:
+    def close_part(self, part: OpenPart, final: Part | None = None) -> list[Event]:
+        """Close one part; `final` is the upstream's own complete part."""
+        if part.closed:
             return []
         events: list[Event] = []
         if final is not None and type(final) is type(part.base):
             events += self._catch_up(part, final)
-        both: tuple[tuple[Pieces, DeltaKind], ...]
+        both: tuple[tuple[TextBuffer, DeltaKind], ...]
         both = ((part.data, part_kind(part.base)), (part.transcript, "transcript"))
         for pieces, kind in both:
             if rest := pieces.rest():
                 events.append(Delta(self.index, part.index, kind, rest))
-        part.shut = True
+        part.closed = True
         events.append(PartDone(self.index, part.index, part.done()))
         return events
 
-    def shut(self, final: Item | None = None) -> tuple[list[Event], Item]:
-        """Close what is open and give the events and the item as it is now known.
+    def close(self, final: Item | None = None) -> tuple[list[Event], Item]:
+        """Close what is open; the events, and the complete item.
 
-        A finished function call without arguments has the empty object for them.
+        A completed function call without arguments gets the empty object for them.
         """
         events: list[Event] = []
-        if final is not None and type(final) is type(self.blank):
+        if final is not None and type(final) is type(self.empty):
             events += self._catch_up_item(final)
-            self.blank = _merge(self.blank, final)
-            said = getattr(final, "status", None)
-            self.status = self.status if said in (None, "in_progress") else said
-        events += self._shut_parts()
+            self.empty = _merge(self.empty, final)
+            status = getattr(final, "status", None)
+            self.status = self.status if status in (None, "in_progress") else status
+        events += self._close_parts()
         rest = self.data.rest()
-        if isinstance(self.blank, FunctionCall) and self.status == "completed":
+        if isinstance(self.empty, FunctionCall) and self.status == "completed":
             rest += "" if str(self.data).strip() else self.data.add("{}")
         if rest:
             events.append(Delta(self.index, 0, self._call_kind, rest))
@@ -365,40 +363,40 @@ class OpenItem:
 
     @property
     def _call_kind(self) -> DeltaKind:
-        return self.kind or ("input" if isinstance(self.blank, CustomToolCall) else "arguments")
+        return self.kind or ("input" if isinstance(self.empty, CustomToolCall) else "arguments")
 
-    def _shut_parts(self) -> list[Event]:
+    def _close_parts(self) -> list[Event]:
         events: list[Event] = []
         for part in (*self.summaries, *self.parts):
-            if not part.shut:
-                events += self.shut_part(part)
+            if not part.closed:
+                events += self.close_part(part)
         return events
 
     def _done(self) -> Item:
         content = tuple(part.done() for part in self.parts)
-        match self.blank:
+        match self.empty:
             case Message():
-                return replace(self.blank, content=content, status=self.status)
+                return replace(self.empty, content=content, status=self.status)
             case Reasoning():
                 summary = tuple(part.done() for part in self.summaries)
-                return replace(self.blank, content=content, summary=summary, status=self.status)
+                return replace(self.empty, content=content, summary=summary, status=self.status)
             case FunctionCall():
-                return replace(self.blank, arguments=str(self.data), status=self.status)
+                return replace(self.empty, arguments=str(self.data), status=self.status)
             case CustomToolCall():
-                return replace(self.blank, input=str(self.data), status=self.status)
+                return replace(self.empty, input=str(self.data), status=self.status)
             case _:
-                return self.blank
+                return self.empty
 
     def _catch_up_item(self, final: Item) -> list[Event]:
-        """Say what the final item has and the deltas did not bring."""
+        """Emit what the final item has and the deltas did not bring."""
         lists: list[tuple[list[OpenPart], tuple[Part, ...]]] = []
         match final:
             case Message():
                 lists = [(self.parts, final.parts)]
             case Reasoning():
                 lists = [(self.summaries, final.summary), (self.parts, final.content)]
-            case FunctionCall(arguments=said) | CustomToolCall(input=said):
-                missing = self.data.catch_up(said)
+            case FunctionCall(arguments=text) | CustomToolCall(input=text):
+                missing = self.data.catch_up(text)
                 return [Delta(self.index, 0, self._call_kind, missing)] if missing else []
         events: list[Event] = []
         for have, want in lists:
@@ -409,14 +407,14 @@ class OpenItem:
                 else:
                     open_part = known.get(number)
                 if open_part is not None:
-                    events += self.shut_part(open_part, part)
+                    events += self.close_part(open_part, part)
                 else:
-                    more, fresh = self.at(part_kind(part), base=blank_part(part))
-                    events += more + self.shut_part(fresh, part)
+                    more, fresh = self.at(part_kind(part), base=empty_part(part))
+                    events += more + self.close_part(fresh, part)
         return events
 
     def _catch_up(self, part: OpenPart, final: Part) -> list[Event]:
-        """Say what the final part has and the deltas did not bring."""
+        """Emit what the final part has and the deltas did not bring."""
         events: list[Event] = []
         if isinstance(final, Text | Refusal | Thought | Summary):
             fresh = () if part.tokens else getattr(final, "tokens", ())
@@ -433,7 +431,7 @@ class OpenItem:
                 events.append(Delta(self.index, part.index, "audio", piece))
             if piece := part.transcript.catch_up(final.transcript or ""):
                 events.append(Delta(self.index, part.index, "transcript", piece))
-        part.base = blank_part(final)
+        part.base = empty_part(final)
         return events
 
 
@@ -446,8 +444,8 @@ def unique(given: str | None, derived: str, taken: set[str]) -> str:
     return id
 
 
-def blank(item: Item) -> Item:
-    """The item as it is when it opens: its identity, and nothing in it yet."""
+def empty_item(item: Item) -> Item:
+    """The item as it is when it opens: its ids, and no content."""
     match item:
         case Message():
             return replace(item, content=(), status="in_progress")
@@ -461,7 +459,7 @@ def blank(item: Item) -> Item:
             return item
 
 
-def blank_part(part: Part) -> Part:
+def empty_part(part: Part) -> Part:
     """The part as it is when it opens."""
     match part:
         case Text():
@@ -492,11 +490,11 @@ def part_kind(part: Part) -> DeltaKind:
 
 
 def _merge(old: Item, final: Item) -> Item:
-    """The upstream's last word on an item, under the identity it was announced with."""
+    """The upstream's final item, with the ids and the name it was announced with."""
     match final:
         case FunctionCall() | CustomToolCall() if isinstance(old, FunctionCall | CustomToolCall):
-            return replace(blank(final), id=old.id, call_id=old.call_id, name=old.name)
+            return replace(empty_item(final), id=old.id, call_id=old.call_id, name=old.name)
         case Reasoning():
-            return replace(blank(final), id=old.id, encrypted=final.encrypted)
+            return replace(empty_item(final), id=old.id, encrypted=final.encrypted)
         case _:
-            return replace(blank(final), id=old.id)
+            return replace(empty_item(final), id=old.id)

@@ -211,7 +211,7 @@ async def summarise(
     )
     async with aclosing(batches(engine, asked, caller)) as answer:
         async for batch in answer:
-            fold.take(batch)
+            fold.feed_all(batch)
     response = fold.response
     if response.error is not None:
         raise FaultError(response.error)

@@ -20,7 +20,7 @@ from dragoman.core.interfaces import (
     Telling,
 )
 from dragoman.core.item import JSON
-from dragoman.core.lower import Limits, lower
+from dragoman.core.lower import UpstreamLimits, lower
 from dragoman.core.request import Request, completion_request
 from dragoman.core.turn import CUT
 from dragoman.net.client import Client, Exchange, HeaderFields, Response
@@ -178,7 +178,7 @@ class Told:
 
     def _say(self, batch: list[Event]) -> None:
         plan = self._plan
-        if batch and (plan.lowered.events is not None or isinstance(batch[-1], ENDS)):
+        if batch and (plan.lowered.restore is not None or isinstance(batch[-1], ENDS)):
             batch = plan.given(batch)
         if batch and self._listener is not None:
             self._listener.heard(batch)
@@ -262,7 +262,7 @@ Heard = Callable[[Exchange, bytes], AsyncGenerator[list[Event], None]]
 
 
 def through(
-    wire: Wire, profile: Profile, limits: Limits, body: bytes, request: Request
+    wire: Wire, profile: Profile, limits: UpstreamLimits, body: bytes, request: Request
 ) -> Through | None:
     """How the answer may pass; None if it must be heard.
 
@@ -272,7 +272,7 @@ def through(
     if wire.through is None or wire.name not in profile.clean:
         return None
     lowered = lower(request, limits)
-    if lowered.request is not request or lowered.events is not None or lowered.losses:
+    if lowered.request is not request or lowered.restore is not None or lowered.losses:
         return None
     return wire.through if wire.through.passes(request, body, profile.dialect) else None
 
@@ -474,7 +474,7 @@ class Remote:
                         yield begun
                 if batch := plan.given(await first):
                     yield batch
-            undone = plan.lowered.events is not None
+            undone = plan.lowered.restore is not None
             async for batch in heard:
                 if undone or not batch or isinstance(batch[-1], ENDS):
                     batch = plan.given(batch)

@@ -12,11 +12,11 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Lowered, lower, summarised, undone
+from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request
-from dragoman.core.response import Guarantee, unsure
+from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
-from dragoman.formats.markup.text_tool_calls import MarkedTurn
+from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from dragoman.net.client import HeaderFields
 from dragoman.net.errors import NetError, NetTimeoutError
 from dragoman.wire.chat import CHAT
@@ -41,7 +41,7 @@ def new_turn(
     id, at, model = new_id(), now(), request.model
     if raw or profile.markup is None:
         return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
-    return MarkedTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
+    return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
 
 
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}
@@ -78,12 +78,13 @@ class Plan(Struct):
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
             batch[-1] = self._stamped(end)
-        return undone(self.lowered.events, batch)
+        restore = self.lowered.restore
+        return batch if restore is None else restore(batch)
 
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
         heard = self.heard
-        if not heard.finishing and (not heard.spoken or isinstance(error, NetTimeoutError)):
+        if not heard.all_finished and (not heard.has_output or isinstance(error, NetTimeoutError)):
             heard.fail(errors.broken(error))
         return [*self.decoder.close(), *self.turn.take()]
 
@@ -138,9 +139,9 @@ def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
         except FaultError as error:
             refused = refused or error
             continue
-        lost = (*worded(lowered.losses, request, caller.wire), *lowered.placed(losses))
+        lost = (*worded(lowered.losses, request, caller.wire), *lowered.client_losses(losses))
         if wire is not RESPONSES:  # the only wire that has summaries of reasoning
-            lowered = replace(lowered, events=summarised(request, lowered.events))
+            lowered = replace(lowered, restore=with_summary(request, lowered.restore))
         turn = new_turn(profile, asked, lost, raw=raw)
         return Plan(
             upstream,
@@ -153,6 +154,6 @@ def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
             wire.decoder(turn),
             request.stream,
             turn,
-            unsure(request),
+            default_guarantee(request),
         )
     raise refused or FaultError(errors.unreachable(f"{upstream.url} speaks no wire we know"))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.core.version import HOPS
+from dragoman.core.version import HOPS_HEADER
 from dragoman.engines.compaction import Compacting, Fitting
 from dragoman.engines.reasoning_cache import Recalling, Vault
 from dragoman.engines.reasoning_encryption import Seal, Sealing
@@ -48,7 +48,7 @@ def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None
 
 
 WIRES = (CHAT, RESPONSES)
-_HOPS = HOPS.encode()
+_HOPS = HOPS_HEADER.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
@@ -73,10 +73,13 @@ class App:
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         models = Models(service)
         self._sockets = Sockets(service)
+        stored: tuple[Route, ...] = ()
+        if memory is not None:
+            stored = stored_routes(memory, settings, self._roster, answers.replay)
         self._router = Router(
             (
                 *(Route("POST", f"/v1{wire.path}", answers.over(wire)) for wire in WIRES),
-                *(() if memory is None else stored_routes(service, memory)),
+                *stored,
                 Route("POST", f"/v1{COMPLETIONS.path}", prompts.over(COMPLETIONS)),
                 Route("POST", EMBEDDINGS, Embeddings(service).answer),
                 Route("POST", COUNTING, Counting(service).answer),
@@ -179,7 +182,7 @@ class App:
             hops = int(count[:9]) if count.isdecimal() else 0
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
-            raise FaultError(bad_request(problem, HOPS))
+            raise FaultError(bad_request(problem, HOPS_HEADER))
         return Caller(self._keys.tenant(key), key, trace=exchange.id, hops=hops)
 
     def _health(self, exchange: Exchange, caller: Caller) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Finished
-
-if TYPE_CHECKING:
-    from .asgi import Outlet
 
 TERMINAL = (Finished, Failed)
 """The events after which nothing comes."""
@@ -60,6 +57,14 @@ class Peer(Protocol):
 
     def drained(self) -> None:
         """The client has read so much that more can be written."""
+        ...
+
+
+class Connection(Protocol):
+    """What tells of its client."""
+
+    def listen(self, peer: Peer | None) -> None:
+        """Tell this peer from now on, and no other."""
         ...
 
 
@@ -149,22 +154,22 @@ class InFlight:
 
 class Watch:
     """A context in which the current task is cancelled when its work is no longer wanted: when the
-    client of `outlet` disconnects, time is up, or the server shuts down.
+    client of `connection` disconnects, time is up, or the server shuts down.
 
     Leaving it after that raises FaultError with the reason in place of CancelledError; a
     cancellation that came from elsewhere passes untouched.
     """
 
-    __slots__ = ("_cancellations", "_limit", "_on", "_outlet", "_roster", "_task", "fault")
+    __slots__ = ("_cancellations", "_connection", "_limit", "_on", "_roster", "_task", "fault")
 
-    def __init__(self, roster: InFlight, outlet: Outlet | None = None) -> None:
+    def __init__(self, roster: InFlight, connection: Connection | None = None) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("only a task can be watched over")
         self._task = task
         self._cancellations = task.cancelling()
         self._roster = roster
-        self._outlet = outlet
+        self._connection = connection
         self._limit: Fault | None = None
         self._on = False
         self.fault: Fault | None = None
@@ -196,8 +201,8 @@ class Watch:
     def __enter__(self) -> Watch:
         self._roster.add(self)
         self._on = True
-        if self._outlet is not None:
-            self._outlet.listen(self)
+        if self._connection is not None:
+            self._connection.listen(self)
         return self
 
     def __exit__(
@@ -205,7 +210,7 @@ class Watch:
     ) -> None:
         self._on = False
         self._roster.discard(self)
-        if self._outlet is not None:
-            self._outlet.listen(None)
+        if self._connection is not None:
+            self._connection.listen(None)
         if self.fault is not None and self._task.uncancel() <= self._cancellations and error:
             raise FaultError(self.fault) from None  # even if stopping it went wrong

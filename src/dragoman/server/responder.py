@@ -21,11 +21,13 @@ from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Encoder, Engine, Handle
 from dragoman.core.request import Request
-from dragoman.core.response import Guarantee, unsure
+from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import start
+from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.losses import header, judge_answer
 from dragoman.wire.registry import Wire
+from dragoman.wire.responses import RESPONSES
 
 from .asgi import Headers
 from .cancellation import (
@@ -261,7 +263,7 @@ class Unary(HTTPResponder):
 
     def send(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
-        self._fold.take(events)
+        self._fold.feed_all(events)
         last = events[-1]
         if not isinstance(last, TERMINAL):
             return
@@ -273,7 +275,7 @@ class Unary(HTTPResponder):
             dialect = DIALECTS[self.service.settings.dialect]
             body = wire.encode_response(response, plan.echoed, dialect)
             losses = plan.losses + response.losses + judge_answer(response, wire.name)
-            guarantee = guarantee_header(response.guarantee or unsure(plan.request))
+            guarantee = guarantee_header(response.guarantee or default_guarantee(plan.request))
             self.exchange.reply(200, body, *loss_header(losses), *guarantee)
         self.leave()
 
@@ -314,7 +316,7 @@ class Stream(HTTPResponder):
         super().__init__(service, exchange, caller, None if plan.background else plan.run)
         self._encoder = encoder
         self._losses = plan.losses
-        self._guarantee: Guarantee | None = unsure(plan.request)
+        self._guarantee: Guarantee | None = default_guarantee(plan.request)
         agent = exchange.header(b"user-agent").lower()
         # An event would take a number, and the stored ones would not fit any more.
         self._data = not stored and any(w in agent for w in service.settings.heartbeat_data)
@@ -436,6 +438,15 @@ class Answers:
     def over(self, wire: Wire) -> Handler:
         """The handler of a wire's path."""
         return partial(self._answer, wire)
+
+    def replay(self, record: Record, first: int, exchange: Exchange, caller: Caller) -> None:
+        """Send the events of a stored response, from the frame with this number on."""
+        if self._service.memory is None:
+            raise RuntimeError("only a server with a store has stored responses")
+        encoder = RESPONSES.encoder(record.request, DIALECTS[record.dialect])
+        plan = Plan(record.request, record.request)
+        responder = Stream(self._service, exchange, caller, encoder, plan, stored=True, first=first)
+        responder.attach(self._service.memory.runs.send(record, responder))
 
     def _answer(self, wire: Wire, exchange: Exchange, caller: Caller) -> Awaitable[None] | None:
         check_head(exchange, self._service.settings.body_limit)

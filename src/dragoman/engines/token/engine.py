@@ -18,7 +18,6 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import Token
-from dragoman.core.lower import undone
 from dragoman.core.request import Request
 from dragoman.engines.base import fault_from, now
 from dragoman.engines.fan_out import Merge
@@ -77,6 +76,7 @@ class TokenEngine:
         tokenizer: Tokenizer,
         *,
         name: str = "local",
+        description: str | None = None,
         setting: Setting | Callable[[], Setting] = PLAIN,
         max_tokens: int = MAX_TOKENS,
         ends: Iterable[int | str] = (),
@@ -85,6 +85,7 @@ class TokenEngine:
         queue: int = QUEUE,
     ) -> None:
         self.name = name
+        self.description = description
         self.format = format
         self.tokenizer = tokenizer
         self.context = model.context
@@ -137,6 +138,7 @@ class TokenEngine:
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The one model there is."""
         extra = {
+            "description": self.description,
             "format": self.format.name,
             "context_window": self.context,
             "guarantees": list(self._planner.bounds.guarantees),
@@ -169,7 +171,9 @@ class TokenEngine:
             bound = written if plan.bound is None else kept(written, plan.bound)
             async with aclosing(bound) as batches:
                 async for events in batches:
-                    if events := undone(plan.undo, events):
+                    if plan.undo is not None:
+                        events = plan.undo(events)
+                    if events:
                         yield events
         except Exception as error:
             yield [Failed(fault_from(error))]

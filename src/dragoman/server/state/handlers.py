@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -15,10 +15,10 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.core.response import Response
 from dragoman.engines.base import new_id, now
+from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange, Route, nothing_at
 from dragoman.server.limits import read_body
-from dragoman.server.responder import Service, Stream
-from dragoman.server.settings import DIALECTS
+from dragoman.server.settings import DIALECTS, Settings
 from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
@@ -38,7 +38,10 @@ from dragoman.wire.responses.response import (
 
 from .resolve import bare, named, no_conversation, understand
 from .run import refolded, unstarted
-from .service import ENCODER_VERSION, Memory, Plan
+from .service import ENCODER_VERSION, Memory
+
+Replay = Callable[[Record, int, Exchange, Caller], None]
+"""Sends the events of a record from the frame with this number on."""
 
 T = TypeVar("T")
 
@@ -114,9 +117,9 @@ _MAX = 2**53
 class Responses:
     """Handlers for what lies below `/v1/responses/`."""
 
-    def __init__(self, service: Service, memory: Memory) -> None:
-        self._service = service
+    def __init__(self, memory: Memory, replay: Replay) -> None:
         self._memory = memory
+        self._replay = replay
 
     async def get(self, exchange: Exchange, caller: Caller) -> None:
         """A response, its replay, or the items it was asked with."""
@@ -131,7 +134,7 @@ class Responses:
             raise FaultError(nothing_at(exchange.path))
         elif query.flag("stream"):
             after = query.number("starting_after", -1, -1, _MAX)
-            await self._replay(exchange, caller, record, after)
+            await self._send_log(exchange, caller, record, after + 1)
         else:
             exchange.reply(200, await self._encoded(record))
 
@@ -164,18 +167,15 @@ class Responses:
         events = [event for segment in log for event in segment.events]
         return refolded(events).response if events else unstarted(record)
 
-    async def _replay(self, exchange: Exchange, caller: Caller, record: Record, after: int) -> None:
+    async def _send_log(
+        self, exchange: Exchange, caller: Caller, record: Record, first: int
+    ) -> None:
         if record.version != ENCODER_VERSION or (
             not record.running and not await self._memory.store.log(record.id)
         ):
             problem = "the events of this response are no longer kept; read it without stream"
             raise FaultError(bad_request(problem, "stream"))
-        plan = Plan(record.request, record.request)
-        encoder = RESPONSES.encoder(record.request, DIALECTS[record.dialect])
-        responder = Stream(
-            self._service, exchange, caller, encoder, plan, stored=True, first=after + 1
-        )
-        responder.attach(self._memory.runs.send(record, responder))
+        self._replay(record, first, exchange, caller)
 
     async def _input_items(self, exchange: Exchange, record: Record, paging: Paging) -> None:
         request = replace(record.request, previous_response_id=record.previous)
@@ -199,9 +199,10 @@ CONVERSATIONS_PATH = "/v1/conversations"
 class Conversations:
     """Handlers for `/v1/conversations` and what lies below it."""
 
-    def __init__(self, service: Service, memory: Memory) -> None:
-        self._service = service
+    def __init__(self, memory: Memory, settings: Settings, roster: InFlight) -> None:
         self._store = memory.store
+        self._settings = settings
+        self._roster = roster
 
     async def create(self, exchange: Exchange, caller: Caller) -> None:
         """Make a conversation."""
@@ -282,7 +283,7 @@ class Conversations:
         exchange.reply(200, encode_conversation(found.id, found.created_at, found.metadata))
 
     async def _body(self, exchange: Exchange) -> bytes:
-        return await read_body(exchange, self._service.settings, self._service.roster)
+        return await read_body(exchange, self._settings, self._roster)
 
 
 def _place(exchange: Exchange) -> tuple[str, list[str]]:
@@ -313,9 +314,10 @@ PREFIX = "chatcmpl-"
 class Completions:
     """Handlers for reading and changing what `POST /v1/chat/completions` stored."""
 
-    def __init__(self, service: Service, memory: Memory) -> None:
-        self._service = service
+    def __init__(self, memory: Memory, settings: Settings, roster: InFlight) -> None:
         self._store = memory.store
+        self._settings = settings
+        self._roster = roster
 
     async def list(self, exchange: Exchange, caller: Caller) -> None:
         """The stored completions, the earliest first unless asked otherwise."""
@@ -361,7 +363,7 @@ class Completions:
         record, rest = await self._find(exchange, caller)
         if rest:
             raise FaultError(nothing_at(exchange.path))
-        data = await read_body(exchange, self._service.settings, self._service.roster)
+        data = await read_body(exchange, self._settings, self._roster)
         metadata = decode_metadata(data)
         await self._store.set_metadata(caller.tenant, record.id, metadata)
         exchange.reply(200, json.dump(_completion(replace(record, metadata=metadata))))
@@ -415,11 +417,13 @@ def _listing(shown: list[dict[str, Any]], more: bool) -> bytes:
     return json.dump(page)
 
 
-def routes(service: Service, memory: Memory) -> tuple[Route, ...]:
+def routes(
+    memory: Memory, settings: Settings, roster: InFlight, replay: Replay
+) -> tuple[Route, ...]:
     """The routes to what is stored."""
-    responses = Responses(service, memory)
-    completions = Completions(service, memory)
-    conversations = Conversations(service, memory)
+    responses = Responses(memory, replay)
+    completions = Completions(memory, settings, roster)
+    conversations = Conversations(memory, settings, roster)
     return (
         Route("GET", RESPONSES_PATH, responses.get),
         Route("POST", RESPONSES_PATH, responses.post),

@@ -163,7 +163,7 @@ class Run:
         if not self.events and not isinstance(events[0], Started):
             record = self.record
             events = [Started(record.id, record.created_at, record.request.model), *events]
-        self._fold.take(events)
+        self._fold.feed_all(events)
         self.events += events
 
     def _end_soon(self) -> None:
@@ -315,5 +315,5 @@ def unstarted(record: Record) -> Response:
 def refolded(events: Sequence[Event]) -> Fold:
     """What events of a run add up to."""
     fold = Fold()
-    fold.take(events)
+    fold.feed_all(events)
     return fold
