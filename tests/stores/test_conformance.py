@@ -273,13 +273,13 @@ async def test_an_orphan_is_taken_over_by_one_server(store: Store) -> None:
 
 
 async def test_old_and_surplus_responses_are_swept_and_runs_are_not(store: Store) -> None:
+    await store.begin(record("old", created_at=1))
+    await store.finish("old", answer("old"))
     for place, id in enumerate("abcd"):
         await store.begin(record(id, created_at=100 + place))
         await store.append(id, LogSegment(0, EVENTS[:1]))
         if id != "a":
             await store.finish(id, answer(id))
-    await store.begin(record("old", created_at=1))
-    await store.finish("old", answer("old"))
     await store.create_conversation(
         Conversation(id="v", tenant="t", created_at=1), [Message("user", "", id="1")]
     )

@@ -102,7 +102,7 @@ async def test_a_later_dragoman_was_there(postgres: Postgres) -> None:
     await connection.execute("INSERT INTO dragoman.steps VALUES (99)")
     await connection.close()
     told = await said(address)
-    assert "user 'postgres') was written by a later Dragoman (step 4, known are 3)." in told
+    assert "user 'postgres') was written by a later Dragoman (step 5, known are 4)." in told
     assert "Run that version on all servers" in told
 
 
@@ -198,7 +198,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
         "cannot be made: File exists. Let this user write to it and to its folder, or choose",
     ),
     "not a database": (foreign, "cannot be used: file is not a database. It is damaged or another"),
-    "of a later version": (later, "was written by a later Dragoman (step 99, known are 3). Run"),
+    "of a later version": (later, "was written by a later Dragoman (step 99, known are 4). Run"),
     "of somebody else": (others, "cannot be used: table items already exists. It holds the tables"),
 }
 

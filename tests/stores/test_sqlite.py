@@ -6,15 +6,13 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from dragoman.core.event import Finished
-from dragoman.core.item import FunctionCall, Message, Reasoning
+from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.stores import sqlite
@@ -23,12 +21,9 @@ from dragoman.stores.base import (
     Paging,
     Record,
     Retention,
-    StoredAnswer,
     StoreError,
-    call_digest,
 )
-from dragoman.stores.sql import row_of
-from dragoman.stores.sqlite import SOME, SqliteStore
+from dragoman.stores.sqlite import SWEPT, SqliteStore
 
 BOUND = 10.0
 
@@ -53,43 +48,10 @@ def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
         SqliteStore(place)
 
 
-async def test_a_store_of_an_earlier_version_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One from before the calls of answers were kept track of."""
-    place = tmp_path / "store.db"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(sqlite, "STEPS", sqlite.STEPS[:2])
-        await SqliteStore(place).close()
-    request = Request(model="m", items=(Message("user", "ask", id="msg"),))
-    old = Record(id="old", tenant="t", wire="responses", created_at=1, request=request)
-    with closing(sqlite3.connect(place)) as connection, connection:
-        connection.execute(
-            """INSERT INTO responses (id, tenant, wire, created_at, status, running, previous,
-                conversation, owner, lease, record, metadata)
-                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-            row_of(old)[:12],
-        )
-    store = SqliteStore(place)
-    assert await store.get("t", "old") == old
-    call = FunctionCall("call_1", "clock", "{}")
-    said = (Reasoning(encrypted="gAAA"), call)
-    done = Response(id="old", created_at=1, model="m", status="completed", output=said)
-    assert await store.finish("old", done)
-    assert (
-        await store.find_answers("t", [call_digest(call)]) == ()
-    )  # nobody noted whose thoughts these are
-    await store.begin(replace(old, id="new"))
-    done = replace(done, id="new")
-    assert await store.finish("new", done)
-    assert await store.find_answers("t", [call_digest(call)]) == (StoredAnswer("m", done),)
-    await store.close()
-
-
 async def test_what_goes_wrong_in_the_file_is_an_error_of_the_store(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     other = sqlite3.connect(tmp_path / "store.db")
-    other.execute("DROP TABLE letters")
+    other.execute("DROP TABLE outbox")
     other.close()
     with pytest.raises(StoreError, match="no such table"):
         await store.settle("a")
@@ -108,7 +70,7 @@ async def test_a_closed_store_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 
 async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> None:
-    keeping = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SOME)
+    keeping = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SWEPT)
     store = SqliteStore(tmp_path / "store.db", keeping)
     request = Request(model="m", items=(Message("user", "ask", id="msg"),))
 
@@ -120,7 +82,7 @@ async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> N
         done = Response(id=id, created_at=place, model="m", status="completed")
         await store.finish(id, done, LogSegment(0, (Finished("completed"),)))
 
-    last = 4 * SOME
+    last = 4 * SWEPT
     await asyncio.gather(*map(keep, range(last)))
     assert await store.sweep(last) == last - 100
     page = await store.list_responses("t", None, Paging(limit=1, order="asc"))

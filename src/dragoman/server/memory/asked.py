@@ -21,23 +21,11 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Item,
     ItemReference,
-    Message,
-    Reasoning,
     Unknown,
 )
 from dragoman.core.request import Request
 from dragoman.server.stateless import decided
-from dragoman.stores.base import ItemPage, Paging, Record, StoredAnswer
-
-_PREFIXES: dict[type, str] = {
-    Message: "msg",
-    Reasoning: "rs",
-    FunctionCall: "fc",
-    FunctionCallOutput: "fco",
-    CustomToolCall: "ctc",
-    CustomToolCallOutput: "ctco",
-    Compaction: "cmp",
-}
+from dragoman.stores.base import ItemPage, Paging, Record, StoredAnswer, input_id
 
 
 class Source(Protocol):
@@ -129,7 +117,7 @@ def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
     return tuple(
         item
         if isinstance(item, ItemReference) or item.id
-        else replace(item, id=_derived(item, id, place))
+        else replace(item, id=input_id(item, id, place))
         for place, item in enumerate(items)
     )
 
@@ -137,13 +125,9 @@ def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
 def _as_given(record: Record) -> tuple[Item, ...]:
     """What was asked, without the ids that `named` gave: the same history is the same request."""
     return tuple(
-        replace(item, id=None) if item.id == _derived(item, record.id, place) else item
+        replace(item, id=None) if item.id == input_id(item, record.id, place) else item
         for place, item in enumerate(record.request.items)
     )
-
-
-def _derived(item: Item, id: str, place: int) -> str:
-    return f"{_PREFIXES.get(type(item), 'item')}_{id}_in{place}"
 
 
 def check_outputs(items: Sequence[Item], start: int) -> None:
