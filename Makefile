@@ -1,9 +1,11 @@
 # Everything a contributor runs. Needs python3 >= 3.11 with venv or pip, and make; the rest goes into .venv.
+# With npm there, Codex itself is tested too.
 # `make run` starts Dragoman, `make test` checks everything.
 
 VENV   ?= .venv
 PYTHON ?= python3
 ARGS   ?=
+CODEX  := 0.169.0
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
@@ -28,7 +30,7 @@ test: lint ## all checks, under ten minutes on two cores
 test-full: lint ## the same at full sample sizes
 test-full: export DRAGOMAN_FULL = 1
 test-full: export PYTEST_TIMEOUT = 1800
-test test-full:
+test test-full: $(VENV)/codex-$(CODEX).stamp
 	$(PYTEST) --cov --cov-report=term
 	@$(PURE) >/dev/null || $(PURE)
 
@@ -66,3 +68,9 @@ $(VENV)/run.stamp: pyproject.toml | $(PY)
 $(VENV)/dev.stamp: pyproject.toml | $(PY)
 	$(PIP) install --editable '.[local]' --group dev
 	@touch $@ $(VENV)/run.stamp
+
+# The coding agent that the tests of compliance run as it is, where npm can install it.
+$(VENV)/codex-$(CODEX).stamp: | $(PY)
+	@if command -v npm >/dev/null; then \
+	  npm install --prefix $(VENV)/codex --no-audit --no-fund --loglevel=error @openai/codex@$(CODEX) && touch $@; \
+	else echo "There is no npm, so Codex itself is not tested."; fi

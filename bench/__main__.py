@@ -1,7 +1,8 @@
 """Runs the measurements and writes the table: `python -m bench [tokens] [--seconds S]`.
 
-Server under test on one core, load and mock upstream on the other; every gateway does the same
-work in every round, and what is reported is CPU per unit and the ratio inside one run.
+The server under test has one core, load and mock upstream the other; all gateways take turns in
+every round, and what is reported is the CPU of a whole process tree per unit of work and its ratio
+to nginx and to the floor inside one run. Dragoman runs as it is installed: with its store.
 """
 
 from __future__ import annotations
@@ -9,174 +10,246 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from . import client, gateways, machine, start, tokens
+from tests.architecture import calls
+
+from . import client, gateways, machine, start, state, tokens
+from .gateways import STORED, UNSTORED, Gateway
+from .state import verdict
+from .works import WORKS, Load, Work
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "reference" / "performance.md"
-
-
-class Work(Struct, frozen=True):
-    """One kind of load, and the unit its CPU is counted per."""
-
-    name: str
-    unit: str
-    model: str
-    stream: bool
-    connections: int
-
-
-WORKS = (
-    Work("request", "answers", "mock-n200-us0", False, 16),
-    Work("burst chunk", "events", "mock-n200-us0", True, 8),
-    Work("paced chunk", "events", "mock-n100-us20000", True, 40),
-)
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+CALLS = {
+    "plain": ("Chat, request", 60),
+    "ten_tools": ("Chat with ten tools, request", 60),
+    "stored": ("Responses, stored request", 60),
+    "stored_chunk": ("Responses, stored, paced chunk", 9),
+    "websocket_turn": ("Responses, stored, a turn over WebSocket", None),
+}
 
 
 class Figure(Struct, frozen=True):
-    """CPU microseconds per unit of one gateway on one work, and what the load saw."""
+    """CPU microseconds per unit of one gateway on one load, and how many answers were none."""
 
     cpu_us: float
-    first_byte_ms: float
     bad: int
+
+
+Figures = dict[tuple[str, Load], list[Figure]]
 
 
 def main() -> None:
     """Measure and print; `--write` puts the page into the documentation."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-    choices = ("all", "tokens")
+    choices = ("all", "gateways", "state", "tokens")
     parser.add_argument("part", nargs="?", choices=choices, default="all", help="what to measure")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per work and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="only works whose name contains this")
+    parser.add_argument("--only", default="", help="only works whose name contains this")
+    parser.add_argument("--install", action="store_true", help="install the others (PyPI), and end")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
-    if options.part == "tokens":
-        print("\n".join(tokens.table()))
+    if options.install:
+        gateways.install()
         return
-    works = [work for work in WORKS if not options.only or options.only in work.name]
-    figures, missing = measure(works, options.seconds, options.rounds)
-    lines = page(figures, works, missing, full=options.only is None)
-    print("\n".join(lines))
+    lines = _head(options.seconds, options.rounds)
+    if options.part in ("all", "gateways", "state"):
+        with machinery() as (upstream, load_program, folder):
+            if options.part != "state":
+                works = [work for work in WORKS if options.only in work.name]
+                found, missing = gateways.installed()
+                figures = measure(
+                    works, found, options.seconds, options.rounds, upstream, load_program, folder
+                )
+                if missing:
+                    lines += [f"Not installed, so not measured: {', '.join(missing)}.", ""]
+                lines += [*against_proxies(works, figures), "", *against_others(works, figures), ""]
+            if options.part != "gateways":
+                lines += [*state.table(upstream, load_program), "", *called(), ""]
+    if options.part in ("all", "tokens"):
+        lines += [*tokens.table(), ""]
+    if options.part == "all":
+        lines += [*client.table(), "", *start.table(), ""]
+    text = "\n".join(lines)
+    print(text)
     if options.write:
-        PAGE.write_text("\n".join(lines) + "\n")
+        PAGE.write_text(text)
 
 
-def build(folder: Path) -> tuple[str, str]:
-    """Compile the mock upstream and the load generator."""
-    for name in ("upstream", "load"):
-        source, target = HERE / f"{name}.c", folder / name
-        subprocess.run(["gcc", "-O2", "-o", str(target), str(source)], check=True)
-    return str(folder / "upstream"), str(folder / "load")
+@contextmanager
+def machinery() -> Iterator[tuple[int, str, Path]]:
+    """The mock upstream, running on a port; the load generator; and a folder for all files."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        for name in ("upstream", "load"):
+            source = HERE / f"{name}.c"
+            subprocess.run(["gcc", "-O2", "-o", str(folder / name), str(source)], check=True)
+        port = machine.free_port()
+        ready = f"http://127.0.0.1:{port}/v1/models"
+        with machine.running([str(folder / "upstream"), str(port)], core=1, ready=ready):
+            yield port, str(folder / "load"), folder
 
 
 def measure(
-    works: list[Work], seconds: float, rounds: int
-) -> tuple[dict[tuple[str, str, str], list[Figure]], list[str]]:
-    """All gateways on all works, interleaved."""
-    found, missing = gateways.installed()
-    figures: dict[tuple[str, str, str], list[Figure]] = {}
-    with tempfile.TemporaryDirectory() as text, ExitStack() as stack:
-        folder = Path(text)
-        upstream_program, load_program = build(folder)
-        upstream = machine.free_port()
-        stack.enter_context(
-            machine.running(
-                [upstream_program, str(upstream)],
-                core=1,
-                ready=f"http://127.0.0.1:{upstream}/v1/models",
-            )
-        )
+    works: list[Work],
+    found: list[Gateway],
+    seconds: float,
+    rounds: int,
+    upstream: int,
+    load_program: str,
+    folder: Path,
+) -> Figures:
+    """All gateways on all loads, interleaved; the first round only warms up."""
+    figures: Figures = {}
+    with ExitStack() as stack:
         servers = []
         for gateway in found:
             port = machine.free_port()
-            command = gateway.command(port, upstream, folder)
-            ready = gateway.ready.format(port=port)
+            place = folder / gateway.name
+            place.mkdir()
+            command = gateway.command(port, upstream, place)
+            ready = f"http://127.0.0.1:{port}{gateway.ready}"
             process = stack.enter_context(
                 machine.running(command, core=0, ready=ready, environment=gateway.environment)
             )
             servers.append((gateway, port, process.pid))
-        for _ in range(rounds):
-            for work in works:
+        asked = [work.load for work in works]
+        loads = dict.fromkeys(each for load in asked for each in (_chat(load), load))
+        for number in range(rounds + 1):
+            for load in loads:
+                file = folder / "body.json"
+                file.write_bytes(load.text())
                 for gateway, port, pid in servers:
-                    for wire in gateway.wires:
-                        figure = load(load_program, port, pid, wire, work, seconds, gateway.key)
-                        figures.setdefault((work.name, gateway.name, wire), []).append(figure)
-    return figures, missing
+                    needless = load not in asked and "responses" in gateway.wires
+                    speaks = load.wire in gateway.wires and load.body in gateway.bodies
+                    if needless or not speaks:
+                        continue
+                    time = seconds if number else 0.5
+                    figure = run(load_program, port, pid, load, time, gateway.key, file)
+                    if number:
+                        figures.setdefault((gateway.name, load), []).append(figure)
+    return figures
 
 
-def load(
-    program: str, port: int, pid: int, wire: str, work: Work, seconds: float, key: str
+def run(
+    program: str, port: int, pid: int, load: Load, seconds: float, key: str, file: Path
 ) -> Figure:
     """Put one load on one server and count its CPU."""
-    arguments = [str(port), PATHS[wire], str(work.connections), str(seconds), work.model]
+    arguments = [str(port), load.path, str(load.connections), str(seconds), str(file), key]
     before = machine.cpu(pid)
     done = subprocess.run(
-        ["taskset", "-c", "1", program, *arguments, str(int(work.stream)), "0", key],
+        ["taskset", "-c", "1", program, *arguments],
         capture_output=True,
         check=True,
         timeout=seconds + 60,
     )
     seen = json.loads(done.stdout)
     used = machine.cpu(pid) - before
-    units = max(seen[work.unit], 1)
-    return Figure(used / units * 1e6, seen["ttfb50_us"] / 1e3, seen["broken"] + seen["refused"])
+    units = seen["answers"] if load.pace == "whole" else seen["events"]
+    return Figure(used / max(units, 1) * 1e6, seen["broken"] + seen["refused"])
 
 
-def page(
-    figures: dict[tuple[str, str, str], list[Figure]],
-    works: list[Work],
-    missing: list[str],
-    *,
-    full: bool,
-) -> list[str]:
-    """The page, as lines of Markdown."""
+def _chat(load: Load) -> Load:
+    return replace(load, wire="chat")
+
+
+def _cost(figures: Figures, name: str, load: Load) -> float | None:
+    """Microseconds per unit of a gateway; of the same over Chat where it speaks only that."""
+    for wanted in (load, _chat(load)):
+        if rounds := figures.get((name, wanted)):
+            return statistics.median(figure.cpu_us for figure in rounds)
+    return None
+
+
+def against_proxies(works: list[Work], figures: Figures) -> list[str]:
+    """CPU per unit beside nginx and the floor, with the gates."""
+    lines = [
+        "| CPU, us | nginx | floor | dragoman | unstored | x nginx | x floor | unstored x floor |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for work in works:
+        names = ("nginx", "floor", STORED, UNSTORED)
+        nginx, floor, ours, unstored = (_cost(figures, name, work.load) for name in names)
+        cells = [
+            *(f"{cost:.1f}" if cost else "–" for cost in (nginx, floor, ours, unstored)),
+            _ratio(ours, nginx, work.nginx),
+            _ratio(ours, floor, work.floor),
+            _ratio(unstored, floor, work.unstored),
+        ]
+        lines.append(f"| {work.name} | {' | '.join(cells)} |")
+    bad = {f"{name}, {load}": sum(f.bad for f in all) for (name, load), all in figures.items()}
+    if failed := [f"{name}: {count}" for name, count in bad.items() if count]:
+        lines += ["", f"Answers that were refused or broke off: {'; '.join(failed)}."]
+    return lines
+
+
+def _ratio(ours: float | None, theirs: float | None, gate: float | None) -> str:
+    if not ours or not theirs:
+        return "–"
+    ratio = ours / theirs
+    return f"{ratio:.1f}" + (f" (gate {gate:g}: {verdict(ratio, gate)})" if gate else "")
+
+
+def against_others(works: list[Work], figures: Figures) -> list[str]:
+    """CPU per unit of the others that convert and store, and how many times ours it is."""
+    names = [name for name in ("litellm", "agentic-api") if any(name in key for key in figures)]
+    if not names:
+        return []
+    lines = [
+        f"| CPU us per unit | {' | '.join(f'{name} | x dragoman' for name in names)} |",
+        f"|---|{'---|---|' * len(names)}",
+    ]
+    for work in works:
+        ours, cells = _cost(figures, STORED, work.load), []
+        for name in names:
+            theirs = figures.get((name, work.load)) and _cost(figures, name, work.load)
+            cells += [f"{theirs:.1f}", _ratio(theirs, ours, None)] if theirs else ["–", "–"]
+        if set(cells) != {"–"}:
+            lines.append(f"| {work.name} | {' | '.join(cells)} |")
+    return lines
+
+
+def called() -> list[str]:
+    """Our calls, counted as the ratchets of tests/architecture count them."""
+    lines = ["| our Python calls, as installed | calls | gate | |", "|---|---|---|---|"]
+    for case, value in calls.measured().items():
+        name, gate = CALLS[case]
+        judged = f"{gate} | {verdict(value, gate)}" if gate else "– | "
+        lines.append(f"| {name} | {value:g} | {judged} |")
+    return lines
+
+
+def _head(seconds: float, rounds: int) -> list[str]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
     today = datetime.datetime.now(tz=datetime.UTC).date()
-    lines = [
+    load = os.getloadavg()[0]
+    return [
         "# Performance",
         "",
-        "Written by `python -m bench --write`. CPU of the whole process tree per unit of work, and",
-        "the ratio to nginx (`proxy_pass`, unbuffered) or to whoever is named, within one run: CPU",
-        "per unit can be trusted to about a quarter, absolute throughput cannot.",
+        "Written by `python -m bench --write`. CPU of the whole process tree per unit of work, the",
+        "median of interleaved rounds. Only ratios inside one run can be trusted, to about a",
+        "quarter. nginx passes on unbuffered; above 16 kB it spools bodies to a file and is no",
+        "yardstick. The floor (`bench/floor.py`) decodes and encodes Chat and does nothing else;",
+        "rows over Responses are compared with the same over Chat. Dragoman runs as installed,",
+        "with its store in SQLite; `unstored` is `--store none`.",
         "",
-        f"{machine.describe()}; {today}; commit {commit}.",
+        f"{machine.describe()}; {today}; commit {commit}; {rounds} rounds of {seconds:g} s;",
+        f"load average before the run {load:.1f}.",
         "",
-        "Goals: at most 4 times nginx per request, 2.5 per paced chunk, 4.5 per burst chunk;",
-        "at most 12 us per burst chunk from Chat to Responses; a client 40 times below the SDK.",
-        "`relay` is the gateway before a server whose answers it lets pass unread: wished for are",
-        "1.7 times nginx per request, 1.8 per paced chunk, 1.2 per burst chunk.",
-        *([f"Not installed, so not measured: {', '.join(missing)}."] if missing else []),
-        "",
-        "| work | gateway | client speaks | CPU per unit | x nginx | first byte, p50 | bad |",
-        "|---|---|---|---|---|---|---|",
     ]
-    for work in works:
-        base = figures.get((work.name, "nginx", "chat"))
-        for (name, gateway, wire), rounds in figures.items():
-            if name != work.name:
-                continue
-            middle = statistics.median(figure.cpu_us for figure in rounds)
-            ratio = f"{middle / statistics.median(f.cpu_us for f in base):.2f}" if base else "–"
-            wait = statistics.median(figure.first_byte_ms for figure in rounds)
-            bad = sum(figure.bad for figure in rounds)
-            lines.append(
-                f"| {work.name} | {gateway} | {wire} | {middle:.2f} us | {ratio} "
-                f"| {wait:.2f} ms | {bad} |"
-            )
-    if full:
-        lines += ["", *client.table(), "", *tokens.table(), "", *start.table()]
-    return lines
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The gateways that are measured: how each is started in front of the mock upstream.
 
-One that is not installed is left out and said to be.
+One that is not installed is left out and named as missing. `python -m bench --install` puts
+LiteLLM and agentic-api into environments of their own under build/, never into the project's.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +16,26 @@ from msgspec import Struct
 
 KEY = "sk-bench-0123456789abcdef0123456789abcdef"
 """What the load presents to a gateway that will not start without a key; it opens nothing else."""
+ELSEWHERE = Path(__file__).parent.parent / "build" / "gateways"
+PACKAGES = {"litellm": "litellm[proxy]", "agentic-api": "agentic-api"}
+STORED, UNSTORED = "dragoman", "dragoman, unstored"
 
 
 class Gateway(Struct, frozen=True):
-    """A name, the command that starts it, and the URL that answers when it is ready.
+    """A name, the command that starts it, and the path that answers when it is ready.
 
-    `key` is the client's, where it wants one; `environment` is what it needs beside ours.
+    `wires` are the protocols of its clients that are measured; `key` is the client's, where it
+    wants one; `environment` is what it needs beside ours; `bodies` are those it is measured with.
     """
 
     name: str
     command: Callable[[int, int, Path], list[str]]
-    ready: str = "http://127.0.0.1:{port}/v1/models"
+    program: str | None
+    ready: str = "/v1/models"
     wires: tuple[str, ...] = ("chat",)
     key: str = "none"
     environment: dict[str, str] = {}
+    bodies: tuple[str, ...] = ("small", "tools", "codex", "history")
 
 
 def _nginx(port: int, upstream: int, folder: Path) -> list[str]:
@@ -41,7 +48,7 @@ http {{
   fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};
   upstream model {{ server 127.0.0.1:{upstream}; keepalive 512; }}
   server {{
-    listen 127.0.0.1:{port} backlog=4096;
+    listen 127.0.0.1:{port} backlog=4096; client_max_body_size 0;
     location / {{
       proxy_pass http://model; proxy_http_version 1.1; proxy_set_header Connection "";
       proxy_buffering off; keepalive_requests 1000000;
@@ -53,38 +60,19 @@ http {{
     return ["nginx", "-p", str(folder), "-c", str(conf)]
 
 
-def _dragoman(port: int, upstream: int, folder: Path) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "dragoman",
-        "serve",
-        "--port",
-        str(port),
-        "--upstream",
-        f"http://127.0.0.1:{upstream}/v1",
-        "--wire",
-        "chat",
-        "--store",
-        "none",  # the others remember nothing either
-    ]
+def _floor(port: int, upstream: int, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "bench.floor", str(port), str(upstream)]
 
 
-def _relay(port: int, upstream: int, folder: Path) -> list[str]:
-    """The same in front of an upstream that is said to speak cleanly: answers pass unread."""
-    conf = folder / "relay.toml"
-    conf.write_text(
-        f"""[server]
-relay = true
-[[upstreams]]
-name = "mock"
-url = "http://127.0.0.1:{upstream}/v1"
-wire = "chat"
-profile = "openai"
-"""
-    )
-    command = [sys.executable, "-m", "dragoman", "serve", "--config", str(conf)]
-    return [*command, "--port", str(port), "--store", "none"]
+def dragoman(port: int, upstream: int, folder: Path) -> list[str]:
+    """As installed: with the store that is there by default, in a folder of its own."""
+    url = f"http://127.0.0.1:{upstream}/v1"
+    serve = [sys.executable, "-m", "dragoman", "serve", "--port", str(port)]
+    return [*serve, "--upstream", url, "--wire", "chat", "--store", f"sqlite:{folder}/dragoman.db"]
+
+
+def _unstored(port: int, upstream: int, folder: Path) -> list[str]:
+    return [*dragoman(port, upstream, folder)[:-1], "none"]
 
 
 def _litellm(port: int, upstream: int, folder: Path) -> list[str]:
@@ -96,42 +84,56 @@ def _litellm(port: int, upstream: int, folder: Path) -> list[str]:
 litellm_settings: {{drop_params: true, telemetry: false}}
 """
     )
-    return [
-        _litellm_path() or "litellm",
-        "--config",
-        str(conf),
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-    ]
+    where = ["--port", str(port), "--host", "127.0.0.1"]
+    return [_elsewhere("litellm", "litellm") or "", "--config", str(conf), *where]
 
 
-def _litellm_path() -> str | None:
-    """LITELLM names its command, for it is best kept in an environment of its own."""
-    return os.environ.get("LITELLM") or shutil.which("litellm")
+def _agentic(port: int, upstream: int, folder: Path) -> list[str]:
+    program = _elsewhere("agentic-api", "agentic-server") or ""
+    base = ["--llm-api-base", f"http://127.0.0.1:{upstream}", "--skip-llm-ready-check"]
+    where = ["--gateway-host", "127.0.0.1", "--gateway-port", str(port)]
+    return [program, *base, *where, "--db-url", f"sqlite://{folder}/agentic.db?mode=rwc"]
+
+
+def _elsewhere(package: str, program: str) -> str | None:
+    """A program of a package that was installed by `--install`, or is on the PATH."""
+    inside = ELSEWHERE / package / "bin" / program
+    return str(inside) if inside.exists() else shutil.which(program)
+
+
+def install() -> None:
+    """Install the others from PyPI, each into an environment of its own."""
+    for name, package in PACKAGES.items():
+        folder = ELSEWHERE / name
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([f"{folder}/bin/pip", "install", "--quiet", package], check=True)
 
 
 def installed() -> tuple[list[Gateway], list[str]]:
     """The gateways that are here, and the names of those that are not."""
+    both = ("chat", "responses")
     known = [
-        (Gateway("nginx", _nginx), shutil.which("nginx")),
-        (
-            Gateway(
-                "dragoman", _dragoman, "http://127.0.0.1:{port}/healthz", ("chat", "responses")
-            ),
-            sys.executable,
+        # nginx spools bodies above 16 kB to a file, which is other work.
+        Gateway("nginx", _nginx, shutil.which("nginx"), bodies=("small", "tools")),
+        Gateway("floor", _floor, sys.executable),
+        Gateway(STORED, dragoman, sys.executable, "/healthz", both),
+        Gateway(UNSTORED, _unstored, sys.executable, "/healthz", both),
+        Gateway(
+            "litellm",
+            _litellm,
+            _elsewhere("litellm", "litellm"),
+            "/health/liveliness",
+            key=KEY,
+            environment={"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+            bodies=("small",),
         ),
-        (Gateway("dragoman, relay", _relay, "http://127.0.0.1:{port}/healthz"), sys.executable),
-        (
-            Gateway(
-                "litellm",
-                _litellm,
-                "http://127.0.0.1:{port}/health/liveliness",
-                key=KEY,
-                environment={"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            ),
-            _litellm_path(),
+        Gateway(
+            "agentic-api",
+            _agentic,
+            _elsewhere("agentic-api", "agentic-server"),
+            "/health",
+            both,
+            bodies=("small",),
         ),
     ]
-    return [g for g, path in known if path], [g.name for g, path in known if not path]
+    return [g for g in known if g.program], [g.name for g in known if not g.program]

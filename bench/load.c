@@ -1,8 +1,8 @@
 // A client that costs little: N connections on loopback, each asking again as soon as answered.
 //
-//   load PORT PATH CONNECTIONS SECONDS MODEL STREAM(0|1) WARM_SECONDS [KEY]
+//   load PORT PATH CONNECTIONS SECONDS BODY_FILE [KEY]
 //
-// Prints one JSON line: requests per second, events per second, latency and time to first byte
+// Prints one JSON line: answers, events of streamed answers, latency and time to first byte
 // (microseconds), and how many answers were not 200 or broke off.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -19,15 +19,18 @@
 #include <unistd.h>
 
 enum { HEAD = 16384, TAIL = 7, SAMPLES = 1 << 21 };
+static const int64_t GRACE = 1000000000;  // what has begun may end, but for long streams
 
 typedef struct {
-  int fd, status, chunked, head_done, head_len, tail_len;
+  int fd, status, chunked, head_done, head_len, tail_len, sent;
+  uint32_t waits;
   int64_t asked, first, length, got;
   char head[HEAD], tail[TAIL];
 } Line;
 
-static int epoll_fd, port, request_len, measuring, streaming;
-static char request[32768];
+static int epoll_fd, port, request_len, streaming, idle;
+static int64_t until;
+static char *request;
 static double latency[SAMPLES], first_byte[SAMPLES];
 static long answers, events, broken, refused;
 
@@ -37,10 +40,23 @@ static int64_t now(void) {
   return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+static void push(Line *l) {  // sends what the socket takes, and waits where it takes no more
+  while (l->sent < request_len) {
+    ssize_t n = send(l->fd, request + l->sent, request_len - l->sent, MSG_NOSIGNAL);
+    if (n < 0 && errno != EAGAIN) return;  // reading will say so too
+    if (n < 0) break;
+    l->sent += n;
+  }
+  uint32_t what = EPOLLIN | (l->sent < request_len ? EPOLLOUT : 0);
+  if (what == l->waits) return;
+  struct epoll_event e = {.events = l->waits = what, .data.ptr = l};
+  epoll_ctl(epoll_fd, EPOLL_CTL_MOD, l->fd, &e);
+}
+
 static void ask(Line *l) {
   l->asked = now(), l->first = 0, l->head_done = l->head_len = l->tail_len = l->chunked = 0;
-  l->length = -1, l->got = 0;
-  if (send(l->fd, request, request_len, MSG_NOSIGNAL) != request_len) broken++;
+  l->length = -1, l->got = 0, l->sent = 0;
+  push(l);
 }
 
 static void open_line(Line *l) {
@@ -52,25 +68,30 @@ static void open_line(Line *l) {
   int one = 1;
   setsockopt(l->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   fcntl(l->fd, F_SETFL, O_NONBLOCK);
-  struct epoll_event e = {.events = EPOLLIN, .data.ptr = l};
+  struct epoll_event e = {.events = l->waits = EPOLLIN, .data.ptr = l};
   epoll_ctl(epoll_fd, EPOLL_CTL_ADD, l->fd, &e);
   ask(l);
 }
 
+static void again(Line *l) {  // nobody begins what would be cut off at the end
+  if (now() < until) ask(l);
+  else idle++;
+}
+
 static void answered(Line *l) {
   if (l->status != 200) refused++;
-  if (measuring && answers < SAMPLES) {
+  if (answers < SAMPLES) {
     latency[answers] = (now() - l->asked) / 1e3;
     first_byte[answers++] = l->first / 1e3;
   }
-  ask(l);
+  again(l);
 }
 
 static void reopen(Line *l) {
   int by_close = l->head_done && l->length < 0 && !l->chunked;
   close(l->fd);
   if (by_close) {
-    if (measuring && answers < SAMPLES) {
+    if (answers < SAMPLES) {
       latency[answers] = (now() - l->asked) / 1e3;
       first_byte[answers++] = l->first / 1e3;
     }
@@ -139,43 +160,42 @@ static double at(double *sorted, double share) {
   return answers ? sorted[(long)(share * (answers - 1))] : 0;
 }
 
-static void write_request(const char *path, const char *model, const char *key) {
-  char body[8192];
-  const char *stream = streaming ? "true" : "false";
-  int n = snprintf(body, sizeof body,
-                   strstr(path, "responses")
-                       ? "{\"model\":\"%s\",\"instructions\":\"You are a helpful assistant.\","
-                         "\"input\":\"Describe the water cycle to a child who likes boats.\","
-                         "\"stream\":%s}"
-                       : "{\"model\":\"%s\",\"messages\":[{\"role\":\"system\",\"content\":\"You "
-                         "are a helpful assistant. Answer briefly and cite sources where you can."
-                         "\"},{\"role\":\"user\",\"content\":\"Describe the water cycle in three "
-                         "sentences to a child who likes boats.\"}],\"temperature\":0.7,"
-                         "\"max_completion_tokens\":256,\"stream\":%s}",
-                   model, stream);
-  request_len = snprintf(request, sizeof request,
-                         "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer %s\r\n"
-                         "Content-Type: application/json\r\nAccept: */*\r\nUser-Agent: load\r\n"
-                         "Content-Length: %d\r\n\r\n%s",
-                         path, port, key, n, body);
+static void write_request(const char *path, const char *file, const char *key) {
+  FILE *body = fopen(file, "rb");
+  if (!body) perror(file), exit(1);
+  fseek(body, 0, SEEK_END);
+  long n = ftell(body);
+  rewind(body);
+  request = calloc(1, n + 4096);
+  int head = snprintf(request, 4096,
+                      "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAuthorization: Bearer %s\r\n"
+                      "Content-Type: application/json\r\nAccept: */*\r\nUser-Agent: load\r\n"
+                      "Content-Length: %ld\r\n\r\n",
+                      path, port, key, n);
+  request_len = head + fread(request + head, 1, n, body);
+  streaming = memmem(request, request_len, "\"stream\":true", 13) != NULL;
+  fclose(body);
 }
 
 int main(int argc, char **argv) {
-  if (argc < 8) return fprintf(stderr, "usage: see the head of load.c\n"), 2;
+  if (argc < 6) return fprintf(stderr, "usage: see the head of load.c\n"), 2;
   signal(SIGPIPE, SIG_IGN);
-  port = atoi(argv[1]), streaming = atoi(argv[6]);
+  port = atoi(argv[1]);
   int count = atoi(argv[3]);
-  double seconds = atof(argv[4]), warm = atof(argv[7]);
-  write_request(argv[2], argv[5], argc > 8 ? argv[8] : "none");
+  double seconds = atof(argv[4]);
+  write_request(argv[2], argv[5], argc > 6 ? argv[6] : "none");
   epoll_fd = epoll_create1(0);
+  int64_t begun = now();
+  until = begun + seconds * 1e9;
   Line *lines = calloc(count, sizeof *lines);
   for (int i = 0; i < count; i++) open_line(&lines[i]);
-  int64_t begun = now(), from = begun + warm * 1e9, until = from + seconds * 1e9, t;
   struct epoll_event ready[512];
-  while ((t = now()) < until) {
-    if (!measuring && t >= from) measuring = 1, events = 0, begun = t;
+  while (now() < until + GRACE && idle < count) {
     int n = epoll_wait(epoll_fd, ready, 512, 20);
-    for (int i = 0; i < n; i++) on_bytes(ready[i].data.ptr);
+    for (int i = 0; i < n; i++) {
+      if (ready[i].events & EPOLLOUT) push(ready[i].data.ptr);
+      if (ready[i].events & ~EPOLLOUT) on_bytes(ready[i].data.ptr);
+    }
   }
   double elapsed = (now() - begun) / 1e9;
   qsort(latency, answers, sizeof *latency, by_size);

@@ -1,4 +1,5 @@
-// A model server that costs nothing: an epoll loop that answers Chat Completions from memory.
+// A model server that costs nothing: an epoll loop that answers Chat Completions, and Responses to
+// a request whose path says so, from memory.
 //
 //   upstream PORT
 //
@@ -18,19 +19,21 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IN = 1 << 18, OUT = 1 << 18, CHUNK = 600, MAX_EVENTS = 512 };
+enum { IN = 1 << 16, OUT = 1 << 18, CHUNK = 600, MAX_EVENTS = 512 };
 
 typedef struct Peer {
   int fd, filled, waiting_out, paced_at;  // paced_at: place in the paced list, -1 if not there
   int left, number;                       // chunks still to send, chunks sent
+  int responses;                          // the number of the answer; 0 in Chat
   int64_t step, due;                      // microseconds
   size_t out_len, out_off;
-  char in[IN], out[OUT];
+  size_t in_size;
+  char *in, out[OUT];
 } Peer;
 
-static int epoll_fd, paced_count;
+static int epoll_fd, paced_count, answered;
 static Peer *paced[1 << 16];
-static char unary[4096];
+static char unary[4096], unary_responses[4096];
 static const char *STREAM_HEAD =
     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 static const char *LISTING =
@@ -57,18 +60,90 @@ static int event(char *out, const char *delta, const char *finish) {
   return sprintf(out, "%x\r\n%s\r\n", n, data);
 }
 
-static int word(char *out, int i) {
-  char delta[64];
-  snprintf(delta, sizeof delta, "{\"content\":\" %c%c%c%cv\"}", 'a' + i % 26, 'a' + i / 26 % 26,
-           'a' + i / 676 % 26, i % 3 ? 'x' : 'y');
+static void number(char *text, int serial) {  // ids are unique, since some peers store answers by them
+  char digits[9];
+  snprintf(digits, sizeof digits, "%08d", serial);
+  for (char *at = text; (at = strstr(at, "_00000000")); at += 9) memcpy(at + 1, digits, 8);
+}
+
+// One event of Responses in one HTTP chunk.
+static int named(char *out, int serial, const char *type, int i, const char *rest) {
+  char data[8192];
+  int n = snprintf(data, sizeof data,
+                   "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%d,%s}\n\n", type, type,
+                   i, rest);
+  number(data, serial);
+  return sprintf(out, "%x\r\n%s\r\n", n, data);
+}
+
+#define PLACE "\"item_id\":\"msg_00000000\",\"output_index\":0,\"content_index\":0,"
+#define PART "{\"type\":\"output_text\",\"text\":\"%s\",\"annotations\":[],\"logprobs\":[]}"
+#define ITEM                                                                                \
+  "{\"type\":\"message\",\"id\":\"msg_00000000\",\"role\":\"assistant\",\"status\":\"%s\",\"content\":[%s]}"
+#define RESPONSE                                                                               \
+  "{\"id\":\"resp_00000000\",\"object\":\"response\",\"created_at\":1763640000,\"model\":\"mock\","        \
+  "\"status\":\"%s\",\"output\":[%s],\"parallel_tool_calls\":true,\"tool_choice\":\"auto\","         \
+  "\"tools\":[],\"error\":null,\"incomplete_details\":null,\"instructions\":null,\"metadata\":{},"    \
+  "\"temperature\":1.0,\"top_p\":1.0,\"usage\":{\"input_tokens\":24,\"input_tokens_details\":{"       \
+  "\"cached_tokens\":0},\"output_tokens\":150,\"output_tokens_details\":{\"reasoning_tokens\":0},"   \
+  "\"total_tokens\":174}}"
+
+static const char *item(const char *status, const char *text) {
+  static char out[4096], part[2048];
+  if (text) snprintf(part, sizeof part, PART, text);
+  snprintf(out, sizeof out, ITEM, status, text ? part : "");
+  return out;
+}
+
+static void spell(char *text, int i) {
+  sprintf(text, " %c%c%c%cv", 'a' + i % 26, 'a' + i / 26 % 26, 'a' + i / 676 % 26, i % 3 ? 'x' : 'y');
+}
+
+static int responses_first(char *out, int serial) {
+  char rest[4096], part[256];
+  snprintf(rest, sizeof rest, "\"response\":" RESPONSE, "in_progress", "");
+  int n = named(out, serial, "response.created", 0, rest);
+  n += named(out + n, serial, "response.in_progress", 1, rest);
+  snprintf(rest, sizeof rest, "\"output_index\":0,\"item\":%s", item("in_progress", NULL));
+  n += named(out + n, serial, "response.output_item.added", 2, rest);
+  snprintf(part, sizeof part, PART, "");
+  snprintf(rest, sizeof rest, PLACE "\"part\":%s", part);
+  return n + named(out + n, serial, "response.content_part.added", 3, rest);
+}
+
+static int responses_last(char *out, int i, int serial) {
+  char text[2048] = "", part[4096], rest[8192];
+  for (int k = 0; k < i; k++) spell(text + strlen(text), k);
+  snprintf(rest, sizeof rest, PLACE "\"text\":\"%s\",\"logprobs\":[]", text);
+  int n = named(out, serial, "response.output_text.done", i + 4, rest);
+  snprintf(part, sizeof part, PART, text);
+  snprintf(rest, sizeof rest, PLACE "\"part\":%s", part);
+  n += named(out + n, serial, "response.content_part.done", i + 5, rest);
+  snprintf(rest, sizeof rest, "\"output_index\":0,\"item\":%s", item("completed", text));
+  n += named(out + n, serial, "response.output_item.done", i + 6, rest);
+  snprintf(rest, sizeof rest, "\"response\":" RESPONSE, "completed", item("completed", text));
+  n += named(out + n, serial, "response.completed", i + 7, rest);
+  return n + sprintf(out + n, "0\r\n\r\n");
+}
+
+static int word(char *out, int i, int responses) {
+  char text[16], delta[256];
+  spell(text, i);
+  if (responses) {
+    snprintf(delta, sizeof delta, PLACE "\"delta\":\"%s\",\"logprobs\":[]", text);
+    return named(out, responses, "response.output_text.delta", i + 4, delta);
+  }
+  snprintf(delta, sizeof delta, "{\"content\":\"%s\"}", text);
   return event(out, delta, "null");
 }
 
-static int first(char *out) {
+static int first(char *out, int responses) {
+  if (responses) return responses_first(out, responses);
   return event(out, "{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null}", "null");
 }
 
-static int last(char *out) {
+static int last(char *out, int i, int responses) {
+  if (responses) return responses_last(out, i, responses);
   int n = event(out, "{}", "\"stop\"");
   return n + sprintf(out + n, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
 }
@@ -102,6 +177,7 @@ static void unpace(Peer *p) {
 static void drop(Peer *p) {
   unpace(p);
   close(p->fd);
+  free(p->in);
   free(p);
 }
 
@@ -114,7 +190,9 @@ static void add(Peer *p, const char *text) {
 static void answer(Peer *p, int get, const char *body) {
   char head[128];
   if (get || !strstr(body, "\"stream\":true")) {
-    const char *text = get ? LISTING : unary;
+    char whole[sizeof unary_responses];
+    number(strcpy(whole, unary_responses), p->responses);
+    const char *text = get ? LISTING : p->responses ? whole : unary;
     sprintf(head, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
             strlen(text));
     add(p, head), add(p, text);
@@ -124,11 +202,11 @@ static void answer(Peer *p, int get, const char *body) {
   const char *shape = strstr(body, "mock-n");
   if (shape) sscanf(shape, "mock-n%d-us%d", &chunks, &step);
   add(p, STREAM_HEAD);
-  p->out_len += first(p->out + p->out_len);
+  p->out_len += first(p->out + p->out_len, p->responses);
   p->left = chunks - 1, p->number = 0;
   if (step == 0) {
-    for (; p->left > 1; p->left--) p->out_len += word(p->out + p->out_len, p->number++);
-    p->out_len += last(p->out + p->out_len);
+    for (; p->left > 1; p->left--) p->out_len += word(p->out + p->out_len, p->number++, p->responses);
+    p->out_len += last(p->out + p->out_len, p->number, p->responses);
     p->left = 0;
     return;
   }
@@ -147,6 +225,7 @@ static int serve(Peer *p) {  // answers the requests that are whole; -1: the pee
     if (p->filled < head + body) return 0;
     char kept = p->in[head + body];
     p->in[head + body] = 0;
+    p->responses = memcmp(p->in, "POST /v1/responses", 18) ? 0 : ++answered;
     answer(p, !memcmp(p->in, "GET ", 4), p->in + head);
     p->in[head + body] = kept;
     p->filled -= head + body;
@@ -158,9 +237,9 @@ static int serve(Peer *p) {  // answers the requests that are whole; -1: the pee
 
 static int pace(Peer *p, int64_t t) {  // -1: the peer is gone, 1: the stream is over
   while (p->due <= t) {
-    char text[2 * CHUNK];
+    char text[1 << 15];
     int over = p->left <= 1;
-    int n = over ? last(text) : word(text, p->number++);
+    int n = over ? last(text, p->number, p->responses) : word(text, p->number++, p->responses);
     if (send(p->fd, text, n, MSG_NOSIGNAL) < 0 && errno != EAGAIN) return -1;
     if (over) return 1;
     p->left--, p->due += p->step;
@@ -192,6 +271,7 @@ static void accept_all(int listener) {
   while ((fd = accept4(listener, 0, 0, SOCK_NONBLOCK)) >= 0) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     Peer *p = malloc(sizeof *p);
+    p->in = malloc(p->in_size = IN);
     p->fd = fd, p->filled = p->waiting_out = 0, p->paced_at = -1;
     p->out_len = p->out_off = 0;
     struct epoll_event e = {.events = EPOLLIN, .data.ptr = p};
@@ -205,7 +285,8 @@ static void on_event(Peer *p, uint32_t what) {
     if (state < 0 || (state > 0 && serve(p) < 0)) return drop(p);
   }
   if (what & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
-    ssize_t n = recv(p->fd, p->in + p->filled, IN - 1 - p->filled, 0);
+    if (p->in_size - p->filled < IN / 2) p->in = realloc(p->in, p->in_size *= 2);
+    ssize_t n = recv(p->fd, p->in + p->filled, p->in_size - 1 - p->filled, 0);
     if (n == 0 || (n < 0 && errno != EAGAIN)) return drop(p);
     if (n > 0) p->filled += n;
     if (n > 0 && serve(p) < 0) drop(p);
@@ -226,6 +307,7 @@ int main(int argc, char **argv) {
            "\"completion_tokens_details\":{\"reasoning_tokens\":0,\"audio_tokens\":0}},"
            "\"service_tier\":\"default\",\"system_fingerprint\":\"fp_0123456789\"}",
            text);
+  snprintf(unary_responses, sizeof unary_responses, RESPONSE, "completed", item("completed", text));
   int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), one = 1;
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   struct sockaddr_in address = {.sin_family = AF_INET,

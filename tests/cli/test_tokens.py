@@ -50,6 +50,22 @@ def test_a_question_is_asked_without_tools() -> None:
     assert lines[-1].strip() == "completed (stop)"
 
 
+def test_tools_that_the_prompt_has_no_words_for_are_shown_as_they_are_sent(tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    tools = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "patch"},
+        {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "find"}]},
+    ]
+    file.write_text(json.dumps({"input": "Hello!", "tools": tools}))
+    for where in (("--format", "hermes"), ()):  # words, and the pocket model with its answer
+        lines = shown(*where, "--request", str(file))
+        text = "".join(row[1] for row in rows(lines) if len(row) > 1)
+        assert "crm__find" in text
+        assert "web_search" not in text
+        assert any(line.startswith("lost: tools[0] (") for line in lines)
+
+
 def test_a_completion_is_parsed_beside_its_tokens(tmp_path: Path) -> None:
     file = tmp_path / "completion.txt"
     file.write_text(CALL)

@@ -1,9 +1,11 @@
 """What a person writes becomes a request, and nothing is added to it."""
 
+from typing import Any
+
 import pytest
 
 from dragoman.client.ask import Settings, ask
-from dragoman.core.item import Message
+from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Text
 from dragoman.core.request import FunctionTool, JSONSchema, ReasoningOptions, Request, Sampling
 
 TOOL = FunctionTool("f")
@@ -61,3 +63,71 @@ def test_a_setting_there_is_none_of_is_an_error() -> None:
     for name in ("temprature", "items", "sampling"):
         with pytest.raises(TypeError, match=name):
             ask("Hi", {name: 1}, stream=True)
+
+
+def test_dicts_are_items_as_the_official_sdk_has_them() -> None:
+    said = [
+        {"role": "user", "content": "Six times seven?"},
+        {"type": "function_call", "call_id": "c1", "name": "times", "arguments": "{}"},
+        FunctionCallOutput("c1", "42"),
+        {"role": "user", "content": [{"type": "input_text", "text": "And?"}]},
+    ]
+    items = (
+        Message("user", "Six times seven?"),
+        FunctionCall("c1", "times", "{}"),
+        FunctionCallOutput("c1", "42"),
+        Message("user", (Text("And?"),)),
+    )
+    assert ask(said, {}, stream=True).items == items
+    assert ask(tuple(said), {}, stream=True).items == items
+    assert ask({"role": "user", "content": "Hi"}, {}, stream=True).items == (Message("user", "Hi"),)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (7, "^input: is of type int, and must be an item or a dict"),
+        (None, "^input: is of type NoneType"),
+        (FunctionTool("f"), "^input: is of type FunctionTool"),
+        (["Hi"], r"^input\[0\]: is of type str"),
+        ([Message("user", "Hi"), Text("Hi")], r"^input\[1\]: is of type Text"),
+        ([{}], r"^input\[0\].role: is missing"),
+        ([{"role": "tool", "content": "x"}], r"^input\[0\].role: is 'tool', and must be one of"),
+        ([{"role": "user", "content": 7}], r"^input\[0\].content: is a number"),
+        ({"role": "user"}, r"^input.content: is missing"),
+    ],
+)
+def test_what_is_no_item_is_a_type_error_that_names_the_place(said: Any, problem: str) -> None:
+    with pytest.raises(TypeError, match=problem):
+        ask(said, {}, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("max_output_tokens", "9"),
+        ("max_output_tokens", 9.5),
+        ("seed", True),
+        ("tools", [1]),
+        ("tool_choice", "maybe"),
+        ("format", "json"),
+        ("reasoning", 3),
+        ("stop", ["a", 1]),
+        ("model", None),
+        ("logit_bias", {"a": "b"}),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_a_type_error_that_names_it(name: str, value: Any) -> None:
+    settings: Any = {name: value}
+    with pytest.raises(TypeError, match=f"^{name}: "):
+        ask("Hi", settings, stream=True)
+
+
+def test_dicts_are_tools_as_the_official_sdk_has_them() -> None:
+    said = {"type": "function", "name": "f", "parameters": {}, "strict": True, "vendor": 1}
+    settings: Settings = {"tools": [said, TOOL]}
+    tool = FunctionTool("f", parameters={}, strict=True, extra={"responses": {"vendor": 1}})
+    assert ask("Hi", settings, stream=True).tools == (tool, TOOL)
+    with pytest.raises(TypeError, match=r"^tools\[0\].name: is missing"):
+        ask("Hi", {"tools": [{"type": "function"}]}, stream=True)

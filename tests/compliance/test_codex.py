@@ -1,19 +1,33 @@
 """A turn of a coding agent (Codex), as it asks over Responses, before a server that has only Chat.
 
 Its request is the fullest there is: long instructions, tools of every kind, sealed reasoning, and
-its own items again, just as they were given, with the null fields that its types add.
+its own items again, just as they were given, with the null fields that its types add. At the end
+Codex itself is run, over server-sent events and over a WebSocket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
+from dragoman.engines.pocket import pocket
+from dragoman.engines.token import TokenEngine, from_next_token
+from dragoman.formats.names import by_name
+from dragoman.formats.prompt import Control, Prompt
+from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.server.transport import transport
+from dragoman.wire.responses import RESPONSES
 from tests.compliance import readers
-from tests.mock import chunk, plain, stream
+from tests.mock import Asked, Reply, chunk, mock, plain, stream
 from tests.oracle import request_problems
 from tests.product import dragoman
 from tests.sdk.behind import Behind, behind
@@ -22,7 +36,13 @@ from tests.upstream.llamacpp import Llamacpp
 DEVELOPER = "You are a coding agent running in a terminal. Follow the house rules. " * 243
 """17 kB of instructions."""
 PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n-a = 1\n+a = 2\n*** End Patch\n"
-GRAMMAR = 'start: begin hunk+ end\nbegin: "*** Begin Patch" LF\nend: "*** End Patch" LF?\n'
+GRAMMAR = r"""start: begin hunk+ end
+begin: "*** Begin Patch" LF
+hunk: "*** Update File: " /.+/ LF line+
+line: /[-+@ ].*/ LF
+end: "*** End Patch" LF?
+%import common.LF
+"""
 
 
 def function(name: str, **properties: str) -> dict[str, Any]:
@@ -254,6 +274,23 @@ async def test_the_next_turn_begins_with_the_bytes_of_this_one() -> None:
     assert second.startswith(conversation)
 
 
+async def test_compaction_trigger_gives_one_item_from_which_the_next_turn_goes_on() -> None:
+    """Sent by Codex when its context is full, to a provider whose name is OpenAI."""
+    said = answered({"content": "a is 2 now; patch it back."})
+    async with behind(said) as server:
+        items, _ = await ask(server, turn(input=[*PAST, {"type": "compaction_trigger"}]))
+        await ask(server, turn(input=[*items, user("Go on.")]))
+        first, second = (asked.json["messages"] for asked in server.up.asked)
+    (item,) = items
+    assert (item["type"], item.keys()) == ("compaction", {"type", "id", "encrypted_content"})
+    assert "Write a summary" in first[-1]["content"]
+    assert [message["role"] for message in second] == ["system", "user", "user"]
+    assert "a is 2 now; patch it back." in second[1]["content"]
+    async with behind(answered({"content": "Done."})) as server:
+        _, told = await ask(server, turn(input=[{"type": "compaction_trigger"}, *PAST]))
+    assert "input[1]" in told
+
+
 async def test_a_turn_that_fails_is_not_taken_for_one_that_closed_early() -> None:
     broken = stream(chunk({"content": "Search"}), done=False)
     async with behind(broken) as server, httpx2.AsyncClient(timeout=60) as client:
@@ -296,3 +333,228 @@ def test_a_turn_before_llama_cpp(llamacpp: Llamacpp) -> None:
     assert message["content"][0]["text"] == "pong"
     assert whole.status == 200, whole.body
     assert whole.data[-2]["type"] in ("response.completed", "response.incomplete")
+
+
+# ---- before a model of this process --------------------------------------------------------
+
+SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}
+"""What a hosted model did earlier in the conversation, as the agent resends it."""
+HERMES_CALLS = [
+    "<think>", "Search first.", "</think>", "Searching.", "<tool_call>",
+    json.dumps({"name": "mcp__docs__search", "arguments": {"query": "style"}}),
+    "</tool_call>", "<tool_call>",
+    json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}),
+    "</tool_call>", "<|im_end|>",
+]  # fmt: skip
+HARMONY_CALL = [
+    "<|channel|>", "analysis", "<|message|>", "Search first.", "<|end|>",
+    "<|start|>", "assistant", "<|channel|>", "commentary", "<|message|>", "Searching.", "<|end|>",
+    "<|start|>", "assistant", "<|channel|>", "commentary to=mcp__docs.search ", "<|constrain|>",
+    "json", "<|message|>", '{"query": "style"}', "<|call|>",
+]  # fmt: skip
+
+
+def local(format: str, pieces: list[str], context: int | None = None) -> TokenEngine:
+    """An engine of a function that writes an answer every time, and remembers its prompts."""
+    marks = [each for each in pieces if each.startswith("<") and each.endswith(">")]
+    tokenizer = ByteTokenizer([*dict.fromkeys(marks), "<|im_start|>"])
+    script = Prompt(tuple(Control(p) if p in marks else p for p in pieces)).ids(tokenizer)
+
+    def next_token(tokens: list[int], temperature: float, new_request: bool) -> int:
+        nonlocal left
+        left = iter(script) if new_request else left
+        return next(left)
+
+    left = iter(script)
+    model = from_next_token(next_token, context=context)
+    ends = [pieces[-1]] if format == "hermes" else []
+    return TokenEngine(by_name(format), model, tokenizer, ends=ends)
+
+
+async def ask_local(engine: TokenEngine, body: dict[str, Any]) -> httpx2.Response:
+    headers = {"user-agent": "codex_cli_rs/0.169.0"}
+    async with httpx2.AsyncClient(headers=headers, transport=transport(engine)) as client:
+        return await client.post("http://dragoman/v1/responses", json=body)
+
+
+@pytest.mark.parametrize(
+    ("format", "pieces", "calls"), [("hermes", HERMES_CALLS, 2), ("harmony", HARMONY_CALL, 1)]
+)
+async def test_p16_a_whole_turn_of_an_agent_before_a_next_token_function(
+    format: str, pieces: list[str], calls: int
+) -> None:
+    engine = local(format, pieces)
+    items: list[dict[str, Any]] = []
+    for _ in range(2):  # the second time with what came of the first
+        answer = await ask_local(engine, turn("local", [*PAST, SEARCHED, *items]))
+        assert answer.status_code == 200, answer.text
+        lines = answer.text.split("\n")
+        said = [line.removeprefix("data: ") for line in lines if "data: {" in line]
+        thought, message, search, *patches = readers.item_collector(map(json.loads, said))
+        assert thought["content"] == [{"type": "reasoning_text", "text": "Search first."}]
+        assert message["content"][0]["text"] == "Searching."
+        assert (search["name"], search["namespace"]) == ("search", "mcp__docs")
+        assert search["arguments"] == '{"query": "style"}'
+        patched = [(each["type"], each["name"], each["input"]) for each in patches]
+        assert patched == [("custom_tool_call", "apply_patch", PATCH)] * (calls - 1)
+        items = [thought, message, search, *patches]
+        items += [{"type": "function_call_output", "call_id": search["call_id"], "output": "No."}]
+        told = answer.headers["x-dragoman-loss"]
+        for lost in ("tools[3]", f"input[{len(PAST) + 1}]"):  # the search, now and then
+            assert lost in told
+    await engine.close()
+
+
+async def test_a_free_text_call_in_harmony_comes_back_as_it_was() -> None:
+    to = "commentary to=functions.apply_patch"
+    engine = local("harmony", ["<|channel|>", to, "<|message|>", PATCH, "<|call|>"])
+    answer = await ask_local(engine, turn("local"))
+    await engine.close()
+    lines = answer.text.split("\n")
+    said = [line.removeprefix("data: ") for line in lines if "data: {" in line]
+    (patch,) = readers.item_collector(map(json.loads, said))
+    assert (patch["type"], patch["input"]) == ("custom_tool_call", PATCH)
+
+
+async def test_a_browser_that_a_model_imagines_is_told_and_never_said_to_have_run() -> None:
+    to = "analysis to=browser.search code"
+    engine = local("harmony", ["<|channel|>", to, "<|message|>", '{"query":"x"}', "<|call|>"])
+    answer = await ask_local(engine, turn("local"))
+    whole = await ask_local(engine, {**turn("local"), "stream": False})
+    await engine.close()
+    assert "web_search_call" not in answer.text
+    (message,) = whole.json()["output"]
+    assert (message["type"], message["phase"]) == ("message", "commentary")
+    assert message["content"][0]["text"] == '{"query":"x"}'
+    assert "tools" in [field.strip(" ;,") for field in whole.headers["x-dragoman-loss"].split()]
+
+
+async def test_the_pocket_model_says_that_its_context_is_too_small() -> None:
+    engine = pocket()
+    answer = await ask_local(engine, turn("pocket"))
+    await engine.close()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "'pocket' has a context of 4096 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_that_no_context_holds_is_refused_with_the_numbers(stream: bool) -> None:
+    engine = local("hermes", HERMES_CALLS, context=4096)
+    answer = await ask_local(engine, {**turn("small"), "stream": stream})
+    counted = await engine.count(RESPONSES.decode_request(json.dumps(turn("small")).encode()))
+    await engine.close()
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert counted > 17_000
+    for said in (f"{counted} tokens", "'small'", "4096 tokens"):
+        assert said in error["message"]
+
+
+# ---- Codex itself ----------------------------------------------------------------------------
+
+CODEX = Path(sys.prefix, "codex", "node_modules", ".bin", "codex")
+"""Where the Makefile has npm install it."""
+CONFIG = """
+model = "mock"
+model_provider = "dragoman"
+check_for_update_on_startup = false
+analytics.enabled = false
+
+[model_providers.dragoman]
+name = "Dragoman"
+base_url = "http://127.0.0.1:{port}/v1"
+wire_api = "responses"
+supports_websockets = {websockets}
+"""
+COMMAND = "echo It works | tee proof.txt"
+
+
+def act(asked: Asked) -> Reply:
+    """A model that runs one command, and is done when it has the output."""
+    if asked.path != "/v1/chat/completions":
+        return plain(404, {"error": {"message": "no such path"}})
+    if asked.json["messages"][-1]["role"] == "tool":
+        return answered({"content": "Done."})
+    arguments = json.dumps({"cmd": COMMAND})
+    halves = arguments[:9], arguments[9:]
+    return answered(call(0, "call_a", "exec_command"), *(more(0, half) for half in halves))
+
+
+@asynccontextmanager
+async def tapped(port: int) -> AsyncIterator[tuple[int, list[bytearray]]]:
+    """A port that leads to this one, and what came in through it, connection by connection."""
+    heard: list[bytearray] = []
+
+    async def pass_on(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copy: bytearray
+    ) -> None:
+        with suppress(ConnectionError):  # the other side has left
+            while data := await reader.read(65536):
+                copy += data
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(bytearray())
+        back, forth = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, forth, heard[-1]), pass_on(back, writer, bytearray()))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as listener:
+        yield listener.sockets[0].getsockname()[1], heard
+
+
+async def run_codex(home: Path, *words: str) -> list[dict[str, Any]]:
+    """The events that it prints. It reaches nothing but this machine."""
+    nowhere = "http://127.0.0.1:9"
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    process = await asyncio.create_subprocess_exec(
+        CODEX,
+        *("exec", "--json", "--skip-git-repo-check", "--sandbox", "danger-full-access", *words),
+        env={**environ, "HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        said, log = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, (said.decode(), log.decode())
+    return [json.loads(line) for line in said.splitlines()]
+
+
+@pytest.mark.skipif(not CODEX.exists(), reason="needs npm, by which `make test` installs Codex")
+@pytest.mark.parametrize("transport", ["sse", "websocket"])
+async def test_codex_runs_a_command_and_finishes(transport: str, tmp_path: Path) -> None:
+    socket = transport == "websocket"
+    home, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    with ExitStack() as stack:
+        async with mock(act) as up:
+            served = dragoman("--upstream", up.base_url)
+            product = await asyncio.to_thread(stack.enter_context, served)
+            async with tapped(product.port) as (port, heard):
+                config = CONFIG.format(port=port, websockets=json.dumps(socket))
+                (home / ".codex").mkdir(parents=True)
+                (home / ".codex" / "config.toml").write_text(config)
+                events = await run_codex(home, "--cd", str(work), "Show that it works.")
+    done = [event["item"] for event in events if event["type"] == "item.completed"]
+    ran, said = (item for item in done if item["type"] != "error")  # it knows no model `mock`
+    assert (ran["type"], ran["exit_code"]) == ("command_execution", 0)
+    assert ran["aggregated_output"] == (work / "proof.txt").read_text() == "It works\n"
+    assert (said["type"], said["text"]) == ("agent_message", "Done.")
+    assert events[-1]["type"] == "turn.completed"
+    assert events[-1]["usage"]["input_tokens"] == 2 * 5000
+    # A fallback would have asked by POST.
+    assert any(b"POST /v1/responses " in sent for sent in heard) is not socket
+    assert any(b"GET /v1/responses " in sent for sent in heard) is socket
+    assert [asked.path for asked in up.asked] == ["/v1/chat/completions"] * 2
+    for asked in up.asked:
+        assert request_problems(asked.json, "chat") == []
+    result = up.asked[-1].json["messages"][-1]
+    assert "It works" in result["content"]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import ItemDone
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import (
@@ -388,3 +389,57 @@ def test_a_later_word_of_the_system_is_looked_at(role: Any) -> None:
     request = Request(model="m", items=items)
     asked = lower(request, Limits(developer_role="system", system_messages="front")).request
     assert [getattr(item, "role", "") for item in asked.items] == ["system", "user"]
+
+
+# ---- hosted tools --------------------------------------------------------------------------
+
+LOCAL = Limits(hosted_tools=False)
+MIXED = Namespace("mixed", (SEARCH, READ))
+
+
+@pytest.mark.parametrize("limits", [LOCAL, msgspec.structs.replace(OLD, hosted_tools=False)])
+def test_hosted_tools_are_dropped_and_told_where_nobody_runs_them(limits: Limits) -> None:
+    tools = (READ, SEARCH, MIXED, Namespace("only", (SEARCH,)), Namespace("empty", ()))
+    lowered = lower(asked(tools=tools), limits)
+    assert SEARCH not in lowered.request.tools
+    assert [field for field, action in fields_of(lowered) if action == "told"] == [
+        "tools[1]",
+        "tools[*].tools[*]",
+    ]
+    if limits is LOCAL:
+        assert lowered.request.tools == (READ, Namespace("mixed", (READ,)), tools[-1])
+        lost = (Loss("tools[1].parameters", "told", "x"), Loss("store", "told", "x"))
+        assert [loss.field for loss in lowered.placed(lost)] == ["tools[2].parameters", "store"]
+        assert lowered.blamed(bad_request("x", "tools[1].a")).message == "tools[2].a: x"
+        assert lowered.blamed(bad_request("x")).message == "x"
+
+
+def test_a_request_without_hosted_tools_stays_the_very_same() -> None:
+    request = asked(tools=(READ, PATCH, CRM), tool_choice="required")
+    assert lower(request, LOCAL).request is request
+
+
+@pytest.mark.parametrize(
+    "choice", [SEARCH, "required", AllowedTools("required", (SEARCH,))], ids=str
+)
+def test_a_hosted_tool_that_must_be_called_is_refused(choice: ToolChoice) -> None:
+    with pytest.raises(FaultError) as refused:
+        lower(asked(tools=(SEARCH,), tool_choice=choice), LOCAL)
+    assert (refused.value.fault.code, refused.value.fault.param) == ("unsupported", "tool_choice")
+
+
+def test_of_the_allowed_tools_hosted_ones_are_left_out() -> None:
+    space = UnknownTool("responses", "namespace", {"name": "crm"})
+    tools, choice = (
+        (SEARCH, READ, CRM),
+        AllowedTools("required", (SEARCH, NamedTool("read"), space)),
+    )
+    lowered = lower(asked(tools=tools, tool_choice=choice), LOCAL)
+    assert isinstance(lowered.request.tool_choice, AllowedTools)
+    assert SEARCH not in lowered.request.tool_choice.tools
+    assert fields_of(lowered) == [("tools[0]", "told"), ("tool_choice", "told")]
+    kept = AllowedTools("auto", (NamedTool("read"),))
+    assert fields_of(lower(asked(tools=tools, tool_choice=kept), LOCAL)) == [("tools[0]", "told")]
+    alone = lower(asked(tools=tools, tool_choice=AllowedTools("auto", (SEARCH,))), LOCAL)
+    assert (alone.request.tools, alone.request.tool_choice) == ((), None)
+    assert fields_of(alone) == [("tools[0]", "told"), ("tool_choice", "told")]

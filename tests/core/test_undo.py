@@ -7,15 +7,44 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Progress, Started
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
 from dragoman.core.fold import fold, unfold
-from dragoman.core.item import Call, CustomToolCall, FunctionCall, Item, Message, Text
+from dragoman.core.item import (
+    Call,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Summary,
+    Text,
+    Thought,
+    Token,
+    UnknownPart,
+)
 from dragoman.core.ledger import Ledger
 from dragoman.core.lifecycle import check
-from dragoman.core.request import CustomTool, FunctionTool, Namespace
+from dragoman.core.request import (
+    CustomTool,
+    FunctionTool,
+    Namespace,
+    ReasoningOptions,
+    Request,
+)
 from dragoman.core.response import Response, Status
 from dragoman.core.toolbox import Toolbox
-from dragoman.core.undo import Renamer, Suppressor, Undo, in_turn
+from dragoman.core.undo import Renamer, Summariser, Suppressor, Undo, in_turn, summarised
 from tests.strategies import responses, word
 
 TOOLS = (CustomTool("patch"), Namespace("crm", (FunctionTool("find"),)))
@@ -210,3 +239,78 @@ def test_two_undoings_follow_one_another() -> None:
     patch = FunctionCall("c2", "patch", '{"input": "x"}', status="completed")
     response = fold(undone(answer(patch, find, reasons=("tool_calls",)), undo))
     assert [(call.namespace, call.name) for call in response.calls] == [("crm", "find")]
+
+
+# ---- summaries of open reasoning ---------------------------------------------------------------
+
+
+@given(responses())
+def test_open_reasoning_is_the_summary_too_and_events_stay_legal(response: Response) -> None:
+    seen = fold(undone(response, Summariser().feed))
+    for item, own in zip(seen.output, response.output, strict=True):
+        if isinstance(own, Reasoning) and isinstance(item, Reasoning) and not own.summary:
+            thoughts = (part for part in own.content if isinstance(part, Thought))
+            assert item == replace(own, summary=tuple(Summary(part.text) for part in thoughts))
+        elif response.status == "completed":
+            assert item == own
+
+
+def test_a_summary_comes_as_the_model_thinks_and_the_reasoning_whole_behind_it() -> None:
+    thought = Thought("So it is.", (Token("So", -0.5), Token(" it is.", -0.1)))
+    events = undone(answer(Reasoning((thought,)), reasons=("stop",)), Summariser().feed)
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert [(delta.kind, delta.data) for delta in deltas] == [
+        ("summary", "So i"),
+        ("summary", "t is."),
+        ("reasoning", "So it is."),
+    ]
+    assert deltas[-1].tokens == thought.tokens
+
+
+def test_a_summary_of_the_upstream_follows_the_emulated_one() -> None:
+    """OpenRouter may send details of both kinds in any order."""
+    own = Reasoning(id="rs_1", status="in_progress")
+    parts = (Thought("a"), Summary("b"), UnknownPart("chat", {"type": "x"}), Thought("c"))
+    summariser, seen = Summariser(), [Started("1", 0, "m"), ItemAdded(0, own)]
+    for number, part in ((0, parts[0]), (0, parts[1]), (1, parts[2]), (2, parts[3])):
+        kind = "summary" if isinstance(part, Summary) else "reasoning"
+        text = getattr(part, "text", "")
+        seen += summariser.feed(PartAdded(0, number, replace(part, text="") if text else part))
+        if text:
+            seen += summariser.feed(Delta(0, number, kind, text))
+            seen += summariser.feed(Delta(0, number, kind, ""))
+        seen += summariser.feed(PartDone(0, number, part))
+    whole = Reasoning((parts[0], parts[2], parts[3]), (parts[1],), id="rs_1", status="completed")
+    seen += summariser.feed(ItemDone(0, whole))
+    seen += summariser.feed(Finished("completed"))
+    check(seen)
+    summary = (Summary("a"), Summary("b"), Summary("c"))
+    assert fold(seen).output == (replace(whole, summary=summary),)
+
+
+def test_reasoning_that_breaks_off_stands_as_a_summary() -> None:
+    thought = Reasoning((Thought("Hm, so"),))
+    events = [*in_pieces(unfold(answer(thought, reasons=("stop",))))]
+    cut = next(n for n, event in enumerate(events) if isinstance(event, PartDone))
+    fault = Failed(Fault("upstream_error", "gone", "upstream"))
+    summariser = Summariser()
+    seen = [one for event in (*events[:cut], fault) for one in summariser.feed(event)]
+    check(seen)
+    (item,) = fold(seen).output
+    assert item.summary == (Summary("Hm, so"),)
+
+
+def test_nothing_is_summarised_where_nobody_asked() -> None:
+    rename = renamer().feed
+    for options in (None, ReasoningOptions("low")):
+        request = Request(model="m", reasoning=options)
+        assert summarised(request) is None
+        assert summarised(request, rename) is rename
+    asked = Request(model="m", reasoning=ReasoningOptions(summary="auto"))
+    assert summarised(asked) is not None
+    both = summarised(asked, rename)
+    assert both is not None
+    call = answer(FunctionCall("c", "crm__find", "{}"), Reasoning((Thought("t"),)), reasons=("x",))
+    seen = fold(undone(call, both))
+    assert seen.output[0].namespace == "crm"
+    assert seen.output[1].summary == (Summary("t"),)

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Progress, Started
 from dragoman.core.fold import Fold
-from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, Message
+from dragoman.core.interfaces import ANYONE
+from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, Message, Unknown
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
@@ -148,6 +149,49 @@ async def test_below_the_threshold_nothing_is_changed(many: bool) -> None:
     )
     assert [item.text for item in folded(events).output if isinstance(item, Message)] == ["Ada."]
     assert model.asked[0].items == TALK
+
+
+TRIGGER = Unknown("responses", "compaction_trigger", {})
+
+
+@pytest.mark.parametrize("rules", [None, AT_ONCE])
+@pytest.mark.parametrize("many", [False, True])
+async def test_trigger_as_last_item_is_answered_by_a_summary_alone(many: bool, rules: Any) -> None:
+    used = Usage(input_tokens=5, output_tokens=6)
+    model = Model(replace(spoken("She is Ada."), usage=used))
+    request = Request(model="m", items=(*TALK, TRIGGER), context_management=rules)
+    assert Compacting(model).aside(request, ANYONE) is None
+    events = await heard(Compacting(model), request, many=many)
+    check(events)
+    response = folded(events)
+    (item,) = response.output
+    assert isinstance(item, Compaction)
+    assert unseal(item.encrypted) == "She is Ada."
+    assert (response.status, response.usage) == ("completed", used)
+    (order,) = model.asked
+    assert order.items == (*TALK, Message("user", ORDER))
+    # Codex asks again when that is full too: out of the summary, not of what it stands for.
+    later = replace(request, items=(item, Message("user", "And?"), TRIGGER))
+    await heard(Compacting(model), later, many=many)
+    summary, question, _ = model.asked[1].items
+    assert (summary, question) == (
+        Message("user", OPENING + "She is Ada."),
+        Message("user", "And?"),
+    )
+
+
+async def test_trigger_whose_summary_fails_fails_the_answer() -> None:
+    request = Request(model="m", items=(*TALK, TRIGGER))
+    end = (await heard(Compacting(Model("  ")), request))[-1]
+    assert isinstance(end, Failed)
+    assert "no summary" in end.fault.message
+
+
+async def test_trigger_before_other_items_is_left_to_the_engine() -> None:
+    model = Model()
+    request = Request(model="m", items=(TRIGGER, *TALK))
+    assert folded(await heard(Compacting(model), request)).text == "Ada."
+    assert model.asked[0].items == request.items
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -25,6 +25,7 @@ from dragoman.core.item import (
     Unknown,
     UnknownPart,
 )
+from dragoman.core.loss import Loss
 from dragoman.core.request import (
     CustomTool,
     FunctionTool,
@@ -281,8 +282,7 @@ def test_what_is_not_text_is_refused_by_name(items: tuple[object, ...], where: s
 @pytest.mark.parametrize(
     ("item", "kind"),
     [
-        (Unknown("responses", "web_search_call", {"id": "ws_1"}), "'web_search_call'"),
-        (Unknown("responses", "x\n" * 99, {}), repr("x\n" * 32 + "…")),
+        (Unknown("responses", "compaction_trigger", {}), "'compaction_trigger'"),
         (Compaction("blob"), "'compaction'"),
     ],
 )
@@ -295,6 +295,17 @@ def test_an_item_without_a_place_is_refused_by_its_type_and_place(
     assert error.fault.message == (
         f"items[3]: this model's prompt has no place for an item of type {kind}"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [("web_search_call", "'web_search_call'"), ("x\n" * 99, repr("x\n" * 32 + "…"))],
+)
+def test_r4_19_what_a_hosted_tool_did_is_left_out_and_told(kind: str, shown: str) -> None:
+    items = (USER, Unknown("responses", kind, {"id": "ws_1"}), USER)
+    prompt = Template(CHATML).render(Request(model="m", items=items))
+    assert prompt.text == Template(CHATML).render(Request(model="m", items=(USER, USER))).text
+    assert prompt.losses == (Loss("items[1]", "told", f"the model cannot read a {shown}"),)
 
 
 def test_what_is_not_text_is_called_by_its_type() -> None:

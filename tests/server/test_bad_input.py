@@ -48,6 +48,8 @@ NOT_JSON = {
     "10,000 deep": b'{"input":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
     "10,000 open": b"[" * 10_000,
     "10,000 objects deep": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    "100,000 deep": b'{"input":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "300 deep in a field nobody knows": b'{"model":"m","x":' + b"[" * 300 + b"]" * 300 + b"}",
     "10 MB of garbage": random.Random(7).randbytes(10_000_000),
     "10 MB of brackets": b"[{" * 5_000_000,
     "10 MB of quotes": b'"' * 10_000_000,

@@ -1,18 +1,25 @@
 """Keys: who comes in with which, everywhere, and that none of them is ever shown."""
 
 import asyncio
+import json
 import logging
 import sys
 import traceback
 
 import msgspec
 import pytest
+from websockets.asyncio.client import connect
 
-from dragoman.core.interfaces import Caller
+from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.secret import Secret
+from dragoman.engines.remote import Remote
+from dragoman.engines.router import Route, Router
 from dragoman.server.app import App
+from dragoman.server.configuration import with_keys
 from dragoman.server.keys import Keys, generate_key
+from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
+from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served
 
 CANARY = "canary-7f3a9c51"
@@ -99,6 +106,81 @@ def test_made_keys_are_long_and_differ() -> None:
 def test_keys_are_not_kept_in_the_open() -> None:
     keys = Keys((Secret(CANARY),))
     assert CANARY not in repr(vars(keys))
+
+
+# ---- tenants -------------------------------------------------------------------------------
+
+BEARER_A, BEARER_B = {"authorization": "Bearer key-a"}, {"authorization": "Bearer key-b"}
+HEADER_A, NO_KEY = {"x-api-key": "key-a"}, dict[str, str]()
+CONFIGURED = Settings(keys=(Secret("key-a"), Secret("key-b")))
+FROM_ENVIRONMENT = with_keys(Settings(api_key_env=("A", "B")), {"A": "key-a", "B": "key-b"})
+UPSTREAM = "http://127.0.0.1:1/v1"
+PLAIN, PASSING = Remote(UPSTREAM), Remote(UPSTREAM, pass_client_key=True)
+
+TENANTS: list[tuple[str, Settings, Engine, dict[str, str], dict[str, str], bool]] = [
+    ("configured keys, two", CONFIGURED, PLAIN, BEARER_A, BEARER_B, False),
+    ("configured keys, one in either header", CONFIGURED, PLAIN, BEARER_A, HEADER_A, True),
+    ("environment keys, two", FROM_ENVIRONMENT, PLAIN, BEARER_A, BEARER_B, False),
+    ("environment keys, one in either header", FROM_ENVIRONMENT, PLAIN, BEARER_A, HEADER_A, True),
+    ("pass_client_key, two", Settings(), PASSING, BEARER_A, BEARER_B, False),
+    ("pass_client_key, one in either header", Settings(), PASSING, BEARER_A, HEADER_A, True),
+    ("pass_client_key, a key and none", Settings(), PASSING, BEARER_A, NO_KEY, False),
+    ("pass_client_key, none and a key", Settings(), PASSING, NO_KEY, BEARER_A, False),
+    ("pass_client_key, none", Settings(), PASSING, NO_KEY, NO_KEY, True),
+    ("no keys asked for, two sent", Settings(), PLAIN, BEARER_A, BEARER_B, True),
+    ("no keys asked for, none sent", Settings(), PLAIN, NO_KEY, NO_KEY, True),
+]
+
+
+class _Passing(Stub):
+    passes_client_key = True
+
+
+def _with_upstream(upstream: Engine) -> Stub:
+    """A stub in the place of an upstream, as far as keys are concerned."""
+    router = Router([Route(PLAIN, ("other",)), Route(upstream)])
+    return _Passing() if router.passes_client_key else Stub()
+
+
+@pytest.mark.parametrize(
+    ("settings", "upstream", "first", "second", "shared"),
+    [case[1:] for case in TENANTS],
+    ids=[case[0] for case in TENANTS],
+)
+async def test_stored_responses_are_there_only_for_the_tenant_of_the_key(
+    settings: Settings,
+    upstream: Engine,
+    first: dict[str, str],
+    second: dict[str, str],
+    shared: bool,
+) -> None:
+    app = App(_with_upstream(upstream), settings, Memory(MemoryStore()))
+    path = PATHS["responses"]
+    stored = await Call(app, path, asking("responses"), headers=first)()
+    id = stored.json["id"]
+    async with served(app) as port:
+        for headers, status in ((first, 200), (second, 200 if shared else 404)):
+            read = await Call(app, f"{path}/{id}", method="GET", headers=headers)()
+            assert read.status == status
+            following = asking("responses", previous_response_id=id)
+            followed = await Call(app, path, following, headers=headers)()
+            assert followed.status == (200 if status == 200 else 400)  # as OpenAI answers it
+            place = f"ws://127.0.0.1:{port}{path}"
+            async with connect(place, additional_headers=headers) as socket:
+                await socket.send(json.dumps({"type": "response.create", **following}))
+                event = json.loads(await socket.recv())
+            assert (event["type"] == "response.created") is (status == 200), event
+    await app.close()
+
+
+async def test_the_tenant_of_a_passed_key_does_not_show_the_key() -> None:
+    stub = _with_upstream(PASSING)
+    headers = {"authorization": f"Bearer {CANARY}"}
+    await Call(App(stub, Settings()), PATHS["chat"], asking(), headers=headers)()
+    ((_, caller),) = stub.asked
+    assert len(caller.tenant) == 24
+    assert CANARY not in caller.tenant
+    assert caller.tenant == Keys([Secret(CANARY)]).tenant(Secret(CANARY))
 
 
 # ---- P45 -----------------------------------------------------------------------------------

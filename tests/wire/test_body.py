@@ -1,5 +1,7 @@
 """The one door for JSON: numbers that are none, and answers without an end."""
 
+import json
+import sys
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from dragoman.core.event import Failed, Finished, PartAdded
 from dragoman.core.item import Audio
 from dragoman.core.turn import Turn
 from dragoman.wire import body
-from dragoman.wire.chat import CHAT
+from dragoman.wire.chat import CHAT, passing
 from dragoman.wire.codec import Wire
 from dragoman.wire.responses import RESPONSES
 
@@ -28,6 +30,74 @@ def test_many_brackets_are_no_depth() -> None:
     deep = "[" * (body.MAX_DEPTH + 1) + "]" * (body.MAX_DEPTH + 1)
     with pytest.raises(ValueError, match=f"more than {body.MAX_DEPTH} levels deep"):
         body.load(deep)
+
+
+_DEEP = 100_000
+_NESTS = {
+    "arrays": ("[", "]"),
+    "objects": ('{"a":', "}"),
+    "spaced": ('[ 1,\n{ "]" : ', "}]"),
+    "beside closing brackets in strings": ('["]]]]}}}}", ', "]"),
+}
+
+
+@pytest.mark.parametrize("inner", ["1", "[]", "{}"])
+@pytest.mark.parametrize("nest", _NESTS.values(), ids=_NESTS)
+def test_nesting_at_the_limit_loads_and_one_level_more_is_an_error(
+    nest: tuple[str, str], inner: str
+) -> None:
+    start, end = nest
+    levels = 2 if nest is _NESTS["spaced"] else 1
+    most = (body.MAX_DEPTH - (inner != "1")) // levels
+    for depth in (most, most + 1):
+        said = start * depth + inner + end * depth
+        if depth == most:
+            assert body.dump(body.load(said)) == body.dump(json.loads(said))
+        else:
+            with pytest.raises(ValueError, match=f"more than {body.MAX_DEPTH} levels deep"):
+                body.load(said)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["whole characters", "half a character"])
+@pytest.mark.parametrize("depth", [900, sys.getrecursionlimit(), 9_000, _DEEP])
+def test_hostile_nesting_is_an_error_that_names_it(depth: int, half: bool) -> None:
+    said = '["\\ud83d", ' if half else '["", '
+    for start, end in _NESTS.values():
+        for body_ in (said + start * depth + "1" + end * depth + "]", said + start * depth):
+            with pytest.raises(ValueError, match=r"more than 256 levels deep|is not valid JSON"):
+                body.load(body_)
+
+
+def test_a_truncated_shallow_body_is_not_called_deep() -> None:
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        body.load("[" * 3)
+
+
+@pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)
+@pytest.mark.parametrize(
+    "field", ["model", "messages", "input", "tools", "metadata", "response_format", "vendor"]
+)
+def test_a_request_nested_without_end_in_any_field_is_refused(wire: Wire, field: str) -> None:
+    asked = json.dumps({"model": "m", wire_input(wire): "Hi"})[:-1]
+    for start, end in _NESTS.values():
+        said = f'{asked}, "{field}": {start * _DEEP}1{end * _DEEP}}}'
+        with pytest.raises(FaultError, match="The body is nested more than 256 levels deep"):
+            wire.decode_request(said.encode())
+
+
+@pytest.mark.parametrize("field", ["choices", "usage", "vendor"])
+def test_an_answer_nested_without_end_is_a_fault_of_the_upstream(field: str) -> None:
+    nest = "[" * _DEEP + "]" * _DEEP
+    said = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]})
+    decoder = CHAT.decoder(Turn("1", 0, "m"))
+    events = [*decoder.feed(f'{said[:-1]}, "{field}": {nest}}}'.encode()), *decoder.close()]
+    assert isinstance(events[-1], Failed)
+    assert passing.whole(f'{{"choices": [1], "{field}": {nest}}}'.encode()) is None
+
+
+def wire_input(wire: Wire) -> str:
+    """The field that holds the conversation."""
+    return "messages" if wire is CHAT else "input"
 
 
 def test_a_whole_number_may_be_written_as_a_float() -> None:

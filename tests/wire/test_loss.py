@@ -150,7 +150,7 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (asked(context_management=[]), "context_management", "told"),
     (asked(background=True), "background", "refused"),
     (asked(truncation="auto"), "truncation", "told"),
-    (asked(reasoning=ReasoningOptions(summary="auto")), "reasoning.summary", "told"),
+    (asked(reasoning=ReasoningOptions(summary="auto")), "reasoning.summary", "emulated"),
     *(
         (
             asked(reasoning=ReasoningOptions(extra={"responses": {name: "x"}})),
@@ -190,7 +190,7 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "told"),
     (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "told"),
     (said(Unknown("responses", "web_search_call", {})), "input[1]", "emulated"),
-    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "refused"),
+    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "told"),
     (said(Compaction("x")), "input[1]", "refused"),
     (said(ItemReference("msg_1")), "input[1]", "refused"),
     (asked(tools=(FunctionTool("f"), HOSTED)), "tools[1]", "told"),
@@ -260,6 +260,15 @@ def test_p37_each_field_meets_its_fate(
         assert field in fault.message
     else:
         assert (field, fate) in [(loss.field, loss.action) for loss in judge(request_, target)]
+
+
+def test_leaving_out_an_emulated_summary_loses_nothing() -> None:
+    """The summary we gave says what the reasoning says; clients send both back."""
+    same = said(Reasoning((Thought("t"),), (Summary("t"),)))
+    assert judge(same, "chat") == ()
+    for summary in ((Summary("s"),), (Summary("t"), UnknownPart("responses", {"type": "x"}))):
+        other = said(Reasoning((Thought("t"),), summary))
+        assert "input[1].summary" in [loss.field for loss in judge(other, "chat")]
 
 
 def test_every_row_that_is_not_carried_has_a_case() -> None:

@@ -17,7 +17,7 @@ from shutil import get_terminal_size
 from dragoman.core.event import Failed
 from dragoman.core.secret import Secret
 from dragoman.server.configuration import ConfigurationError
-from dragoman.server.keys import Keys
+from dragoman.server.keys import tenant_of
 from dragoman.server.memory.history import History, answered, asked, exported, name
 from dragoman.stores.base import Record, Retention
 from dragoman.stores.factory import open_store, store_path
@@ -86,7 +86,7 @@ async def _opened(options: Namespace) -> AsyncGenerator[History, None]:
     key = os.environ.get(options.key_env, "").strip() if options.key_env else ""
     if options.key_env and not key:
         raise ConfigurationError(f"{options.key_env} is empty.")
-    tenant = Keys([Secret(key)]).tenant(Secret(key)) if key else ""
+    tenant = tenant_of(Secret(key)) if key else ""
     try:
         yield History(store, tenant)
     finally:

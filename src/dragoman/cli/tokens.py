@@ -48,7 +48,7 @@ def _lines(subject: Subject, colours: bool) -> Iterable[str]:
     prompt, losses = prompt_tokens(format, request, tokenizer)
     yield f"Prompt in {format.name}: {_counted(prompt)}"
     yield from (_line(token, subject.words, colours) for token in prompt)
-    yield from (f"lost: {loss.field} ({loss.why})" for loss in losses)
+    yield from (f"lost: {loss.field} ({loss.why})" for loss in (*subject.losses, *losses))
     if subject.completion is None:
         return
     heard = completion_tokens(format, request, tokenizer, subject.completion)

@@ -6,12 +6,13 @@ no value that was not given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict, TypeVar
 
-from msgspec import Struct
-from msgspec.structs import replace
+import msgspec
+from msgspec.structs import fields, replace
 
+from dragoman.core.error import FaultError
 from dragoman.core.item import JSON, Item, Message
 from dragoman.core.request import (
     AudioOutput,
@@ -23,8 +24,12 @@ from dragoman.core.request import (
     ToolChoice,
 )
 
-Input = str | Item | Sequence[Item] | Request
-"""What can be asked: a text of the user's, one item, a conversation, or a whole request."""
+Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request
+"""What can be asked: a text of the user's, one item, a conversation, or a whole request. An item
+may be a dict, as the official SDK has it for `responses.create(input=…)`."""
+
+
+_T = TypeVar("_T")
 
 
 class Settings(TypedDict, total=False):
@@ -36,7 +41,7 @@ class Settings(TypedDict, total=False):
 
     model: str
     instructions: str
-    tools: Sequence[Tool]
+    tools: Sequence[Tool | dict[str, JSON]]
     tool_choice: ToolChoice
     parallel_tool_calls: bool
     max_tool_calls: int
@@ -68,13 +73,17 @@ class Settings(TypedDict, total=False):
 
 _SAMPLING = frozenset(Sampling.__struct_fields__)
 _REQUEST = frozenset(Request.__struct_fields__) - {"items", "sampling"}
+_TYPES = {field.name: field.type for struct in (Sampling, Request) for field in fields(struct)}
 
 
 def ask(said: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
     """The request for what was said; `stream` where it does not say itself.
 
-    Raises TypeError for a setting there is none of.
+    Raises TypeError for a setting there is none of, for a value of the wrong type, and for what is
+    no item.
 
+    >>> ask([{"role": "user", "content": "Hi"}], {}, stream=True).items[0].text
+    'Hi'
     >>> ask("Hi", {"model": "m", "temperature": 0}, stream=True).sampling.temperature
     0
     """
@@ -91,18 +100,57 @@ def ask(said: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
     return replace(request, **values)
 
 
-def _begun(said: str | Item | Sequence[Item], stream: bool) -> Request:
-    if isinstance(said, str):
-        items: tuple[Item, ...] = (Message("user", said),)
-    else:
-        items = (said,) if isinstance(said, Struct) else tuple(said)
+def _begun(
+    said: str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]], stream: bool
+) -> Request:
+    items: tuple[Item, ...]
+    match said:
+        case str():
+            items = (Message("user", said),)
+        case list() | tuple():
+            items = tuple(_item(each, f"input[{place}]") for place, each in enumerate(said))
+        case _:
+            items = (_item(said, "input"),)
     return Request(model="", items=items, stream=stream)
 
 
+def _item(said: object, place: str) -> Item:
+    if isinstance(said, Item):
+        return said
+    if not isinstance(said, dict):
+        raise TypeError(f"{place}: is of type {type(said).__name__}, and must be an item or a dict")
+    from dragoman.wire.responses.items import decode  # doubles the time `import dragoman` takes
+
+    return _decoded(decode, said, place)
+
+
+def _decoded(decode: Callable[[dict[str, JSON], str], _T], said: dict[str, JSON], place: str) -> _T:
+    try:
+        return decode(said, place)
+    except FaultError as error:
+        raise TypeError(error.fault.message) from None
+
+
 def _shaped(name: str, value: JSON) -> JSON:
-    """A value in the shape the core has for it."""
+    """A value in the shape the core has for it. Raises TypeError where it has none."""
     if name == "reasoning" and isinstance(value, str):
         return ReasoningOptions(value)
     if name == "stop" and isinstance(value, str):
         return (value,)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        value = tuple(value)
+    if name == "tools" and isinstance(value, tuple):
+        value = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(value))
+    try:
+        msgspec.convert(value, _TYPES[name])
+    except msgspec.ValidationError as error:
+        raise TypeError(f"{name}: {error}") from None
+    return value
+
+
+def _tool(said: JSON, place: str) -> JSON:
+    if not isinstance(said, dict):
+        return said
+    from dragoman.wire.responses.tools import decode
+
+    return _decoded(decode, said, place)

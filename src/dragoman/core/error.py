@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .item import Extra
 
@@ -80,6 +81,18 @@ def bad_request(problem: str, param: str | None = None) -> Fault:
     """The fault for a field the client got wrong; the message starts with the field's name."""
     message = f"{param}: {problem}" if param else problem
     return Fault("invalid_request", message, "client", param)
+
+
+def about(fault: Fault, param: str) -> Fault:
+    """The same fault, with the field it is about by another name.
+
+    >>> about(bad_request("is wrong", "items[0]"), "input[0]").message
+    'input[0]: is wrong'
+    """
+    message = fault.message
+    if fault.param is not None and message.startswith(f"{fault.param}:"):
+        message = param + message.removeprefix(fault.param)
+    return replace(fault, param=param, message=message)
 
 
 def unsupported(problem: str, param: str) -> Fault:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .allowed import Allowed
+from .error import Fault, FaultError, about, unsupported
 from .item import (
     Audio,
     CustomToolCall,
@@ -32,8 +33,11 @@ from .request import (
     JSONObject,
     JSONSchema,
     NamedTool,
+    Namespace,
     Request,
+    Tool,
     ToolChoice,
+    UnknownTool,
 )
 from .senses import Sense, without
 from .system import lower_system
@@ -46,6 +50,8 @@ class Limits(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     custom_tools: bool = True
     namespaces: bool = True
+    hosted_tools: bool = True
+    """Whether tools of other kinds may be offered; else they are dropped: nobody would run them."""
     allowed_tools: bool = True
     named_tool: bool = True
     """Whether a certain tool can be forced; else it alone is offered, and a call is required."""
@@ -71,24 +77,29 @@ class Lowered(Struct, frozen=True):
     """A request as the upstream takes it, what that cost, and how to undo it on the answer.
 
     `events` has a memory of one answer: use it for one. None: there is nothing to undo. `places`
-    says where each tool stood in the client's list. None: where it stands now.
+    says where each tool stood in the client's list. None: where it stands now. `described` is
+    whether the grammar of a tool is only described to the model.
     """
 
     request: Request
     losses: tuple[Loss, ...] = ()
     events: Undo | None = None
     places: tuple[int, ...] | None = None
+    described: bool = False
 
     def placed(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
         """Losses of the lowered request, with the tools where the client has them."""
+        return tuple(replace(loss, field=self._place(loss.field)) for loss in losses)
+
+    def blamed(self, fault: Fault) -> Fault:
+        """A fault of the lowered request, with the tool it is about where the client has it."""
+        return fault if fault.param is None else about(fault, self._place(fault.param))
+
+    def _place(self, field: str) -> str:
         places = self.places
-        if places is None or not losses:
-            return losses
-
-        def place(name: re.Match[str]) -> str:
-            return f"tools[{places[int(name[1])]}]"
-
-        return tuple(replace(loss, field=_TOOL.sub(place, loss.field)) for loss in losses)
+        if places is None or (tool := _TOOL.match(field)) is None:
+            return field
+        return f"tools[{places[int(tool[1])]}]{field[tool.end() :]}"
 
 
 _TOOL = re.compile(r"^tools\[(\d+)\]")
@@ -96,6 +107,8 @@ _TOOL = re.compile(r"^tools\[(\d+)\]")
 
 def lower(request: Request, limits: Limits) -> Lowered:
     """Rewrite a request. What the limits allow stays the very same value.
+
+    Raises FaultError where a hosted tool must be called and cannot be.
 
     >>> request = Request(model="m", items=(Message("developer", "Be brief."),))
     >>> lower(request, NATIVE).request is request
@@ -108,7 +121,7 @@ def lower(request: Request, limits: Limits) -> Lowered:
     if _is_plain(request):
         return Lowered(request)
     ledger = Ledger()
-    lowered, undo, places = _lower_tools(request, limits, ledger)
+    lowered, undo, places, described = _lower_tools(request, limits, ledger)
     lowered = _lower_format(lowered, limits, ledger)
     senses: tuple[tuple[Sense, bool | None], ...] = (
         (Image, limits.images),
@@ -119,7 +132,8 @@ def lower(request: Request, limits: Limits) -> Lowered:
         lowered = replace(lowered, items=without(lowered.items, missing, ledger))
     front = limits.system_messages == "front"
     lowered = lower_system(lowered, ledger, role=limits.developer_role, front=front)
-    return Lowered(request if lowered == request else lowered, ledger.losses(), undo, places)
+    lowered = request if lowered == request else lowered
+    return Lowered(lowered, ledger.losses(), undo, places, described)
 
 
 def _is_plain(request: Request) -> bool:
@@ -140,10 +154,12 @@ def _is_plain(request: Request) -> bool:
 
 def _lower_tools(
     request: Request, limits: Limits, ledger: Ledger
-) -> tuple[Request, Undo | None, tuple[int, ...]]:
-    """Tools, the choice among them and past calls; what to do with calls to come, and where each
-    tool that is left stood."""
+) -> tuple[Request, Undo | None, tuple[int, ...], bool]:
+    """Tools, the choice among them and past calls; what to do with calls to come, where each tool
+    that is left stood, and whether a grammar is only described."""
     tools, choice = list(enumerate(request.tools)), request.tool_choice
+    if not limits.hosted_tools:
+        tools, choice = _without_hosted(tools, choice, ledger)
     undo: Undo | None = None
     if isinstance(choice, NamedTool) and not limits.named_tool:
         choice = AllowedTools("required", (choice,))
@@ -160,17 +176,65 @@ def _lower_tools(
             ledger.note("tool_choice", "emulated", "only the allowed tools are offered")
     if limits.custom_tools and limits.namespaces:
         places = tuple(number for number, _ in tools)
-        if type(choice) is type(request.tool_choice):  # the choice stands, and so do the tools
-            return request, undo, places
         offered = tuple(tool for _, tool in tools)
-        return replace(request, tools=offered, tool_choice=choice), undo, places
+        if type(choice) is type(request.tool_choice) and offered == request.tools:
+            return request, undo, places, False
+        return replace(request, tools=offered, tool_choice=choice), undo, places, False
     box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, ledger=ledger)
     items, choice = _lower_calls(request.items, box, ledger), _lower_choice(choice, box)
     if box.renames:
         rename = Renamer(box).feed
         undo = rename if undo is None else in_turn(rename, undo)
     lowered = replace(request, tools=box.tools, items=items, tool_choice=choice)
-    return lowered, undo, box.places
+    return lowered, undo, box.places, box.described
+
+
+_Numbered = list[tuple[int, Tool]]
+_NOBODY = "a hosted tool, which nobody here can run"
+
+
+def _without_hosted(
+    tools: _Numbered, choice: ToolChoice | None, ledger: Ledger
+) -> tuple[_Numbered, ToolChoice | None]:
+    """The tools and the choice without those that somebody else would have to run."""
+    kept: _Numbered = []
+    for number, tool in tools:
+        match tool:
+            case UnknownTool():
+                ledger.note("tools[*]", "told", _NOBODY, (number,))
+            case Namespace(tools=members):
+                for place, member in enumerate(members):
+                    if isinstance(member, UnknownTool):
+                        ledger.note("tools[*].tools[*]", "told", _NOBODY, (number, place))
+                able = tuple(each for each in members if not isinstance(each, UnknownTool))
+                if able or not members:
+                    kept.append((number, tool if able == members else replace(tool, tools=able)))
+            case _:
+                kept.append((number, tool))
+    forced = unsupported(f"demands {_NOBODY}", "tool_choice")
+    match choice:
+        case UnknownTool():
+            raise FaultError(forced)
+        case "required" if tools and not kept:
+            raise FaultError(forced)
+        case AllowedTools(mode=mode, tools=entries):
+            own = tuple(each for each in entries if not _is_hosted(each))
+            if own == entries:
+                return kept, choice
+            if own:
+                ledger.note("tool_choice", "told", _NOBODY)
+                return kept, replace(choice, tools=own)
+            if mode == "required":
+                raise FaultError(forced)
+            ledger.note("tool_choice", "told", f"{_NOBODY}; no tools are offered")
+            return [], None
+        case _:
+            return kept, choice
+
+
+def _is_hosted(entry: NamedTool | UnknownTool) -> bool:
+    """Whether an allowed tool is a hosted one; an entry may also name a whole namespace."""
+    return isinstance(entry, UnknownTool) and entry.kind != "namespace"
 
 
 def _lower_choice(choice: ToolChoice | None, box: Toolbox) -> ToolChoice | None:

@@ -54,6 +54,7 @@ class Toolbox:
     """Both names of every tool; calls of the past are renamed alike.
 
     `tools` is what to offer, and `places` where each of them stood in the client's list.
+    `described` is whether the grammar of one of them is only described to the model.
 
     >>> box = Toolbox([(0, CustomTool("patch"))], custom=False, namespaces=True, ledger=Ledger())
     >>> down = box.lower(CustomToolCall("c1", "patch", "*** Begin"))
@@ -69,6 +70,7 @@ class Toolbox:
         self._custom = custom
         self._namespaces = namespaces
         self._ledger = ledger
+        self.described = False
         self._names: dict[_Name, str] = {}
         self._origins: dict[_Name, _Origin] = {}
         offered = list(tools)
@@ -164,6 +166,7 @@ class Toolbox:
         self._ledger.note(field, "emulated", "sent as a function with one string `input`", place)
         grammar = None
         if tool.grammar is not None:
+            self.described = True
             why = "the grammar is described to the model, and not enforced"
             self._ledger.note(f"{field}.format", "told", why, place)
             grammar = f"The input must match this {tool.syntax} grammar:\n{tool.grammar}"

@@ -99,6 +99,7 @@ class Turn:
         self.direct = type(self).text is Turn.text
         self._think = think
         self._extra: Extra = {}
+        self._late: list[Loss] = []
         self._events: list[Event] = []
         self._items: list[OpenItem | None] = []  # by index; None once closed
         self._choices: dict[int, Choice] = {}
@@ -129,6 +130,11 @@ class Turn:
             self._events.append(
                 Started(self.id, self.created_at, self.model, self.losses, extra=extra)
             )
+
+    def lose(self, loss: Loss) -> None:
+        """Something that only the answer shows to be lost; it is told once, at its end."""
+        if loss not in self._late:
+            self._late.append(loss)
 
     # ---- by choice -----------------------------------------------------------------------
 
@@ -346,7 +352,14 @@ class Turn:
                 self.shut(index)
         self.over = True
         self._events.append(
-            Finished(status, reasons, self.usage, completed_at, extra=self._extra or None)
+            Finished(
+                status,
+                reasons,
+                self.usage,
+                completed_at,
+                tuple(self._late),
+                extra=self._extra or None,
+            )
         )
 
     def fail(self, fault: Fault) -> None:

@@ -22,8 +22,17 @@ from .event import (
     Progress,
     Started,
 )
-from .item import CustomToolCall, FunctionCall, Message, Text
+from .item import (
+    CustomToolCall,
+    FunctionCall,
+    Message,
+    Reasoning,
+    Summary,
+    Text,
+    Thought,
+)
 from .ledger import Ledger
+from .request import Request
 from .toolbox import Toolbox
 
 Undo = Callable[[Event], list[Event]]
@@ -177,6 +186,91 @@ class Suppressor:
             PartDone(index, 0, Text("")),
             ItemDone(index, message),
         ]
+
+
+class Summariser:
+    """Gives open reasoning as the summary that was asked for, too.
+
+    The summary comes as the model thinks; the reasoning itself follows whole, as summary parts come
+    before content parts in a Responses stream. An item that begins with a summary of the upstream's
+    own is left alone.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        self._items: dict[int, _Summarised] = {}  # by index, once reasoning has begun in them
+
+    def feed(self, event: Event) -> list[Event]:
+        """The events to pass on for this one."""
+        match event:
+            case PartAdded(index=index, part=Thought()) if index not in self._items:
+                self._items[index] = _Summarised()
+            case PartAdded(index=index, part=Summary()) if index not in self._items:
+                self._items[index] = _Summarised(native=True)
+        match event:
+            case PartAdded() | Delta() | PartDone() | ItemDone():
+                item = self._items.get(event.index)
+                return [event] if item is None or item.native else item.feed(event)
+            case _:
+                return [event]
+
+
+class _Summarised:
+    """A reasoning item with an emulated summary."""
+
+    __slots__ = ("_content", "_numbers", "_summary", "native")
+
+    def __init__(self, *, native: bool = False) -> None:
+        self.native = native
+        self._numbers: dict[tuple[bool, int], int] = {}  # by (is a summary, part): summary index
+        self._summary: dict[int, Summary] = {}
+        self._content: list[Event] = []  # which waits for the end of the item
+
+    def feed(self, event: PartAdded | Delta | PartDone | ItemDone) -> list[Event]:
+        """The events to pass on for one about the item."""
+        match event:
+            case PartAdded(index, part_index, Thought() | Summary() as part):
+                number = len(self._numbers)
+                self._numbers[isinstance(part, Summary), part_index] = number
+                return [PartAdded(index, number, Summary(""))]
+            case Delta(index, part_index, "reasoning" | "summary" as kind, data):
+                number = self._numbers[kind == "summary", part_index]
+                return [Delta(index, number, "summary", data)] if data else []
+            case PartDone(index, part_index, Thought() | Summary() as part):
+                number = self._numbers[isinstance(part, Summary), part_index]
+                if isinstance(part, Thought):
+                    self._content += [
+                        PartAdded(index, part_index, replace(part, text="", tokens=())),
+                        Delta(index, part_index, "reasoning", part.text, part.tokens),
+                        event,
+                    ]
+                    part = Summary(part.text)
+                self._summary[number] = part
+                return [PartDone(index, number, part)]
+            case ItemDone(item=Reasoning() as item):
+                summary = tuple(self._summary[number] for number in sorted(self._summary))
+                return [*self._content, replace(event, item=replace(item, summary=summary))]
+            case _:
+                self._content.append(event)
+                return []
+
+
+def summarised(request: Request, undo: Undo | None = None) -> Undo | None:
+    """The same, with a summary of open reasoning where the request asks for one."""
+    if request.reasoning is None or request.reasoning.summary is None:
+        return undo
+    summarise = Summariser().feed
+    return summarise if undo is None else in_turn(undo, summarise)
+
+
+def undone(undo: Undo | None, batch: list[Event]) -> list[Event]:
+    """A batch of events as the client sees it.
+
+    >>> undone(None, []), undone(Summariser().feed, [])
+    ([], [])
+    """
+    return batch if undo is None else [seen for event in batch for seen in undo(event)]
 
 
 def in_turn(first: Undo, second: Undo) -> Undo:

@@ -2,7 +2,7 @@
 
 The summary travels as an opaque item; what stands before the last such item of ours is left out,
 and the item is put back into words before the model sees it. A request may ask for this to happen
-by itself, at a number of tokens. Blobs of others are passed on as they are.
+by itself, at a number of tokens, or for nothing else. Blobs of others are passed on as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dragoman.core.event import (
 )
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.core.item import Compaction, Item, Message
+from dragoman.core.item import Compaction, Item, Message, Unknown
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 
@@ -55,7 +55,7 @@ class Compacting(Wrapper):
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Answer, out of the summary and what follows it."""
         request = expanded(request)
-        if threshold(request) is None:
+        if not _shortens(request):
             return self.engine.stream(request, caller)
         return self._one_by_one(request, caller)
 
@@ -64,13 +64,13 @@ class Compacting(Wrapper):
     ) -> AsyncGenerator[list[Event], None]:
         """The same in the batches of the engine inside."""
         request = expanded(request)
-        if threshold(request) is None:
+        if not _shortens(request):
             return batches(self.engine, request, caller)
         return self._measured(request, caller)
 
     def aside(self, request: Request, caller: Caller) -> Engine | None:
         """The engine inside, where there is nothing to expand or to shorten."""
-        idle = expanded(request) is request and threshold(request) is None
+        idle = expanded(request) is request and not _shortens(request)
         return self.engine if idle else None
 
     async def count(self, request: Request) -> int | None:
@@ -87,25 +87,26 @@ class Compacting(Wrapper):
     async def _measured(
         self, request: Request, caller: Caller
     ) -> AsyncGenerator[list[Event], None]:
-        limit = threshold(request)
-        asked = replace(request, context_management=None)
+        alone, limit = triggered(request), threshold(request)
         try:
-            tokens, _ = await count(self.engine, request)
+            long = alone or (limit is not None and (await count(self.engine, request))[0] > limit)
         except FaultError as error:
             yield [Failed(error.fault)]
             return
-        if limit is None or tokens <= limit:
-            answer = batches(self.engine, asked, caller)
+        items = request.items[:-1] if alone else request.items
+        asked = replace(request, items=items, context_management=None)
+        if long:
+            answer = self._shortened(asked, caller, alone=alone)
         else:
-            answer = self._shortened(asked, caller)
+            answer = batches(self.engine, asked, caller)
         async with aclosing(answer):
             async for batch in answer:
                 yield batch
 
     async def _shortened(
-        self, request: Request, caller: Caller
+        self, request: Request, caller: Caller, *, alone: bool = False
     ) -> AsyncGenerator[list[Event], None]:
-        """A summary, shown as the first item, and the answer out of it."""
+        """A summary, shown as the first item, and unless it is to be alone the answer out of it."""
         id = new_id()
         blank = Compaction("", f"cmp_{id}")
         begun = Started(id, now(), request.model)
@@ -117,6 +118,9 @@ class Compacting(Wrapper):
             return
         item = replace(blank, encrypted=seal(summary))
         yield [ItemDone(0, item)]
+        if alone:
+            yield [Finished("completed", usage=used, completed_at=now())]
+            return
         shorter = replace(request, items=(*_rules(request.items), _words(summary), *_last(request)))
         hidden = begun
         async with aclosing(batches(self.engine, shorter, caller)) as answer:
@@ -176,6 +180,18 @@ def threshold(request: Request) -> int | None:
             if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
                 return limit
     return None
+
+
+def triggered(request: Request) -> bool:
+    """Whether a request asks for a summary in place of an answer. The protocol has the trigger as
+    the last item of the input; Codex sends it when its context is full, and then goes on from the
+    one compaction item that it takes out of the answer."""
+    last = request.items[-1] if request.items else None
+    return isinstance(last, Unknown) and last.kind == "compaction_trigger"
+
+
+def _shortens(request: Request) -> bool:
+    return threshold(request) is not None or triggered(request)
 
 
 def seal(summary: str) -> str:

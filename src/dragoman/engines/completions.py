@@ -22,6 +22,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.lower import Limits, lower
 from dragoman.core.request import AllowedTools, NamedTool, Request, TextFormat
 from dragoman.core.turn import Turn
+from dragoman.core.undo import summarised
 from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
 from dragoman.wire.completions import COMPLETIONS
@@ -39,6 +40,7 @@ GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
 RAW = Limits(
     custom_tools=False,
     namespaces=False,
+    hosted_tools=False,
     allowed_tools=False,
     named_tool=False,
     images=False,
@@ -120,10 +122,11 @@ class CompletionServer(Remote):
         prompt = self.format.render(asked, setting)
         raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
         plan = super()._plan(raw, caller)
-        found = (*lowered.losses, *prompt.losses)
+        found = (*lowered.losses, *lowered.placed(prompt.losses))
         told = {loss.field for loss in found}
         found += tuple(loss for loss in _lost(asked) if loss.field not in told)
-        plan.lowered, plan.guarantee = lowered, unsure(request)
+        plan.lowered = replace(lowered, events=summarised(request, lowered.events))
+        plan.guarantee = unsure(request)
         plan.turn = Turn(
             plan.heard.id,
             plan.heard.created_at,

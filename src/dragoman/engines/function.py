@@ -22,6 +22,7 @@ from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.request import Request
 from dragoman.core.turn import Think, Turn
+from dragoman.core.undo import summarised, undone
 from dragoman.wire import body
 from dragoman.wire import error as wire_error
 from dragoman.wire.chat import CHAT
@@ -82,11 +83,11 @@ class Function:
     async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
         asked, losses = CHAT.encode_request(request, STANDARD)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
-        hearing = _Hearing(turn)
+        hearing, restore = _Hearing(turn), summarised(request)
         try:
             async with aclosing(_pieces(self._answer, body.load(asked))) as pieces:
                 async for piece in pieces:
-                    for event in hearing.take(piece):
+                    for event in undone(restore, hearing.take(piece)):
                         yield event
         except FaultError:
             raise
@@ -95,7 +96,7 @@ class Function:
             if fault is None:
                 raise
             raise FaultError(fault) from error
-        for event in hearing.close():
+        for event in undone(restore, hearing.close()):
             yield event
 
 

@@ -21,6 +21,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered, lower
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
+from dragoman.core.undo import summarised, undone
 from dragoman.net.error import NetError, NetTimeoutError
 from dragoman.net.http import HeaderFields
 from dragoman.wire.chat import CHAT
@@ -68,8 +69,7 @@ class Plan(Struct):
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
             batch[-1] = self._stamped(end)
-        undo = self.lowered.events
-        return batch if undo is None else [raised for event in batch for raised in undo(event)]
+        return undone(self.lowered.events, batch)
 
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
@@ -130,6 +130,8 @@ def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
             refused = refused or error
             continue
         lost = (*worded(lowered.losses, request, caller.wire), *lowered.placed(losses))
+        if wire is not RESPONSES:  # the only wire that has summaries of reasoning
+            lowered = replace(lowered, events=summarised(request, lowered.events))
         turn = new_turn(profile, asked, lost, raw=raw)
         return Plan(
             upstream,

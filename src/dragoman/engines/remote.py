@@ -89,6 +89,11 @@ class Remote:
         return self.upstream.url
 
     @property
+    def passes_client_key(self) -> bool:
+        """Whether callers' own keys travel to the server: then they tell callers apart."""
+        return self.upstream.passes_client_key
+
+    @property
     def profile(self) -> Profile:
         """What kind of server it is, as far as is known."""
         return self.upstream.profile

@@ -65,6 +65,11 @@ class Router:
         self._looked: float | None = None
         self._looking = asyncio.Lock()
 
+    @property
+    def passes_client_key(self) -> bool:
+        """Whether the key of a caller may travel to a server behind some route."""
+        return any(getattr(route.engine, "passes_client_key", False) for route in self._routes)
+
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Answer with the engine that has the model, under the name it has there."""
         found = self._at_once(request.model or self._default)

@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import Message
+from dragoman.core.loss import Loss
+from dragoman.core.lower import lower
 from dragoman.core.request import FunctionTool, Request
 from dragoman.formats.format import Format
 from dragoman.formats.tokenizer import Tokenizer
@@ -37,12 +39,16 @@ WEATHER = FunctionTool(
 
 
 class Subject(Struct, frozen=True):
-    """What is looked at. `words` says that words stand for tokens, for want of a vocabulary."""
+    """What is looked at: a request as its format can say it, and what that cost (`losses`).
+
+    `words` says that words stand for tokens, for want of a vocabulary.
+    """
 
     format: Format
     tokenizer: Tokenizer
     request: Request
     completion: str | Sequence[int] | None
+    losses: tuple[Loss, ...] = ()
     words: bool = False
 
 
@@ -70,12 +76,15 @@ def find_subject(
 
         vocabulary = from_folder(folder)
         found = find_format(format) if format else format_of(Path(folder), vocabulary.controls)
-        return Subject(found, vocabulary, asked, said)
+        fit = lower(asked, found.limits)
+        return Subject(found, vocabulary, fit.request, said, fit.losses)
     if format is not None:
         found = find_format(format)
         if said is not None and not isinstance(said, str):
             raise ValueError("A completion of ids needs a vocabulary: --tokenizer FOLDER.")
-        return Subject(found, words_for(found, asked, said or ""), asked, said, words=True)
+        fit = lower(asked, found.limits)
+        words = words_for(found, fit.request, said or "")
+        return Subject(found, words, fit.request, said, fit.losses, words=True)
     return _pocket(asked, said)
 
 
@@ -88,12 +97,13 @@ def _pocket(request: Request, completion: str | Sequence[int] | None) -> Subject
     from .pocket.folder import load
 
     format, model, vocabulary = load(FOLDER)
+    fit = lower(request, format.limits)
     if completion is None:
-        prompt = format.render(request).ids(vocabulary)
+        prompt = format.render(fit.request).ids(vocabulary)
         controls = vocabulary.controls
-        ends = {controls[text] for text in format.stops(request).controls if text in controls}
+        ends = {controls[text] for text in format.stops(fit.request).controls if text in controls}
         completion = written(model, prompt, ends)
-    return Subject(format, vocabulary, request, completion)
+    return Subject(format, vocabulary, fit.request, completion, fit.losses)
 
 
 def written(model: ScoringModel, prompt: Sequence[int], ends: set[int]) -> list[int]:

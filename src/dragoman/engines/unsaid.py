@@ -11,6 +11,7 @@ from dragoman.core.error import FaultError, unsupported
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
+SUMMARISED = "the reasoning itself is given as its summary too"
 NO_ROOM = "a prompt has no place for it"
 _NO_PLACE = {
     "audio": "audio",
@@ -44,6 +45,8 @@ def unsaid(request: Request, heard: Collection[str] = ()) -> Iterator[Loss]:
         raise FaultError(unsupported("no prompts are kept here", "prompt"))
     if any(modality != "text" for modality in request.modalities or ()):
         yield Loss("modalities", "told", "a prompt is gone on from in text")
+    if request.reasoning is not None and request.reasoning.summary is not None:
+        yield Loss("reasoning.summary", "emulated", SUMMARISED)
     for name, said in _NO_PLACE.items():
         if getattr(request, name) is not None:
             yield Loss(said, "told", NO_ROOM)

@@ -48,7 +48,7 @@ class Upstream:
         self.url = base_url.rstrip("/")
         parse_url(self.url)  # says at once what is wrong with an address
         self._key = failure.sendable(key)
-        self._pass_client_key = pass_client_key
+        self.passes_client_key = pass_client_key
         self._own_client = client is None
         self.client = client or Client(proxies=Proxies.from_environ(os.environ))
         known = BY_NAME[profile] if profile else by_url(self.url)
@@ -118,7 +118,7 @@ class Upstream:
 
     def headers(self, caller: Caller) -> HeaderFields:
         """What goes with every request. Raises FaultError for a client's key no header takes."""
-        if not self._pass_client_key and (known := self._known_headers.get(caller.hops)):
+        if not self.passes_client_key and (known := self._known_headers.get(caller.hops)):
             return known
         headers: list[tuple[str, str]] = [(HOPS, str(caller.hops + 1))]
         try:
@@ -129,7 +129,7 @@ class Upstream:
             name = self.profile.key_header
             value = key.reveal()
             headers.append((name, f"Bearer {value}" if name == "authorization" else value))
-        if not self._pass_client_key:
+        if not self.passes_client_key:
             self._known_headers[caller.hops] = tuple(headers)
         return tuple(headers)
 
@@ -176,7 +176,7 @@ class Upstream:
             self._known_headers.clear()
 
     def _passes(self, caller: Caller) -> bool:
-        return self._pass_client_key and caller.key is not None
+        return self.passes_client_key and caller.key is not None
 
 
 def _sized(context: int | None) -> dict[str, JSON]:

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from dragoman.core.item import Token
+from dragoman.core.lower import Limits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 
@@ -102,6 +103,11 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """What it is called on the command line and in the model listing."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What of a request it has words for; what it has none for is rewritten before."""
         ...
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:

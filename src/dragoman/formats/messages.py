@@ -1,7 +1,7 @@
 """A request as the plain messages and tools that chat templates know.
 
 One message for each turn: what an assistant thought, said and called stands in one. What has no
-place there (pictures, sound, hosted tools) is refused by name; nothing is left out in silence.
+place there (pictures, sound) is refused by name; what a hosted tool did is left out and reported.
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ from dragoman.core.item import (
     Reasoning,
     Refusal,
     Text,
+    Unknown,
 )
 from dragoman.core.kind import kind_of
 from dragoman.core.ledger import Ledger
+from dragoman.core.lower import Limits
 from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request
 from dragoman.core.system import lower_system
 
+LIMITS = Limits(custom_tools=False, namespaces=False, hosted_tools=False)
+"""What chat templates know: functions by a name."""
+_COMPACT = "compaction_trigger"
+"""An item that asks for something: leaving it out would answer another request."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -57,7 +63,7 @@ def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> 
     turns: Turns = []
     names: dict[str, str] = {}
     for number, item in enumerate(request.items):
-        where = f"items[{places.get(id(item), 0)}]"
+        where = f"items[{(at := places.get(id(item), 0))}]"
         match item:
             case Message(role="assistant"):
                 turn = _assistant(turns, fresh=True)
@@ -83,6 +89,8 @@ def messages(request: Request, ledger: Ledger, id_length: int | None = None) -> 
                         "name": names.get(item.call_id, ""),
                     }
                 )
+            case Unknown(kind=kind) if kind != _COMPACT:
+                ledger.note("items[*]", "told", f"the model cannot read a {kind_of(item)}", (at,))
             case _:
                 problem = f"this model's prompt has no place for an item of type {kind_of(item)}"
                 raise FaultError(unsupported(problem, where))

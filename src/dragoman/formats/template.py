@@ -23,7 +23,7 @@ from .markup.families import PROFILES
 from .markup.format import Markup
 from .markup.parser import MarkupParser
 from .markup.profile import Profile
-from .messages import Verbatim, messages, tools
+from .messages import LIMITS, Verbatim, messages, tools
 from .prompt import Control, Piece, Prompt
 from .tokenizer import Tokenizer
 
@@ -51,6 +51,8 @@ class Template:
     >>> chat.render(Request(model="m", items=(Message("user", "<s>"),))).pieces
     (Control(text='<s>'), '<s>')
     """
+
+    limits = LIMITS
 
     def __init__(
         self,

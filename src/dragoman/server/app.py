@@ -64,7 +64,7 @@ class App:
         self._answer = logged(self._http) if settings.request_log else self._http
         self._settings = settings
         self._roster = Roster()
-        self._keys = Keys(settings.keys)
+        self._keys = Keys(settings.keys, passed=getattr(engine, "passes_client_key", False))
         self._browsers = Browsers(settings)
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
         answers = Answers(engine, settings, self._roster, gate, memory)

@@ -26,10 +26,15 @@ _WRONG = Fault("authentication", "This key is not one of this server's.", "clien
 
 
 class Keys:
-    """The keys that open the door; with none configured it stands open."""
+    """The keys that clients may present; with none configured, anybody may call.
 
-    def __init__(self, keys: Iterable[Secret]) -> None:
+    `passed` says that clients bring keys of the upstream behind (`pass_client_key`): those are not
+    checked here, but two clients with different ones must not read what the other stored.
+    """
+
+    def __init__(self, keys: Iterable[Secret], *, passed: bool = False) -> None:
         self._digests = tuple(_digest(key.reveal()) for key in keys)
+        self._tells_apart = passed or bool(self._digests)
 
     def check(self, exchange: Exchange) -> Secret | None:
         """The key that was presented. Raises FaultError if it is wrong, or missing and needed."""
@@ -46,11 +51,14 @@ class Keys:
         raise FaultError(_WRONG)
 
     def tenant(self, key: Secret | None) -> str:
-        """Whose data a key opens: the name of nobody where no key is asked for, so that all share
-        what is theirs. It does not tell the key."""
-        if key is None or not self._digests:
-            return ""
-        return _digest(f"tenant {key.reveal()}").hex()[:24]
+        """Whose data a presented key opens. Where keys mean nothing (none is configured and none
+        goes upstream) all clients share one tenant: the SDKs send made-up keys there."""
+        return "" if key is None or not self._tells_apart else tenant_of(key)
+
+
+def tenant_of(key: Secret) -> str:
+    """The tenant of a key: a hash, which does not show the key."""
+    return _digest(f"tenant {key.reveal()}").hex()[:24]
 
 
 def generate_key() -> Secret:

@@ -6,8 +6,8 @@ field that is wrong; it does not know what any field means.
 
 from __future__ import annotations
 
+import gc
 import json
-import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar, cast
 
@@ -27,10 +27,10 @@ _decode = msgspec.json.Decoder().decode
 decode_string = msgspec.json.Decoder(str).decode
 """The text of one JSON string. Raises BROKEN for anything else."""
 _decode_array = msgspec.json.Decoder(list[str]).decode
-BROKEN = (msgspec.DecodeError, UnicodeDecodeError)
+BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder of msgspec raises; the last for nesting that it cannot follow, even to skip it."""
 _encoder = msgspec.json.Encoder()
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
-_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 
 
 def load(body: bytes | str) -> JSON:
@@ -39,12 +39,15 @@ def load(body: bytes | str) -> JSON:
     Raises ValueError with a sentence that says what is wrong and where.
     """
     data = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
-        _check_depth(data)
     try:
-        return _decode(data)
+        value = _decode(data)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return _load_slowly(data, str(error))
+        value = _load_slowly(data, str(error))
+    if len(data) > 2 * MAX_DEPTH:  # a level takes two brackets
+        _check_depth(value)
+    return value
 
 
 def _load_slowly(data: bytes, problem: str) -> JSON:
@@ -56,21 +59,29 @@ def _load_slowly(data: bytes, problem: str) -> JSON:
     except ValueError:
         said = problem if data.strip() else "there is nothing in it"
         raise ValueError(f"is not valid JSON: {said}") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
 
 
 def _refuse_constant(name: str) -> JSON:
     raise ValueError(f"{name} is not JSON")
 
 
-def _check_depth(data: bytes) -> None:
-    depth = 0
-    for bracket in _STRING.sub(b"", data).translate(None, _BRACKETS):
-        if bracket in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
-        else:
-            depth -= 1
+def _check_depth(value: JSON) -> None:
+    """Raise ValueError where arrays and objects are nested deeper than MAX_DEPTH.
+
+    msgspec stops only where the C stack does: at up to 1,000 levels on Python 3.11, 10,000 on 3.12.
+    The decoded value is walked level by level, not the text: the collector tracks every container
+    that holds a container, so it finds them without a step of Python for each value.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH - 1):
+        level = list(filter(gc.is_tracked, gc.get_referents(*level)))
+        if not level:
+            return
+    # The collector need not track an object that holds no container; the last level may be such.
+    if any(isinstance(inner, dict | list) for inner in gc.get_referents(*level)):
+        raise ValueError(_TOO_DEEP)
 
 
 def string(data: bytes) -> str | None:

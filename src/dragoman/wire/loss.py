@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, about
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -28,7 +28,9 @@ from dragoman.core.item import (
     Part,
     Reasoning,
     Refusal,
+    Summary,
     Text,
+    Thought,
     Unknown,
     UnknownPart,
 )
@@ -223,8 +225,15 @@ def _bookkeeping(
         account.note("input[*].status", *place)
 
 
+def _same_words(item: Reasoning) -> bool:
+    thoughts = [part.text for part in item.content if isinstance(part, Thought)]
+    summary = [part.text for part in item.summary if isinstance(part, Summary)]
+    return thoughts == summary and len(summary) == len(item.summary)
+
+
 def _reasoning_to_chat(item: Reasoning, account: Account, place: tuple[int, ...]) -> None:
-    if item.summary:
+    # A summary that says what the reasoning says is one we emulated; leaving it out loses nothing.
+    if item.summary and not _same_words(item):
         beside = "beside the reasoning" if item.content else "alone"
         account.note(f"input[*].summary: {beside}", *place)
     if item.encrypted is not None:
@@ -380,11 +389,7 @@ def blamed(fault: Fault, request: Request, wire: str | None) -> Fault:
     """
     if fault.param is None or wire not in _WORDS:
         return fault
-    param = _worded(fault.param, request, wire)
-    message = fault.message
-    if message.startswith(f"{fault.param}:"):
-        message = param + message.removeprefix(fault.param)
-    return replace(fault, param=param, message=message)
+    return about(fault, _worded(fault.param, request, wire))
 
 
 def _worded(name: str, request: Request, wire: str) -> str:

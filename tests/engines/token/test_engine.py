@@ -140,6 +140,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_in_tokens() -> None:
         assert failed.fault.blame == "client"
         assert "12 tokens" in failed.fault.message
         assert "10 tokens" in failed.fault.message
+        assert "'toy'" in failed.fault.message  # whose limit it is
 
 
 @pytest.mark.parametrize(

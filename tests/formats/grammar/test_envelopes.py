@@ -109,7 +109,7 @@ def test_an_answer_that_is_begun_cannot_be_bound_any_more() -> None:
     assert verdict(free, " go on<|return|>", *CONTROLS) == "whole"
 
 
-def test_harmony_with_namespaces_custom_tools_and_built_ins() -> None:
+def test_harmony_with_namespaces_and_custom_tools_and_without_built_ins() -> None:
     patch = CustomTool("patch", syntax="lark", grammar='start: "a"+ B\nB: /b{2}/\n%ignore " "')
     search = UnknownTool("responses", "web_search", {})
     tools = {"tools": (Namespace("git", (STRICT,)), patch, search)}
@@ -122,7 +122,7 @@ def test_harmony_with_namespaces_custom_tools_and_built_ins() -> None:
     assert harmony(f"{header}functions.patch<|message|>ab", **tools) == "begun"
     assert harmony(f"{header}functions.patch<|message|>c", **tools).startswith("wrong")
     built_in = "<|channel|>analysis to=browser.search code<|message|>{}<|call|>"
-    assert harmony(built_in, **tools) == "whole"
+    assert harmony(built_in, **tools).startswith("wrong")  # nobody would run it
     assert harmony(f"{FINAL}anything<|return|>", **tools) == "whole"
 
 

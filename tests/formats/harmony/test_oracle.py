@@ -35,7 +35,7 @@ from dragoman.core.item import (
     Thought,
 )
 from dragoman.core.ledger import Ledger
-from dragoman.core.request import FunctionTool, ReasoningOptions, Request, UnknownTool
+from dragoman.core.request import FunctionTool, ReasoningOptions, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.harmony.policy import Entry
@@ -135,7 +135,6 @@ tools = st.lists(
     max_size=3,
     unique_by=lambda tool: tool.name,
 ).map(tuple)
-hosted = st.lists(st.sampled_from(["web_search", "code_interpreter"]), unique=True, max_size=2)
 turns = st.lists(
     st.one_of(
         texts.map(lambda text: Message("user", text)),
@@ -145,16 +144,15 @@ turns = st.lists(
     max_size=6,
 )
 requests = st.builds(
-    lambda items, tools, kinds, instructions, effort: Request(
+    lambda items, tools, instructions, effort: Request(
         model="m",
         items=tuple(items),
-        tools=(*tools, *(UnknownTool("responses", kind, {}) for kind in kinds)),
+        tools=tools,
         instructions=instructions,
         reasoning=ReasoningOptions(effort=effort),
     ),
     turns,
     tools,
-    hosted,
     st.none() | words,
     st.sampled_from(["low", "medium", "high"]),
 )
@@ -169,13 +167,8 @@ def theirs(request, today):
         system = system.with_conversation_start_date(today)
     functions = []
     for tool in request.tools:
-        if isinstance(tool, FunctionTool):
-            description = tool.description or ""
-            functions.append(reference.ToolDescription.new(tool.name, description, tool.parameters))
-        elif tool.kind == "web_search":
-            system = system.with_browser_tool()
-        else:
-            system = system.with_python_tool()
+        description = tool.description or ""
+        functions.append(reference.ToolDescription.new(tool.name, description, tool.parameters))
     made = reference.Message.from_role_and_content
     messages = [made(reference.Role.SYSTEM, system)]
     developer = reference.DeveloperContent.new()

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.event import Delta, ItemAdded, PartAdded
+from dragoman.core.event import Delta, Finished, ItemAdded, PartAdded
 from dragoman.core.item import (
     CustomToolCall,
     FunctionCall,
@@ -13,9 +13,8 @@ from dragoman.core.item import (
     Text,
     Thought,
     Token,
-    Unknown,
 )
-from dragoman.core.request import FunctionTool, NamedTool, Request, UnknownTool
+from dragoman.core.request import FunctionTool, NamedTool, Namespace, Request, UnknownTool
 from dragoman.core.turn import Turn
 from dragoman.engines.token.stop import StoppingTurn
 from dragoman.formats.harmony import HARMONY
@@ -200,7 +199,8 @@ def test_unknown_recipients() -> None:
     (item,) = hear(text, PLAIN).items
     assert item == preamble("1+1")
     functions = Request(model="m", tools=(FunctionTool("f"),))
-    assert hear(text, functions).items == [called("python", "1+1")]
+    nobody = text.replace("python", "nobody")
+    assert hear(nobody, functions).items == [called("nobody", "1+1")]
     assert hear("<|channel|>final to=functions.<|message|>{}").items == [called("functions.", "{}")]
     nowhere = "<|channel|>commentary to=functions.g<|message|>{}"
     assert hear(nowhere, PLAIN).items == [called("g", "{}")]
@@ -208,42 +208,26 @@ def test_unknown_recipients() -> None:
     assert hear("<|channel|>commentary to=f<|message|>{}", forbidden).items == [preamble("{}")]
 
 
-@pytest.mark.parametrize(
-    ("call", "action"),
-    [
-        ('browser.search code<|message|>{"query":"x"}', {"type": "search", "query": "x"}),
-        ("browser.search<|message|>", {"type": "search", "query": ""}),
-        ("functions.browser.search<|message|>[1]", {"type": "search", "query": ""}),
-        (
-            'browser.open<|message|>{"id":"https://e.com"}',
-            {"type": "open_page", "url": "https://e.com"},
-        ),
-        ('browser.open<|message|>{"id":3}', {"type": "open_page", "url": None}),
-        (
-            'browser.find<|message|>{"pattern":"x"}',
-            {"type": "find_in_page", "pattern": "x", "url": ""},
-        ),
-    ],
-)
-def test_an_enabled_browser_is_an_item(call: str, action: object) -> None:
-    (item,) = hear(f"<|channel|>analysis to={call}<|call|>").items
-    assert isinstance(item, Unknown)
-    assert (item.wire, item.kind) == ("responses", "web_search_call")
-    assert item.value == {"status": "completed", "action": action}
+@pytest.mark.parametrize("offered", [TOOLS, PLAIN], ids=["tools", "no tools"])
+@pytest.mark.parametrize("name", ["browser.search", "functions.browser.open", "python"])
+def test_a_call_of_a_built_in_is_said_as_text_and_told_since_nobody_runs_it(
+    name: str, offered: Request
+) -> None:
+    call = f'<|channel|>analysis to={name} code<|message|>{{"query":"x"}}<|call|>'
+    heard = hear(f"{call}<|start|>assistant{call}", offered)
+    assert heard.items == [preamble('{"query":"x"}')] * 2
+    (end,) = (event for event in heard.events if isinstance(event, Finished))
+    assert (end.status, end.reasons) == ("completed", ("stop",))
+    (loss,) = end.losses
+    assert (loss.field, loss.action) == ("tools", "told")
+    assert "nobody here runs" in loss.why
 
 
-@pytest.mark.parametrize("name", ["python", "functions.python"])
-def test_an_enabled_interpreter_is_an_item(name: str) -> None:
-    heard = hear(f"<|channel|>analysis to={name} code<|message|>1+1<|call|>")
-    (item,) = heard.items
-    assert isinstance(item, Unknown)
-    assert item.kind == "code_interpreter_call"
-    assert (item.value["code"], item.value["status"]) == ("1+1", "completed")
-    assert item.extra == {"harmony": {"recipient": "python", "body": "1+1"}}
-    opened = next(event for event in heard.events if isinstance(event, ItemAdded))
-    assert isinstance(opened.item, Unknown)
-    assert (opened.item.id, opened.item.value["status"]) == ("ci_1_1", "in_progress")
-    assert heard.end.reasons == ("stop",)
+@pytest.mark.parametrize("name", ["browser", "python"])
+def test_a_namespace_of_the_client_is_called_though_a_built_in_has_its_name(name: str) -> None:
+    request = Request(model="m", tools=(Namespace(name, (FunctionTool("f"),)),))
+    text = f"<|channel|>commentary to={name}.f<|message|>{{}}<|call|>"
+    assert hear(text, request).items == [called("f", "{}", name)]
 
 
 def test_items_open_as_soon_as_they_are_known() -> None:
@@ -377,5 +361,5 @@ def test_r4_w6_what_a_tool_would_say_is_no_item() -> None:
     call = "<|channel|>analysis to=python code<|message|>1+1<|call|>"
     output = "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>"
     heard = hear(f"{call}{output}<|start|>assistant<|channel|>final<|message|>2<|return|>")
-    assert [type(item) for item in heard.items] == [Unknown, Message]
+    assert heard.items == [preamble("1+1"), final("2")]
     assert heard.parser.reasoning_tokens == 0

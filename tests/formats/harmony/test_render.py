@@ -132,14 +132,9 @@ def test_r4_11_functions_stand_behind_the_instructions() -> None:
     )
 
 
-def test_r4_12_built_ins_are_described_in_the_words_the_model_knows() -> None:
-    text = prompt(USER, tools=(PYTHON, SEARCH))
-    system = text[: text.index("<|end|>")]
-    assert "\n\n# Tools\n\n## browser\n\n// Tool for browsing.\n" in system
-    assert "Do not quote more than 10 words directly" in system
-    assert "// sources=web (default: web)\nnamespace browser {\n\n" in system
-    assert "\n\n} // namespace browser\n\n## python\n\nUse this tool to execute Python" in system
-    assert "## python" not in prompt(USER, tools=(SEARCH,))
+def test_r4_12_no_built_in_is_shown_where_a_hosted_tool_is_offered() -> None:
+    assert prompt(USER, tools=(PYTHON, SEARCH)) == prompt(USER)
+    assert losses(USER, tools=(PYTHON, SEARCH)) == [("tools[*]", "told")]
 
 
 def test_r4_13_a_string_is_one_user_message() -> None:
@@ -361,12 +356,23 @@ def test_what_the_model_cannot_take_is_told_or_refused() -> None:
     assert isinstance(HARMONY.render(Request(model="m", tools=(strange,))).losses[0], Loss)
 
 
-def test_the_namespace_of_a_built_in_is_taken() -> None:
-    with pytest.raises(FaultError, match="browser"):
-        prompt(USER, tools=(SEARCH, Namespace("browser", (FunctionTool("f"),))))
-    assert "namespace functions {\n\ntype f" in prompt(
-        USER, tools=(Namespace("functions", (FunctionTool("f"),)),)
-    )
+@pytest.mark.parametrize("name", ["functions", "browser"])
+def test_a_namespace_of_a_known_name_is_the_clients_own(name: str) -> None:
+    text = prompt(USER, tools=(SEARCH, Namespace(name, (FunctionTool("f"),))))
+    assert f"namespace {name} {{\n\ntype f = () => any;" in text
+
+
+def test_a_namespace_without_tools_is_named_with_its_description() -> None:
+    for about, shown in (("Nothing yet.", "\n\nNothing yet."), (None, "")):
+        assert f"# Tools\n\n## empty{shown}<|end|>" in prompt(
+            USER, tools=(Namespace("empty", (), about),)
+        )
+
+
+def test_a_function_with_an_empty_schema_takes_nothing() -> None:
+    """Responses has an empty schema where Chat leaves `parameters` out."""
+    for parameters in (None, {}):
+        assert "type f = () => any;" in prompt(USER, tools=(FunctionTool("f", None, parameters),))
 
 
 def test_controls_are_tokens() -> None:

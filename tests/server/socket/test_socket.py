@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from openai.types.responses import ResponsesServerEvent
+from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -177,6 +179,24 @@ async def test_a_failed_continuation_is_not_gone_on_from_again() -> None:
         assert again["error"]["code"] == "previous_response_not_found"
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("invalid_request", "Wrong.", "client"),
+        Fault("permission", "Not you.", "client"),
+        Fault("upstream_refused", "No.", "client", status=400),
+        Fault("upstream_refused", "No.", "client", status=400, upstream_code="bad_words"),
+        Fault("upstream_error", "It broke.", "upstream"),
+    ],
+)
+async def test_error_before_the_first_event_has_a_code_that_is_a_string(fault: Fault) -> None:
+    async with talking(Stub(Failed(fault))) as socket:
+        said = await turn(socket)
+    assert said["error"]["code"] == (fault.upstream_code or fault.code)
+    error = TypeAdapter[Any](ResponsesServerEvent).validate_python(said)
+    assert (error.type, error.error.message) == ("error", fault.message)
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_failure_of_the_model_evicts_too(late: bool) -> None:
     fault = Fault("upstream_unreachable", "It is not there.", "upstream")
@@ -201,6 +221,16 @@ async def test_a_compacted_conversation_begins_a_new_chain() -> None:
 
 
 # ---- what a socket has besides ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False, None])
+async def test_stream_in_a_frame_is_accepted_and_changes_nothing(stream: bool | None) -> None:
+    """Codex and the Agents SDK send the body they would POST; a socket streams whatever it says."""
+    async with talking() as socket:
+        await say(socket, stream=stream, stream_options={"include_obfuscation": False})
+        events = await hear(socket)
+    assert "response.output_text.delta" in [event["type"] for event in events]
+    assert events[-1]["type"] == "response.completed"
 
 
 async def test_nothing_is_generated_where_that_is_asked() -> None:
@@ -265,7 +295,7 @@ async def test_too_many_lanes_and_turns_are_refused(monkeypatch: pytest.MonkeyPa
         ("{}", "type"),
         ('{"type": "response.create", "input": "Hi"}', "model"),
         ('{"type": "response.create", "model": 3, "input": "Hi"}', "model"),
-        ('{"type": "response.create", "model": "m", "input": "Hi", "stream": true}', "stream"),
+        ('{"type": "response.create", "model": "m", "input": "Hi", "stream": "yes"}', "stream"),
         (
             '{"type": "response.create", "model": "m", "input": "Hi", "background": true}',
             "background",
@@ -282,6 +312,7 @@ async def test_a_frame_that_makes_no_sense_costs_the_socket_nothing(
         await socket.send(frame)
         error = json.loads(await socket.recv())
         assert (error["type"], error["status"], error["error"]["param"]) == ("error", 400, param)
+        assert error["error"]["code"] == "invalid_request"
         assert (await turn(socket))["type"] == "response.completed"
 
 

@@ -256,6 +256,12 @@ def test_o6_calls_of_hosted_tools_are_read_as_text_and_told() -> None:
     assert losses(Request(model="m", items=(ASK, search))) == {"input[1]": "emulated"}
 
 
+def test_trigger_that_is_not_the_last_item_is_dropped_and_reported() -> None:
+    trigger = Unknown("responses", "compaction_trigger", {})
+    assert messages(ASK, trigger, ASK) == messages(ASK, ASK)
+    assert losses(Request(model="m", items=(ASK, trigger, ASK))) == {"input[1]": "told"}
+
+
 def test_past_audio_without_an_id_is_its_transcript() -> None:
     spoken = Message("assistant", (Audio("QUI=", transcript="Hi."), Audio("QUI=")))
     assert messages(ASK, spoken)[1]["content"] == [

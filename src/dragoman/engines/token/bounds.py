@@ -50,11 +50,19 @@ class Bound(Struct, frozen=True):
     """The demands on one answer, and who keeps them.
 
     `constraint` makes one for each sequence that is held to them; with `asked` the answer is
-    looked at.
+    looked at. `described` says that there is a demand beside them which nobody keeps.
     """
 
     constraint: Callable[[], Constraint] | None
     asked: Demand | None
+    described: bool = False
+
+    @property
+    def sure(self) -> Guarantee:
+        """How sure an answer is in which nothing was found wrong."""
+        if self.described:
+            return "best-effort"
+        return "verified" if self.constraint is None else "enforced"
 
 
 class Bounds:
@@ -111,7 +119,7 @@ async def kept(batches: Batches, bound: Bound) -> Batches:
             if fold is not None:
                 fold.take(batch)
             if isinstance(start := batch[0], Started) and bound.constraint is not None:
-                batch[0] = replace(start, guarantee="enforced")
+                batch[0] = replace(start, guarantee=bound.sure)
             if isinstance(end := batch[-1], Finished):
                 batch[-1] = await _ended(end, bound, fold)
             yield batch
@@ -120,14 +128,13 @@ async def kept(batches: Batches, bound: Bound) -> Batches:
 async def _ended(event: Finished, bound: Bound, fold: Fold | None) -> Finished | Failed:
     """The end, with what a look at the answer said."""
     enforced = bound.constraint is not None
-    good: Guarantee = "enforced" if enforced else "verified"
     if fold is None or bound.asked is None:
-        return replace(event, guarantee=good)
+        return replace(event, guarantee=bound.sure)
     if event.status != "completed":
-        return replace(event, guarantee="enforced" if enforced else "best-effort")
+        return replace(event, guarantee=bound.sure if enforced else "best-effort")
     found = await asyncio.to_thread(_looked_at, bound.asked, fold.response)
     if found is None:
-        return replace(event, guarantee=good)
+        return replace(event, guarantee=bound.sure)
     if found.grave and not enforced:
         told = f"The model's answer is not what was demanded: {found.what}. Ask again."
         fault = Fault("upstream_error", told, "upstream")

@@ -19,6 +19,7 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import Token
 from dragoman.core.request import Request
+from dragoman.core.undo import undone
 from dragoman.engines.fanout import Merge
 from dragoman.engines.mint import now
 from dragoman.engines.wrap import told
@@ -170,7 +171,8 @@ class TokenEngine:
             bound = written if plan.bound is None else kept(written, plan.bound)
             async with aclosing(bound) as batches:
                 async for events in batches:
-                    yield events
+                    if events := undone(plan.undo, events):
+                        yield events
         except Exception as error:
             yield [Failed(told(error))]
 

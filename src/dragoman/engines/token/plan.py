@@ -14,13 +14,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.guarantee import WHOLE, demanded
+from dragoman.core.guarantee import WHOLE, demanded, unsure
 from dragoman.core.item import Message
 from dragoman.core.loss import Loss
+from dragoman.core.lower import Lowered, lower
 from dragoman.core.request import Request, Sampling
 from dragoman.core.turn import Turn
+from dragoman.core.undo import Undo, summarised
 from dragoman.engines.unsaid import unsaid
 from dragoman.formats.format import Format, Parser, Setting
+from dragoman.formats.prompt import Prompt
 from dragoman.formats.tokenizer import Tokenizer
 
 from .bounds import Bound, Bounds
@@ -51,7 +54,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """A request, ready to be written.
 
     `bound` is what its answer must be, where that is anything in particular. `markers` are texts
-    that end an answer and are no tokens here. `echo` is what the answer begins with.
+    that end an answer and are no tokens here. `echo` is what the answer begins with, and `undo`
+    takes back in its events what was rewritten of the request.
     """
 
     request: Request
@@ -61,6 +65,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     bound: Bound | None = None
     markers: tuple[str, ...] = ()
     echo: str | None = None
+    undo: Undo | None = None
 
 
 class Planner(Struct, frozen=True, kw_only=True):
@@ -86,30 +91,47 @@ class Planner(Struct, frozen=True, kw_only=True):
 
     async def count(self, request: Request) -> int:
         """How many tokens the prompt of a conversation has. Raises FaultError."""
-        return len((await _apart(self.prompt, request))[0])
+        return len((await _apart(self._lowered, request))[2])
 
     async def raw(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
         """A plan for a bare prompt. Raises FaultError."""
         return await asyncio.to_thread(self._raw, prompt, request, echo)
 
-    def prompt(self, request: Request) -> tuple[list[int], tuple[Loss, ...]]:
-        """The ids of a conversation, and what of it could not be said."""
+    def _lowered(self, request: Request) -> tuple[Lowered, Prompt, list[int]]:
+        """A request as the format can say it, its prompt, and the ids of that."""
+        lowered = lower(request, self.format.limits)
         setting = self.setting() if callable(self.setting) else self.setting
-        prompt = self.format.render(request, setting)
-        return prompt.ids(self.tokenizer), prompt.losses
+        try:
+            prompt = self.format.render(lowered.request, setting)
+        except FaultError as error:
+            raise FaultError(lowered.blamed(error.fault)) from error
+        return lowered, prompt, prompt.ids(self.tokenizer)
 
     def _chat(self, request: Request) -> Plan:
-        ids, losses = self.prompt(request)
-        ends, markers = self._ends(request)
-        job = self._job(ids, request, ends)
-        bound = self.bounds.bound(request, self.format.grammar(request), ends)
+        lowered, prompt, ids = self._lowered(request)
+        asked = lowered.request
+        ends, markers = self._ends(asked)
+        job = self._job(ids, asked, ends)
+        try:
+            bound = self.bounds.bound(asked, self.format.grammar(asked), ends)
+        except FaultError as error:
+            raise FaultError(lowered.blamed(error.fault)) from error
+        unkept = tuple(_unkept(asked, bound))
+        if lowered.described and unsure(request):
+            bound = replace(bound or Bound(None, None), described=True)
         return Plan(
-            request=request,
+            request=asked,
             jobs=self._alternatives(job, bound),
             bound=bound,
-            parser=lambda turn: self.format.parser(request, turn, self.tokenizer),
-            losses=(*losses, *_unkept(request, bound), *self._unheard(request.sampling)),
+            parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
+            losses=(
+                *lowered.losses,
+                *lowered.placed(prompt.losses),
+                *unkept,
+                *self._unheard(asked.sampling),
+            ),
             markers=markers,
+            undo=summarised(request, lowered.events),
         )
 
     def _raw(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
@@ -149,7 +171,7 @@ class Planner(Struct, frozen=True, kw_only=True):
             prompt=tuple(ids),
             sampling=request.sampling,
             ends=ends,
-            limit=room(ids, self.context, asked, self.max_tokens),
+            limit=room(ids, self.context, asked, self.max_tokens, request.model),
             size=self.tokenizer.size,
         )
 

@@ -48,15 +48,13 @@ class Callee(Struct, frozen=True):
 class Demand(Struct, frozen=True):
     """What the answer must be: text that is `text`, or calls of some of `tools`.
 
-    Without `text` there must be a call; `several` says that there may be more than one. `hosted`
-    says that the format's own tools may be called as well. `strict` is whether text that is
-    something else is worse than no answer.
+    Without `text` there must be a call; `several` says that there may be more than one. `strict` is
+    whether text that is something else is worse than no answer.
     """
 
     text: Body | None
     tools: tuple[Callee, ...]
     several: bool
-    hosted: bool = False
     strict: bool = False
 
 
@@ -77,7 +75,6 @@ def demand(request: Request) -> Demand | None:
         text=None if must else text or Anything(),
         tools=tools,
         several=request.parallel_tool_calls is not False,
-        hosted=choice in (None, "auto") and any(isinstance(t, UnknownTool) for t in request.tools),
         strict=request.format.strict is True
         if isinstance(request.format, JSONSchema)
         else not isinstance(request.format, JSONObject),

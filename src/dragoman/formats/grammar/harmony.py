@@ -16,8 +16,6 @@ from .body import Anything, JSONBody
 from .demand import Callee, Demand, demand
 from .lark import EITHER, Writer
 
-_BUILT_IN = ("browser.search", "browser.open", "browser.find", "python")
-
 
 def grammar(
     request: Request, opened: str | None = None, recipient: str | None = None
@@ -71,9 +69,6 @@ class _Envelope:
             to = f"commentary to={_recipient(tool)}"
             kind = "" if tool.custom else f'" " {writer.marker("<|constrain|>")} "json" '
             yield f"{writer.text(to)} {kind}{self._message()} {self._called(tool)}"
-        if asked.hosted:
-            names = writer.any_of(writer.text(f"analysis to={name}") for name in _BUILT_IN)
-            yield f'{names} " code" {self._message()} {writer.free()} {writer.marker("<|call|>")}'
         if asked.text is not None:
             json = isinstance(asked.text, JSONBody)
             kind = f'(" " {writer.marker("<|constrain|>")} "json")? ' if json else ""

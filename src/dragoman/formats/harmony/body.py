@@ -6,19 +6,16 @@ message ends is not known here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, Protocol
 
 from dragoman.core.item import (
-    JSON,
     CustomToolCall,
     FunctionCall,
     Message,
     Reasoning,
     Token,
-    Unknown,
 )
 from dragoman.core.turn import Turn
 
@@ -109,38 +106,6 @@ class Called:
         self._turn.shut(self._index)
 
 
-class Hosted:
-    """A call of a built-in, as the item that Responses has for it.
-
-    Word for word it is in the item's `extra`, for whoever runs it.
-    """
-
-    def __init__(self, turn: Turn, name: str, number: int) -> None:
-        self._turn = turn
-        self._name = name
-        self._pieces: list[str] = []
-        self.flow: Flow = self._pieces.append
-        self._id = f"{'ci' if name == 'python' else 'ws'}_{turn.id}_{number}"
-        self._index = turn.start(self._item("in_progress"))
-
-    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        self.flow(text)
-
-    def close(self, ending: Ending) -> None:
-        self._turn.shut(self._index, self._item(ending))
-
-    def _item(self, status: str) -> Unknown:
-        body = "".join(self._pieces)
-        extra = {"harmony": {"recipient": self._name, "body": body}}
-        if self._name == "python":
-            kind = "code_interpreter_call"
-            value: dict[str, JSON] = {"code": body, "container_id": "", "outputs": None}
-        else:
-            kind = "web_search_call"
-            value = {"action": _action(self._name, _arguments(body))}
-        return Unknown("responses", kind, {"status": status, **value}, self._id, extra)
-
-
 class Unsaid:
     """What somebody else would have said."""
 
@@ -151,27 +116,3 @@ class Unsaid:
 
     def close(self, ending: Ending) -> None:
         pass
-
-
-def _arguments(body: str) -> dict[str, JSON]:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _action(name: str, arguments: dict[str, JSON]) -> JSON:
-    """What the browser is to do, as far as the call alone says it."""
-
-    def text(key: str) -> str:
-        value = arguments.get(key)
-        return value if isinstance(value, str) else ""
-
-    match name:
-        case "browser.open":
-            return {"type": "open_page", "url": text("id") or None}
-        case "browser.find":
-            return {"type": "find_in_page", "pattern": text("pattern"), "url": text("url")}
-        case _:
-            return {"type": "search", "query": text("query")}

@@ -6,6 +6,7 @@ For models of the gpt-oss kind. Each side has a room of its own; here they are p
 from __future__ import annotations
 
 from dragoman.core.ledger import Ledger
+from dragoman.core.lower import Limits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
@@ -30,6 +31,8 @@ class Harmony:
     """
 
     name = "harmony"
+    limits = Limits(hosted_tools=False)
+    """Namespaces and tools of free text are its own; its built-in tools nobody here can run."""
 
     def __init__(self) -> None:
         self._known: tuple[Tokenizer, Vocabulary] | None = None
@@ -38,8 +41,8 @@ class Harmony:
         """The prompt, up to where the model begins to write: `<|start|>assistant`, or the midst of
         a message where one is to be continued or a certain tool must be called.
 
-        Raises FaultError: for the output of a call that does not come before it, for an item that
-        stands for something kept elsewhere, and for a namespace with the name of a built-in.
+        Raises FaultError: for the output of a call that does not come before it, and for an item
+        that stands for something kept elsewhere.
         """
         return render(request, setting)
 

@@ -10,9 +10,10 @@ import codecs
 from collections.abc import Sequence
 
 from dragoman.core.item import Token
+from dragoman.core.loss import Loss
 from dragoman.core.turn import Turn
 
-from .body import Body, Called, Ending, Flow, Hosted, Said, Thought, Unsaid
+from .body import Body, Called, Ending, Flow, Said, Thought, Unsaid
 from .header import Header, looks_like_one, read_header, without_role
 from .marks import (
     CHANNEL,
@@ -59,7 +60,6 @@ class HarmonyParser:
         self._body: Body | None = None
         self._flow: Flow | None = None  # where a token goes that is plain text of the body
         self._calls = 0
-        self._hosted = 0
         self._seen = 0  # tokens in all
         self._since = 0  # of them those before the message
         self._thinking = False
@@ -261,8 +261,9 @@ class HarmonyParser:
         callee = self._tools.callee(recipient)
         if callee is not None:
             if callee.kind == "built-in":
-                self._hosted += 1
-                return Hosted(turn, callee.name, self._hosted)
+                why = f"the model called its {callee.name}, which nobody here runs: said as text"
+                turn.lose(Loss("tools", "told", why))
+                return Said(turn, COMMENTARY_PHASE, final=False)
             self._calls += 1
             return Called(turn, callee)
         if recipient not in NOBODY:

@@ -113,7 +113,6 @@ def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
     return _paragraphs(
         "\n".join(line for line in about if line),
         f"Reasoning: {effort}",
-        tools.system_section(),
         "\n".join(channels),
     )
 
@@ -176,7 +175,7 @@ def _hosted(item: Unknown, place: int, ledger: Ledger) -> list[Piece]:
             call: list[Piece] = [START, "assistant", CHANNEL, header, MESSAGE, code, CALL]
             return call + _returned("python", "analysis", "\n".join(map(str, logs)))
         case _:
-            ledger.note("items[*]", "told", f"the model cannot read a {item.kind}", (place,))
+            ledger.note("items[*]", "told", f"the model cannot read a {kind_of(item)}", (place,))
             return []
 
 

@@ -1,7 +1,7 @@
 """The tools of a request as harmony knows them: namespaces to show, and recipients to call.
 
-Hosted tools for which the format has a built-in enable that; a namespace stays a namespace; a
-tool that takes free text is a function of one string. Running a tool is not known here.
+A namespace stays a namespace; a tool that takes free text is a function of one string. The
+format's built-in tools are never shown, since nobody here can run them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Literal
 from msgspec import Struct
 
 from dragoman.core.allowed import Allowed
-from dragoman.core.error import FaultError, bad_request
 from dragoman.core.ledger import Ledger
 from dragoman.core.request import (
     AllowedTools,
@@ -24,20 +23,12 @@ from dragoman.core.request import (
 )
 
 from . import typescript
-from .texts import BROWSER, PYTHON
 
 FUNCTIONS = "functions"
 """The namespace of tools that were given without one."""
 
-_BUILT_IN = {
-    "browser_search": BROWSER,
-    "code_interpreter": PYTHON,
-    "web_search": BROWSER,
-    "web_search_2025_08_26": BROWSER,
-    "web_search_preview": BROWSER,
-    "web_search_preview_2025_03_11": BROWSER,
-}
-"""The built-in that a hosted tool of this kind enables."""
+_BUILT_IN = ("browser", "python")
+"""Tools that the model was trained to have, and calls now and then though it has none."""
 
 NOBODY = ("", "assistant", "all", "user")
 """Recipients of what is said, and of no call."""
@@ -51,7 +42,7 @@ _Section = tuple[str | None, list[_Named]]
 
 
 class Callee(Struct, frozen=True):
-    """Whom a message of the model calls. `name` of a built-in is the whole recipient."""
+    """Whom a message of the model calls. A built-in is nobody that could answer."""
 
     kind: Literal["function", "custom", "built-in"]
     name: str
@@ -59,33 +50,19 @@ class Callee(Struct, frozen=True):
 
 
 class Toolkit:
-    """What the model may call in its answer to a request. Losses are entered in the ledger.
-
-    Raises FaultError where the name of a namespace is that of an enabled built-in.
-    """
+    """What the model may call in its answer to a request. Losses are entered in the ledger."""
 
     def __init__(self, request: Request, ledger: Ledger) -> None:
-        self.built_in: dict[str, Namespace] = {}
         self._sections: dict[str, _Section] = {}
         self._custom: dict[tuple[str | None, str], bool] = {}
         self._ledger = ledger
         for number, tool in _offered(request):
             self._offer(tool, number)
-        for name in self.built_in.keys() & self._sections.keys():
-            raise FaultError(bad_request(f"the namespace {name} is that of a built-in", "tools"))
 
     @property
     def gives_functions(self) -> bool:
         """Whether there is any tool without a namespace."""
         return FUNCTIONS in self._sections
-
-    def system_section(self) -> str:
-        """The built-ins, for the system message."""
-        shown: dict[str, _Section] = {}
-        for name, space in self.built_in.items():
-            tools = (tool for tool in space.tools if isinstance(tool, FunctionTool))
-            shown[name] = space.description, [(tool, "tools") for tool in tools]
-        return _section(shown)
 
     def developer_section(self) -> str:
         """The request's own tools, for the developer message."""
@@ -104,9 +81,9 @@ class Toolkit:
         for key in ((None, bare), (space, name)):
             if (custom := self._custom.get(key)) is not None:
                 return Callee("custom" if custom else "function", key[1], key[0])
-        if space in self.built_in:
-            return Callee("built-in", bare)
-        if bare != recipient or self._custom or self.built_in:
+        if space in _BUILT_IN and space not in self._sections:
+            return Callee("built-in", space)
+        if bare != recipient or self._custom:
             return Callee("function", bare)
         return None
 
@@ -127,8 +104,6 @@ class Toolkit:
                     self._show(member, tool.name, f"tools[{number}].tools[{place}]")
                     group = None if tool.name == FUNCTIONS else tool.name
                     self._custom[group, member.name] = isinstance(member, CustomTool)
-            case UnknownTool(kind=kind) if space := _BUILT_IN.get(kind):
-                self.built_in[space.name] = space
             case _:
                 self._ledger.note("tools[*]", "told", "the model has no such tool", (number,))
 

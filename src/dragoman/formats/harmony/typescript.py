@@ -32,7 +32,7 @@ def function(name: str, description: str | None, parameters: JSON, param: str = 
     }) => any;
     """
     lines = comment(description)
-    if parameters is None:
+    if not parameters:  # Responses has an empty schema where Chat leaves the field out
         return "\n".join([*lines, f"type {name} = () => any;"])
     writer = _Writer(name, parameters, param)
     shape = writer.type(parameters, "")

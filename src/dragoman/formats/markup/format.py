@@ -9,6 +9,7 @@ from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.markup import grammar
+from dragoman.formats.messages import LIMITS
 from dragoman.formats.prompt import Prompt
 from dragoman.formats.tokenizer import Tokenizer
 
@@ -27,6 +28,8 @@ class Markup:
     >>> Markup("hermes").stops(Request(model="m")).controls[0]
     '<|im_end|>'
     """
+
+    limits = LIMITS
 
     def __init__(self, profile: Profile | str) -> None:
         self.profile = BY_NAME[profile] if isinstance(profile, str) else profile

@@ -29,6 +29,12 @@ def frames(said: bytes, lane: str | None) -> Iterator[str]:
 
 
 def refusal(fault: Fault, lane: str | None) -> str:
-    """The frame that says that a turn failed before it began, or that a frame made no sense."""
-    told = {"type": "error", "status": error.status(fault), "error": error.error_object(fault)}
-    return body.dump(told if lane is None else {**told, "stream_id": lane}).decode()
+    """The frame that says that a turn failed before it began, or that a frame made no sense.
+
+    Its code is always a string: clients of sockets tell errors apart by it alone, and some know
+    no null there. Over HTTP the protocol has null where the type says it all.
+    """
+    object = error.error_object(fault)
+    object["code"] = object["code"] or fault.code
+    frame = {"type": "error", "status": error.status(fault), "error": object}
+    return body.dump(frame if lane is None else {**frame, "stream_id": lane}).decode()

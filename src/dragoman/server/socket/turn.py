@@ -29,8 +29,6 @@ from dragoman.wire.responses import RESPONSES
 from .near import Near
 
 CREATE = "response.create"
-_NOT_HERE = ("stream", "stream_options", "background")
-"""Fields of a request that make no sense on a socket, which always streams."""
 
 
 class Ask(Struct, frozen=True):
@@ -48,11 +46,11 @@ def understood(text: str | bytes) -> Ask:
     if kind != CREATE:
         raise FaultError(bad_request(f"is {kind!r}, and must be {CREATE!r}", "type"))
     generate = fields.boolean("generate")
+    fields.boolean("stream")  # Codex and the Agents SDK send it; a socket streams in any case
+    if fields.boolean("background"):
+        raise FaultError(bad_request("is not supported over WebSocket", "background"))
     said = fields.rest()
     said.pop("stream_id", None)
-    for name in _NOT_HERE:
-        if said.pop(name, None):
-            raise FaultError(bad_request("cannot be said on a socket", name))
     request = RESPONSES.decode_request(body.dump({**said, "stream": True}))
     return Ask(request, lane_of(fields), generate is not False)
 

@@ -46,7 +46,7 @@ def whole(said: bytes) -> Finished | None:
     """The end of an answer that came whole, with what it counted; None if it is no answer."""
     try:
         answer = _answer(said)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except body.BROKEN:
         return None
     return Finished("completed", (), usage.decode(answer.usage)) if answer.choices else None
 

@@ -60,7 +60,7 @@ def decode_request(data: bytes) -> Request | None:
     """The request in a plain body."""
     try:
         asked = _asked(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except body.BROKEN:
         return None
     old, new, options = asked.max_tokens, asked.max_completion_tokens, asked.stream_options
     if (old is not None and new is not None) or _answered_twice(asked.messages):
@@ -201,7 +201,7 @@ def read_answer(data: bytes, turn: Turn) -> bool:
         return False
     try:
         answer = _answered(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except body.BROKEN:
         return False
     (choice,) = answer.choices
     said = choice.message.content

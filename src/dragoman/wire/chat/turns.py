@@ -84,6 +84,8 @@ class _Writer:
         match item:
             case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
                 self._assistant(item)
+            case Unknown(kind="compaction_trigger"):
+                pass  # not the last item, where it would have been answered: it asks for nothing
             case Unknown():
                 self._assistant(item)
             case FunctionCallOutput() | CustomToolCallOutput():
