@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Finished, Started
+from dragoman.core.fold import unfold
 from dragoman.core.item import (
     Annotation,
     CustomToolCall,
@@ -20,7 +21,7 @@ from dragoman.core.item import (
     Reasoning,
     Thought,
 )
-from dragoman.core.request import Request
+from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.stores.base import (
     Conversation,
@@ -488,3 +489,170 @@ async def test_a_log_is_the_same_however_it_was_cut(words: list[str], data: st.D
     first = data.draw(st.integers(0, len(events)))
     log = await store.log("a", first)
     assert tuple(event for stretch in log for event in stretch.events) == events[first:]
+
+
+# ---- whole responses -----------------------------------------------------------------------
+
+
+def whole(id: str, **fields: object) -> Record:
+    """A record that has ended."""
+    made = answer(id)
+    return record(id, **({"status": "completed", "response": made} | fields))
+
+
+async def test_response_that_is_put_is_read_as_one_that_ended(store: Store) -> None:
+    await store.put(whole("a", metadata={"k": "v"}))
+    assert await store.get("t", "a") == whole("a", metadata={"k": "v"})
+    assert await store.get("other", "a") is None
+    assert await store.find_item("t", "msg_a_0") == answer("a").output[0]
+    assert await store.find_item("t", "msg_a") == whole("a").request.items[0]
+    await store.begin(record("b", previous="a"))
+    assert [found.id for found in await store.chain("t", "b")] == ["a", "b"]
+    assert await store.renew_leases(["a"], 99.0) == ("a",)
+    assert await store.take_orphans("me", 1e10, 2e10) == (
+        replace(record("b", previous="a"), owner="me", lease=2e10),
+    )
+    assert not await store.finish("a", answer("a", "other"))
+    with pytest.raises(StoreError, match="No response a"):
+        await store.append("a", LogSegment(0, EVENTS[:1]))
+    await store.wait("a", 99, 30)
+
+
+async def test_log_of_a_put_response_is_its_unfolding_and_lives_as_long(store: Store) -> None:
+    await store.put(whole("a", created_at=20))
+    events = tuple(unfold(answer("a")))
+    for first in range(len(events) + 1):
+        log = await store.log("a", first)
+        assert tuple(event for segment in log for event in segment.events) == events[first:]
+    assert await store.sweep(100.0) == 0  # older than a log may be, and younger than a response
+    assert await store.log("a") != ()
+    assert await store.sweep(121.0) == 1
+    assert await store.log("a") == ()
+
+
+async def test_put_adds_to_conversation_outbox_and_calls(store: Store) -> None:
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50))
+    message = OutboxMessage(id="l", target="http://x", body=b"said", due=10.0)
+    made = called("a", THOUGHT, CALL)
+    said = Message("user", "said", id="1")
+    await store.put(whole("a", conversation="v", response=made), [said], [message])
+    assert await store.get_item("t", "v", "1") == said
+    assert await store.take_due(10.0, 20.0) == (replace(message, due=20.0, attempts=1),)
+    assert await store.find_answers("t", [call_digest(CALL)]) == (StoredAnswer("m", made),)
+
+
+async def test_id_that_is_taken_fails_one_put_of_many(store: Store) -> None:
+    await store.put(whole("r5"))
+    results = await asyncio.gather(
+        *(store.put(whole(f"r{n}")) for n in range(10)), return_exceptions=True
+    )
+    assert [n for n, result in enumerate(results) if result is not None] == [5]
+    with pytest.raises(StoreError, match="a response r5 already"):
+        raise results[5] or AssertionError
+    for n in range(10):
+        assert await store.get("t", f"r{n}") == whole(f"r{n}")
+
+
+async def test_record_that_has_not_ended_is_no_whole_response(store: Store) -> None:
+    with pytest.raises(ValueError, match="has not ended"):
+        await store.put(record("a"))
+
+
+# ---- large parts ---------------------------------------------------------------------------
+
+
+TOOLS = (FunctionTool("clock", "Tells the time. " * 200, {"type": "object"}),)
+LONG = "Be kind. " * 500
+
+
+def large(id: str, turns: int, **fields: object) -> Record:
+    """A request that sends a whole history again, some items with the ids they got."""
+    items = tuple(
+        Message("user", f"turn {n} " * 50, id=f"msg_own_{n}" if n % 2 else f"msg_{id}_in{n}")
+        for n in range(turns)
+    )
+    asked = Request(model="m", items=items, tools=TOOLS, instructions=LONG)
+    return whole(id, request=asked, **fields)
+
+
+async def test_large_requests_come_back_as_they_were(store: Store) -> None:
+    odd = Message("user", "half \ud83d " * 1_000, id="msg_odd")
+    asked = Request(model="m", items=(odd,), tools=TOOLS, instructions=LONG + "\ud83d")
+    strange = whole("b", request=asked, previous="a")
+    await store.put(large("a", 40))
+    await store.put(strange)
+    await store.put(large("c", 300, previous="b"))
+    assert await store.get("t", "a") == large("a", 40)
+    expected = (large("a", 40), strange, large("c", 300, previous="b"))
+    assert await store.chain("t", "c") == expected
+    assert await store.find_item("t", "msg_own_17") == large("a", 40).request.items[17]
+    assert await store.find_item("t", "msg_c_in20") == large("c", 40).request.items[20]
+
+
+async def test_part_outlives_one_of_its_responses_and_not_the_last(store: Store) -> None:
+    for id in "abc":
+        await store.put(large(id, 40))
+    await store.put(large("d", 40, tenant="other"))
+    for gone, left in (("a", "bc"), ("c", "b")):
+        assert await store.delete("t", gone)
+        for id in left:
+            assert await store.get("t", id) == large(id, 40)
+    assert await store.delete("t", "b")
+    assert await store.get("other", "d") == large("d", 40, tenant="other")
+    await store.put(large("e", 40))
+    assert await store.get("t", "e") == large("e", 40)
+    await store.sweep(1e6)
+    await store.put(large("f", 40))
+    assert await store.get("t", "f") == large("f", 40)
+
+
+async def test_chain_does_not_cross_tenants(store: Store) -> None:
+    await store.put(whole("a", tenant="other"))
+    await store.put(whole("b", previous="a"))
+    assert await store.chain("t", "b") == ()
+
+
+@pytest.mark.parametrize("lease", [50.0, 52.0])
+async def test_run_is_no_orphan_until_its_lease_ends(store: Store, lease: float) -> None:
+    await store.begin(record("a", owner="me", lease=lease))
+    assert await store.take_orphans("you", 50.0, 99.0) == ()
+    await store.begin(record("b", owner="dead", lease=49.0))
+    (taken,) = await store.take_orphans("you", 50.0, 99.0)
+    assert taken.id == "b"
+    (taken,) = await store.take_orphans("you", lease + 0.1, 99.0)
+    assert (taken.id, taken.owner, taken.lease) == ("a", "you", 99.0)
+
+
+async def test_failed_write_leaves_nothing_though_others_beside_it_stand(store: Store) -> None:
+    unnamed = [Message("user", "one", id="1"), Message("user", "two", id="1")]
+    talks = [Conversation(id=f"v{n}", tenant="t", created_at=50) for n in range(6)]
+    results = await asyncio.gather(
+        *(
+            store.create_conversation(talk, unnamed if n == 3 else unnamed[:1])
+            for n, talk in enumerate(talks)
+        ),
+        return_exceptions=True,
+    )
+    assert [n for n, result in enumerate(results) if result is not None] == [3]
+    for n in range(6):
+        page = await store.list_items("t", f"v{n}")
+        assert (page is None) == (n == 3)
+    await store.create_conversation(talks[3], unnamed[:1])
+    with pytest.raises(StoreError, match="an id of its own"):
+        await store.add_items("t", "v3", [Message("user", "new", id="9"), unnamed[0]])
+    assert await store.get_item("t", "v3", "9") is None
+
+
+async def test_many_kinds_of_writes_at_once_all_succeed(store: Store) -> None:
+    async def live(n: int) -> None:
+        await store.begin(record(f"s{n}"))
+        assert await store.finish(f"s{n}", answer(f"s{n}"), LogSegment(0, EVENTS))
+
+    await asyncio.gather(
+        *(store.put(whole(f"r{n}")) for n in range(100)),
+        *(live(n) for n in range(50)),
+        *(store.put(large(f"l{n}", 20)) for n in range(20)),
+    )
+    page = await store.list_responses("t", None, Paging(limit=500))
+    assert len(page.records) == 170
+    assert all(found.response == answer(found.id) for found in page.records)

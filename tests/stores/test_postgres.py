@@ -9,10 +9,12 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.event import Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
+from dragoman.core.response import Response
 from dragoman.stores import postgres as pg
 from dragoman.stores.base import LogSegment, Record, Retention, StoreError
 from dragoman.stores.factory import open_store
@@ -119,3 +121,69 @@ async def test_cut_connections_are_made_again(postgres: Postgres) -> None:
     await kept.append("a", FIRST)
     await waiting
     await kept.close()
+
+
+def whole(id: str) -> Record:
+    """A record that has ended, of a request with a large part."""
+    made = record(id)
+    asked = Request(model="m", items=made.request.items, instructions="Be kind. " * 500)
+    done = Response(id=id, created_at=50, model="m", status="completed")
+    return replace(made, request=asked, status="completed", response=done)
+
+
+async def test_end_of_a_run_notifies_other_servers(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pg, "POLL", 1_000.0)
+    here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
+    await here.begin(record("a"))
+    done = Response(id="a", created_at=50, model="m", status="completed")
+    async with there._pubsub.subscribe("a") as notified:
+        waiting = asyncio.create_task(there.wait("a", 0, 60.0))
+        assert await here.finish("a", done)
+        async with asyncio.timeout(20.0):
+            await waiting
+            await notified.wait()
+    await here.close()
+    await there.close()
+
+
+async def test_run_that_another_server_is_ending_is_passed_over_not_waited_for(
+    postgres: Postgres,
+) -> None:
+    address = await postgres.database()
+    store = PostgresStore(address)
+    for id in "ab":
+        await store.begin(replace(record(id), lease=10.0))
+    connection = await asyncpg.connect(address)
+    async with connection.transaction():
+        await connection.execute(
+            """SELECT 1 FROM dragoman.runs u JOIN dragoman.responses r ON r.seq = u.seq
+                WHERE r.id = 'a' FOR UPDATE OF u"""
+        )
+        async with asyncio.timeout(20.0):
+            taken = await store.take_orphans("me", 50.0, 60.0)
+    assert [each.id for each in taken] == ["b"]
+    await connection.close()
+    await store.close()
+
+
+async def test_part_is_deleted_with_its_last_response_and_never_before(postgres: Postgres) -> None:
+    address = await postgres.database()
+    stores = [PostgresStore(address) for _ in range(3)]
+
+    async def churn(store: PostgresStore, name: str) -> None:
+        for n in range(20):
+            await store.put(whole(f"{name}{n}"))
+            found = await store.get("t", f"{name}{n}")
+            assert found is not None
+            assert found.request == whole(f"{name}{n}").request
+            assert await store.delete("t", f"{name}{n}")
+
+    await asyncio.gather(*(churn(store, name) for store, name in zip(stores, "abc", strict=True)))
+    connection = await asyncpg.connect(address)
+    for table in ("responses", "parts", "part_uses"):
+        assert await connection.fetchval(f"SELECT count(*) FROM dragoman.{table}") == 0
+    await connection.close()
+    for store in stores:
+        await store.close()

@@ -6,10 +6,12 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.event import Finished
 from dragoman.core.item import Message
@@ -117,3 +119,108 @@ def test_a_file_that_stays_locked_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(sqlite3.OperationalError):
         sqlite._write_ahead(locked)
     assert locked.tries > 1
+
+
+# ---- what is in the file -------------------------------------------------------------------
+
+
+def whole(id: str, **asked: object) -> Record:
+    """A record that has ended, of a request with large parts."""
+    items = tuple(Message("user", f"turn {n} " * 50, id=f"msg_{id}_in{n}") for n in range(40))
+    request = Request(model="m", items=items, instructions="Be kind. " * 500, **asked)
+    done = Response(id=id, created_at=50, model="m", status="completed")
+    return Record(
+        id=id,
+        tenant="t",
+        wire="responses",
+        created_at=50,
+        request=request,
+        status="completed",
+        response=done,
+    )
+
+
+def counted(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        return int(count)
+
+
+async def test_history_sent_again_takes_no_room_and_is_deleted_with_its_last_response(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    await store.put(whole("a"))
+    parts = counted(path, "parts")
+    assert parts > 3
+    for id in "bc":
+        await store.put(whole(id))
+    assert counted(path, "parts") == parts
+    await store.delete("t", "a")
+    assert counted(path, "parts") == parts
+    await store.delete("t", "b")
+    await store.sweep(1e9)
+    for table in ("responses", "ends", "segments", "parts", "part_uses", "item_index"):
+        assert counted(path, table) == 0, table
+    await store.close()
+
+
+async def test_unary_answer_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    request = Request(model="m", items=(Message("user", "Hi", id="msg_a_in0"),))
+    await store.put(replace(whole("a"), request=request))
+    tables = ("responses", "runs", "ends", "segments", "parts", "part_uses", "item_index", "calls")
+    assert [counted(path, table) for table in tables] == [1, 0, 0, 0, 0, 0, 0, 0]
+    await store.close()
+
+
+async def test_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "store.db"
+    store = SqliteStore(path)
+    await store.put(whole("a"))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    files = [path, *path.parent.glob("store.db-*")]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    await store.close()
+
+
+def test_every_connection_syncs_so_that_a_power_cut_leaves_the_file_whole(tmp_path: Path) -> None:
+    with closing(sqlite.connect(tmp_path / "store.db")) as connection:
+        normal, wal = connection.execute("PRAGMA synchronous").fetchone(), "wal"
+        assert normal == (1,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == (wal,)
+
+
+async def test_writes_of_one_turn_share_a_commit(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    statements: list[str] = []
+    store._writer._connection.set_trace_callback(statements.append)
+    await asyncio.gather(*(store.put(whole(f"r{n}")) for n in range(20)))
+    await store.close()
+    assert statements.count("COMMIT") == 1
+    assert sum("INTO responses" in each for each in statements) == 1
+
+
+async def test_commit_that_fails_fails_all_its_writes(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("DROP TABLE part_uses")
+    results = await asyncio.gather(
+        *(store.put(whole(f"r{n}")) for n in range(3)), return_exceptions=True
+    )
+    assert [str(result) for result in results] == [
+        "The store could not be written: no such table: part_uses."
+    ] * 3
+    assert counted(path, "responses") == 0
+    await store.close()
+
+
+async def test_store_is_used_by_several_event_loops(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await asyncio.to_thread(asyncio.run, store.put(whole("a")))
+    await store.put(whole("b"))
+    assert await store.get("t", "a") == whole("a")
+    await store.close()

@@ -63,6 +63,9 @@ from .sql import (
     rows_of,
 )
 
+LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
+"""The first statement of what deletes responses: meanwhile no other server stores or deletes uses
+of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
 POLL = 1.0
 """Seconds after which one who waits looks again, though no notification came."""
 
@@ -427,6 +430,7 @@ class PostgresStore(Rows):
         """Delete a response and its log."""
         statement = "DELETE FROM responses WHERE id = $1 AND tenant = $2 RETURNING parts"
         async with self._database.transaction() as connection:
+            await connection.execute(LOCK_USES)
             gone = await connection.fetch(statement, *bound((id, tenant)))
             await _forget_parts(connection, gone)
         self._pubsub.publish_soon(id)
@@ -494,6 +498,7 @@ class PostgresStore(Rows):
         retention = self._retention
         old = now - retention.max_age
         async with self._database.transaction() as connection:
+            await connection.execute(LOCK_USES)
             gone = await connection.fetch(
                 """DELETE FROM responses WHERE seq NOT IN (SELECT seq FROM runs) AND (
                     created_at < $1::float8 OR seq IN (
@@ -534,8 +539,8 @@ async def _insert(connection: Session, record: Record) -> int:
     except UniqueViolationError:
         raise StoreError(f"There is a response {record.id} already.") from None
     if parts:
-        # Uses come before parts: the lock on their table keeps `_forget_parts` from deleting a part
-        # that another server has just found to be there.
+        # Uses come before parts: from here on LOCK_USES makes a deletion wait, so that it does not
+        # remove a part that is found to be there.
         found = sorted(dict(parts).items())
         uses = "INSERT INTO part_uses SELECT $1, digest FROM unnest($2::bytea[]) AS digest"
         await connection.execute(uses, seq, [digest for digest, _ in found])
@@ -546,9 +551,8 @@ async def _insert(connection: Session, record: Record) -> int:
 
 
 async def _forget_parts(connection: Session, gone: Sequence[asyncpg.Record]) -> None:
-    """Delete the parts that only deleted responses used."""
+    """Delete the parts that only deleted responses used; LOCK_USES comes before."""
     if found := sorted({digest for row in gone for digest in digests(row[0])}):
-        await connection.execute("LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE")
         await connection.execute(
             """DELETE FROM parts WHERE digest = ANY($1)
                 AND NOT EXISTS (SELECT 1 FROM part_uses WHERE part_uses.digest = parts.digest)""",

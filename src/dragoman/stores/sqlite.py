@@ -63,7 +63,6 @@ Values = Sequence[object]
 Table = tuple[str, str]
 """The beginning of an INSERT, up to VALUES, and the places of one row."""
 Insert = tuple[Table, Values]
-"""A row for a table."""
 
 POLL = 0.05
 """Seconds between two looks at what another process may have written."""
@@ -80,7 +79,6 @@ CLOSED = "The store is closed."
 
 
 # ---- errors --------------------------------------------------------------------------------
-
 
 ELSE = "or choose with --store: sqlite:PATH is another file, and none keeps nothing."
 _WRITING = "Let this user write to it and to its folder, "
@@ -214,7 +212,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="dragoman-store", daemon=True)
         self._thread.start()
 
-    async def write(self, inserts: Sequence[Insert], work: Work[T] | None = None) -> T | None:
+    async def write(self, inserts: Sequence[Insert], work: Work[Any] | None = None) -> Any:
         """Insert rows and then do work in the same transaction; returns once that is committed.
 
         Raises what the work raises, StoreError when the file cannot be written, and NotUniqueError
@@ -229,14 +227,12 @@ class Writer:
             turn = self._turns[loop] = []
             loop.call_soon(self._hand_over, loop)
         turn.append(write)
-        result: T | None = await write.future
-        return result
+        return await write.future
 
     async def run(self, work: Work[T]) -> T:
         """Do work inside a transaction; see `write`."""
-        result: Any = await self.write((), work)
-        done: T = result
-        return done
+        result: T = await self.write((), work)
+        return result
 
     async def close(self) -> None:
         """Write what is waiting and end."""
@@ -406,10 +402,8 @@ class SqliteStore(Rows):
 
     async def begin(self, record: Record) -> None:
         """Store a run that is about to start."""
-        inserts = _inserts(record)
-        conversation = None if record.conversation is None else clean(record.conversation)
-        inserts.append((_RUN, (inserts[0][1][0], clean(record.owner), record.lease, conversation)))
-        await self._insert(record.id, inserts)
+        run = bound((record.id, record.owner, record.lease, record.conversation))
+        await self._insert(record.id, [*_inserts(record), (_RUN, run)])
 
     async def put(
         self,
@@ -422,14 +416,11 @@ class SqliteStore(Rows):
         inserts = _inserts(record)
         id, tenant = inserts[0][1][:2]
         inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
-        if not items and not messages:
-            await self._insert(record.id, inserts)
-            return
 
         def work(connection: Connection) -> None:
             _add_to(connection, record.tenant, record.conversation, items, messages)
 
-        await self._insert(record.id, inserts, work)
+        await self._insert(record.id, inserts, work if items or messages else None)
 
     async def _insert(
         self, id: str, inserts: Sequence[Insert], work: Work[None] | None = None
@@ -467,9 +458,8 @@ class SqliteStore(Rows):
                 _append(connection, id, segment, events)
             connection.execute("INSERT INTO ends (seq, response) VALUES (?, ?)", (seq, data))
             connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
-            own = clean(id)
-            insert(connection, [(_INDEX, (own, tenant, key)) for key in keys])
-            insert(connection, [(_CALL, (own, tenant, digest)) for digest in called])
+            insert(connection, [(_INDEX, (clean(id), tenant, key)) for key in keys])
+            insert(connection, [(_CALL, (clean(id), tenant, digest)) for digest in called])
             _add_to(connection, tenant, conversation, items, messages)
             return True
 
@@ -503,10 +493,10 @@ class SqliteStore(Rows):
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response and its log."""
-        statement = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
+        own = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
 
         def work(connection: Connection) -> bool:
-            found = rows(connection, statement, id, tenant)
+            found = rows(connection, own, id, tenant)
             _forget(connection, found)
             return bool(found)
 

@@ -65,6 +65,9 @@ class Run:
         self.task: asyncio.Task[None] | None = None
         self.stopped: Fault | None = None
         self.watch: Watch | None = None  # over the work for a client
+        # Nobody can follow an answer that is not streamed before it is there: the store gets it
+        # whole, as one row at its end.
+        self._whole = not record.request.stream and not record.background
         self._store = store
         self._turn = turn  # what the request adds to its conversation
         self._announce = announce
@@ -89,12 +92,14 @@ class Run:
         # same, or else nobody would know what the store has.
         loop = asyncio.get_running_loop()
         self._going[self.record.id] = self
-        self._begun = loop.create_task(self._begin())
+        if not self._whole:
+            self._begun = loop.create_task(self._begin())
         try:
             async with aclosing(batches):
                 async for batch in batches:
                     if not self.events:
-                        await asyncio.shield(self._begun)
+                        if self._begun is not None:
+                            await asyncio.shield(self._begun)
                         if isinstance(batch[0], Failed):  # it never began; nobody knows its id
                             yield batch
                             return
@@ -105,7 +110,7 @@ class Run:
                         yield [*batch[:-1], await asyncio.shield(self._ending)]
                         return
                     self.visible = len(self.events)
-                    if self._timer is None:
+                    if self._timer is None and not self._whole:
                         self._timer = loop.call_later(BEHIND, self._write_behind)
                     if self._waiting:
                         self._wake()
@@ -149,8 +154,8 @@ class Run:
             return
         if self._begun is not None:
             await self._begun
-        with suppress(StoreError):
-            await self._store.delete(self.record.tenant, self.record.id)
+            with suppress(StoreError):
+                await self._store.delete(self.record.tenant, self.record.id)
         self._over()
 
     # ---- in the background ---------------------------------------------------------------
@@ -294,6 +299,10 @@ class Run:
         turn = self._turn + response.output if response.status == "completed" else ()
         letters = self._announce(self.record, response)
         try:
+            if self._whole:
+                whole = replace(self.record, status=response.status, response=response)
+                await self._store.put(whole, turn, letters)
+                return True
             return await self._store.finish(self.record.id, response, rest, turn, letters)
         except StoreError:
             return False
