@@ -25,7 +25,8 @@ from dragoman.core.response import Response
 from .base import Conversation, Record, RunStatus, input_id
 
 LARGE = 1_024
-"""Characters of instructions, or bytes of tools, from which on they are parts."""
+"""Bytes of a whole record, of its tools, or characters of its instructions: below it nothing is
+worth to be a part."""
 BLOCK_ITEMS, BLOCK_BYTES = 16, 4_096
 """A block of input items ends with the first item that brings it to one of these. Blocks are cut
 from the start, so that a history that only grows has the same blocks in every request."""
@@ -110,7 +111,7 @@ def _restored(event: Event) -> Event:
 
 def pack_record(record: Record) -> tuple[bytes, list[Part]]:
     """A record as bytes, without what has a column of its own, and the parts it refers to."""
-    request, parts = record.request, list[Part]()
+    request = replace(record.request, items=_as_given(record.request.items, record.id))
     body = _Body(
         request,
         record.status if record.running else "in_progress",
@@ -119,19 +120,18 @@ def pack_record(record: Record) -> tuple[bytes, list[Part]]:
         record.background,
         record.conversation,
     )
-    fields: dict[str, Any] = {"items": _as_given(request.items, record.id)}
-    if request.instructions is not None and len(request.instructions) > LARGE:
-        body.instructions = _add(parts, record.tenant, pack(request.instructions))
-        fields["instructions"] = None
-    if request.tools and len(tools := pack(request.tools)) > LARGE:
-        body.tools = _add(parts, record.tenant, tools)
-        fields["tools"] = ()
-    blocks, rest = _blocks(fields["items"])
-    if blocks:
-        body.blocks = tuple(_add(parts, record.tenant, block) for block in blocks)
-        fields["items"] = rest
-    body.request = replace(request, **fields)
-    return _RECORD + pack(body), parts
+    data, parts = pack(body), list[Part]()
+    if len(data) > LARGE:
+        body.blocks, items = _blocks(parts, record.tenant, request.items)
+        body.request = replace(request, items=items)
+        if request.instructions is not None and len(request.instructions) > LARGE:
+            body.instructions = _add(parts, record.tenant, pack(request.instructions))
+            body.request = replace(body.request, instructions=None)
+        if request.tools and len(tools := pack(request.tools)) > LARGE:
+            body.tools = _add(parts, record.tenant, tools)
+            body.request = replace(body.request, tools=())
+        data = pack(body)
+    return _RECORD + data, parts
 
 
 def unpack_record(
@@ -223,8 +223,10 @@ def _as_given(items: Sequence[Item], id: str) -> tuple[Item, ...]:
     )
 
 
-def _blocks(items: tuple[Item, ...]) -> tuple[list[bytes], tuple[Item, ...]]:
-    """The blocks of a list of items, packed, and the items behind the last block."""
+def _blocks(
+    parts: list[Part], tenant: str, items: tuple[Item, ...]
+) -> tuple[tuple[bytes, ...], tuple[Item, ...]]:
+    """Note the blocks of a list of items; gives their digests and the items behind the last."""
     blocks: list[bytes] = []
     packed: list[bytes] = []
     start = size = 0
@@ -232,10 +234,10 @@ def _blocks(items: tuple[Item, ...]) -> tuple[list[bytes], tuple[Item, ...]]:
         packed.append(pack(item))
         size += len(packed[-1])
         if size >= BLOCK_BYTES or len(packed) == BLOCK_ITEMS:
-            blocks.append(_joined(packed) or pack(items[start:place]))
+            blocks.append(_add(parts, tenant, _joined(packed) or pack(items[start:place])))
             start, size = place, 0
             packed.clear()
-    return blocks, items[start:]
+    return tuple(blocks), items[start:]
 
 
 def _joined(packed: Sequence[bytes]) -> bytes | None:

@@ -337,11 +337,11 @@ _ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")
 
 
 def index_keys(id: str, items: Iterable[Item]) -> list[str]:
-    """The keys that items of a response need in the index: all but the response's own id, which
-    finds it anyway."""
-    keys = dict.fromkeys(clean(index_key(item.id)) for item in items if item.id)
-    keys.pop(id, None)
-    return list(keys)
+    """The keys that items of a response need in the index: none for the ids that hold the
+    response's own, which finds them anyway."""
+    own = f"_{id}_"
+    others = (item.id for item in items if item.id and own not in item.id)
+    return list(dict.fromkeys(clean(index_key(other)) for other in others))
 
 
 def _direction(paging: Paging) -> tuple[str, str]:
