@@ -112,7 +112,7 @@ SQLITE: tuple[str, ...] = (
         length INTEGER NOT NULL,
         events BLOB NOT NULL,
         PRIMARY KEY (seq, first)
-    ) WITHOUT ROWID;
+    );
     CREATE TABLE ends (
         seq INTEGER PRIMARY KEY,
         response BLOB NOT NULL

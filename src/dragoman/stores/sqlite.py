@@ -38,13 +38,11 @@ from .base import (
 from .schema import SQLITE
 from .serialize import digests, pack
 from .sql import (
-    APPEND,
     EXTEND,
     HELD,
     INSERT,
     LAST,
     LENGTH,
-    LIVE,
     OPEN,
     POST,
     Row,
@@ -77,8 +75,6 @@ SWEPT = 250
 """Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
 CLOSED = "The store is closed."
 
-
-# ---- errors --------------------------------------------------------------------------------
 
 ELSE = "or choose with --store: sqlite:PATH is another file, and none keeps nothing."
 _WRITING = "Let this user write to it and to its folder, "
@@ -140,6 +136,11 @@ _RUN: Table = ("INSERT INTO runs (seq, owner, lease, conversation)", f"({_SEQ}, 
 _PART: Table = ("INSERT OR IGNORE INTO parts (digest, data)", "(?, ?)")
 _USE: Table = ("INSERT OR IGNORE INTO part_uses (seq, digest)", f"({_SEQ}, ?)")
 _INDEX: Table = ("INSERT OR IGNORE INTO item_index (seq, tenant, item)", f"({_SEQ}, ?, ?)")
+_LIVE = f"SELECT seq FROM runs WHERE seq = {_SEQ}"
+_ENDED = f"""DELETE FROM runs WHERE seq = {_SEQ} RETURNING seq,
+    (SELECT tenant FROM responses WHERE responses.seq = runs.seq), conversation"""
+_APPENDED = """INSERT INTO segments (seq, first, length, events) SELECT ?1, ?2, ?3, ?4 WHERE ?2 =
+    coalesce((SELECT first + length FROM segments WHERE seq = ?1 ORDER BY first DESC LIMIT 1), 0)"""
 _CALL: Table = ("INSERT OR REPLACE INTO calls (seq, tenant, digest)", f"({_SEQ}, ?, ?)")
 
 
@@ -432,8 +433,16 @@ class SqliteStore(Rows):
 
     async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run."""
-        data = pack(segment.events)
-        await self._writer.run(lambda connection: _append(connection, id, segment, data))
+        data, own = pack(segment.events), clean(id)
+
+        def work(connection: Connection) -> None:
+            live = connection.execute(_LIVE, (own,)).fetchone()
+            if live is None:
+                raise StoreError(f"No response {id} is being made.")
+            if not _append(connection, live[0], segment, data):
+                raise StoreError(f"The log of {id} has a gap before {segment.first}.")
+
+        await self._writer.run(work)
         self._notify(id)
 
     async def finish(
@@ -447,19 +456,18 @@ class SqliteStore(Rows):
         """End a run with its response."""
         data = pack(response)
         events = b"" if segment is None else pack(segment.events)
-        keys, called = index_keys(id, response.output), call_digests(response)
+        keys, called, own = index_keys(id, response.output), call_digests(response), clean(id)
 
         def work(connection: Connection) -> bool:
-            live = rows(connection, LIVE, id)
-            if not live:
+            live = connection.execute(_ENDED, (own,)).fetchone()
+            if live is None:
                 return False
-            ((seq, tenant, conversation),) = live
-            if segment is not None:
-                _append(connection, id, segment, events)
+            seq, tenant, conversation = live
+            if segment is not None and not _append(connection, seq, segment, events):
+                raise StoreError(f"The log of {id} has a gap before {segment.first}.")
             connection.execute("INSERT INTO ends (seq, response) VALUES (?, ?)", (seq, data))
-            connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
-            insert(connection, [(_INDEX, (clean(id), tenant, key)) for key in keys])
-            insert(connection, [(_CALL, (clean(id), tenant, digest)) for digest in called])
+            insert(connection, [(_INDEX, (own, tenant, key)) for key in keys])
+            insert(connection, [(_CALL, (own, tenant, digest)) for digest in called])
             _add_to(connection, tenant, conversation, items, messages)
             return True
 
@@ -503,8 +511,6 @@ class SqliteStore(Rows):
         gone = await self._writer.run(work)
         self._notify(id)
         return gone
-
-    # ---- leases --------------------------------------------------------------------------
 
     async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
         """Extend the leases of these runs; the ids of those that must stop."""
@@ -567,8 +573,6 @@ class SqliteStore(Rows):
 
         return await self._writer.run(work)
 
-    # ---- outbox --------------------------------------------------------------------------
-
     async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
         """Take out messages that are due."""
         if not await self._read("SELECT 1 FROM outbox WHERE due <= $1 LIMIT 1", now):
@@ -577,8 +581,6 @@ class SqliteStore(Rows):
             (SELECT id FROM outbox WHERE due <= $2 ORDER BY due LIMIT $3)
             RETURNING id, target, body, due, attempts"""
         return messages_of(await self._write(statement, until, now, most))
-
-    # ---- upkeep --------------------------------------------------------------------------
 
     async def sweep(self, now: float) -> int:
         """Delete what is older or more than the retention allows."""
@@ -614,13 +616,10 @@ def _inserts(record: Record) -> list[Insert]:
     return inserts
 
 
-def _append(connection: Connection, id: str, segment: LogSegment, data: bytes) -> None:
-    count = len(segment.events)
-    if rows(connection, f"{APPEND} RETURNING first", id, segment.first, count, data):
-        return
-    if rows(connection, LIVE, id):
-        raise StoreError(f"The log of {id} has a gap before {segment.first}.")
-    raise StoreError(f"No response {id} is being made.")
+def _append(connection: Connection, seq: int, segment: LogSegment, data: bytes) -> bool:
+    """Add to a log; False where the segment does not follow its end."""
+    row = (seq, segment.first, len(segment.events), data)
+    return connection.execute(_APPENDED, row).rowcount == 1
 
 
 def _add_to(
