@@ -111,7 +111,7 @@ class Run:
                         return
                     self.visible = len(self.events)
                     if self._timer is None and not self._whole:
-                        self._timer = loop.call_later(BEHIND, self._write_behind)
+                        self._timer = loop.call_at(tick(loop.time()), self._write_behind)
                     if self._waiting:
                         self._wake()
                     yield batch
@@ -138,7 +138,7 @@ class Run:
         if self._writing is None or self._writing.done():
             self._writing = loop.create_task(self._try_to_write())
         else:
-            self._timer = loop.call_later(BEHIND, self._write_behind)
+            self._timer = loop.call_at(tick(loop.time()), self._write_behind)
 
     async def _try_to_write(self) -> None:
         try:
@@ -311,6 +311,12 @@ class Run:
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
+
+
+def tick(now: float) -> float:
+    """When what came by now is written: at the same moment for all runs, so that they share a
+    commit."""
+    return (now // BEHIND + 1) * BEHIND
 
 
 def folded(events: Sequence[Event]) -> Response:
