@@ -1,4 +1,4 @@
-"""What only the SQLite store has: a file, and threads that can fail."""
+"""What only the SQLite store has: a file, and a thread that writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOUND = 10.0
 
 
 @pytest.mark.parametrize("content", [None, b"not a database" * 100])
-def test_a_place_that_holds_no_store_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_path_that_is_no_store_is_refused(tmp_path: Path, content: bytes | None) -> None:
     place = tmp_path / "store.db"
     if content is None:
         place.mkdir()
@@ -41,7 +41,7 @@ def test_a_place_that_holds_no_store_is_refused(tmp_path: Path, content: bytes |
         SqliteStore(place)
 
 
-def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_store_of_later_version_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "store.db"
     connection = sqlite3.connect(place)
     connection.execute("PRAGMA user_version = 99")
@@ -50,7 +50,7 @@ def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
         SqliteStore(place)
 
 
-async def test_what_goes_wrong_in_the_file_is_an_error_of_the_store(tmp_path: Path) -> None:
+async def test_sqlite_error_becomes_store_error(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     other = sqlite3.connect(tmp_path / "store.db")
     other.execute("DROP TABLE outbox")
@@ -60,7 +60,7 @@ async def test_what_goes_wrong_in_the_file_is_an_error_of_the_store(tmp_path: Pa
     await store.close()
 
 
-async def test_a_closed_store_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_closed_store_fails_at_once(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     await store.close()
     async with asyncio.timeout(BOUND):
@@ -71,12 +71,12 @@ async def test_a_closed_store_keeps_nobody_waiting(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> None:
-    keeping = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SWEPT)
-    store = SqliteStore(tmp_path / "store.db", keeping)
+async def test_sweep_in_many_transactions_deletes_only_the_oldest(tmp_path: Path) -> None:
+    retention = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SWEPT)
+    store = SqliteStore(tmp_path / "store.db", retention)
     request = Request(model="m", items=(Message("user", "ask", id="msg"),))
 
-    async def keep(place: int) -> None:
+    async def put(place: int) -> None:
         id = f"{place:04}"
         await store.begin(
             Record(id=id, tenant="t", wire="responses", created_at=place, request=request)
@@ -85,7 +85,7 @@ async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> N
         await store.finish(id, done, LogSegment(0, (Finished("completed"),)))
 
     last = 4 * SWEPT
-    await asyncio.gather(*map(keep, range(last)))
+    await asyncio.gather(*map(put, range(last)))
     assert await store.sweep(last) == last - 100
     page = await store.list_responses("t", None, Paging(limit=1, order="asc"))
     assert page.records[0].created_at == last - 100
@@ -95,7 +95,7 @@ async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> N
     await store.close()
 
 
-def test_a_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
+def test_new_file_is_opened_by_many_processes_at_once(tmp_path: Path) -> None:
     for trial in range(5):
         path = tmp_path / f"{trial}.db"
         words = (
@@ -106,7 +106,7 @@ def test_a_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
         assert [process.wait(60) for process in opening] == [0] * 4
 
 
-def test_a_file_that_stays_locked_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_stays_locked_fails_after_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     class Locked:
         tries = 0
 
