@@ -44,7 +44,7 @@ fmt: $(VENV)/dev.stamp ## put the style right
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(VENV)/dev.stamp ## measure against the goals (options: make bench ARGS=…)
+bench: $(VENV)/dev.stamp ## measure against the gates (ARGS=--install fetches the other gateways)
 	$(PY) -m bench $(ARGS)
 
 docs: $(VENV)/dev.stamp ## write the generated parts of the documentation again

@@ -17,7 +17,7 @@ from pathlib import Path
 import dragoman
 from dragoman.engines.token import TokenEngine, from_next_token, from_stream
 from dragoman.formats.harmony import HARMONY
-from dragoman.formats.tokenizer import ByteTokenizer, Tokenizer
+from dragoman.formats.prompt import ByteTokenizer, Tokenizer
 from dragoman.server.settings import Settings
 
 CONTROLS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")

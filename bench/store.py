@@ -25,10 +25,10 @@ from dragoman.core.fold import unfold
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines.mint import new_id
+from dragoman.engines.base import new_id
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
 from dragoman.stores.base import LogSegment, Record, Retention, Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.stubs import Call, Stub, saying

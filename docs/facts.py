@@ -15,12 +15,12 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.cli.arguments import parser
+from dragoman.cli.main import parser
 from dragoman.engines.profiles import GENERIC, PROFILES, Profile
-from dragoman.server.configuration import Upstream, Webhook
+from dragoman.server.config import Upstream, Webhook
 from dragoman.server.settings import Settings
 from dragoman.wire.error import TABLE
-from dragoman.wire.policy import ANSWER, REQUEST, Table
+from dragoman.wire.loss_table import ANSWER, REQUEST, Table
 
 __all__ = ["ANSWER", "REQUEST", "Settings", "Upstream", "Webhook"]
 

@@ -13,10 +13,10 @@ from contextlib import aclosing
 import dragoman
 from dragoman.core.event import Event, Finished
 from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.engines.base import Wrapper
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
-from dragoman.engines.wrap import Wrapper
 
 
 class Counted(Wrapper):

@@ -38,6 +38,6 @@ with dragoman.connect_sync(engine) as client:
 
 # Run, it prints:
 #     1 messages; asked with: model, store
-#     told: max_tool_calls
+#     dropped: max_tool_calls
 #     prompt unsupported_parameter
-#     max_tool_calls was told because Chat runs no tools by itself
+#     max_tool_calls was dropped because Chat runs no tools by itself

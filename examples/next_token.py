@@ -10,7 +10,7 @@ import dragoman
 from dragoman.core.request import Sampling
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.harmony import HARMONY
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer
 
 BYTES = ByteTokenizer(["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"])
 ANSWER = [BYTES.controls["<|channel|>"], *b"final", BYTES.controls["<|message|>"]]

@@ -15,8 +15,7 @@ from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import Message
 from dragoman.core.turn import Turn
-from dragoman.engines.mint import new_id, now
-from dragoman.engines.wrap import sealed
+from dragoman.engines.base import enforce_contract, new_id, now
 
 
 class Shout:
@@ -25,7 +24,9 @@ class Shout:
     def stream(
         self, request: dragoman.Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        return sealed(self._answer(request), request.model)  # an exception becomes a failed answer
+        return enforce_contract(
+            self._answer(request), request.model
+        )  # an exception becomes a failed answer
 
     async def _answer(self, request: dragoman.Request) -> AsyncGenerator[Event, None]:
         said = [item.text for item in request.items if isinstance(item, Message)]
@@ -34,7 +35,7 @@ class Shout:
             turn.text(f"{word} ")
             for event in turn.take():
                 yield event
-        turn.end(said=True)
+        turn.end(complete=True)
         for event in turn.take():
             yield event
 

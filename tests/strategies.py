@@ -98,7 +98,7 @@ unknowns = st.builds(Unknown, word, word, st.dictionaries(word, json, max_size=2
 items = messages | reasonings | function_calls | custom_calls | unknowns
 
 usages = st.builds(Usage, *[st.none() | count] * 13, extra)
-losses = st.builds(Loss, word, st.sampled_from(["emulated", "told"]), text)
+losses = st.builds(Loss, word, st.sampled_from(["emulated", "dropped"]), text)
 faults = st.builds(
     Fault, st.sampled_from(["upstream_error", "upstream_cut", "internal"]), text, status=st.none()
 )

@@ -8,7 +8,7 @@ imported from the room it lives in.
 import typing as _typing
 
 from .client import Answer, AnswerError, Client, Stream, arguments, connect, connect_sync
-from .core import identity
+from .core import version
 from .core.error import Fault, FaultError
 from .core.interfaces import Engine
 from .core.item import (
@@ -29,7 +29,7 @@ from .core.response import Response, Usage
 if _typing.TYPE_CHECKING:
     from .server.settings import Settings
 
-__version__ = identity.VERSION
+__version__ = version.VERSION
 
 __all__ = [
     "Answer",
@@ -79,8 +79,8 @@ def serve(engine: Engine, settings: "Settings | None" = None) -> None:
 
     from .server.app import App
     from .server.host import bind, run
-    from .server.memory.opening import check_memory, open_memory
     from .server.settings import Settings
+    from .server.state.service import check_memory, open_memory
 
     settings = settings or Settings()
     asyncio.run(check_memory(settings, os.environ))
@@ -98,6 +98,6 @@ def transport(engine: Engine, settings: "Settings | None" = None) -> _typing.Any
     `http_client`: no port, no network, no key. Raises ImportError where httpx2, which comes with
     the SDK, is not installed.
     """
-    from .server.transport import transport as make
+    from .server.testing import transport as make
 
     return make(engine, settings)

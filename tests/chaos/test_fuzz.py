@@ -135,7 +135,7 @@ def say_all(events: list[Event]) -> None:
         if response.status != "failed":
             json.loads(wire.encode_response(response, ASKED, STANDARD))
         encoder = wire.encoder(ASKED, STANDARD)
-        said = b"".join(encoder.feed(event) for event in events)
+        said = b"".join(encoder.feed((event,)) for event in events)
         for name, data in blocks(said):
             event = {} if data == "[DONE]" else json.loads(data)
             assert name in (None, event.get("type"))

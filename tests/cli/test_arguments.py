@@ -2,8 +2,8 @@
 
 import pytest
 
-from dragoman.cli.arguments import parser
-from dragoman.core.identity import VERSION
+from dragoman.cli.main import parser
+from dragoman.core.version import VERSION
 
 
 def told(words: str, capsys: pytest.CaptureFixture[str], status: str) -> str:

@@ -15,6 +15,7 @@ from dragoman.cli import main
 from dragoman.cli.history import line
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
+from dragoman.core.interfaces import Secret
 from dragoman.core.item import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -25,9 +26,8 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.core.secret import Secret
-from dragoman.server.keys import Keys
-from dragoman.server.memory.history import History, answered, asked, exported, name
+from dragoman.server.auth import Keys
+from dragoman.server.state.history import History, answered, asked, exported, name
 from dragoman.stores.base import Record, Retention
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore

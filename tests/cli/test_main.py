@@ -9,9 +9,9 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.identity import VERSION
-from dragoman.net.error import NetError
-from dragoman.server.configuration import ConfigurationError
+from dragoman.core.version import VERSION
+from dragoman.net.errors import NetError
+from dragoman.server.config import ConfigurationError
 from dragoman.server.host import HostError
 from dragoman.server.workers import WorkersError
 
@@ -26,7 +26,8 @@ def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> l
             raise ending
         return ending
 
-    monkeypatch.setattr(f"dragoman.cli.{name}.{name}", command)
+    room = "chat" if name == "talk" else name
+    monkeypatch.setattr(f"dragoman.cli.{room}.{name}", command)
     return called
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dragoman.cli import main
 from dragoman.cli import serve as room
-from dragoman.engines import discover, shipped
+from dragoman.engines import discover, local
 from dragoman.server.host import bind
 from dragoman.server.settings import Settings
 from tests.cli.stage import Screen, serve, upstream
@@ -59,7 +59,7 @@ def test_with_nothing_found_it_serves_the_pocket_model(capsys: pytest.CaptureFix
 def test_with_nothing_found_and_no_model_it_rehearses_and_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shipped, "available", lambda: False)
+    monkeypatch.setattr(local, "available", lambda: False)
     served: list[str] = []
     shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
     assert served == ["script"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli import main
-from dragoman.engines import discover, pocket, shipped
+from dragoman.engines import discover, local, pocket
 from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream, wait_until_gone
 from tests.mock import Mock, Reply, chunk, plain, stream
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
@@ -189,7 +189,7 @@ def test_the_environment_names_a_server_and_its_key(
 def test_with_nobody_there_it_rehearses_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shipped, "available", lambda: False)
+    monkeypatch.setattr(local, "available", lambda: False)
     assert seen("ask", "Count to two.") == "1, 2.\n"
     said = "No model server found: this is a rehearsal, not a model (script)."
     assert said in capsys.readouterr().err

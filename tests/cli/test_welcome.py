@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from dragoman.cli.welcome import MOST, Row, table, welcome
+from dragoman.cli.serve import MOST, Row, table, welcome
 
 URL = "http://127.0.0.1:8000/v1"
 ROWS = [Row("big", "http://127.0.0.1:11434/v1", "ollama"), Row("small", "this server")]

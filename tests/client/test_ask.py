@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.client.ask import Settings, ask
+from dragoman.client.client import Settings, ask
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Text
 from dragoman.core.request import FunctionTool, JSONSchema, ReasoningOptions, Request, Sampling
 

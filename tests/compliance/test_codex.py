@@ -21,10 +21,9 @@ import pytest
 
 from dragoman.engines.pocket import pocket
 from dragoman.engines.token import TokenEngine, from_next_token
-from dragoman.formats.names import by_name
-from dragoman.formats.prompt import Control, Prompt
-from dragoman.formats.tokenizer import ByteTokenizer
-from dragoman.server.transport import transport
+from dragoman.formats.prompt import ByteTokenizer, Control, Prompt
+from dragoman.formats.registry import by_name
+from dragoman.server.testing import transport
 from dragoman.wire.responses import RESPONSES
 from tests.compliance import readers
 from tests.mock import Asked, Reply, chunk, mock, plain, stream

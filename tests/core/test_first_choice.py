@@ -9,8 +9,7 @@ import pytest
 from dragoman.core.event import Event
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import FunctionCall, Message, Text
-from dragoman.core.lifecycle import check
-from dragoman.core.order import FirstChoice
+from dragoman.core.lifecycle import FirstChoice, check
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire.dialect import STANDARD
@@ -64,7 +63,7 @@ def test_responses_says_one_alternative_streamed_and_whole(choices: tuple[int, .
     response, request = answer(*choices), Request(model="m")
     whole = json.loads(RESPONSES.encode_response(response, request, STANDARD))
     encoder = RESPONSES.encoder(request, STANDARD)
-    said = b"".join(encoder.feed(event) for event in unfold(response))
+    said = b"".join(encoder.feed((event,)) for event in unfold(response))
     data = [line[6:] for line in said.split(b"\n") if line.startswith(b"data: {")]
     assert json.loads(data[-1])["response"] == whole
     assert [item["id"] for item in whole["output"]] == [i.id for i in response.choice(0)]

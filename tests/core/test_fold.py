@@ -101,7 +101,7 @@ def test_open_calls_hold_what_has_come() -> None:
 
 
 def test_losses_and_news_come_from_both_ends() -> None:
-    first, last = Loss("a", "told", "why"), Loss("b", "emulated", "why")
+    first, last = Loss("a", "dropped", "why"), Loss("b", "emulated", "why")
     start = Started("r", 0, "m", (first,), {"upstream": {"id": "u"}, "chat": {"x": 1}})
     end = Finished("completed", losses=(last,), extra={"upstream": {"y": 2}})
     whole = fold([start, end])
@@ -149,6 +149,6 @@ def test_an_answer_that_was_cancelled_is_taken_as_far_as_it_came() -> None:
         Finished("cancelled"),
     ]
     taken = Fold()
-    taken.take(events)
+    taken.feed_all(events)
     assert taken.response == fold(events)
     assert taken.response.text == "Hel"

@@ -1,7 +1,6 @@
 """A kind of loss is entered once: with its place where it has one, without where it has several."""
 
-from dragoman.core.ledger import Ledger, path
-from dragoman.core.loss import Loss
+from dragoman.core.loss import Loss, LossList, path
 
 
 def test_places_are_filled_in_from_the_left() -> None:
@@ -11,24 +10,24 @@ def test_places_are_filled_in_from_the_left() -> None:
 
 
 def test_losses_keep_the_order_of_their_first_occurrence() -> None:
-    ledger = Ledger()
-    ledger.note("b[*]", "told", "why", (0,))
+    ledger = LossList()
+    ledger.note("b[*]", "dropped", "why", (0,))
     ledger.note("a", "emulated", "how")
-    ledger.note("b[*]", "told", "why", (1,))
-    assert ledger.losses() == (Loss("b[*]", "told", "why"), Loss("a", "emulated", "how"))
+    ledger.note("b[*]", "dropped", "why", (1,))
+    assert ledger.losses() == (Loss("b[*]", "dropped", "why"), Loss("a", "emulated", "how"))
 
 
 def test_the_same_place_twice_is_one_place() -> None:
-    ledger = Ledger()
+    ledger = LossList()
     for _ in range(2):
-        ledger.note("a[*]", "told", "why", (3,))
-    assert ledger.losses() == (Loss("a[3]", "told", "why"),)
+        ledger.note("a[*]", "dropped", "why", (3,))
+    assert ledger.losses() == (Loss("a[3]", "dropped", "why"),)
 
 
 def test_two_reasons_are_two_losses() -> None:
-    ledger = Ledger()
-    ledger.note("a", "told", "one")
-    ledger.note("a", "told", "other")
+    ledger = LossList()
+    ledger.note("a", "dropped", "one")
+    ledger.note("a", "dropped", "other")
     assert len(ledger.losses()) == 2
-    assert ledger.knows("a", "one")
-    assert not ledger.knows("a", "third")
+    assert ledger.contains("a", "one")
+    assert not ledger.contains("a", "third")

@@ -10,16 +10,16 @@ from dragoman.core.item import (
     Message,
     Text,
 )
-from dragoman.core.ledger import Ledger
-from dragoman.core.senses import Sense, without
+from dragoman.core.loss import LossList
+from dragoman.core.lower import Modality, replace_modalities
 
 PICTURE = Image("data:image/png;base64,AAAA")
-ALL: tuple[Sense, ...] = (Image, Audio, File)
+ALL: tuple[Modality, ...] = (Image, Audio, File)
 
 
-def words(*parts: object, senses: tuple[Sense, ...] = ALL) -> tuple[str, list[tuple[str, str]]]:
-    ledger = Ledger()
-    (item,) = without((Message("user", parts),), senses, ledger)
+def words(*parts: object, senses: tuple[Modality, ...] = ALL) -> tuple[str, list[tuple[str, str]]]:
+    ledger = LossList()
+    (item,) = replace_modalities((Message("user", parts),), senses, ledger)
     assert isinstance(item, Message)
     return item.text, [(loss.field, loss.action) for loss in ledger.losses()]
 
@@ -27,7 +27,7 @@ def words(*parts: object, senses: tuple[Sense, ...] = ALL) -> tuple[str, list[tu
 def test_p32_an_image_becomes_a_placeholder_and_is_told() -> None:
     text, losses = words(Text("Look: "), PICTURE)
     assert text == "Look: [image: this model cannot see it]"
-    assert losses == [("items[0].content[1]", "told")]
+    assert losses == [("items[0].content[1]", "dropped")]
 
 
 def test_p32_an_image_in_a_tool_result_becomes_a_placeholder_and_never_text() -> None:
@@ -35,8 +35,8 @@ def test_p32_an_image_in_a_tool_result_becomes_a_placeholder_and_never_text() ->
         FunctionCallOutput("c1", (Text("a screenshot"), PICTURE)),
         CustomToolCallOutput("c2", (PICTURE,)),
     )
-    ledger = Ledger()
-    first, second = without(history, (Image,), ledger)
+    ledger = LossList()
+    first, second = replace_modalities(history, (Image,), ledger)
     assert isinstance(first, FunctionCallOutput)
     assert isinstance(second, CustomToolCallOutput)
     placeholder = Text("[image: this model cannot see it]")
@@ -49,7 +49,7 @@ def test_p32_an_image_in_a_tool_result_becomes_a_placeholder_and_never_text() ->
 def test_sound_is_replaced_by_its_transcript_or_by_a_placeholder() -> None:
     assert words(Audio("AAAA", "wav")) == (
         "[audio: this model cannot hear it]",
-        [("items[0].content[0]", "told")],
+        [("items[0].content[0]", "dropped")],
     )
     assert words(Audio("AAAA", transcript="hello")) == (
         "hello",
@@ -62,7 +62,7 @@ def test_a_file_becomes_a_placeholder() -> None:
 
 
 def test_only_the_missing_senses_are_replaced() -> None:
-    assert words(PICTURE, File("f1"), senses=(File,))[1] == [("items[0].content[1]", "told")]
+    assert words(PICTURE, File("f1"), senses=(File,))[1] == [("items[0].content[1]", "dropped")]
 
 
 def test_what_needs_no_words_is_the_very_same_value() -> None:
@@ -72,4 +72,4 @@ def test_what_needs_no_words_is_the_very_same_value() -> None:
         FunctionCallOutput("c", "x"),
         FunctionCallOutput("c", (Text("x"),)),
     )
-    assert without(history, ALL, Ledger()) is history
+    assert replace_modalities(history, ALL, LossList()) is history

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dragoman.core.item import FunctionCall, Image, Item, Message, Text
-from dragoman.core.ledger import Ledger
+from dragoman.core.loss import LossList
+from dragoman.core.lower import lower_system
 from dragoman.core.request import Request
-from dragoman.core.system import lower_system
 
 USER = Message("user", "hi")
 SYSTEM, DEVELOPER = Message("system", "Be kind."), Message("developer", "Be brief.")
@@ -16,7 +16,7 @@ SYSTEM, DEVELOPER = Message("system", "Be kind."), Message("developer", "Be brie
 def lowered(
     *items: Item, instructions: Any = None, **how: Any
 ) -> tuple[Request, list[tuple[str, str]]]:
-    ledger = Ledger()
+    ledger = LossList()
     request = Request(model="m", instructions=instructions, items=items)
     how = {"role": "system", "front": True, **how}
     result = lower_system(request, ledger, **how)
@@ -73,7 +73,7 @@ def test_text_in_parts_is_joined_to_a_string() -> None:
 
 def test_names_that_are_lost_in_joining_are_told() -> None:
     _, losses = lowered(Message("system", "a", name="Ada"), SYSTEM)
-    assert losses == [("items", "emulated"), ("items", "told")]
+    assert losses == [("items", "emulated"), ("items", "dropped")]
 
 
 def test_instructions_given_as_items_are_joined_too() -> None:
@@ -98,4 +98,4 @@ def test_what_can_be_read_is_the_very_same_value(
 ) -> None:
     request = Request(model="m", instructions=instructions, items=items)
     how = {"role": "system", "front": True, **how}
-    assert lower_system(request, Ledger(), **how) is request
+    assert lower_system(request, LossList(), **how) is request

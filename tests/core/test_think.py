@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.core.think import Piece, ThinkSplitter
+from dragoman.core.turn import Piece, ThinkSplitter
 
 
 def split(text: str, size: int) -> list[Piece]:

@@ -14,20 +14,20 @@ from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
 )
-from dragoman.core.ledger import Ledger
+from dragoman.core.loss import LossList
 from dragoman.core.request import CustomTool, FunctionTool, NamedTool, Namespace, Tool, UnknownTool
-from dragoman.core.toolbox import Toolbox
+from dragoman.core.tools import Toolbox
 
 LARK = CustomTool("patch", "Edit files.", "lark", "start: WORD")
 CRM = Namespace("crm", (FunctionTool("find", "Find a customer."), LARK), "Customers.")
 
 
-def box(*tools: Tool, custom: bool = False, namespaces: bool = False) -> tuple[Toolbox, Ledger]:
-    ledger = Ledger()
-    return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, ledger=ledger), ledger
+def box(*tools: Tool, custom: bool = False, namespaces: bool = False) -> tuple[Toolbox, LossList]:
+    ledger = LossList()
+    return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, losses=ledger), ledger
 
 
-def losses(ledger: Ledger) -> list[tuple[str, str]]:
+def losses(ledger: LossList) -> list[tuple[str, str]]:
     return [(loss.field, loss.action) for loss in ledger.losses()]
 
 
@@ -45,7 +45,7 @@ def test_p16_a_custom_tool_becomes_a_function_with_one_input() -> None:
     assert tool.description == (
         "Edit files.\n\nThe input must match this lark grammar:\nstart: WORD"
     )
-    assert losses(ledger) == [("tools[0]", "emulated"), ("tools[0].format", "told")]
+    assert losses(ledger) == [("tools[0]", "emulated"), ("tools[0].format", "dropped")]
 
 
 def test_a_custom_tool_of_free_text_needs_no_description() -> None:
@@ -131,6 +131,17 @@ def test_a_name_that_is_taken_too_long_or_illegal_is_told_apart() -> None:
     assert names[4] == "a__b__c"
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
+
+
+def test_two_namespaced_tools_with_one_flat_name_get_two() -> None:
+    groups = Namespace("a", (FunctionTool("b__c"),)), Namespace("a__b", (FunctionTool("c"),))
+    toolbox, _ = box(*groups)
+    first, second = toolbox.tools
+    assert (first.name, second.name) == ("a__b__c", second.name)
+    assert first.name != second.name
+    for group in groups:
+        call = FunctionCall("c", group.tools[0].name, "{}", group.name)
+        assert toolbox.restore(toolbox.lower(call)) == call
 
 
 def test_even_the_name_made_for_a_collision_may_be_taken() -> None:

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.interfaces import Caller
+from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import (
     FunctionCall,
     Image,
@@ -18,7 +18,6 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.response import Response
-from dragoman.core.secret import Secret
 
 
 def test_a_message_reads_as_text_and_parts_either_way() -> None:

@@ -8,9 +8,9 @@ import shlex
 
 import pytest
 
-from dragoman.cli.arguments import parser
-from dragoman.server.assembly import assemble
-from dragoman.server.configuration import read, with_keys
+from dragoman.cli.main import parser
+from dragoman.server.build import assemble
+from dragoman.server.config import read, with_keys
 from tests.architecture.tree import ROOT
 
 PAGES = {

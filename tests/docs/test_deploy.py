@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dragoman.cli.arguments import parser
+from dragoman.cli.main import parser
 from dragoman.server.host import check
 from dragoman.server.settings import Settings
 from tests.architecture.tree import ROOT

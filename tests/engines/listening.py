@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Telling
 from dragoman.core.request import Request
-from dragoman.engines.remote import Remote
-from dragoman.engines.tell import Told
-from dragoman.engines.wrap import batches, tell
+from dragoman.engines.base import batches, tell
+from dragoman.engines.remote import Remote, Told
+from dragoman.net.client import Pool
 from dragoman.net.connection import Connection
-from dragoman.net.pool import Pool
 from tests.engines.stage import others
 from tests.mock import Mock
 

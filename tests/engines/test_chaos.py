@@ -11,9 +11,9 @@ from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Response, Usage
 from dragoman.core.turn import CUT
+from dragoman.engines.base import enforce_contract
 from dragoman.engines.chaos import BROKEN, LIMITED, Chaos, Mischief
 from dragoman.engines.script import Script
-from dragoman.engines.wrap import sealed
 from tests.engines.stage import ASKED, answered, heard
 
 CALLS = Response(
@@ -53,7 +53,7 @@ async def test_a_cut_stops_without_an_end_and_the_seal_makes_it_one() -> None:
         assert cut == whole[: len(cut)]
         assert len(cut) < len(whole)
         engine = Chaos(Script(CALLS), Mischief(cut=1), seed=seed)
-        events = [event async for event in sealed(engine.stream(ASKED), "m")]
+        events = [event async for event in enforce_contract(engine.stream(ASKED), "m")]
         check(events)
         assert events == [*cut, Failed(CUT)]
 

@@ -18,7 +18,8 @@ from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response, Usage
-from dragoman.engines.compact import (
+from dragoman.engines.base import batches
+from dragoman.engines.compaction import (
     OPENING,
     ORDER,
     Compacting,
@@ -29,7 +30,6 @@ from dragoman.engines.compact import (
     unseal,
 )
 from dragoman.engines.script import Script, spoken
-from dragoman.engines.wrap import batches
 
 TALK = (
     Message("developer", "Be kind."),
@@ -127,7 +127,7 @@ async def test_beyond_the_threshold_a_summary_comes_first(many: bool) -> None:
 
 
 async def test_what_the_answer_told_at_its_beginning_is_told_at_its_end() -> None:
-    told = Loss("seed", "told", "the model knows no seeds")
+    told = Loss("seed", "dropped", "the model knows no seeds")
 
     class Telling(Model):
         def play(self, request: Request) -> Any:

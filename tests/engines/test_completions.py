@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.completion import Completion
 from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.fold import fold
@@ -18,6 +17,7 @@ from dragoman.core.item import FunctionCall, FunctionCallOutput, Image, Message,
 from dragoman.core.lifecycle import check
 from dragoman.core.request import (
     AllowedTools,
+    Completion,
     FunctionTool,
     JSONObject,
     NamedTool,
@@ -26,10 +26,9 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer
-from dragoman.engines.prompted import Prompted, embed
-from dragoman.engines.rehearsal import rehearsal
+from dragoman.engines.demo import rehearsal
 from dragoman.engines.remote import Remote
-from dragoman.engines.router import Route, Router
+from dragoman.engines.router import Prompted, Route, Router, embed
 from dragoman.formats.format import Setting
 from tests.engines.stage import answered
 from tests.formats.plain import PlainFormat

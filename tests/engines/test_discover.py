@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.engines import discover as room
 from dragoman.engines.discover import PORTS, Discovered, discover, look, named
-from dragoman.net.http import Client
+from dragoman.net.client import Client
 from tests.mock import Reply, mock, plain
 
 LISTING = {"object": "list", "data": [{"id": "a", "owned_by": "me"}, {"id": "b"}, {"no": "id"}]}

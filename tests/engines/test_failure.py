@@ -3,8 +3,8 @@
 import pytest
 
 from dragoman.core.error import Fault
-from dragoman.core.secret import Secret
-from dragoman.engines.failure import without
+from dragoman.core.interfaces import Secret
+from dragoman.engines.errors import without
 
 
 def test_half_a_character_in_a_refusal_does_no_harm() -> None:

@@ -27,7 +27,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
-from dragoman.engines.fanout import AT_ONCE, add_usage, fan_out
+from dragoman.engines.fan_out import AT_ONCE, add_usage, fan_out
 
 
 def asking(n: int, seed: int | None = None) -> Request:
@@ -200,7 +200,7 @@ def test_usage_that_nobody_reported_stays_unreported() -> None:
 
 
 async def test_what_any_end_says_was_lost_is_told_once() -> None:
-    same, other = Loss("input", "told", "cut"), Loss("tool_choice", "told", "held back")
+    same, other = Loss("input", "dropped", "cut"), Loss("tool_choice", "dropped", "held back")
     answers = [answer("a"), answer("b"), answer("c")]
     for events, losses in zip(answers, ((same,), (), (same, other)), strict=True):
         assert isinstance(events[-1], Finished)

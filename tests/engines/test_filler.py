@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.filler import fill
+from dragoman.engines.demo import fill
 from tests.strategies import json, word
 
 TREE = {

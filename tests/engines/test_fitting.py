@@ -8,10 +8,10 @@ from dragoman.core.event import Event, Started
 from dragoman.core.interfaces import Capabilities
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.engines.fitting import Fitting, count
+from dragoman.engines.base import batches
+from dragoman.engines.compaction import Fitting, count
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
-from dragoman.engines.wrap import batches
 
 LONG = tuple(Message("user", f"{n} " * 200) for n in range(20))
 
@@ -52,7 +52,7 @@ async def test_what_fits_is_asked_and_the_rest_is_told(many: bool) -> None:
     assert asked.items == LONG[-len(asked.items) :]
     assert isinstance(events[0], Started)
     (loss,) = events[0].losses
-    assert (loss.field, loss.action) == ("input", "told")
+    assert (loss.field, loss.action) == ("input", "dropped")
     assert str(len(LONG) - len(asked.items)) in loss.why
 
 

@@ -172,9 +172,9 @@ async def test_r1_w12_a_refusal_keeps_status_words_and_when_to_come_back() -> No
 
 
 async def test_p45_other_exceptions_are_told_by_type_only() -> None:
-    assert (
-        await fault_of(ValueError("canary-key"))
-    ).message == "The engine failed with ValueError."
+    message = (await fault_of(ValueError("canary-key"))).message
+    assert message.startswith("The engine failed with ValueError;")
+    assert "canary" not in message
     assert (await fault_of(Refused(200))).code == "internal"
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from dragoman.client import connect
-from dragoman.engines import local
-from dragoman.engines.local import find_target, is_local
+from dragoman.engines.local import find_target, is_local, transformers
 from tests.engines.test_llamacpp import FILE
 from tests.upstream.model.transcripts import HELLO
 
@@ -42,6 +41,6 @@ def test_a_client_of_a_file_is_one_line() -> None:
 
 
 def test_a_client_of_a_folder_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.transformers, "find_spec", lambda name: None)
+    monkeypatch.setattr(transformers, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'dragoman\[transformers\]'"):
         connect("hf:./nowhere")

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines import probe
-from dragoman.engines.probe import Answer, Found, look, question
-from dragoman.net.http import Client
+from dragoman.engines.upstream import PATIENCE, Answer, Found, entries, look, question
+from dragoman.net.client import Client
 from tests.mock import Asked, Mock, Reply, mock, plain
 
 LISTING = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "me"}]}
@@ -54,7 +53,7 @@ async def test_any_other_status_means_chat(client: Client, status: int) -> None:
 async def test_silence_for_a_second_means_chat(
     client: Client, monkeypatch: pytest.MonkeyPatch, silence: Reply
 ) -> None:
-    assert probe.PATIENCE == 1.0
+    assert PATIENCE == 1.0
     monkeypatch.setattr(question, "__defaults__", (None, 0.05))
     answer, up = await found(client, plain(200, listing()), silence)
     assert answer.wires == ("chat",)
@@ -141,7 +140,7 @@ async def test_a_port_proves_nothing(client: Client) -> None:
     ],
 )
 def test_a_listing_may_have_any_shape(value: Any, count: int) -> None:
-    assert len(probe.entries(value)) == count
+    assert len(entries(value)) == count
 
 
 async def test_an_answer_that_is_no_json_is_an_answer_all_the_same(client: Client) -> None:

@@ -22,8 +22,8 @@ from dragoman.engines.completions import CompletionServer
 from dragoman.engines.function import Function
 from dragoman.engines.remote import Remote
 from dragoman.engines.token import TokenEngine
-from dragoman.formats.names import by_name
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer
+from dragoman.formats.registry import by_name
 from dragoman.wire.dialect import STANDARD
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
@@ -121,7 +121,7 @@ async def test_no_summary_is_given_where_none_is_asked_for(
 async def test_the_responses_stream_is_in_order_and_valid(name: str) -> None:
     events = await answers(name)
     encoder = RESPONSES.encoder(ASKED, STANDARD)
-    streamed = b"".join(map(encoder.feed, events))
+    streamed = b"".join(encoder.feed((event,)) for event in events)
     told, _ = parse(streamed)
     check_order(told)
     for event in told:

@@ -36,7 +36,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.engines.rehearsal import rehearsal, rehearse
+from dragoman.engines.demo import rehearsal, rehearse
 from tests.engines.stage import answered, heard
 
 WEATHER = FunctionTool(

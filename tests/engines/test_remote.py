@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Delta, Failed, Finished, Started
-from dragoman.core.interfaces import Caller
+from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Reasoning, Thought
 from dragoman.core.request import (
     FunctionTool,
@@ -21,10 +21,9 @@ from dragoman.core.request import (
     StreamOptions,
 )
 from dragoman.core.response import Usage
-from dragoman.core.secret import Secret
 from dragoman.engines.remote import Remote
-from dragoman.net.http import Client
-from dragoman.net.limits import Timeouts
+from dragoman.net.client import Client
+from dragoman.net.connection import Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
 from tests.mock import Reply, chunk, completion, head, mock, plain, response, said, stream
 
@@ -289,7 +288,7 @@ async def test_a_prompt_that_was_cut_in_silence_is_told() -> None:
     full = plain(200, completion({"content": "Hello"}, usage=usage))
     async with remote(full, profile="ollama") as (engine, _):
         (loss,) = (await ask(engine)).losses
-        assert (loss.field, loss.action) == ("input", "told")
+        assert (loss.field, loss.action) == ("input", "dropped")
         assert "4096" in loss.why
     async with remote(full, profile="vllm") as (engine, _):
         assert not (await ask(engine)).losses

@@ -16,12 +16,11 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import Caller
+from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
-from dragoman.core.secret import Secret
-from dragoman.engines import failure
+from dragoman.engines import errors
 from dragoman.engines.remote import Remote
-from dragoman.net.limits import Timeouts
+from dragoman.net.connection import Timeouts
 from dragoman.wire import error as wire_error
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, fault, remote
 from tests.mock import Asked, Reply, chunk, completion, head, mock, plain, stream
@@ -30,7 +29,7 @@ CANARY = "sk-canary-0123456789"
 LIMIT = plain(429, {"error": {"message": "slow down"}}, "retry-after: 0")
 
 
-def in_turn(*replies: Reply) -> Any:
+def chained(*replies: Reply) -> Any:
     """A handler that gives these one after the other, the last one for ever."""
     left = list(replies)
     return lambda asked: left.pop(0) if len(left) > 1 else left[0]
@@ -142,8 +141,8 @@ async def test_slow_is_not_dead() -> None:
 async def test_a_refusal_that_does_not_end_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tail: str
 ) -> None:
-    monkeypatch.setattr(failure, "PATIENCE", 0.5)
-    monkeypatch.setattr(failure, "LONGEST_REFUSAL", 1000)
+    monkeypatch.setattr(errors, "PATIENCE", 0.5)
+    monkeypatch.setattr(errors, "LONGEST_REFUSAL", 1000)
     words = [head(503, "retry-after: 4", type="text/plain"), b"full "]
     more = [b"x" * 500] * 10 if tail == "endless" else []
     async with remote(Reply(words + more, hang=True)) as (engine, up), asyncio.timeout(60):
@@ -172,7 +171,7 @@ async def test_p25_a_refusal_is_passed_on_at_once_with_its_time(status: int) -> 
 async def test_p25_it_is_tried_again_where_that_is_configured(status: int, streamed: bool) -> None:
     busy = plain(status, b"busy", "retry-after: 0")
     good = HELLO_STREAM if streamed else HELLO
-    async with remote(in_turn(busy, busy, good), retries=2) as (engine, up):
+    async with remote(chained(busy, busy, good), retries=2) as (engine, up):
         assert (await ask(engine, asking(stream=streamed))).text == "Hello"
         assert len(up.asked) == 3
         assert len({asked.body for asked in up.asked}) == 1
@@ -210,7 +209,7 @@ async def test_p25_a_lost_idle_connection_is_tried_again_once() -> None:
 
 async def test_p25_after_the_first_byte_nothing_is_tried_again() -> None:
     first = Reply([b"HTTP/1.1 200 OK\r\ncontent-"])
-    async with remote(in_turn(first, HELLO), retries=3) as (engine, up):
+    async with remote(chained(first, HELLO), retries=3) as (engine, up):
         assert (await fault(engine)).code == "upstream_cut"
         assert len(up.asked) == 1
 
@@ -231,7 +230,7 @@ async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int)
         ("3", 0, 3.0),
         ("0", 4, 0.0),
         ("-5", 0, 0.5),
-        ("86400", 0, failure.LONGEST_WAIT),
+        ("86400", 0, errors.LONGEST_WAIT),
         (None, 0, 0.5),
         (None, 2, 2.0),
         ("Wed, 21 Oct 2026 07:28:00 GMT", 1, 1.0),
@@ -239,7 +238,7 @@ async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int)
     ],
 )
 def test_how_long_a_configured_retry_waits(said: str | None, attempt: int, wait: float) -> None:
-    assert failure.wait(said, attempt) == wait
+    assert errors.wait(said, attempt) == wait
 
 
 # ---- keys ----------------------------------------------------------------------------------
@@ -371,7 +370,7 @@ async def test_a_request_that_the_wire_cannot_say_is_refused_before_anyone_is_as
 
 async def test_an_answer_that_fails_leaves_the_engine_usable() -> None:
     bad = Reply([head(), b"data: {}\n\n"])
-    async with remote(in_turn(bad, plain(500, b""), HELLO_STREAM)) as (engine, _):
+    async with remote(chained(bad, plain(500, b""), HELLO_STREAM)) as (engine, _):
         await fault(engine, asking(stream=True))
         await fault(engine, asking(stream=True))
         assert (await ask(engine, asking(stream=True))).text == "Hello"

@@ -12,7 +12,7 @@ from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
-from dragoman.engines.tell import LATE_NEWS
+from dragoman.engines.remote import LATE_NEWS
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
 from tests.mock import Asked, Reply, chunk, completion, head, plain, stream
 

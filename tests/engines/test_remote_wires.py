@@ -13,7 +13,7 @@ from dragoman.core.event import ItemDone
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Message, Reasoning, Summary, Text
 from dragoman.core.request import Sampling
-from dragoman.engines import probe, profiles
+from dragoman.engines import profiles, upstream
 from dragoman.engines.profiles import BY_NAME
 from dragoman.engines.remote import Remote
 from tests.engines.asking import ask, asking, events, fault, remote
@@ -43,7 +43,7 @@ def questions(up: Mock) -> list[tuple[str, bytes]]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is taken for an answer after a twentieth of the usual second."""
-    monkeypatch.setattr(probe.question, "__defaults__", (None, 0.05))
+    monkeypatch.setattr(upstream.question, "__defaults__", (None, 0.05))
 
 
 # ---- auto ----------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ async def test_a_server_that_was_not_there_yet_is_looked_at_again() -> None:
 
 
 async def test_a_look_that_went_wrong_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def look(*args: Any) -> probe.Found:
+    async def look(*args: Any) -> upstream.Found:
         raise RuntimeError("a mistake of ours")
 
     async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, _):
         with monkeypatch.context() as patched:
-            patched.setattr(probe, "look", look)
+            patched.setattr(upstream, "look", look)
             with pytest.raises(RuntimeError):
                 await ask(engine)
         assert (await ask(engine)).text == "Responses"

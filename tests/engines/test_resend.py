@@ -15,10 +15,10 @@ from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Message, Reasoning, Summary
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
-from dragoman.engines.opaque import ASKING, ENCRYPTED
-from dragoman.engines.resend import CODE, NOT_OPENED, Resending
+from dragoman.engines.base import batches
+from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
+from dragoman.engines.reasoning_retry import CODE, NOT_OPENED, Resending
 from dragoman.engines.script import Script, spoken
-from dragoman.engines.wrap import batches
 from tests.engines.stage import heard
 
 SEALED = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA", id="rs_1")
@@ -53,7 +53,9 @@ class Server(Script):
         self.asked.append(request)
         if self.refused(request):
             return self.refusal
-        lost = () if ENCRYPTED not in request.include else (Loss(ASKING, "told", "no such thing"),)
+        lost = (
+            () if ENCRYPTED not in request.include else (Loss(ASKING, "dropped", "no such thing"),)
+        )
         started, *rest = unfold(spoken("Hello."))
         return [replace(started, losses=lost), *rest]
 

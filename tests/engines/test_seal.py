@@ -21,10 +21,18 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.cipher import Cipher
-from dragoman.engines.opaque import ASKING, ENCRYPTED
+from dragoman.engines.reasoning_encryption import (
+    ASKING,
+    ENCRYPTED,
+    GONE,
+    MARK,
+    Referring,
+    Seal,
+    Sealing,
+    Way,
+    find_way,
+)
 from dragoman.engines.script import Script
-from dragoman.engines.seal import MARK, Referring, Seal, Way, find_way
-from dragoman.engines.sealing import GONE, Sealing
 from tests import strategies
 from tests.engines.stage import heard
 
@@ -162,7 +170,7 @@ class Model(Script):
 
     def play(self, request: Request) -> Response:
         self.asked.append(request)
-        loss = (Loss(ASKING, "told", "no such thing"), Loss("seed", "told", "none"))
+        loss = (Loss(ASKING, "dropped", "no such thing"), Loss("seed", "dropped", "none"))
         given: dict[str, Any] = {"id": "1", "created_at": 0, "model": "x", "status": "completed"}
         return Response(output=self.output, reasons=("stop",), losses=loss, **given)
 

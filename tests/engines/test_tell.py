@@ -16,8 +16,8 @@ from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 from dragoman.engines.completions import CompletionServer
 from dragoman.engines.remote import Remote
-from dragoman.net.http import Client
-from dragoman.net.limits import Limits, Timeouts
+from dragoman.net.client import Client
+from dragoman.net.connection import Limits, Timeouts
 from tests.chaos import stage as chaos
 from tests.chaos.cases import Case, load
 from tests.chaos.stage import WARM_UP, Hear, Stage, stage
@@ -39,8 +39,8 @@ Make = Callable[[], Handler | Reply]
 @pytest.fixture
 def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """All answers have one id and one time, so that they can be compared to the word."""
-    monkeypatch.setattr("dragoman.engines.turns.new_id", lambda: "id")
-    for room in ("turns", "plan"):
+    monkeypatch.setattr("dragoman.engines.upstream_request.new_id", lambda: "id")
+    for room in ("upstream_request",):
         monkeypatch.setattr(f"dragoman.engines.{room}.now", lambda: 1)
 
 

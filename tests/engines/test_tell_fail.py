@@ -14,12 +14,11 @@ import pytest
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.request import Request
-from dragoman.engines import tell
-from dragoman.engines.plan import Plan
+from dragoman.engines import remote as tell
 from dragoman.engines.remote import Remote
-from dragoman.net.connection import Connection
-from dragoman.net.limits import Timeouts
-from dragoman.net.pool import Pool
+from dragoman.engines.upstream_request import Plan
+from dragoman.net.client import Pool
+from dragoman.net.connection import Connection, Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
 from tests.engines.listening import Listening, left, let_go, nothing_left, told
 from tests.engines.test_tell_stop import PHASES

@@ -15,9 +15,9 @@ from dragoman.core.event import Failed, Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
-from dragoman.engines import tell
+from dragoman.engines import remote as tell
 from dragoman.engines.remote import Remote
-from dragoman.net.limits import Timeouts
+from dragoman.net.connection import Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
 from tests.engines.listening import Listening, left, let_go, nothing_left, pools, told, unused
 from tests.mock import Reply, chunk, head, plain

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.core.request import JSONSchema
 from dragoman.engines.pocket import FOLDER, pocket
-from dragoman.engines.pocket.folder import load
+from dragoman.engines.pocket.model import load
 from dragoman.engines.token.engine import TokenEngine
 from dragoman.engines.transformers import prepare, transformers
 from tests.engines.pocket.asking import heard, request_of

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import FunctionTool
 from dragoman.engines.profiles import GENERIC
-from dragoman.engines.turns import new_turn
+from dragoman.engines.upstream_request import new_turn
 from tests.engines.asking import ask, asking, remote
 from tests.mock import chunk, completion, plain, stream
 
@@ -45,5 +45,5 @@ def test_text_that_is_wanted_raw_stays_so() -> None:
     profile = replace(GENERIC, markup="hermes")
     turn = new_turn(profile, ASKED, (), raw=True)
     turn.text("<think>x")
-    turn.end(said=True)
+    turn.end(complete=True)
     assert [event.data for event in turn.take() if hasattr(event, "data")] == ["<think>x"]

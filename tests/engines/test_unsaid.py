@@ -5,8 +5,8 @@ import pytest
 from dragoman.core.event import Failed
 from dragoman.core.item import Message
 from dragoman.core.request import FunctionTool, Request
+from dragoman.engines.base import unsupported_fields
 from dragoman.engines.pocket import pocket
-from dragoman.engines.unsaid import unsaid
 from tests.engines.asking import ask
 
 DIAL = FunctionTool("dial", parameters={"type": "object", "properties": {}})
@@ -31,7 +31,7 @@ async def test_p37_what_a_prompt_cannot_say_is_told(
     fields: dict[str, object], told: list[str]
 ) -> None:
     request = asked(**fields)
-    assert [loss.field for loss in unsaid(request)] == told
+    assert [loss.field for loss in unsupported_fields(request)] == told
     engine = pocket()
     response = await ask(engine, request)
     assert [loss.field for loss in response.losses] == told

@@ -25,10 +25,9 @@ from dragoman.core.item import (
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.core.turn import CUT
-from dragoman.engines.opaque import ENCRYPTED, in_words, is_opaque
-from dragoman.engines.recall import Recalling
+from dragoman.engines.reasoning_cache import Recalling, Vault
+from dragoman.engines.reasoning_encryption import ENCRYPTED, in_words, is_opaque
 from dragoman.engines.script import Script
-from dragoman.engines.vault import Vault
 from tests import strategies
 from tests.engines.stage import heard
 
@@ -183,7 +182,7 @@ def test_a_vault_without_room_keeps_nothing() -> None:
 def test_p13_for_another_model_words_stay_and_what_is_sealed_goes_and_is_told() -> None:
     items, losses = vault(SEALED, CALL).recall("ada", "other", (ASK, CALL))
     assert items == (ASK, replace(SEALED, encrypted=None, id=None), CALL)
-    assert [(loss.field, loss.action) for loss in losses] == [(ENCRYPTED, "told")]
+    assert [(loss.field, loss.action) for loss in losses] == [(ENCRYPTED, "dropped")]
     assert "sealed by m" in losses[0].why
     items, losses = vault(OPEN, CALL).recall("ada", "other", (ASK, CALL))
     assert (items, losses) == ((ASK, OPEN, CALL), ())

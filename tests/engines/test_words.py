@@ -14,7 +14,7 @@ from dragoman.core.item import (
     Text,
     Thought,
 )
-from dragoman.engines.words import Said, cut, in_words, length, pieces, shortened
+from dragoman.engines.script import Said, cut, in_words, length, pieces, shortened
 from tests.engines.test_chaos import CALLS
 
 

@@ -6,15 +6,14 @@ text, and texts are as they are.
 
 from collections.abc import Sequence
 
-from dragoman.core.calls import CallFragment
 from dragoman.core.error import FaultError, unsupported
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Token
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Parser, Setting, Stops
-from dragoman.formats.prompt import Control, Piece, Prompt
-from dragoman.formats.tokenizer import Tokenizer
+from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer
 
 OPEN, CLOSE, END = "<call>", "</call>", "<end>"
 
@@ -41,7 +40,7 @@ class PlainFormat:
                 case _:
                     raise FaultError(unsupported("cannot be written in lines", "items"))
         pieces.append(Control("<model>"))
-        lost = (Loss("verbosity", "told", "lines are short"),) if request.verbosity else ()
+        lost = (Loss("verbosity", "dropped", "lines are short"),) if request.verbosity else ()
         return Prompt(tuple(pieces), lost)
 
     def stops(self, request: Request) -> Stops:
@@ -91,4 +90,4 @@ class PlainParser:
         self._turn.text(self._held)
         called = self._called and reason == "stop"
         self._turn.finish("tool_calls" if called else reason)
-        self._turn.end(said=True)
+        self._turn.end(complete=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.formats.names import NAMES, by_name
+from dragoman.formats.registry import NAMES, by_name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,14 +22,14 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import FunctionTool, ReasoningOptions, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.core.turn import CUT
+from dragoman.engines.base import Wrapper
 from dragoman.engines.chaos import Chaos, Mischief
-from dragoman.engines.fanout import fan_out
+from dragoman.engines.demo import rehearsal
+from dragoman.engines.fan_out import fan_out
 from dragoman.engines.function import Function
-from dragoman.engines.rehearsal import rehearsal
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
 from dragoman.engines.token import TokenEngine
-from dragoman.engines.wrap import Wrapper
 from tests.engines.stage import heard, others
 from tests.engines.token.models import Says
 from tests.engines.token.plain import TOY, Plain

@@ -8,11 +8,11 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.calls import CallFragment
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.lifecycle import check
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Think
 from tests.laws.loose import Step, anything, calling, pieces, play, saying, thinks
 from tests.strategies import text
@@ -32,7 +32,7 @@ def test_the_same_deltas_give_the_same_events(steps: list[Step], think: Think) -
     assert play(steps, think) == play(steps, think)
 
 
-@given(st.data(), st.lists(st.tuples(st.sampled_from(["text", "thought", "refusal"]), said)))
+@given(st.data(), st.lists(st.tuples(st.sampled_from(["text", "reasoning", "refusal"]), said)))
 def test_a_text_cut_anywhere_folds_to_the_same(
     data: st.DataObject, segments: list[tuple[str, str]]
 ) -> None:

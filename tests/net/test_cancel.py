@@ -6,12 +6,11 @@ import socket
 
 import pytest
 
+from dragoman.net.client import Client
+from dragoman.net.connection import Limits
 from dragoman.net.dial import Dialer
-from dragoman.net.error import ConnectError
-from dragoman.net.http import Client
-from dragoman.net.limits import Limits
-from dragoman.net.proxy import Proxies
-from dragoman.net.url import parse_url
+from dragoman.net.errors import ConnectError
+from dragoman.net.url import Proxies, parse_url
 from tests.net.peer import Line, Peer, plain
 
 pytestmark = pytest.mark.usefixtures("clean")

@@ -5,14 +5,13 @@ import time
 
 import pytest
 
-from dragoman.net.connection import Connection
-from dragoman.net.error import (
+from dragoman.net.connection import Connection, Limits
+from dragoman.net.errors import (
     DisconnectedError,
     NetTimeoutError,
     RemoteProtocolError,
     TooLargeError,
 )
-from dragoman.net.limits import Limits
 from tests.net.peer import chunked, plain
 
 

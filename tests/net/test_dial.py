@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.net.error import TLSError
-from dragoman.net.http import Client
+from dragoman.net.client import Client
+from dragoman.net.errors import TLSError
 from tests.net.peer import Peer, answering, plain
 
 pytestmark = pytest.mark.usefixtures("clean")

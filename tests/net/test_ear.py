@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from dragoman.net.client import Client, Exchange
 from dragoman.net.connection import Connection
-from dragoman.net.error import ConnectError, DisconnectedError, NetTimeoutError
-from dragoman.net.http import Client, Exchange
+from dragoman.net.errors import ConnectError, DisconnectedError, NetTimeoutError
 from tests.net.peer import Line, Peer, answering, plain
 from tests.net.test_connection import Wire, connected
 

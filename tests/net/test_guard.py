@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from dragoman.net.error import (
+from dragoman.net.client import Client
+from dragoman.net.errors import (
     BlockedAddressError,
     ConnectError,
     InvalidUrlError,
@@ -16,7 +17,6 @@ from dragoman.net.error import (
     TooLargeError,
 )
 from dragoman.net.guard import Fetched, Guard
-from dragoman.net.http import Client
 from dragoman.net.url import parse_url
 from tests.net.peer import Line, Peer, answering, chunked, plain
 

@@ -7,15 +7,15 @@ import zlib
 
 import pytest
 
-from dragoman.net.error import (
+from dragoman.net.client import Client
+from dragoman.net.connection import Limits, Timeouts
+from dragoman.net.errors import (
     DisconnectedError,
     InvalidUrlError,
     NetTimeoutError,
     RemoteProtocolError,
     TooLargeError,
 )
-from dragoman.net.http import Client
-from dragoman.net.limits import Limits, Timeouts
 from tests.net.conftest import nothing_left
 from tests.net.peer import Line, Peer, answering, chunked, plain
 

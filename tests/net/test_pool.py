@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from dragoman.net.client import Client
+from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.dial import Dialer
-from dragoman.net.error import ConnectError, DisconnectedError, NetTimeoutError
-from dragoman.net.http import Client
-from dragoman.net.limits import Limits, Timeouts
+from dragoman.net.errors import ConnectError, DisconnectedError, NetTimeoutError
 from dragoman.net.url import parse_url
 from tests.net.peer import Line, Peer, answering, plain
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from dragoman.net.error import InvalidUrlError
-from dragoman.net.proxy import Proxies
-from dragoman.net.url import parse_url
+from dragoman.net.errors import InvalidUrlError
+from dragoman.net.url import Proxies, parse_url
 
 
 def chosen(environ: dict[str, str], url: str) -> str | None:

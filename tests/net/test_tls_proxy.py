@@ -6,12 +6,11 @@ from collections.abc import Callable
 import pytest
 import trustme
 
+from dragoman.net.client import Client
+from dragoman.net.connection import Timeouts
 from dragoman.net.dial import tls_context
-from dragoman.net.error import ConnectError, NetTimeoutError, ProxyError, TLSError
-from dragoman.net.http import Client
-from dragoman.net.limits import Timeouts
-from dragoman.net.proxy import Proxies
-from dragoman.net.url import parse_url
+from dragoman.net.errors import ConnectError, NetTimeoutError, ProxyError, TLSError
+from dragoman.net.url import Proxies, parse_url
 from tests.net.peer import Line, Peer, answering, plain, tunnelling
 
 pytestmark = pytest.mark.usefixtures("clean")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.net.error import InvalidUrlError
+from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import openai
 
 from dragoman.server.app import App
-from dragoman.server.assembly import assemble
-from dragoman.server.configuration import Upstream
+from dragoman.server.build import assemble
+from dragoman.server.config import Upstream
 from dragoman.server.settings import Settings
 from tests.mock import Asked, Handler, Mock, Reply, mock
 from tests.server.stubs import served

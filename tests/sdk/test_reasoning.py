@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines.seal import Seal
+from dragoman.engines.reasoning_encryption import Seal
 from dragoman.server.app import App
-from dragoman.server.assembly import assemble
-from dragoman.server.configuration import Upstream
-from dragoman.server.memory.memory import Memory
+from dragoman.server.build import assemble
+from dragoman.server.config import Upstream
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from tests.mock import Asked, Reply, chunk, completion, mock, plain, stream
 from tests.sdk.behind import Behind, behind

@@ -5,8 +5,8 @@ from typing import Any
 import openai
 
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import Stub, served
 

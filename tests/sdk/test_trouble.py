@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from dragoman.core.secret import Secret
+from dragoman.core.interfaces import Secret
 from dragoman.server.settings import Settings
 from tests.mock import Asked, Reply, chunk, plain, stream
 from tests.sdk.behind import Behind, Face, Player, behind

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import PATHS, Stub, Teller, asking, served
 from tests.server.talk import Answer, Talk, talking

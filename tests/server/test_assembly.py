@@ -2,14 +2,14 @@
 
 import pytest
 
+from dragoman.core.interfaces import Secret
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.core.secret import Secret
-from dragoman.engines import pocket, shipped
+from dragoman.engines import local, pocket
 from dragoman.engines.discover import Discovered
 from dragoman.engines.profiles import BY_NAME
-from dragoman.server.assembly import as_upstreams, assemble, others
-from dragoman.server.configuration import ConfigurationError, Upstream
+from dragoman.server.build import as_upstreams, assemble, others
+from dragoman.server.config import ConfigurationError, Upstream
 from dragoman.server.settings import Settings
 from tests.engines.stage import answered
 from tests.mock import Mock, completion, mock, plain
@@ -33,7 +33,7 @@ def at(up: Mock, **more: object) -> Upstream:
 async def test_with_nothing_behind_it_rehearses(
     targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipped, "available", lambda: False)
+    monkeypatch.setattr(local, "available", lambda: False)
     engine = assemble((), targets, SETTINGS, {})
     assert [model.id for model in await engine.models()] == ["script"]
     assert (await answered(engine, asking("script"))).text.startswith("This is a rehearsal")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.core.secret import Secret
+from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import PATHS, Call, Stub, asking

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from dragoman.server.clock import Clock
+from dragoman.server.heartbeat import Clock
 from dragoman.server.settings import Settings
 
 

@@ -10,9 +10,8 @@ import openai
 import pytest
 
 from dragoman.core.event import Event
-from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.interfaces import ANYONE, Caller, Secret
 from dragoman.core.request import Request
-from dragoman.core.secret import Secret
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.mock import Reply, plain, stream

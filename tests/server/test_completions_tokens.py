@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from dragoman.engines.token.engine import TokenEngine
-from dragoman.engines.token.naming import from_next_token
+from dragoman.engines.token.next_token import from_next_token
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from dragoman.server.transport import transport
+from dragoman.server.testing import transport
 from tests.engines.token.models import Says, Table
 from tests.engines.token.plain import END, TOY, Plain
 from tests.server.stubs import Call

@@ -6,9 +6,9 @@ from typing import get_args, get_type_hints
 import pytest
 from msgspec import Meta, Struct
 
-from dragoman.core.secret import Secret
-from dragoman.formats.names import NAMES
-from dragoman.server.configuration import (
+from dragoman.core.interfaces import Secret
+from dragoman.formats.registry import NAMES
+from dragoman.server.config import (
     Configuration,
     ConfigurationError,
     Upstream,

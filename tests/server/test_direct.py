@@ -13,7 +13,7 @@ from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Listener
 from dragoman.core.request import Request
 from dragoman.server.app import App
-from dragoman.server.cycle import Cycle
+from dragoman.server.http import Cycle
 from dragoman.server.settings import Settings
 from tests.server.both import both, request
 from tests.server.stubs import OPENING, Stub, Teller, Telling, closing, saying, served, word

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Finished
+from dragoman.core.interfaces import Secret
 from dragoman.core.loss import Loss
-from dragoman.core.secret import Secret
 from dragoman.server import app as application
 from dragoman.server.app import WIRES, App
 from dragoman.server.settings import Settings
@@ -42,7 +42,7 @@ DEMAND = {"chat": {"response_format": NO_SCHEMA}, "responses": {"text": {"format
 
 # ---- what the engine says ------------------------------------------------------------------
 
-LOSSES = (Loss("seed", "told", "why"), Loss("top_k", "emulated", "how"))
+LOSSES = (Loss("seed", "dropped", "why"), Loss("top_k", "emulated", "how"))
 SAID: dict[str, tuple[Any, ...]] = {
     "an answer": saying("Hello", ", world"),
     "no words": saying(),
@@ -107,7 +107,7 @@ async def test_p37_what_this_server_does_not_do(
     wire: str, stream: bool, store: bool | None
 ) -> None:
     [answer] = await both(saying("a"), request(wire, stream=stream, store=store))
-    assert answer.header("x-dragoman-loss") == ("told: store" if store else "")
+    assert answer.header("x-dragoman-loss") == ("dropped: store" if store else "")
 
 
 @pytest.mark.parametrize("name", ["an answer", "a failure in the middle"])
@@ -138,14 +138,11 @@ class Breaking:
         self._encoder = encoder
         self._broken = False
 
-    def feed(self, event: Any) -> bytes:
-        return self.feed_all([event])
-
-    def feed_all(self, events: Sequence[Any]) -> bytes:
+    def feed(self, events: Sequence[Any]) -> bytes:
         self._broken = self._broken or DOOM in repr(events)
         if self._broken or BOOM in repr(events):
             raise ValueError("on purpose")
-        return self._encoder.feed_all(events)
+        return self._encoder.feed(events)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         return self._encoder.heartbeat(data=data)

@@ -14,19 +14,18 @@ from uvicorn.server import ServerState
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import ANYONE
+from dragoman.core.interfaces import ANYONE, Secret
 from dragoman.core.item import ItemReference, Message, Text
 from dragoman.core.request import Request
-from dragoman.core.secret import Secret
-from dragoman.engines.seal import Seal
+from dragoman.engines.reasoning_encryption import Seal
 from dragoman.server.app import App
-from dragoman.server.clock import Clock
 from dragoman.server.direct import DirectStream, DirectWhole
 from dragoman.server.exchange import Exchange
-from dragoman.server.memory.memory import Memory
-from dragoman.server.protocol import HTTPConfig, HTTPProtocol
+from dragoman.server.heartbeat import Clock
+from dragoman.server.http import HTTPConfig, HTTPProtocol
 from dragoman.server.settings import Settings
 from dragoman.server.speech import Speech
+from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from tests.server.both import request
 from tests.server.stubs import OPENING, PATHS, Teller, saying, served, word

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.core.secret import Secret
+from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
 from dragoman.server.host import PORTS_TRIED, HostError, Server, address, bind
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging
 from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, post, served, word

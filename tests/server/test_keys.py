@@ -10,15 +10,14 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from dragoman.core.interfaces import Caller, Engine
-from dragoman.core.secret import Secret
+from dragoman.core.interfaces import Caller, Engine, Secret
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
 from dragoman.server.app import App
-from dragoman.server.configuration import with_keys
-from dragoman.server.keys import Keys, generate_key
-from dragoman.server.memory.memory import Memory
+from dragoman.server.auth import Keys, generate_key
+from dragoman.server.config import with_keys
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served
 

@@ -8,8 +8,8 @@ import pytest
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed, Finished
+from dragoman.core.interfaces import Secret
 from dragoman.core.response import Usage
-from dragoman.core.secret import Secret
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.server.stubs import OPENING, PATHS, STARTED, Call, Stub, asking, closing, word

@@ -7,7 +7,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from dragoman.server.app import App
-from dragoman.server.cycle import Cycle
+from dragoman.server.http import Cycle
 from dragoman.server.settings import Settings
 from tests.server.stubs import Stub, served
 

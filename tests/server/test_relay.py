@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dragoman.core.interfaces import Engine
+from dragoman.engines.base import Wrapper
 from dragoman.engines.chaos import Chaos, Mischief
 from dragoman.engines.profiles import BY_NAME, PROFILES
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Route, Router
-from dragoman.engines.wrap import Wrapper
-from dragoman.net.limits import Timeouts
+from dragoman.net.connection import Timeouts
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.wire import sse

@@ -8,7 +8,7 @@ from dragoman.core.item import ItemReference, Message
 from dragoman.core.request import Request
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from dragoman.server.stateless import without_memory
+from dragoman.server.state.resolve import without_memory
 from tests.server.stubs import PATHS, Call, Stub, asking
 
 

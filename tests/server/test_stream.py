@@ -109,20 +109,20 @@ async def test_headers_go_out_after_the_hold_and_a_later_failure_ends_the_stream
 
 
 async def test_p37_losses_are_told_in_a_header(wire: str) -> None:
-    started = [Loss("seed", "told", "why"), Loss("top_k", "emulated", "how")]
+    started = [Loss("seed", "dropped", "why"), Loss("top_k", "emulated", "how")]
     events = saying("a")
     stub = Stub(type(STARTED)("abc", 1, "stub", tuple(started)), *events[1:])
     for stream in (False, True):
         body = asking(wire, stream=stream, store=True)
         call = await Call(App(stub, Settings()), PATHS[wire], body)()
-        assert call.headers["x-dragoman-loss"] == "told: store, seed; emulated: top_k"
+        assert call.headers["x-dragoman-loss"] == "dropped: store, seed; emulated: top_k"
     call = await Call(App(Stub(), Settings()), PATHS[wire], asking(wire))()
     assert "x-dragoman-loss" not in call.headers
 
 
 async def test_what_is_lost_late_is_told_in_a_comment_before_the_end(wire: str) -> None:
     gate = asyncio.Event()
-    late = Loss("tool_choice", "told", "why"), Loss("stop", "emulated", "how")
+    late = Loss("tool_choice", "dropped", "why"), Loss("stop", "emulated", "how")
     finished = replace(FINISHED, losses=late)
     call = streaming(Stub(*OPENING, gate, *closing("")[:-1], finished), wire)
     task = asyncio.create_task(call())
@@ -130,7 +130,7 @@ async def test_what_is_lost_late_is_told_in_a_comment_before_the_end(wire: str) 
     gate.set()
     await task
     assert "x-dragoman-loss" not in call.headers
-    comment = b": x-dragoman-loss: told: tool_choice; emulated: stop\n\n"
+    comment = b": x-dragoman-loss: dropped: tool_choice; emulated: stop\n\n"
     assert call.body.count(comment) == 1
     before, after = call.body.split(comment)
     assert not ends(before)

@@ -12,9 +12,9 @@ import pytest
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
-from dragoman.core.secret import Secret
+from dragoman.core.interfaces import Secret
 from dragoman.server.settings import Settings
-from dragoman.server.transport import transport
+from dragoman.server.testing import transport
 from tests.server.stubs import OPENING, Stub, asking, closing, saying, word
 
 BASE = "http://dragoman/v1"
@@ -194,6 +194,6 @@ def test_without_httpx2_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     import sys
 
     monkeypatch.setitem(sys.modules, "httpx2", None)
-    monkeypatch.delitem(sys.modules, "dragoman.server.transport")
+    monkeypatch.delitem(sys.modules, "dragoman.server.testing")
     with pytest.raises(ImportError, match="pip install openai"):
-        importlib.import_module("dragoman.server.transport")
+        importlib.import_module("dragoman.server.testing")

@@ -16,8 +16,8 @@ from dragoman.engines import discover as room
 from dragoman.engines.discover import discover
 from dragoman.engines.remote import Remote
 from dragoman.server.app import MAX_HOPS, App
-from dragoman.server.assembly import others
-from dragoman.server.configuration import Upstream
+from dragoman.server.build import others
+from dragoman.server.config import Upstream
 from dragoman.server.host import Server, address, bind
 from dragoman.server.settings import Settings
 from tests.product import PATHS, Answer, Product, dragoman

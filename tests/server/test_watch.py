@@ -9,8 +9,8 @@ import uvloop
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.server.app import App
+from dragoman.server.cancellation import GONE, InFlight, Watch
 from dragoman.server.settings import Settings
-from dragoman.server.watch import GONE, Roster, Watch
 from tests.server.stubs import OPENING, PATHS, Call, Stub, asking
 
 REASON = Fault("stalled", "for a reason")
@@ -25,7 +25,7 @@ def hanging_up(after: float) -> Callable[[], Awaitable[dict[str, Any]]]:
 
 
 async def test_a_reason_to_stop_comes_out_as_that_fault() -> None:
-    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+    with pytest.raises(FaultError, match="for a reason"), Watch(InFlight()) as watch:
         asyncio.get_running_loop().call_soon(watch.stop, REASON)
         await asyncio.Event().wait()
     task = asyncio.current_task()
@@ -35,32 +35,32 @@ async def test_a_reason_to_stop_comes_out_as_that_fault() -> None:
 
 
 async def test_the_first_reason_counts() -> None:
-    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+    with pytest.raises(FaultError, match="for a reason"), Watch(InFlight()) as watch:
         watch.stop(REASON)
         watch.stop(GONE)
         await asyncio.sleep(0)
 
 
 async def test_a_client_that_hangs_up_is_a_reason() -> None:
-    with pytest.raises(FaultError) as caught, Watch(Roster()) as watch:
+    with pytest.raises(FaultError) as caught, Watch(InFlight()) as watch:
         watch.listen(hanging_up(0))
         await asyncio.Event().wait()
     assert caught.value.fault is GONE
 
 
 async def test_the_last_limit_set_is_in_force() -> None:
-    with Watch(Roster()) as watch:
+    with Watch(InFlight()) as watch:
         watch.limit(0.001, REASON)
         watch.limit(60, REASON)
         await asyncio.sleep(0.01)
         watch.limit(None, REASON)
-    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+    with pytest.raises(FaultError, match="for a reason"), Watch(InFlight()) as watch:
         watch.limit(0.001, REASON)
         await asyncio.Event().wait()
 
 
 async def test_after_the_watch_nothing_stops_the_task() -> None:
-    roster = Roster()
+    roster = InFlight()
     with Watch(roster) as watch:
         watch.listen(hanging_up(0.001))
         watch.limit(0.001, REASON)
@@ -73,7 +73,7 @@ async def test_after_the_watch_nothing_stops_the_task() -> None:
 
 async def test_a_cancellation_from_elsewhere_stays_one() -> None:
     async def work(both: bool) -> None:
-        with Watch(Roster()) as watch:
+        with Watch(InFlight()) as watch:
             if both:
                 watch.stop(REASON)
             await asyncio.Event().wait()
@@ -86,7 +86,7 @@ async def test_a_cancellation_from_elsewhere_stays_one() -> None:
 
 
 async def test_work_that_fails_because_it_was_stopped_was_stopped() -> None:
-    with pytest.raises(FaultError, match="for a reason"), Watch(Roster()) as watch:
+    with pytest.raises(FaultError, match="for a reason"), Watch(InFlight()) as watch:
         watch.stop(REASON)
         try:
             await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def test_work_that_fails_because_it_was_stopped_was_stopped() -> None:
 
 
 async def test_work_that_ends_well_all_the_same_has_ended_well() -> None:
-    with Watch(Roster()) as watch:
+    with Watch(InFlight()) as watch:
         watch.stop(REASON)
         try:
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ def test_only_a_task_can_be_watched() -> None:
 
         def outside() -> None:
             with pytest.raises(RuntimeError, match="only a task"):
-                Watch(Roster())
+                Watch(InFlight())
             failed.set_result(None)
 
         asyncio.get_running_loop().call_soon(outside)
@@ -122,7 +122,7 @@ def test_only_a_task_can_be_watched() -> None:
 
 
 async def test_draining_waits_for_what_ends_and_stops_what_does_not() -> None:
-    roster = Roster()
+    roster = InFlight()
     ended: list[str] = []
 
     async def work(name: str, seconds: float) -> None:
@@ -169,7 +169,7 @@ async def test_an_engine_that_objects_to_being_stopped_disturbs_nobody(
 def test_one_timer_serves_watches_that_are_due_at_once_and_later(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    async def stopped(roster: Roster, seconds: float) -> bool:
+    async def stopped(roster: InFlight, seconds: float) -> bool:
         try:
             with Watch(roster) as watch:
                 watch.limit(seconds, REASON)
@@ -181,7 +181,7 @@ def test_one_timer_serves_watches_that_are_due_at_once_and_later(
         return False
 
     async def main() -> None:
-        roster = Roster()
+        roster = InFlight()
         limits = [60.0, 0.0, -1.0, 0.001, 30.0]
         outcomes = await asyncio.gather(*(stopped(roster, seconds) for seconds in limits))
         assert outcomes == [False, True, True, True, False]
@@ -191,7 +191,7 @@ def test_one_timer_serves_watches_that_are_due_at_once_and_later(
 
 
 async def test_a_watch_that_rings_may_end_another() -> None:
-    roster, rung = Roster(), []
+    roster, rung = InFlight(), []
 
     class Ringing:
         def __init__(self) -> None:

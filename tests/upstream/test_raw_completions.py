@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from dragoman.core.completion import Completion
 from dragoman.core.fold import fold
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Reasoning, Text
-from dragoman.core.request import FunctionTool, Request, Sampling
+from dragoman.core.request import Completion, FunctionTool, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer
-from dragoman.engines.prompted import Prompted
 from dragoman.engines.remote import Remote
+from dragoman.engines.router import Prompted
 from dragoman.formats.template import Template
 from tests.engines.asking import ask
 from tests.product import dragoman

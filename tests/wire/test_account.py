@@ -4,10 +4,10 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Reasoning, Unknown
-from dragoman.wire.account import Account, message_numbers
-from dragoman.wire.policy import UNKNOWN, Row, Table
+from dragoman.wire.loss_table import UNKNOWN, Row, Table
+from dragoman.wire.losses import Account, message_numbers
 
-OTHER = Row(UNKNOWN, "told", "who knows")
+OTHER = Row(UNKNOWN, "dropped", "who knows")
 
 
 def table(*rows: Row) -> Table:

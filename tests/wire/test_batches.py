@@ -14,11 +14,11 @@ from dragoman.core.fold import Fold, unfold
 from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response, Usage
-from dragoman.wire import body, outcome
+from dragoman.wire import json, losses
 from dragoman.wire.chat import CHAT
-from dragoman.wire.codec import Wire
 from dragoman.wire.dialect import STANDARD
-from dragoman.wire.outcome import judge_answer
+from dragoman.wire.losses import judge_answer
+from dragoman.wire.registry import Wire
 from dragoman.wire.responses import RESPONSES
 from tests.strategies import responses
 from tests.wire.chat.strategies import responses as chat_responses
@@ -58,8 +58,8 @@ def batches(events: list[Event], data: st.DataObject) -> list[list[Event]]:
 def test_an_encoder_says_the_same_of_many(wire: Wire, answer: Any, data: st.DataObject) -> None:
     events = finer(list(unfold(answer)))
     one_by_one, many = wire.encoder(ASKED, STANDARD), wire.encoder(ASKED, STANDARD)
-    said = b"".join(map(one_by_one.feed, events))
-    assert b"".join(map(many.feed_all, batches(events, data))) == said
+    said = b"".join(one_by_one.feed([event]) for event in events)
+    assert b"".join(map(many.feed, batches(events, data))) == said
 
 
 @given(responses(), st.data())
@@ -69,13 +69,13 @@ def test_a_fold_adds_up_the_same_of_many(answer: Any, data: st.DataObject) -> No
     for event in events:
         one_by_one.feed(event)
     for batch in batches(events, data):
-        many.take(batch)
+        many.feed_all(batch)
     assert many.response == one_by_one.response
 
 
 @pytest.mark.parametrize("texts", [["a"], ["a", "b\n", "é"], ["a", "half \ud83d", "b"]])
 def test_many_values_are_each_on_a_line(texts: list[str]) -> None:
-    assert body.dump_all(texts) == b"\n".join(map(body.dump, texts))
+    assert json.dump_all(texts) == b"\n".join(map(json.dump, texts))
 
 
 @pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=["chat", "responses"])
@@ -91,13 +91,13 @@ def test_alternatives_that_speak_in_turn_are_kept_apart(wire: Wire) -> None:
     spoken = [Delta(n, 0, "text", text) for n in (0, 1) for text in ("a", "b")]
     events: list[Event] = [Started("1", 0, "m"), *opened, *spoken, *spoken]
     one_by_one, many = wire.encoder(ASKED, STANDARD), wire.encoder(ASKED, STANDARD)
-    assert many.feed_all(events) == b"".join(map(one_by_one.feed, events))
+    assert many.feed(events) == b"".join(one_by_one.feed([event]) for event in events)
 
 
 def test_a_run_of_arguments_is_added_up() -> None:
     fold, call = Fold(), FunctionCall("c", "f", "", id="fc", status="in_progress")
-    fold.take([Started("1", 0, "m"), ItemAdded(0, call)])
-    fold.take_run([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
+    fold.feed_all([Started("1", 0, "m"), ItemAdded(0, call)])
+    fold.feed_deltas([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
     assert fold.response.output == (FunctionCall("c", "f", "{}", id="fc", status="in_progress"),)
 
 
@@ -125,5 +125,5 @@ PLAIN = Response(
 def test_a_plain_answer_is_judged_like_any_other(changes: dict[str, Any]) -> None:
     answer = replace(PLAIN, **changes)
     short = judge_answer(answer, "chat")
-    with mock.patch.object(outcome, "_is_plain", return_value=False):
+    with mock.patch.object(losses, "_is_plain", return_value=False):
         assert judge_answer(answer, "chat") == short

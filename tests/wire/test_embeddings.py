@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.wire import body, embeddings
+from dragoman.wire import embeddings, json
 
 
 @pytest.mark.parametrize("given", ["a", ["a"], ["a", "b"], [1, 2], [[1, 2], [3]], ["a", [1]]])
 def test_input_is_text_or_ids_or_a_list_of_those(given: Any) -> None:
     said = {"model": "m", "input": given, "encoding_format": "base64", "dimensions": 3, "x": 1}
-    assert embeddings.decode_request(body.dump(said | {"user": None})) == said
+    assert embeddings.decode_request(json.dump(said | {"user": None})) == said
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_input_is_text_or_ids_or_a_list_of_those(given: Any) -> None:
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(FaultError) as caught:
-        embeddings.decode_request(body.dump({"model": "m"} | fields))
+        embeddings.decode_request(json.dump({"model": "m"} | fields))
     assert caught.value.fault.param == param
 
 
 def test_an_answer_passes_word_for_word() -> None:
     said = {"object": "list", "data": [{"index": 0, "embedding": "AAAA"}], "usage": {}, "x": 1}
-    assert embeddings.decode_response(body.dump(said)) == said
+    assert embeddings.decode_response(json.dump(said)) == said
 
 
 @pytest.mark.parametrize(

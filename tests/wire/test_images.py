@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.wire.chat import CHAT
-from dragoman.wire.codec import Wire
 from dragoman.wire.dialect import STANDARD
+from dragoman.wire.registry import Wire
 from dragoman.wire.responses import RESPONSES
 
 ADDRESSES = [

@@ -49,8 +49,8 @@ from dragoman.core.request import (
     TextFormat,
     UnknownTool,
 )
-from dragoman.wire.loss import blamed, header, judge, worded
-from dragoman.wire.policy import REQUEST
+from dragoman.wire.loss_table import REQUEST
+from dragoman.wire.losses import blamed, header, judge, worded
 from tests.samples import samples
 
 USER = Message("user", "hi")
@@ -85,17 +85,17 @@ TO_RESPONSES: list[tuple[Request, str, str]] = [
     (sampled(stop=("x",)), "stop", "refused"),
     (sampled(logit_bias={"1": -100}), "logit_bias", "refused"),
     (sampled(n=2), "n", "refused"),
-    (sampled(seed=0), "seed", "told"),
-    (sampled(top_k=40), "top_k", "told"),
-    (sampled(min_p=0.1), "min_p", "told"),
-    (sampled(repetition_penalty=1.1), "repetition_penalty", "told"),
+    (sampled(seed=0), "seed", "dropped"),
+    (sampled(top_k=40), "top_k", "dropped"),
+    (sampled(min_p=0.1), "min_p", "dropped"),
+    (sampled(repetition_penalty=1.1), "repetition_penalty", "dropped"),
     (sampled(logprobs=True), "logprobs", "emulated"),
     (sampled(logprobs=True, top_logprobs=2), "top_logprobs", "emulated"),
     (asked(modalities=("text", "audio")), "modalities", "refused"),
-    (asked(audio=AudioOutput("alloy")), "audio", "told"),
-    (asked(prediction={"type": "content"}), "prediction", "told"),
-    (asked(web_search={}), "web_search_options", "told"),
-    (said(Message("user", "I am", name="Ada")), "messages[1].name", "told"),
+    (asked(audio=AudioOutput("alloy")), "audio", "dropped"),
+    (asked(prediction={"type": "content"}), "prediction", "dropped"),
+    (asked(web_search={}), "web_search_options", "dropped"),
+    (said(Message("user", "I am", name="Ada")), "messages[1].name", "dropped"),
     (part(Audio("AAAA", "wav")), "messages[1].content[1].input_audio", "refused"),
     (part(Audio(id="a1"), "assistant"), "messages[1].audio", "refused"),
     (part(Audio(id="a1", transcript="hm"), "assistant"), "messages[1].audio", "emulated"),
@@ -104,58 +104,58 @@ TO_RESPONSES: list[tuple[Request, str, str]] = [
     (
         said(Reasoning((Thought("hm"),), extra={"chat": {"reasoning_details": []}})),
         "messages[1].reasoning_details",
-        "told",
+        "dropped",
     ),
-    (said(Unknown("chat", "odd", {})), "messages[1].tool_calls[*]", "told"),
-    (said(FunctionCall("c", "f", "", extra=CHAT)), "messages[1].tool_calls[*].vendor", "told"),
-    (asked(tools=(OF_CHAT,)), "tools[0]", "told"),
+    (said(Unknown("chat", "odd", {})), "messages[1].tool_calls[*]", "dropped"),
+    (said(FunctionCall("c", "f", "", extra=CHAT)), "messages[1].tool_calls[*].vendor", "dropped"),
+    (asked(tools=(OF_CHAT,)), "tools[0]", "dropped"),
     (asked(tools=(OF_CHAT,), tool_choice=OF_CHAT), "tool_choice", "refused"),
     (asked(tool_choice=AllowedTools("auto", (OF_CHAT,))), "tool_choice", "refused"),
     (
         asked(tool_choice=AllowedTools("auto", (NamedTool("f"), OF_CHAT))),
         "tool_choice.allowed_tools.tools[1]",
-        "told",
+        "dropped",
     ),
-    (asked(tool_choice=NamedTool("f", extra=CHAT)), "tool_choice.vendor", "told"),
+    (asked(tool_choice=NamedTool("f", extra=CHAT)), "tool_choice.vendor", "dropped"),
     (
         asked(tool_choice=NamedTool("f", extra={"chat": {"function": {"odd": 1}}})),
         "tool_choice.function.odd",
-        "told",
+        "dropped",
     ),
     (
         asked(tool_choice=AllowedTools("auto", (NamedTool("f"),), CHAT)),
         "tool_choice.vendor",
-        "told",
+        "dropped",
     ),
     (
         asked(tool_choice=AllowedTools("auto", (NamedTool("e"), NamedTool("f", extra=CHAT)))),
         "tool_choice.allowed_tools.tools[1].vendor",
-        "told",
+        "dropped",
     ),
-    (asked(extra=CHAT), "vendor", "told"),
-    (asked(extra={"chat": {"response_format": {"odd": 1}}}), "response_format.odd", "told"),
-    (asked(extra={"chat": {"response_format": 7}}), "response_format", "told"),
-    (asked(stream_options=StreamOptions(extra=CHAT)), "stream_options.vendor", "told"),
-    (asked(tools=(FunctionTool("f", extra=CHAT),)), "tools[0].vendor", "told"),
-    (asked(format=JSONSchema("a", extra=CHAT)), "response_format.json_schema.vendor", "told"),
-    (said(Message("user", "hi", extra=CHAT)), "messages[1].vendor", "told"),
-    (part(Text("hi", extra=CHAT)), "messages[1].content[1].vendor", "told"),
+    (asked(extra=CHAT), "vendor", "dropped"),
+    (asked(extra={"chat": {"response_format": {"odd": 1}}}), "response_format.odd", "dropped"),
+    (asked(extra={"chat": {"response_format": 7}}), "response_format", "dropped"),
+    (asked(stream_options=StreamOptions(extra=CHAT)), "stream_options.vendor", "dropped"),
+    (asked(tools=(FunctionTool("f", extra=CHAT),)), "tools[0].vendor", "dropped"),
+    (asked(format=JSONSchema("a", extra=CHAT)), "response_format.json_schema.vendor", "dropped"),
+    (said(Message("user", "hi", extra=CHAT)), "messages[1].vendor", "dropped"),
+    (part(Text("hi", extra=CHAT)), "messages[1].content[1].vendor", "dropped"),
 ]
 
 TO_CHAT: list[tuple[Request, str, str]] = [
-    (asked(max_tool_calls=2), "max_tool_calls", "told"),
+    (asked(max_tool_calls=2), "max_tool_calls", "dropped"),
     (asked(previous_response_id="r"), "previous_response_id", "refused"),
     (asked(conversation="c"), "conversation", "refused"),
     (asked(prompt={"id": "p"}), "prompt", "refused"),
-    (asked(context_management=[]), "context_management", "told"),
+    (asked(context_management=[]), "context_management", "dropped"),
     (asked(background=True), "background", "refused"),
-    (asked(truncation="auto"), "truncation", "told"),
+    (asked(truncation="auto"), "truncation", "dropped"),
     (asked(reasoning=ReasoningOptions(summary="auto")), "reasoning.summary", "emulated"),
     *(
         (
             asked(reasoning=ReasoningOptions(extra={"responses": {name: "x"}})),
             f"reasoning.{name}",
-            "told",
+            "dropped",
         )
         for name in ("context", "mode", "generate_summary", "vendor")
     ),
@@ -164,20 +164,20 @@ TO_CHAT: list[tuple[Request, str, str]] = [
         for row in REQUEST["chat"].values()
         if row.field.startswith("include[") and row.field != "include[*]"
     ),
-    (asked(include=("new.thing",)), "include[new.thing]", "told"),
-    (said(Message("assistant", "hm", phase="commentary")), "input[1].phase", "told"),
-    (said(Message("assistant", "hm", id="msg_1")), "input[1].id", "told"),
-    (said(FunctionCall("c", "f", "", status="completed")), "input[1].status", "told"),
-    (said(FunctionCallOutput("c", "", id="fco_1")), "input[1].id", "told"),
-    (said(CustomToolCallOutput("c", "", id="ctco_1")), "input[1].id", "told"),
-    (asked(instructions=(Message("system", "", id="m"),)), "input[*].id", "told"),
+    (asked(include=("new.thing",)), "include[new.thing]", "dropped"),
+    (said(Message("assistant", "hm", phase="commentary")), "input[1].phase", "dropped"),
+    (said(Message("assistant", "hm", id="msg_1")), "input[1].id", "dropped"),
+    (said(FunctionCall("c", "f", "", status="completed")), "input[1].status", "dropped"),
+    (said(FunctionCallOutput("c", "", id="fco_1")), "input[1].id", "dropped"),
+    (said(CustomToolCallOutput("c", "", id="ctco_1")), "input[1].id", "dropped"),
+    (asked(instructions=(Message("system", "", id="m"),)), "input[*].id", "dropped"),
     (part(Image(file_id="f")), "input[1].content[1].file_id", "refused"),
     (part(File(url="https://example.com/a")), "input[1].content[1].file_url", "refused"),
     (part(UnknownPart("responses", {})), "input[1].content[1]", "refused"),
-    (part(Text("a", (Annotation("x"),))), "input[1].content[1].annotations", "told"),
-    (part(Text("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "told"),
-    (part(Refusal("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "told"),
-    (part(Text("a", extra=RESPONSES)), "input[1].content[1].vendor", "told"),
+    (part(Text("a", (Annotation("x"),))), "input[1].content[1].annotations", "dropped"),
+    (part(Text("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "dropped"),
+    (part(Refusal("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "dropped"),
+    (part(Text("a", extra=RESPONSES)), "input[1].content[1].vendor", "dropped"),
     (result(Image("https://example.com/a.png")), "input[2].output[1]", "emulated"),
     (result(Audio("AAAA", "wav")), "input[2].output[1]", "emulated"),
     (result(File("f")), "input[2].output[1]", "emulated"),
@@ -185,37 +185,37 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (result(File(url="https://example.com/a")), "input[2].output[1].file_url", "refused"),
     (result(UnknownPart("responses", {})), "input[2].output[1]", "refused"),
     (said(Reasoning(summary=(Summary("s"),))), "input[1].summary", "emulated"),
-    (said(Reasoning((Thought("t"),), (Summary("s"),))), "input[1].summary", "told"),
-    (said(Reasoning(encrypted="x")), "input[1].encrypted_content", "told"),
-    (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "told"),
-    (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "told"),
+    (said(Reasoning((Thought("t"),), (Summary("s"),))), "input[1].summary", "dropped"),
+    (said(Reasoning(encrypted="x")), "input[1].encrypted_content", "dropped"),
+    (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "dropped"),
+    (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "dropped"),
     (said(Unknown("responses", "web_search_call", {})), "input[1]", "emulated"),
-    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "told"),
+    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "dropped"),
     (said(Compaction("x")), "input[1]", "refused"),
     (said(ItemReference("msg_1")), "input[1]", "refused"),
-    (asked(tools=(FunctionTool("f"), HOSTED)), "tools[1]", "told"),
-    (asked(tools=(Namespace("n", (CustomTool("c"), HOSTED)),)), "tools[0].tools[1]", "told"),
+    (asked(tools=(FunctionTool("f"), HOSTED)), "tools[1]", "dropped"),
+    (asked(tools=(Namespace("n", (CustomTool("c"), HOSTED)),)), "tools[0].tools[1]", "dropped"),
     (
         asked(tools=(Namespace("n", (CustomTool("c", extra=RESPONSES),)),)),
         "tools[0].tools[0].vendor",
-        "told",
+        "dropped",
     ),
     (asked(tool_choice=HOSTED), "tool_choice", "refused"),
     (
         asked(tool_choice=AllowedTools("auto", (NamedTool("f"), HOSTED))),
         "tool_choice.tools[1]",
-        "told",
+        "dropped",
     ),
-    (asked(tool_choice=NamedTool("f", extra=RESPONSES)), "tool_choice.vendor", "told"),
+    (asked(tool_choice=NamedTool("f", extra=RESPONSES)), "tool_choice.vendor", "dropped"),
     (
         asked(tool_choice=AllowedTools("auto", (NamedTool("f", extra=RESPONSES),))),
         "tool_choice.tools[0].vendor",
-        "told",
+        "dropped",
     ),
-    (asked(extra={"responses": {"access_programs": []}}), "access_programs", "told"),
-    (asked(extra={"responses": {"image": {}}}), "image", "told"),
-    (asked(extra=RESPONSES), "vendor", "told"),
-    (asked(format=JSONSchema("a", extra=RESPONSES)), "text.format.vendor", "told"),
+    (asked(extra={"responses": {"access_programs": []}}), "access_programs", "dropped"),
+    (asked(extra={"responses": {"image": {}}}), "image", "dropped"),
+    (asked(extra=RESPONSES), "vendor", "dropped"),
+    (asked(format=JSONSchema("a", extra=RESPONSES)), "text.format.vendor", "dropped"),
 ]
 
 CASES: list[tuple[str, Request, str, str]] = [
@@ -275,7 +275,7 @@ def test_every_row_that_is_not_carried_has_a_case() -> None:
     for target, table in REQUEST.items():
         met = {(re.sub(r"\[\d+\]", "[*]", c[2]), c[3]) for c in CASES if c[0] == target}
         rows = {(row.field, row.fate) for row in table.values() if row.fate != "carried"}
-        rows -= {("(any other field)", "told"), ("include[*]", "told")}
+        rows -= {("(any other field)", "dropped"), ("include[*]", "dropped")}
         assert not rows - met
 
 
@@ -381,12 +381,12 @@ def test_a_plain_request_is_judged_in_no_time() -> None:
 
 
 def told(*fields: str) -> list[Loss]:
-    return [Loss(field, "told", "because") for field in fields]
+    return [Loss(field, "dropped", "because") for field in fields]
 
 
 def test_p37_the_header_names_all_losses() -> None:
     losses = (Loss("tools[0].format", "emulated", ""), *told("store", "input[*].phase"))
-    assert header(losses) == "told: store, input[*].phase; emulated: tools[0].format"
+    assert header(losses) == "dropped: store, input[*].phase; emulated: tools[0].format"
     assert header(losses[:1]) == "emulated: tools[0].format"
     assert header(()) == ""
 
@@ -397,14 +397,16 @@ def test_the_header_names_a_field_once() -> None:
 
 
 def test_the_header_is_plain_and_short_whatever_a_client_calls_its_fields() -> None:
-    evil = header(told("a\r\nset-cookie: x", "né", "b; told: c", "x" * 5_000))
+    evil = header(told("a\r\nset-cookie: x", "né", "b; dropped: c", "x" * 5_000))
     assert re.fullmatch(r"[ -~]{1,300}", evil)
-    assert evil.count("told:") == 2
-    assert "told: a??set-cookie:?x, n?, b??told:?c, xxx" in evil
+    assert evil.count("dropped:") == 2
+    assert "dropped: a??set-cookie:?x, n?, b??dropped:?c, xxx" in evil
 
 
 def test_the_header_counts_what_does_not_fit() -> None:
-    line = header((*told(*(f"input[{n}].vendor_field" for n in range(100))), Loss("n", "told", "")))
+    line = header(
+        (*told(*(f"input[{n}].vendor_field" for n in range(100))), Loss("n", "dropped", ""))
+    )
     assert len(line) <= 1_020
     named = line.count("vendor_field")
     assert line.endswith(f"; and {101 - named} more")

@@ -21,8 +21,8 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.response import Response, Status, Usage
-from dragoman.wire.outcome import judge_answer
-from dragoman.wire.policy import ANSWER
+from dragoman.wire.loss_table import ANSWER
+from dragoman.wire.losses import judge_answer
 
 CHAT = {"chat": {"vendor": 1}}
 RESPONSES = {"responses": {"vendor": 1}}
@@ -42,18 +42,18 @@ def cost(**tokens: int) -> Response:
 
 
 CASES: list[tuple[str, Response, str, str]] = [
-    ("responses", answer(said(), said(), choices=(0, 1)), "choices[1]", "told"),
+    ("responses", answer(said(), said(), choices=(0, 1)), "choices[1]", "dropped"),
     (
         "responses",
         answer(said(Refusal("no", (Token("no"),)))),
         "choices[0].logprobs.refusal",
-        "told",
+        "dropped",
     ),
     (
         "responses",
         answer(Reasoning((Thought("hm", (Token("hm"),)),))),
         "choices[0].logprobs.content",
-        "told",
+        "dropped",
     ),
     (
         "responses",
@@ -61,12 +61,12 @@ CASES: list[tuple[str, Response, str, str]] = [
         "choices[0].message.audio",
         "emulated",
     ),
-    ("responses", answer(said(Audio("AAAA"))), "choices[0].message.audio", "told"),
-    ("responses", answer(said(extra=CHAT)), "choices[0].message.vendor", "told"),
-    ("responses", answer(extra=CHAT), "vendor", "told"),
-    ("responses", answer(usage=Usage(extra=CHAT)), "usage.vendor", "told"),
+    ("responses", answer(said(Audio("AAAA"))), "choices[0].message.audio", "dropped"),
+    ("responses", answer(said(extra=CHAT)), "choices[0].message.vendor", "dropped"),
+    ("responses", answer(extra=CHAT), "vendor", "dropped"),
+    ("responses", answer(usage=Usage(extra=CHAT)), "usage.vendor", "dropped"),
     *(
-        ("responses", cost(**{name: 0}), f"usage.{field}", "told")
+        ("responses", cost(**{name: 0}), f"usage.{field}", "dropped")
         for name, field in {
             "input_audio_tokens": "prompt_tokens_details.audio_tokens",
             "input_text_tokens": "prompt_tokens_details.text_tokens",
@@ -84,19 +84,19 @@ CASES: list[tuple[str, Response, str, str]] = [
         "emulated",
     ),
     ("chat", answer(said(Text("a")), said(Text("b"))), "output", "emulated"),
-    ("chat", answer(said(Text("a"), phase="commentary")), "output[0].phase", "told"),
+    ("chat", answer(said(Text("a"), phase="commentary")), "output[0].phase", "dropped"),
     (
         "chat",
         answer(said(Text("a", (Annotation("file_citation"),)))),
         "output[0].content[0].annotations",
-        "told",
+        "dropped",
     ),
     ("chat", answer(Reasoning(summary=(Summary("s"),))), "output[0].summary", "emulated"),
-    ("chat", answer(Reasoning((Thought("t"),), (Summary("s"),))), "output[0].summary", "told"),
-    ("chat", answer(Reasoning(encrypted="x")), "output[0].encrypted_content", "told"),
-    ("chat", answer(Compaction("x")), "output[0]", "told"),
-    ("chat", answer(Unknown("responses", "web_search_call", {})), "output[0]", "told"),
-    ("chat", answer(said(extra=RESPONSES)), "output[0].vendor", "told"),
+    ("chat", answer(Reasoning((Thought("t"),), (Summary("s"),))), "output[0].summary", "dropped"),
+    ("chat", answer(Reasoning(encrypted="x")), "output[0].encrypted_content", "dropped"),
+    ("chat", answer(Compaction("x")), "output[0]", "dropped"),
+    ("chat", answer(Unknown("responses", "web_search_call", {})), "output[0]", "dropped"),
+    ("chat", answer(said(extra=RESPONSES)), "output[0].vendor", "dropped"),
 ]
 
 
@@ -113,7 +113,7 @@ def test_every_row_that_is_not_carried_has_a_case() -> None:
     for target, table in ANSWER.items():
         met = {(re.sub(r"\[\d+\]", "[*]", c[2]), c[3]) for c in CASES if c[0] == target}
         rows = {(r.field, r.fate) for r in table.values() if r.fate != "carried" and not r.quiet}
-        assert rows - met == {("(any other field)", "told")}
+        assert rows - met == {("(any other field)", "dropped")}
 
 
 def test_p37_how_the_server_worked_has_a_row_and_is_not_told_of_every_answer() -> None:

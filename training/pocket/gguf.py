@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.engines.pocket.weights import Array, read
+from dragoman.engines.pocket.model import Array, read
 
 HOME = Path(__file__).parents[2] / "src/dragoman/engines/pocket"
 ALIGNMENT = 32

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .arguments import parser
+from .main import parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
     elif options.command == "tokens":
         from .tokens import tokens as command
     else:
-        from .talk import talk as command
+        from .chat import talk as command
     try:
         return command(options)
     except KeyboardInterrupt:
@@ -55,8 +55,8 @@ def _silence() -> None:
 def _expected(error: Exception) -> bool:
     """Whether an error is one that says for itself what went wrong."""
     from dragoman.core.error import FaultError
-    from dragoman.net.error import NetError
-    from dragoman.server.configuration import ConfigurationError
+    from dragoman.net.errors import NetError
+    from dragoman.server.config import ConfigurationError
     from dragoman.server.host import HostError
     from dragoman.server.workers import WorkersError
     from dragoman.stores.base import StoreError

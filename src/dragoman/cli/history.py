@@ -15,14 +15,14 @@ from datetime import datetime
 from shutil import get_terminal_size
 
 from dragoman.core.event import Failed
-from dragoman.core.secret import Secret
-from dragoman.server.configuration import ConfigurationError
-from dragoman.server.keys import tenant_of
-from dragoman.server.memory.history import History, answered, asked, exported, name
+from dragoman.core.interfaces import Secret
+from dragoman.server.auth import tenant_of
+from dragoman.server.config import ConfigurationError
+from dragoman.server.state.history import History, answered, asked, exported, name
 from dragoman.stores.base import Record, Retention
 from dragoman.stores.factory import open_store, store_path
 
-from .pen import Pen
+from .chat import Pen
 from .serve import configured
 
 NOTHING = "dragoman: nothing was found."

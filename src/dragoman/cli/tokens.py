@@ -11,8 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.engines.subject import Subject, find_subject
-from dragoman.engines.token.view import Shown, completion_tokens, prompt_tokens, told
+from dragoman.engines.inspect import (
+    Shown,
+    Subject,
+    completion_tokens,
+    find_subject,
+    prompt_tokens,
+    told,
+)
 
 _COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
 _PLAIN = "\x1b[0m"

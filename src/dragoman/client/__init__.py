@@ -5,8 +5,7 @@ here knows a protocol or a socket: that is the business of the engine inside.
 """
 
 from .answer import Answer, AnswerError, Spent, arguments
-from .connect import Client, connect, connect_sync
-from .face import SyncClient, SyncStream
+from .client import Client, SyncClient, SyncStream, connect, connect_sync
 from .stream import Stream
 
 __all__ = [

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import JSON, Call, FunctionCall, Item
 from dragoman.core.response import Response, Status, Usage
-from dragoman.wire import body
+from dragoman.wire import json
 
 End = Literal[
     "stop",  # the model had no more to say
@@ -136,7 +136,7 @@ def arguments(call: FunctionCall) -> dict[str, JSON]:
         return {}
     value = _parsed(call.arguments, f"The arguments of {call.name}")
     if not isinstance(value, dict):
-        problem = f"The arguments of {call.name} are {body.kind(value)}, and must be an object."
+        problem = f"The arguments of {call.name} are {json.kind(value)}, and must be an object."
         raise FaultError(Fault("upstream_error", problem, "upstream"))
     return value
 
@@ -149,7 +149,7 @@ def spent(usage: Usage | None, first: float | None, latency: float) -> Spent:
 
 def _parsed(text: str, what: str) -> JSON:
     try:
-        return body.load(text)
+        return json.load(text)
     except ValueError as problem:
         shown = text if len(text) <= 200 else text[:200] + "…"
         message = f"{what}: {shown!r} {problem}."

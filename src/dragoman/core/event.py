@@ -12,10 +12,9 @@ from typing import Literal
 from msgspec import Struct
 
 from .error import Fault
-from .guarantee import Guarantee
 from .item import JSON, Extra, Item, Part, Token
 from .loss import Loss
-from .response import Status, Usage
+from .response import Guarantee, Status, Usage
 
 DeltaKind = Literal[
     "text",

@@ -1,20 +1,46 @@
-"""The seams of the house: what an engine, a wire, an encoder and a decoder promise.
-
-Only signatures live here, so that every layer can be written against them. Methods that take
-time are plain functions that return awaitables or async generators.
+"""Protocols that engines, encoders and decoders implement, and the values that describe a caller
+and a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from msgspec import Struct
 
 from .event import Event
 from .item import JSON, Extra
 from .request import Request
-from .secret import Secret
+
+
+class Secret:
+    """Some text that neither prints nor travels in serialised form; `reveal` gives it.
+
+    >>> key = Secret("open sesame")
+    >>> print(key, f"{key}", [key])
+    *** *** [Secret(***)]
+    >>> key.reveal()
+    'open sesame'
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The text itself."""
+        return self._value
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not serialised")
 
 
 class Caller(Struct, frozen=True, omit_defaults=True):
@@ -98,44 +124,62 @@ class Batcher(Protocol):
         ...
 
 
+class Sink(Protocol):
+    """Receives the events of an answer; see `engines.base.start`."""
+
+    def receive(self, events: list[Event]) -> None:
+        """Take the next events, at least one; the last of all is `Finished` or `Failed`.
+
+        It is called on the event loop, never before `start` has returned, and must not block or
+        raise.
+        """
+        ...
+
+
+class Handle(Protocol):
+    """Controls an answer that was started; all of it may be called inside `Sink.receive`."""
+
+    def cancel(self) -> None:
+        """Stop all work for the answer. The sink receives nothing more."""
+        ...
+
+    def pause(self) -> None:
+        """Produce as little as may be until `resume`: the client's socket is full."""
+        ...
+
+    def resume(self) -> None:
+        """Produce again."""
+        ...
+
+
+class Starter(Protocol):
+    """Optional: an engine whose events arrive by callback and need no task to be read."""
+
+    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
+        """Begin to answer: the events of `Engine.stream`, with the same promises, for the sink. The
+        sink is not called before this has returned."""
+        ...
+
+
 class Listener(Protocol):
-    """Who is told an answer as it comes, on the event loop, without waiting for it."""
+    """Goes away with `tell`."""
 
-    def heard(self, events: list[Event]) -> None:
-        """The next events, at least one; the last of all is a terminal event."""
-        ...
-
-    def broke(self, error: Exception) -> None:
-        """The engine itself has failed, and says no more."""
-        ...
+    def heard(self, events: list[Event]) -> None: ...
+    def broke(self, error: Exception) -> None: ...
 
 
 class Telling(Protocol):
-    """An answer that is being told."""
+    """Goes away with `tell`."""
 
-    def stop(self) -> None:
-        """Say no more, and let go of whatever works for it."""
-        ...
-
-    def hold(self) -> None:
-        """The listener cannot follow: say as little as may be until `go_on`."""
-        ...
-
-    def go_on(self) -> None:
-        """The listener can follow again."""
-        ...
+    def stop(self) -> None: ...
+    def hold(self) -> None: ...
+    def go_on(self) -> None: ...
 
 
 class Teller(Protocol):
-    """What an engine can do besides, if its answers come of themselves: tell them to a listener.
+    """Goes away: `start` takes its place."""
 
-    It spares a task for each answer, and the waking of it for each event.
-    """
-
-    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
-        """Begin to answer: the events of `Engine.stream`, with the same promises, said to the
-        listener and not before this has returned. None where this request has to be awaited."""
-        ...
+    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None: ...
 
 
 class Counter(Protocol):
@@ -200,14 +244,13 @@ class Embedder(Protocol):
 
 
 class Encoder(Protocol):
-    """Says events on a wire."""
+    """Encodes the events of one answer on a wire."""
 
-    def feed(self, event: Event) -> bytes:
-        """The bytes for one event; empty when the wire has no word for it."""
-        ...
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for these events, meant for one write; empty where the wire has none for them.
 
-    def feed_all(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several events: those of `feed` for each, in fewer steps."""
+        How events are grouped makes no difference to the bytes.
+        """
         ...
 
     def heartbeat(self, *, data: bool = False) -> bytes:

@@ -1,12 +1,5 @@
-"""The legal order of events, as a table, and a checker that walks it.
-
-The table is all there is to know: an answer starts, brackets open and close, one terminal event
-ends it. The checker holds for every engine, every wire and every wrapper alike.
-
-    new ──started──▶ open ──finished──▶ over        new ──failed──▶ over
-                     open ──failed────▶ over
-    item:  absent ──item_added──▶ open ──item_done──▶ done     (open items may be left by failed)
-    part:  absent ──part_added──▶ open ──part_done──▶ done     (inside an open item)
+"""The legal order of events as a table with a checker, and a serializer for readers that need one
+open item at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from .assembly import blank_part
+from msgspec.structs import replace
+
 from .event import (
     Delta,
     Event,
@@ -41,6 +35,7 @@ from .item import (
     Text,
     Thought,
 )
+from .open_item import empty_part
 
 Answer = Literal["new", "open", "over"]
 
@@ -196,7 +191,7 @@ class Lifecycle:
         parts = item.done[summary]
         if event.part_index != len(parts):
             raise LifecycleError(f"part {event.part_index} was added where {len(parts)} was next")
-        if event.part != blank_part(event.part):
+        if event.part != empty_part(event.part):
             raise LifecycleError(f"part {event.part_index} was not empty when it was added")
         parts.append(None)
         item.open[summary, event.part_index] = _Part(event.part)
@@ -268,3 +263,88 @@ def check(events: Iterable[Event]) -> None:
     for event in events:
         lifecycle.feed(event)
     lifecycle.close()
+
+
+class ItemSerializer:
+    """Feed it events in any legal order; it gives them on with one item open at a time.
+
+    Items come out in the order of their index: what belongs to a later one waits until the one
+    before it is done, and what concerns the whole answer passes. On failure what still waits is
+    let go: the open item stays open and the fold has the rest.
+    """
+
+    __slots__ = ("_head", "_waiting")
+
+    def __init__(self) -> None:
+        self._head = 0
+        self._waiting: dict[int, list[Event]] = {}
+
+    def feed(self, event: Event) -> list[Event]:
+        """The events that may go out now."""
+        index = _index(event)
+        if index is None:
+            if isinstance(event, Finished | Failed):
+                self._waiting.clear()
+            return [event]
+        if index > self._head:
+            self._waiting.setdefault(index, []).append(event)
+            return []
+        if not isinstance(event, ItemDone) or index < self._head:
+            return [event]
+        return [event, *self._advance()]
+
+    def _advance(self) -> list[Event]:
+        """Let out what waited for the head item to be done, and make the next one the head."""
+        ready: list[Event] = []
+        done = True
+        while done:
+            self._head += 1
+            waiting = self._waiting.pop(self._head, [])
+            ready += waiting
+            done = any(isinstance(event, ItemDone) for event in waiting)
+        return ready
+
+
+def _index(event: Event) -> int | None:
+    """The item an event is about, or None when it is about the whole answer."""
+    match event:
+        case Started() | Finished() | Failed() | Progress(index=None):
+            return None
+        case _:
+            return event.index
+
+
+class FirstChoice:
+    """Leaves out every alternative but the first, and closes the gaps that leaves in the indices.
+
+    >>> from dragoman.core.item import Message
+    >>> first = FirstChoice()
+    >>> first.feed(ItemAdded(0, Message("assistant"), choice=1))
+    >>> first.feed(ItemAdded(1, Message("assistant"), choice=0)).index
+    0
+    """
+
+    __slots__ = ("_count", "_places")
+
+    def __init__(self, count: int = 0) -> None:
+        """`count` items have gone by already, all of the first alternative."""
+        self._count = count
+        self._places: dict[int, int | None] = {index: index for index in range(count)}
+
+    def feed(self, event: Event) -> Event | None:
+        """The event as that reader sees it; None where it has no part in the first alternative."""
+        match event:
+            case ItemAdded(index=index, choice=0):
+                self._places[index] = self._count
+                self._count += 1
+                return replace(event, index=self._count - 1)
+            case ItemAdded(index=index):
+                self._places[index] = None
+                return None
+            case Finished(reasons=reasons):
+                return replace(event, reasons=reasons[:1])
+            case Started() | Failed() | Progress(index=None):
+                return event
+            case _:
+                place = self._places[event.index or 0]
+                return None if place is None else replace(event, index=place)

@@ -1,8 +1,4 @@
-"""What was asked and could not be carried as it stood.
-
-A `Loss` says which field met which fate. The table that decides the fate belongs to the wires;
-here is only the value, so that events can carry it to whoever asked.
-"""
+"""Losses: request fields that could not be carried as they stood."""
 
 from __future__ import annotations
 
@@ -18,5 +14,56 @@ class Loss(Struct, frozen=True):
     """
 
     field: str
-    action: Literal["emulated", "told"]
+    action: Literal["emulated", "dropped"]
     why: str
+
+
+def path(field: str, place: tuple[int, ...]) -> str:
+    """A field's name with its places filled in, from the left.
+
+    >>> path("tools[*].tools[*].format", (2, 0))
+    'tools[2].tools[0].format'
+    """
+    for number in place:
+        field = field.replace("[*]", f"[{number}]", 1)
+    return field
+
+
+class LossList:
+    """Losses in the order of their first occurrence.
+
+    >>> found = LossList()
+    >>> found.note("input[*].phase", "dropped", "no phase here", (3,))
+    >>> [loss.field for loss in found.losses()]
+    ['input[3].phase']
+    >>> found.note("input[*].phase", "dropped", "no phase here", (5,))
+    >>> [loss.field for loss in found.losses()]
+    ['input[*].phase']
+    """
+
+    __slots__ = ("_losses",)
+
+    def __init__(self) -> None:
+        self._losses: dict[tuple[str, str], Loss] = {}
+
+    def note(
+        self,
+        field: str,
+        action: Literal["emulated", "dropped"],
+        why: str,
+        place: tuple[int, ...] = (),
+    ) -> None:
+        """Enter a loss. What happened in several places is entered without a place."""
+        known = self._losses.get((field, why))
+        if known is None:
+            self._losses[field, why] = Loss(path(field, place), action, why)
+        elif known.field != field and known.field != path(field, place):
+            self._losses[field, why] = Loss(field, action, why)
+
+    def contains(self, field: str, why: str) -> bool:
+        """Whether such a loss was entered before."""
+        return (field, why) in self._losses
+
+    def losses(self) -> tuple[Loss, ...]:
+        """All that was entered."""
+        return tuple(self._losses.values())

@@ -1,17 +1,14 @@
-"""All an engine needs for the next turn of a conversation.
-
-A field that is None was not asked for: absent is not zero, and nobody below this module fills
-in a default. No wire's spelling is known here; what a wire said beyond these fields rides in
-`extra` under its name.
-"""
+"""What a client asks for: one request for the next turn, or a bare prompt to complete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
-from .item import JSON, Extra, Item
+from .item import JSON, Extra, Item, Part, Unknown, UnknownPart
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -183,3 +180,53 @@ class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     moderation: JSON = None
     web_search: JSON = None
     extra: Extra | None = None
+
+
+Prompt = str | tuple[int, ...]
+"""Text, in which control tokens count as such, or token ids."""
+
+
+class Completion(Request, frozen=True, omit_defaults=True, kw_only=True):
+    """Prompts that share a request. Each has `n` choices of the answer, in order of the prompts.
+
+    With `echo` the answer repeats the prompt first, and a limit of 0 tokens makes sense.
+
+    >>> Completion(model="m", prompts=("Once upon",), max_output_tokens=8).prompts
+    ('Once upon',)
+    """
+
+    prompts: tuple[Prompt, ...] = ()
+    echo: bool = False
+
+
+def completion_request(
+    request: Request, prompts: Sequence[str | Sequence[int]], *, echo: bool = False
+) -> Completion:
+    """The request, asked of these prompts.
+
+    >>> completion_request(Request(model="m"), ["Once", [1, 2]]).prompts
+    ('Once', (1, 2))
+    """
+    said = tuple(each if isinstance(each, str) else tuple(each) for each in prompts)
+    return Completion(**asdict(request) | {"prompts": said, "echo": echo})
+
+
+LONGEST = 64
+"""Letters of a name, which may be anything that a client made up."""
+
+
+def type_name(value: Item | Part | Tool) -> str:
+    """The type of an item, a part or a tool, in quotes.
+
+    >>> from dragoman.core.item import ItemReference
+    >>> type_name(ItemReference("msg_1")), type_name(Unknown("responses", "web_search_call", {}))
+    ("'item_reference'", "'web_search_call'")
+    """
+    match value:
+        case Unknown(kind=kind) | UnknownTool(kind=kind):
+            pass
+        case UnknownPart(value=said):
+            kind = str(said.get("type"))
+        case _:
+            kind = str(value.__struct_config__.tag)
+    return repr(kind if len(kind) <= LONGEST else f"{kind[:LONGEST]}…")

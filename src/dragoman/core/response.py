@@ -1,8 +1,4 @@
-"""What the events of an answer add up to.
-
-These are the values; `fold` and `unfold` in `fold.py` turn events into a response and back. No
-wire's shape is known here, and a number that was never reported stays None.
-"""
+"""A response, what the events of an answer add up to, and how sure its constraints are."""
 
 from __future__ import annotations
 
@@ -11,9 +7,79 @@ from typing import Literal
 from msgspec import Struct
 
 from .error import Fault
-from .guarantee import Guarantee
-from .item import Call, CustomToolCall, Extra, FunctionCall, Item, Message, Reasoning, Refusal
+from .item import JSON, Call, CustomToolCall, Extra, FunctionCall, Item, Message, Reasoning, Refusal
 from .loss import Loss
+from .request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    Namespace,
+    Request,
+    Tool,
+    UnknownTool,
+)
+
+Guarantee = Literal["enforced", "verified", "best-effort"]
+
+CONSTRAINT_FIELDS = (
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "structured_outputs",
+)
+"""Fields beyond the protocols that demand something of the whole answer."""
+
+
+def has_constraints(request: Request) -> bool:
+    """Whether the answer must be more than any text.
+
+    >>> has_constraints(Request(model="m", format=JSONObject()))
+    True
+    """
+    if request.tool_choice is None and not (request.tools or request.format or request.extra):
+        return False  # as of most requests
+    if isinstance(request.format, JSONObject | JSONSchema):
+        return True
+    match request.tool_choice:
+        case "required" | NamedTool() | AllowedTools() | UnknownTool():
+            return True
+        case "none":
+            pass
+        case _ if any(map(_strict, request.tools)):
+            return True
+    if request.extra is None:
+        return False
+    return any(map(_binds, request.extra.values()))
+
+
+def default_guarantee(request: Request) -> Guarantee | None:
+    """The word for an answer of which nobody said more."""
+    return "best-effort" if has_constraints(request) else None
+
+
+def _binds(fields: dict[str, JSON]) -> bool:
+    """Whether a wire's own fields demand something."""
+    format = fields.get("response_format")
+    bound = isinstance(format, dict) and "type" in format  # of a kind that no protocol has
+    return bound or any(fields.get(name) is not None for name in CONSTRAINT_FIELDS)
+
+
+def _strict(tool: Tool) -> bool:
+    """Whether what is in a call of this tool must fit."""
+    match tool:
+        case FunctionTool(strict=strict):
+            return strict is True
+        case CustomTool(grammar=grammar):
+            return grammar is not None
+        case Namespace(tools=tools):
+            return any(map(_strict, tools))
+        case _:
+            return False
+
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -1,19 +1,12 @@
-"""One answer, put together from loose deltas: whatever comes in, legal events come out.
-
-This is the only assembler of the house: decoders of every wire and parsers of every token format
-feed it. It derives missing ids from the response's id, joins halves of characters, closes what
-was left open, and knows no wire, no socket and no clock.
-"""
+"""Assembles one answer from loose deltas: whatever comes in, legal events come out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec.structs import replace
 
-from .assembly import OpenItem, blank, unique
-from .calls import CallFragment, LooseCall
-from .choice import SHORT, Choice
 from .error import Fault
 from .event import (
     Delta,
@@ -44,8 +37,162 @@ from .item import (
     Unknown,
 )
 from .loss import Loss
+from .open_item import OpenItem, empty_item, unique
 from .response import Status, Usage
-from .think import Piece
+from .tool_calls import CallFragment, CallSorter, LooseCall
+
+Kind = Literal["reasoning", "text", "open", "close"]
+Piece = tuple[Kind, str]
+Step = Callable[["ThinkSplitter", bool], list[Piece]]
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_BLANKS = 64
+"""How many blanks around a tag belong to it; what is beyond is text, and nothing is held longer."""
+
+
+class ThinkSplitter:
+    """Feeds on text and gives pieces of reasoning and text, the same for every split of the text.
+
+    The pieces `open` and `close` carry the tags with the blanks around them, word for word, so
+    that all pieces joined are the text that came in.
+
+    >>> splitter = ThinkSplitter()
+    >>> splitter.feed("<think>hm") + splitter.feed("m</think>") + splitter.feed("  Yes")
+    [('open', '<think>'), ('reasoning', 'hm'), ('reasoning', 'm'), ('close', '</think>  '), ('text', 'Yes')]
+    """  # noqa: E501 - the example's output is one line
+
+    __slots__ = ("_held", "_step")
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._step: Step = ThinkSplitter._before  # bound to nothing: it would be a cycle
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain now; the rest is held back."""
+        self._held += text
+        return self._step(self, False)
+
+    def passes(self, text: str) -> bool:
+        """Whether this text, coming first, shows at once that no tag leads the answer."""
+        if not text or text[0] == "<" or text[0].isspace():
+            return False
+        return not self._held and self._step is ThinkSplitter._before
+
+    def flush(self) -> list[Piece]:
+        """What was held back, as what it turned out to be."""
+        return self._step(self, True)
+
+    @property
+    def settled(self) -> bool:
+        """True once all further text is plain text."""
+        return self._step is ThinkSplitter._after
+
+    def _before(self, last: bool) -> list[Piece]:
+        """Nothing but blanks and, perhaps, a part of the opening tag."""
+        bare = self._held.lstrip()
+        blanks = len(self._held) - len(bare)
+        if blanks > _BLANKS or not (bare.startswith(_OPEN) or _OPEN.startswith(bare)):
+            return self._enter(ThinkSplitter._after, last)
+        start = blanks + len(_OPEN)
+        if len(self._held) < start:
+            return self._enter(ThinkSplitter._after, last) if last else []
+        end = start + _leading(self._held[start:], "\r\n")
+        if end == len(self._held) < start + _BLANKS and not last:
+            return []  # more newlines may follow
+        return self._give("open", end) + self._enter(ThinkSplitter._inside, last)
+
+    def _inside(self, last: bool) -> list[Piece]:
+        """In the reasoning, up to the closing tag and the newlines before it."""
+        at = self._held.find(_CLOSE)
+        if at >= 0:
+            pieces = self._give("reasoning", at - _newlines_before(self._held[:at]))
+            return pieces + self._enter(ThinkSplitter._between, last)
+        if last:
+            return self._give("reasoning", len(self._held))
+        sure = len(self._held) - _overlap(self._held, _CLOSE)
+        return self._give("reasoning", sure - _newlines_before(self._held[:sure]))
+
+    def _between(self, last: bool) -> list[Piece]:
+        """The closing tag is there; blanks after it belong to it."""
+        start = self._held.find(_CLOSE) + len(_CLOSE)
+        end = start + _leading(self._held[start:], None)
+        if end == len(self._held) < start + _BLANKS and not last:
+            return []
+        return self._give("close", end) + self._enter(ThinkSplitter._after, last)
+
+    def _after(self, last: bool) -> list[Piece]:
+        return self._give("text", len(self._held))
+
+    def _enter(self, step: Step, last: bool) -> list[Piece]:
+        self._step = step
+        return step(self, last)
+
+    def _give(self, kind: Kind, size: int) -> list[Piece]:
+        piece, self._held = self._held[:size], self._held[size:]
+        return [(kind, piece)] if piece else []
+
+
+def _leading(text: str, blanks: str | None) -> int:
+    """How many of these characters `text` begins with, up to the limit (None: any blank)."""
+    head = text[:_BLANKS]
+    return len(head) - len(head.lstrip(blanks))
+
+
+def _newlines_before(text: str) -> int:
+    """How many newlines `text` ends with, up to the limit."""
+    tail = text[-_BLANKS:]
+    return len(tail) - len(tail.rstrip("\r\n"))
+
+
+def _overlap(text: str, mark: str) -> int:
+    """How many characters at the end of `text` could begin `mark`."""
+    for size in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0
+
+
+SHORT = ("length", "content_filter")
+"""Finish reasons that leave what was being written incomplete."""
+
+
+class Choice:
+    """What is open in one alternative of the answer."""
+
+    __slots__ = (
+        "announced",
+        "calls",
+        "fed",
+        "has_output",
+        "number",
+        "open",
+        "reason",
+        "think",
+        "tokens",
+    )
+
+    def __init__(self, number: int, think: bool) -> None:
+        self.number = number
+        self.open: OpenItem | None = None  # the message or reasoning being written
+        self.calls = CallSorter()
+        self.announced: list[LooseCall] = []  # those that may be open, in order
+        self.fed: dict[LooseCall, None] = {}  # those that got something since last looked at
+        self.reason: str | None = None
+        self.has_output = False
+        self.think = ThinkSplitter() if think else None
+        self.tokens: list[Token] = []  # of text that is held back
+
+    @property
+    def nameless(self) -> bool:
+        """Whether a choice that was not cut short has a call that never got its name."""
+        return self.reason not in SHORT and any(call.item is None for call in self.calls.calls)
+
+    def take_fed(self) -> list[LooseCall]:
+        """The calls that got something since last asked, in the order of the answer; those that
+        were not announced yet stand nowhere, and come first."""
+        fed, self.fed = self.fed, {}
+        return sorted(fed, key=lambda call: -1 if call.item is None else call.item)
+
 
 Think = Literal["inline", "reasoning"] | None
 """What to do with think tags at the start of the text: `inline` makes reasoning of them and
@@ -74,7 +221,7 @@ class Turn:
     by index, for those that say which item they mean (`open`, `write`, `shut`, `complete`).
 
     >>> turn = Turn("1", 0, "m")
-    >>> turn.text("Hel"); turn.text("lo"); turn.finish("stop"); turn.end(said=True)
+    >>> turn.text("Hel"); turn.text("lo"); turn.finish("stop"); turn.end(complete=True)
     >>> [type(event).__name__ for event in turn.take()][-3:]
     ['PartDone', 'ItemDone', 'Finished']
     """
@@ -131,7 +278,7 @@ class Turn:
                 Started(self.id, self.created_at, self.model, self.losses, extra=extra)
             )
 
-    def lose(self, loss: Loss) -> None:
+    def report_loss(self, loss: Loss) -> None:
         """Something that only the answer shows to be lost; it is told once, at its end."""
         if loss not in self._late:
             self._late.append(loss)
@@ -147,7 +294,7 @@ class Turn:
         state = self._choices.get(choice) or self._choice(choice)
         if state.think is None or (not state.tokens and state.think.passes(data)):
             state.think = None
-            self._say(state, "text", data, tokens)
+            self._write(state, "text", data, tokens)
             return
         state.tokens += tokens
         self._split(state, state.think.feed(data))
@@ -158,7 +305,7 @@ class Turn:
         """Several pieces of text in a row, none empty, none ending in half a character."""
         state = self._choices.get(choice)
         item = state.open if self.direct and state is not None and state.think is None else None
-        deltas = None if item is None or self.over else item.many("text", pieces)
+        deltas = None if item is None or self.over else item.append_all("text", pieces)
         if deltas is None:
             for piece in pieces:
                 self.text(piece, choice)
@@ -168,21 +315,21 @@ class Turn:
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of a refusal."""
         if data or tokens:
-            self._say(self._settled(choice), "refusal", data, tokens)
+            self._write(self._settled(choice), "refusal", data, tokens)
 
-    def thought(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of the model's reasoning, in its own words."""
         if data or tokens:
-            self._say(self._settled(choice), "reasoning", data, tokens)
+            self._write(self._settled(choice), "reasoning", data, tokens)
 
     def summary(self, data: str, choice: int = 0) -> None:
         """More of a summary of the reasoning."""
         if data:
-            self._say(self._settled(choice), "summary", data)
+            self._write(self._settled(choice), "summary", data)
 
-    def seal(self, extra: Extra, choice: int = 0, encrypted: str | None = None) -> None:
+    def attach_reasoning(self, extra: Extra, choice: int = 0, encrypted: str | None = None) -> None:
         """What must come back with the reasoning: opaque details, a signature, a blob."""
-        self._speaker(self._settled(choice), "reasoning").seal(extra, encrypted)
+        self._item_for(self._settled(choice), "reasoning").attach_reasoning(extra, encrypted)
 
     def audio(
         self,
@@ -195,8 +342,8 @@ class Turn:
         expires_at: int | None = None,
     ) -> None:
         """More of what the model says aloud: base64 `data`, `transcript`, or facts about both."""
-        item = self._speaker(self._settled(choice), "audio")
-        self.emit(item.hear(id=id, format=format, expires_at=expires_at))
+        item = self._item_for(self._settled(choice), "audio")
+        self.emit(item.set_audio(id=id, format=format, expires_at=expires_at))
         if data:
             self.emit(item.write("audio", data))
         if transcript:
@@ -205,11 +352,11 @@ class Turn:
     def attach(self, extra: Extra, choice: int = 0) -> None:
         """Fields of some wire that stand beside what was said last."""
         state = self._settled(choice)
-        (state.open or self._speaker(state, "text")).keep(extra)
+        (state.open or self._item_for(state, "text")).add_extra(extra)
 
     def annotate(self, annotation: Annotation, choice: int = 0) -> None:
         """A note on the text so far."""
-        self.emit(self._speaker(self._settled(choice), "text").annotate(annotation))
+        self.emit(self._item_for(self._settled(choice), "text").annotate(annotation))
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         """A piece of a tool call, complete or not, indexed or not."""
@@ -217,33 +364,33 @@ class Turn:
         call = state.calls.sort(fragment)
         if call is None:
             return
-        self._hush(self._settled(choice))
+        self._close_open(self._settled(choice))
         if call.item is None and call.name:
             self._announce(call, state)
             state.fed.pop(call, None)
-            self._shut_complete(state)
+            self._close_complete(state)
         elif fragment.extra and call.item is not None and (item := self._items[call.item]):
-            item.keep(fragment.extra)
+            item.add_extra(fragment.extra)
         state.fed[call] = None
         piece = call.add(fragment.arguments)
         if piece and call.item is not None:
             self.write(call.item, "input" if call.custom else "arguments", piece)
         if fragment.last:
-            self._shut_call(call)
+            self._close_call(call)
 
     def finish(self, reason: str, choice: int = 0) -> None:
         """The choice is at its end, for this reason."""
         state = self._settled(choice)
         state.reason = reason
         if reason in ("stop", "length"):
-            self._say_nothing(state)
-        self._hush(state, "incomplete" if reason in SHORT else "completed")
+            self._add_empty_message(state)
+        self._close_open(state, "incomplete" if reason in SHORT else "completed")
         announced, state.announced = state.announced, []
         for call in announced:
             broken = reason in SHORT and not call.whole
-            self._shut_call(call, "incomplete" if broken else "completed")
+            self._close_call(call, "incomplete" if broken else "completed")
 
-    def speak(self, text: str, reason: str, model: str | None, extra: Extra) -> None:
+    def whole_answer(self, text: str, reason: str, model: str | None, extra: Extra) -> None:
         """One text that is all there is to an answer not begun: from `header` to `end` at once."""
         id, model = f"msg_{self.id}_0", model or self.model
         part = Text(text)
@@ -260,13 +407,14 @@ class Turn:
             Finished(status, (reason,), self.usage),
         )
 
-    def end(self, said: bool) -> None:
-        """The stream is over; `said` tells whether the upstream said so or merely stopped."""
+    def end(self, complete: bool) -> None:
+        """The stream is over; `complete` is whether the upstream
+        ended it, and did not merely stop."""
         if self.over:
             return
-        if not said and not self.finishing:
+        if not complete and not self.all_finished:
             self.fail(CUT)
-        elif not self.spoken:
+        elif not self.has_output:
             self.fail(EMPTY)
         else:
             for number, state in self._choices.items():
@@ -275,19 +423,19 @@ class Turn:
                 self.fail(NAMELESS)
                 return
             for state in self._choices.values():
-                self._say_nothing(state)
+                self._add_empty_message(state)
             reasons = self._reasons()
             short = any(reason in SHORT for reason in reasons)
             self.complete("incomplete" if short else "completed", reasons)
 
-    def pause(self, choice: int = 0) -> None:
+    def close_message(self, choice: int = 0) -> None:
         """The message or reasoning that is being said is whole; what follows is another."""
-        self._hush(self._settled(choice))
+        self._close_open(self._settled(choice))
 
-    def start(self, item: Item, choice: int = 0) -> int:
+    def next_item(self, item: Item, choice: int = 0) -> int:
         """Open an item once what was being said is whole. What is said of a new message or of new
         reasoning goes into it."""
-        self.pause(choice)
+        self.close_message(choice)
         opened = self._open(item, choice)
         if isinstance(item, Message | Reasoning):
             self._choice(choice).open = opened
@@ -321,7 +469,7 @@ class Turn:
         if not self.over:
             self._events += events
 
-    def shut(self, index: int, final: Item | None = None) -> None:
+    def close(self, index: int, final: Item | None = None) -> None:
         """Close an item; `final` is the upstream's own idea of the whole, where it gave one."""
         item = self._items[index]
         if item is None:
@@ -330,7 +478,7 @@ class Turn:
         state = self._choices.get(item.choice)
         if state is not None and state.open is item:
             state.open = None
-        events, done = item.shut(final)
+        events, done = item.close(final)
         self.emit([*events, ItemDone(index, done)])
 
     def progress(self, index: int | None, state: State, data: JSON = None) -> None:
@@ -349,7 +497,7 @@ class Turn:
         for index, item in enumerate(self._items):
             if item is not None:
                 item.status = "incomplete" if status == "incomplete" else "completed"
-                self.shut(index)
+                self.close(index)
         self.over = True
         self._events.append(
             Finished(
@@ -371,12 +519,12 @@ class Turn:
             self._events.append(Failed(fault, self.usage, extra=self._extra or None))
 
     @property
-    def spoken(self) -> bool:
+    def has_output(self) -> bool:
         """Whether anything of the answer itself has come."""
         return bool(self._choices or self._items)
 
     @property
-    def finishing(self) -> bool:
+    def all_finished(self) -> bool:
         """Whether every choice that spoke has given its reason to stop."""
         states = self._choices.values()
         return bool(states) and all(state.reason is not None for state in states)
@@ -397,7 +545,7 @@ class Turn:
         splitter, state.think = state.think, None
         if splitter is not None:
             self._split(state, splitter.flush())
-            self._say(state, "text", "", tuple(state.tokens))
+            self._write(state, "text", "", tuple(state.tokens))
             state.tokens = []
         return state
 
@@ -406,48 +554,52 @@ class Turn:
             match kind:
                 case "text" | "reasoning":
                     tokens, state.tokens = tuple(state.tokens), []
-                    self._say(state, kind, piece, tokens)
+                    self._write(state, kind, piece, tokens)
                 case "open" if self._think == "inline":
-                    self._hush(state)
+                    self._close_open(state)
                     opened = Reasoning(extra={"inline": {"open": piece}})
                     state.open = self._open(opened, state.number)
                 case "close" if self._think == "inline":
-                    self._speaker(state, "reasoning").seal({"inline": {"close": piece}}, None)
+                    self._item_for(state, "reasoning").attach_reasoning(
+                        {"inline": {"close": piece}}, None
+                    )
 
-    def _say(self, state: Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()) -> None:
+    def _write(
+        self, state: Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()
+    ) -> None:
         item = state.open
-        if item is not None and not tokens and (delta := item.more(kind, data)) is not None:
+        if item is not None and not tokens and (delta := item.append(kind, data)) is not None:
             if not self.over:
                 self._events.append(delta)
         elif data or tokens:
             if item is None or item.kind != kind:
-                item = self._speaker(state, kind)
+                item = self._item_for(state, kind)
             self.emit(item.write(kind, data, None, tokens))
 
-    def _speaker(self, state: Choice, kind: Speech) -> OpenItem:
+    def _item_for(self, state: Choice, kind: Speech) -> OpenItem:
         """The open item in which this kind is said, opened where needed."""
         wanted = Reasoning if kind in ("reasoning", "summary") else Message
-        if state.open is None or not isinstance(state.open.blank, wanted):
-            self._hush(state)
-            self._shut_complete(state)
+        if state.open is None or not isinstance(state.open.empty, wanted):
+            self._close_open(state)
+            self._close_complete(state)
             fresh: Item = Reasoning() if wanted is Reasoning else Message("assistant")
             state.open = self._open(fresh, state.number)
         return state.open
 
-    def _hush(self, state: Choice, status: ItemStatus = "completed") -> None:
+    def _close_open(self, state: Choice, status: ItemStatus = "completed") -> None:
         """Close the message or reasoning that is being written."""
         if state.open is not None:
             state.open.status = status
-            self.shut(state.open.index)
+            self.close(state.open.index)
 
     def _open(self, item: Item, choice: int) -> OpenItem:
         self.begin()
         index = len(self._items)
         if choice in self._choices:
-            self._choices[choice].spoken = True
-        opened = OpenItem(index, choice, blank(self._identified(item, index)))
+            self._choices[choice].has_output = True
+        opened = OpenItem(index, choice, empty_item(self._identified(item, index)))
         self._items.append(opened)
-        self.emit([ItemAdded(index, opened.blank, choice)])
+        self.emit([ItemAdded(index, opened.empty, choice)])
         return opened
 
     def _identified(self, item: Item, index: int) -> Item:
@@ -472,21 +624,21 @@ class Turn:
         state.announced.append(call)
         self.write(call.item, "input" if call.custom else "arguments", said)
 
-    def _shut_complete(self, state: Choice) -> None:
+    def _close_complete(self, state: Choice) -> None:
         """Close the calls whose arguments are whole. Only one that got more can have become so,
         and looking at no other keeps many calls from costing their square."""
         for call in state.take_fed():
             if call.complete:
-                self._shut_call(call)
+                self._close_call(call)
 
-    def _shut_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
+    def _close_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
         if call.item is not None and (item := self._items[call.item]) is not None:
             item.status = status
-            self.shut(call.item)
+            self.close(call.item)
 
-    def _say_nothing(self, state: Choice) -> None:
+    def _add_empty_message(self, state: Choice) -> None:
         """A choice that ended well and said nothing at all still said an empty message."""
-        if not state.spoken and state.reason != "content_filter":
+        if not state.has_output and state.reason != "content_filter":
             state.open = self._open(Message("assistant"), state.number)
             self.emit(state.open.write("text", ""))
 

@@ -20,7 +20,7 @@ from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import CustomToolCall, FunctionCall
 from dragoman.core.request import Request
 
-from .wrap import Wrapper
+from .base import Wrapper
 
 LIMITED = Fault(
     "rate_limited", "Too many requests (chaos).", "upstream", status=429, retry_after="1"

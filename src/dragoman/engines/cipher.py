@@ -1,8 +1,4 @@
-"""Seals with AES-GCM, out of the package `cryptography`, which the extra `seal` installs.
-
-Sealed bytes are a random nonce and what the cipher made of the rest; what they are bound to is
-authenticated and not in them. It knows bytes only.
-"""
+"""AES-GCM from the package `cryptography`, which the extra `seal` installs."""
 
 from __future__ import annotations
 

@@ -12,32 +12,30 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.completion import Completion
 from dragoman.core.error import FaultError
 from dragoman.core.event import Delta, Event, Failed, Finished, Started
-from dragoman.core.guarantee import Guarantee, unsure
 from dragoman.core.interfaces import ANYONE, Caller, Decoder, Model
 from dragoman.core.item import JSON
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Limits, lower
-from dragoman.core.request import AllowedTools, NamedTool, Request, TextFormat
+from dragoman.core.lower import UpstreamLimits, lower, with_summary
+from dragoman.core.request import AllowedTools, Completion, NamedTool, Request, TextFormat
+from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
-from dragoman.core.undo import summarised
 from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
 from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.dialect import Dialect
-from dragoman.wire.loss import worded
+from dragoman.wire.losses import worded
 
+from .base import unsupported_fields
 from .find_format import find_format
-from .plan import Plan
 from .remote import Remote
-from .unsaid import unsaid
 from .upstream import Upstream
+from .upstream_request import Plan
 
 GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
 """What may be hoped for where a form was asked for: a server of text enforces none."""
-RAW = Limits(
+RAW = UpstreamLimits(
     custom_tools=False,
     namespaces=False,
     hosted_tools=False,
@@ -76,7 +74,7 @@ class _RawUpstream(Upstream):
             await self.models(caller)
         self.wires = (COMPLETIONS.name,)
 
-    def limits(self, model: str) -> Limits:
+    def limits(self, model: str) -> UpstreamLimits:
         return RAW
 
 
@@ -122,11 +120,11 @@ class CompletionServer(Remote):
         prompt = self.format.render(asked, setting)
         raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
         plan = super()._plan(raw, caller)
-        found = (*lowered.losses, *lowered.placed(prompt.losses))
+        found = (*lowered.losses, *lowered.client_losses(prompt.losses))
         told = {loss.field for loss in found}
         found += tuple(loss for loss in _lost(asked) if loss.field not in told)
-        plan.lowered = replace(lowered, events=summarised(request, lowered.events))
-        plan.guarantee = unsure(request)
+        plan.lowered = replace(lowered, restore=with_summary(request, lowered.restore))
+        plan.guarantee = default_guarantee(request)
         plan.turn = Turn(
             plan.heard.id,
             plan.heard.created_at,
@@ -201,11 +199,11 @@ def _lost(request: Request) -> Iterator[Loss]:
     sampling, choice = request.sampling, request.tool_choice
     match choice:
         case "required" | NamedTool() | AllowedTools(mode="required"):
-            yield Loss("tool_choice", "told", _NOT_MADE)
+            yield Loss("tool_choice", "dropped", _NOT_MADE)
     if not isinstance(request.format, TextFormat | None):
-        yield Loss("format", "told", _NOT_MADE)
+        yield Loss("format", "dropped", _NOT_MADE)
     if request.parallel_tool_calls is False:
-        yield Loss("parallel_tool_calls", "told", _NOT_MADE)
+        yield Loss("parallel_tool_calls", "dropped", _NOT_MADE)
     if sampling.logprobs or sampling.top_logprobs:
-        yield Loss("logprobs", "told", _NOT_READ)
-    yield from unsaid(request)
+        yield Loss("logprobs", "dropped", _NOT_READ)
+    yield from unsupported_fields(request)

@@ -12,11 +12,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.net.http import Client
-from dragoman.net.limits import Timeouts
+from dragoman.net.client import Client
+from dragoman.net.connection import Timeouts
 
-from . import probe
 from .profiles import Profile, by_url
+from .upstream import entries, question, recognise
 
 PORTS = (11434, 1234, 8000, 30000, 8080, 1337, 8321)
 """Where local model servers usually listen: Ollama, LM Studio, vLLM, SGLang, llama.cpp and
@@ -77,13 +77,13 @@ def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
 
 async def look(client: Client, base_url: str, *, ours: bool = False) -> Discovered | None:
     """The server at an address, if what answers there is a model server; one of us if `ours`."""
-    answer = await probe.question(client, "GET", f"{base_url}/models", (), patience=PATIENCE)
+    answer = await question(client, "GET", f"{base_url}/models", (), patience=PATIENCE)
     if answer.status != 200 or (answer.ours and not ours):
         return None
-    models = tuple(e["id"] for e in probe.entries(answer.value) if isinstance(e.get("id"), str))
+    models = tuple(e["id"] for e in entries(answer.value) if isinstance(e.get("id"), str))
     if not models and not _is_empty_listing(answer.value):
         return None
-    return Discovered(base_url, models, probe.recognise(answer))
+    return Discovered(base_url, models, recognise(answer))
 
 
 async def _strangers(client: Client, servers: tuple[Discovered, ...]) -> tuple[Discovered, ...]:
@@ -93,7 +93,7 @@ async def _strangers(client: Client, servers: tuple[Discovered, ...]) -> tuple[D
     """
     unknown = [server for server in servers if server.profile is None]
     urls = (f"{server.base_url.rstrip('/')}/models" for server in unknown)
-    questions = (probe.question(client, "GET", url, (), patience=PATIENCE) for url in urls)
+    questions = (question(client, "GET", url, (), patience=PATIENCE) for url in urls)
     answers = zip(unknown, await asyncio.gather(*questions), strict=True)
     ours = [server for server, answer in answers if answer.ours]
     return tuple(server for server in servers if server not in ours)

@@ -20,16 +20,15 @@ from typing import Any
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
+from dragoman.core.lower import with_summary
 from dragoman.core.request import Request
 from dragoman.core.turn import Think, Turn
-from dragoman.core.undo import summarised, undone
-from dragoman.wire import body
 from dragoman.wire import error as wire_error
+from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD
 
-from .mint import new_id, now
-from .wrap import sealed
+from .base import enforce_contract, new_id, now
 
 _DONE = b"data: [DONE]\n\n"
 _END = object()
@@ -67,7 +66,7 @@ class Function:
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Call the callable and give what it gives."""
-        return sealed(self._events(request), request.model)
+        return enforce_contract(self._events(request), request.model)
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The names it was given."""
@@ -83,11 +82,12 @@ class Function:
     async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
         asked, losses = CHAT.encode_request(request, STANDARD)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
-        hearing, restore = _Hearing(turn), summarised(request)
+        hearing, restore = _Hearing(turn), with_summary(request)
         try:
-            async with aclosing(_pieces(self._answer, body.load(asked))) as pieces:
+            async with aclosing(_pieces(self._answer, json.load(asked))) as pieces:
                 async for piece in pieces:
-                    for event in undone(restore, hearing.take(piece)):
+                    events = hearing.take(piece)
+                    for event in events if restore is None else restore(events):
                         yield event
         except FaultError:
             raise
@@ -96,7 +96,8 @@ class Function:
             if fault is None:
                 raise
             raise FaultError(fault) from error
-        for event in undone(restore, hearing.close()):
+        events = hearing.close()
+        for event in events if restore is None else restore(events):
             yield event
 
 
@@ -127,7 +128,7 @@ class _Hearing:
             self._turn.text(piece)
             return self._turn.take()
         value = piece if isinstance(piece, dict) else piece.model_dump(mode="json")
-        return self._decoder.feed(b"data: " + body.dump(value) + b"\n\n")
+        return self._decoder.feed(b"data: " + json.dump(value) + b"\n\n")
 
     def close(self) -> list[Event]:
         """The end."""
@@ -241,5 +242,5 @@ def _refusal(error: Exception) -> Fault | None:
         message = f"The model's server refused the key of the function that asked it ({status})."
         return Fault("upstream_authentication", message, "server", status=status)
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    told = body.dump(getattr(error, "body", None) or "")
+    told = json.dump(getattr(error, "body", None) or "")
     return wire_error.decode(status, told, headers.get("retry-after"))

@@ -1,20 +1,29 @@
-"""Models of this machine by what a user writes: a name that comes with the package, or a kind and
-a place, such as `gguf:model.gguf`.
-
-A table of kinds and nothing else: how a model is loaded stands in the room of its kind.
-"""
+"""Models of this machine by name or by kind and place, such as `gguf:model.gguf`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from dragoman.core.interfaces import Engine
 
-from . import llamacpp, transformers
-from .shipped import NOTES, SHIPPED
+from . import transformers
+from .demo import rehearsal
+from .llamacpp import name_of, prepare
+from .pocket import available, pocket
+
+POCKET, SCRIPT = "pocket", "script"
+SHIPPED: Mapping[str, Callable[..., Engine]] = {POCKET: pocket, SCRIPT: rehearsal}
+"""Makes the engine of a name. Raises ImportError where it needs what is not installed."""
+NOTES = {POCKET: "a demonstration model", SCRIPT: "a rehearsal, not a model"}
+"""What each of them is, in a few words."""
+
+
+def stand_in() -> str:
+    """The name of the engine for when there is nothing else: a model, if it can be run."""
+    return POCKET if available() else SCRIPT
 
 
 class Kind(Struct, frozen=True):
@@ -36,7 +45,7 @@ class Target(Struct, frozen=True):
 
 KINDS = {
     "hf": Kind(transformers.prepare, transformers.name_of, "a transformers model"),
-    "gguf": Kind(llamacpp.prepare, llamacpp.name_of, "a GGUF file, run by llama.cpp"),
+    "gguf": Kind(prepare, name_of, "a GGUF file, run by llama.cpp"),
 }
 """The kinds of targets that have a place, by what stands before the colon."""
 

@@ -1,9 +1,4 @@
-"""Model names to engines: many engines behind one, each asked for the models that are its own.
-
-It knows names and nothing else of a model. A name goes where a route names it, else to an engine
-that takes any name, best to one that lists it; what nobody takes is a fault that says what there
-is.
-"""
+"""Routes each request to the engine that has its model."""
 
 from __future__ import annotations
 
@@ -15,14 +10,62 @@ from contextlib import aclosing
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model, Passed
 from dragoman.core.item import JSON
-from dragoman.core.request import Request
+from dragoman.core.request import Completion, Request
 
-from .prompted import complete, embed
-from .wrap import batches, relay, singly
+from .base import Wrapper, batches, relay, singly
+from .fan_out import alternative, gather
+
+
+class Prompted(Wrapper):
+    """An engine for requests that are a `Completion`: it asks the engine inside for each prompt."""
+
+    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
+        """Go on from the prompts. Each has `n` choices; all of one prompt stand together."""
+        prompts = request.prompts if isinstance(request, Completion) else ()
+        echo = isinstance(request, Completion) and request.echo
+        if len(prompts) == 1:
+            return complete(self.engine, prompts[0], request, caller, echo=echo)
+        count = request.sampling.n or 1
+
+        def ask(place: int) -> AsyncGenerator[Event, None]:
+            one = alternative(request, place % count)
+            return complete(self.engine, prompts[place // count], one, caller, echo=echo)
+
+        return gather(ask, len(prompts) * count)
+
+
+def complete(
+    engine: Engine,
+    prompt: str | Sequence[int],
+    request: Request,
+    caller: Caller = ANYONE,
+    *,
+    echo: bool = False,
+) -> AsyncGenerator[Event, None]:
+    """Go on from a prompt, if this engine can."""
+    able: Callable[..., AsyncGenerator[Event, None]] | None = getattr(engine, "complete", None)
+    if able is None:
+        return _refused(unsupported("takes conversations only, no bare prompts", "model"))
+    return able(prompt, request, caller, echo=echo)
+
+
+async def embed(
+    engine: Engine, request: dict[str, JSON], caller: Caller = ANYONE
+) -> dict[str, JSON]:
+    """Vectors, if this engine has any. Raises FaultError if it has none."""
+    able: Callable[..., Awaitable[dict[str, JSON]]] | None = getattr(engine, "embed", None)
+    if able is None:
+        raise FaultError(unsupported("has no embeddings", "model"))
+    return await able(request, caller)
+
+
+async def _refused(fault: Fault) -> AsyncGenerator[Event, None]:
+    yield Failed(fault)
+
 
 PATIENCE = 1.0
 """Seconds an engine has to list its models when a name is looked for."""

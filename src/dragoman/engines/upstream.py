@@ -1,30 +1,148 @@
-"""What is known of a server behind an address: its wires, its kind, its keys.
-
-All of it is found out by asking once, for free, or learned from answers that come anyway. What is
-said in a request or an answer is not known here.
-"""
+"""What is known of a server behind an address: its wires, its kind, its keys, its models."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Code, Fault, FaultError, bad_request
-from dragoman.core.identity import HOPS
-from dragoman.core.interfaces import Caller, Model
+from dragoman.core.interfaces import Caller, Model, Secret
 from dragoman.core.item import JSON
-from dragoman.core.lower import Limits
-from dragoman.core.secret import Secret
-from dragoman.net.http import Client, HeaderFields
-from dragoman.net.proxy import Proxies
-from dragoman.net.response import Response
-from dragoman.net.url import parse_url
+from dragoman.core.lower import UpstreamLimits
+from dragoman.core.version import HOPS_HEADER, VERSION_HEADER
+from dragoman.net.client import Client, HeaderFields, Response
+from dragoman.net.errors import ConnectError, NetError, ProxyError, TLSError
+from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import error as wire_error
+from dragoman.wire import json
 
-from . import failure, probe
+from . import errors
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
+
+PATIENCE = 1.0
+"""Seconds a server has for each question."""
+
+
+class Answer(Struct, frozen=True):
+    """What came back: the status (0: nothing did), the `Server` header, the JSON if it was that.
+
+    `ours` is set when the answer carries the mark of a Dragoman; `fault` says why there is no
+    connection to ask over, where there is none.
+    """
+
+    status: int = 0
+    server: str | None = None
+    value: Any = None
+    ours: bool = False
+    fault: Fault | None = None
+
+
+Senses = dict[str, frozenset[str] | None]
+"""What each listed model takes in (`text`, `image`, `audio` …); None where that is not said."""
+
+
+class Found(Struct, frozen=True):
+    """What an address turned out to be, the wires it speaks, best first, and what its
+    models take in. Where there is no connection there are no wires, and `fault` says why."""
+
+    profile: Profile
+    wires: tuple[str, ...]
+    senses: Senses
+    fault: Fault | None = None
+
+
+async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
+    """Find out what is at this address and which wires it speaks. Never raises for silence."""
+    listing = await question(client, "GET", f"{base_url}/models", headers)
+    if listing.fault is not None:
+        return Found(GENERIC, (), {}, listing.fault)
+    profile, taken = recognise(listing), senses(entries(listing.value))
+    if profile is not None and profile.wires:
+        return Found(profile, profile.wires, taken)
+    reply = await question(client, "POST", f"{base_url}/responses", headers, b"{}")
+    profile = profile or by_answers(reply.server)
+    if profile is not None and profile.wires:
+        return Found(profile, profile.wires, taken)
+    speaks = reply.status in (400, 422)
+    return Found(profile or GENERIC, ("responses", "chat") if speaks else ("chat",), taken)
+
+
+def recognise(listing: Answer) -> Profile | None:
+    """The profile a model listing gives away."""
+    return by_answers(listing.server, entries(listing.value))
+
+
+def senses(listing: list[dict[str, Any]]) -> Senses:
+    """What a listing says its models take in.
+
+    >>> senses([{"id": "m", "architecture": {"input_modalities": ["text"]}}, {"id": "n"}])
+    {'m': frozenset({'text'}), 'n': None}
+    """
+    found: Senses = {}
+    for entry in listing:
+        match entry:
+            case {"id": str(name), "architecture": {"input_modalities": [*taken]}}:
+                found[name] = frozenset(map(str, taken))
+            case {"id": str(name)}:
+                found[name] = None
+    return found
+
+
+_CONTEXT = ("context_window", "max_model_len", "context_length", "max_context_length")
+
+
+def context(entry: dict[str, Any]) -> int | None:
+    """How many tokens a listing says a model can hold, under any of the names servers use.
+
+    >>> context({"max_model_len": 4096}), context({"meta": {"n_ctx": 512}}), context({})
+    (4096, 512, None)
+    """
+    meta = entry.get("meta")
+    named = [entry.get(name) for name in _CONTEXT]
+    if isinstance(meta, dict):
+        named += [meta.get("n_ctx"), meta.get("n_ctx_train")]
+    return next((size for size in named if type(size) is int and size > 0), None)
+
+
+def entries(value: Any) -> list[dict[str, Any]]:
+    """The models of a listing, whatever shape it has; none where it is no listing."""
+    data = value.get("data") if isinstance(value, dict) else value
+    return [e for e in data if isinstance(e, dict)] if isinstance(data, list) else []
+
+
+async def question(
+    client: Client,
+    method: str,
+    url: str,
+    headers: HeaderFields,
+    content: bytes | None = None,
+    patience: float = PATIENCE,
+) -> Answer:
+    """Ask, and take silence, a broken answer or a refusal for what it is."""
+    if content is not None:
+        headers = (*headers, ("content-type", "application/json"))
+    try:
+        async with asyncio.timeout(patience), client.stream(method, url, headers, content) as reply:
+            raw = await reply.read()
+            fields = reply.headers
+            ours = fields.get(VERSION_HEADER) is not None
+            return Answer(reply.status, fields.get("server"), _json(raw), ours)
+    except (ConnectError, TLSError, ProxyError) as error:
+        return Answer(fault=errors.broken(error))
+    except (NetError, TimeoutError):
+        return Answer()
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return json.load(raw)
+    except ValueError:
+        return None
+
 
 LISTING = 5.0
 """Seconds a server has to list its models."""
@@ -47,7 +165,7 @@ class Upstream:
     ) -> None:
         self.url = base_url.rstrip("/")
         parse_url(self.url)  # says at once what is wrong with an address
-        self._key = failure.sendable(key)
+        self._key = errors.sendable(key)
         self.passes_client_key = pass_client_key
         self._own_client = client is None
         self.client = client or Client(proxies=Proxies.from_environ(os.environ))
@@ -57,15 +175,15 @@ class Upstream:
         self._known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self._server: str | None = None  # the last `Server` header that told nothing
         self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
-        self._looking: asyncio.Task[probe.Found] | None = None
-        self._senses: probe.Senses = {}
+        self._looking: asyncio.Task[Found] | None = None
+        self._senses: Senses = {}
 
     async def find_out(self, caller: Caller) -> None:
         """Look once, however many ask at the same time. Raises FaultError where no connection to
         the server can be had; whoever asks next looks again."""
         headers = self.headers(caller)
         if self._looking is None:
-            self._looking = asyncio.ensure_future(probe.look(self.client, self.url, headers))
+            self._looking = asyncio.ensure_future(look(self.client, self.url, headers))
             self._looking.add_done_callback(self._looked)
         found = await asyncio.shield(self._looking)
         if found.fault is not None:
@@ -75,30 +193,30 @@ class Upstream:
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
-        answer = await probe.question(
+        answer = await question(
             self.client, "GET", f"{self.url}/models", self.headers(caller), patience=LISTING
         )
         if answer.fault is not None:
             raise FaultError(answer.fault)
         if not answer.status:
-            raise FaultError(failure.unreachable(f"{self.url} did not answer"))
+            raise FaultError(errors.unreachable(f"{self.url} did not answer"))
         if answer.status in (401, 403):
-            raise FaultError(failure.key_refused(self.url, answer.status, self.key_for(caller)))
+            raise FaultError(errors.key_refused(self.url, answer.status, self.key_for(caller)))
         if answer.status != 200:
             said = f"{self.url} has no model listing"
             if "/" not in self.url.partition("://")[2]:
                 said += f" (many servers have theirs at {self.url}/v1)"
-            raise FaultError(failure.unreachable(said))
-        self._recognise(probe.recognise(answer))
-        listing = probe.entries(answer.value)
-        self._senses = probe.senses(listing)
+            raise FaultError(errors.unreachable(said))
+        self._recognise(recognise(answer))
+        listing = entries(answer.value)
+        self._senses = senses(listing)
         return tuple(
             Model(
                 entry["id"],
                 _text(entry.get("owned_by")),
                 _whole(entry.get("created")),
                 {
-                    "models": entry | _sized(probe.context(entry)),
+                    "models": entry | _sized(context(entry)),
                     "upstream": {"url": self.url, "kind": self.profile.name},
                 },
             )
@@ -106,7 +224,7 @@ class Upstream:
             if isinstance(entry.get("id"), str)
         )
 
-    def limits(self, model: str) -> Limits:
+    def limits(self, model: str) -> UpstreamLimits:
         """What a model can take. A server that lists one model answers every name with that."""
         if not self._senses:
             return self.profile.limits
@@ -120,9 +238,9 @@ class Upstream:
         """What goes with every request. Raises FaultError for a client's key no header takes."""
         if not self.passes_client_key and (known := self._known_headers.get(caller.hops)):
             return known
-        headers: list[tuple[str, str]] = [(HOPS, str(caller.hops + 1))]
+        headers: list[tuple[str, str]] = [(HOPS_HEADER, str(caller.hops + 1))]
         try:
-            key = failure.sendable(self.key_for(caller))
+            key = errors.sendable(self.key_for(caller))
         except ValueError as error:  # which does not show the key
             raise FaultError(bad_request(str(error))) from None
         if key:
@@ -148,10 +266,10 @@ class Upstream:
 
     async def refusal(self, response: Response, caller: Caller) -> Fault:
         """The fault that an answer with another status than 200 is."""
-        said = await failure.words(response)
+        said = await errors.words(response)
         fault = wire_error.decode(response.status, said, response.headers.get("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
-            return failure.key_refused(self.url, response.status, self._key)
+            return errors.key_refused(self.url, response.status, self._key)
         if response.status in (401, 403):
             code: Code = "authentication" if response.status == 401 else "permission"
             return replace(fault, code=code, blame="client")
@@ -164,7 +282,7 @@ class Upstream:
         if self._own_client:
             await self.client.aclose()
 
-    def _looked(self, looking: asyncio.Task[probe.Found]) -> None:
+    def _looked(self, looking: asyncio.Task[Found]) -> None:
         """Forget a look that found nothing, for whatever reason: the next may find more."""
         failed = looking.cancelled() or looking.exception() is not None
         if failed or looking.result().fault is not None:

@@ -1,8 +1,6 @@
-"""One HTTP/1.1 connection: the bytes of a request out, the head and the body of its answer in.
+"""One HTTP/1.1 connection to a server: writes a request, parses the response as it arrives."""
 
-It knows framing, deadlines and back-pressure. It refuses to know URLs, pools, proxies or
-what a body means. All body bytes that arrive in one wake of the loop are handed on as one.
-"""
+from __future__ import annotations
 
 import asyncio
 import math
@@ -10,15 +8,39 @@ from collections.abc import Callable
 from typing import Final, cast
 
 import httptools
+import msgspec
 
-from dragoman.net.error import (
-    DisconnectedError,
-    NetError,
-    NetTimeoutError,
-    RemoteProtocolError,
-    TooLargeError,
-)
-from dragoman.net.limits import Limits
+from .errors import DisconnectedError, NetError, NetTimeoutError, RemoteProtocolError, TooLargeError
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Seconds allowed for each phase of a request; None is no limit.
+
+    `connect` covers the wait for a free connection and, again from zero, everything up to
+    the end of the TLS handshake; `first_byte` runs from the request's last byte to the end
+    of the response headers; `idle` is the silence allowed inside a body.
+    """
+
+    connect: float | None = 10.0
+    first_byte: float | None = 600.0
+    idle: float | None = 600.0
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds on what a peer can make us hold.
+
+    `connections` and `idle_connections` are per origin; an idle connection is closed after
+    `keep_alive` seconds. `header_bytes` bounds all that is not body: head, chunk extensions,
+    trailers. `body_bytes` is the most that `Response.read` collects, decoded.
+    """
+
+    connections: int = 1000
+    idle_connections: int = 100
+    keep_alive: float = 15.0
+    header_bytes: int = 64 * 1024
+    header_count: int = 200
+    body_bytes: int = 64 * 1024 * 1024
+
 
 # Plain numbers, for they are compared on every read.
 _IDLE: Final = 0  # no request in flight: any byte is out of place

@@ -7,7 +7,7 @@ memory. It knows nothing of connections or messages.
 import zlib
 from collections.abc import Iterable, Iterator
 
-from dragoman.net.error import RemoteProtocolError
+from .errors import RemoteProtocolError
 
 _PIECE = 64 * 1024
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's window bits choose the container

@@ -11,17 +11,9 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from dragoman.net.connection import Connection
-from dragoman.net.error import (
-    ConnectError,
-    NetError,
-    NetTimeoutError,
-    Phase,
-    ProxyError,
-    TLSError,
-)
-from dragoman.net.limits import Limits
-from dragoman.net.url import Url, endpoint
+from .connection import Connection, Limits
+from .errors import ConnectError, NetError, NetTimeoutError, Phase, ProxyError, TLSError
+from .url import Url, endpoint
 
 _ASK_AFTER = 60  # seconds of silence until the kernel asks whether the peer still lives
 _ASK_EVERY = 20

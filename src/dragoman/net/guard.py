@@ -12,15 +12,9 @@ import urllib.parse
 
 import msgspec
 
-from dragoman.net.error import (
-    BlockedAddressError,
-    ConnectError,
-    InvalidUrlError,
-    NetTimeoutError,
-    StatusError,
-)
-from dragoman.net.http import Client
-from dragoman.net.url import Url, parse_url
+from .client import Client
+from .errors import BlockedAddressError, ConnectError, InvalidUrlError, NetTimeoutError, StatusError
+from .url import Url, parse_url
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network

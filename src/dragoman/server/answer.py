@@ -14,30 +14,26 @@ from msgspec.structs import replace
 
 from dragoman.core.event import Event
 from dragoman.core.fold import Fold
-from dragoman.core.guarantee import unsure
 from dragoman.core.interfaces import Caller, Encoder, Engine, Passed
 from dragoman.core.request import Request
-from dragoman.engines.wrap import batches, relay, straight
+from dragoman.core.response import default_guarantee
+from dragoman.engines.base import batches, relay, straight
 from dragoman.stores.base import Record
-from dragoman.wire.codec import Wire
+from dragoman.wire.registry import Wire
 
 from .asgi import Outlet
+from .cancellation import TERMINAL, InFlight, Watch, too_late
 from .direct import Direct, DirectStream, DirectWhole
-from .ending import TERMINAL
-from .exchange import Exchange
+from .exchange import Exchange, Handler, fault_of
 from .limits import Gate, check_head, check_size, read_body
 from .log import Noted
-from .memory.memory import Memory, Plan
-from .memory.replay import Replay
-from .memory.run import Batches, Run
-from .mishap import fault_of
-from .router import Handler
 from .settings import DIALECTS, Settings
 from .speech import Speech
 from .splice import Splice
-from .stateless import without_memory
+from .state.resolve import without_memory
+from .state.run import Batches, Replay, Run
+from .state.service import Memory, Plan
 from .stream import Stream
-from .watch import Roster, Watch, too_late
 from .whole import whole
 
 Gifts = AsyncGenerator[Passed, None] | AsyncGenerator[list[Event], None]
@@ -50,7 +46,7 @@ class Answers:
         self,
         engine: Engine,
         settings: Settings,
-        roster: Roster,
+        roster: InFlight,
         gate: Gate,
         memory: Memory | None = None,
     ) -> None:
@@ -131,7 +127,9 @@ class Answers:
         return _unkept(request) if memory is None else memory.plan_at_once(wire.name, request)
 
     def _speech(self, exchange: Exchange, encoder: Encoder, plan: Plan) -> Speech:
-        return Speech(exchange, encoder, self._settings, plan.losses, unsure(plan.request))
+        return Speech(
+            exchange, encoder, self._settings, plan.losses, default_guarantee(plan.request)
+        )
 
     async def _whole(
         self,
@@ -153,7 +151,7 @@ class Answers:
                         if isinstance(batch, bytes):
                             body = batch  # whole, and its end follows
                             continue
-                        fold.take(batch)
+                        fold.feed_all(batch)
                         if isinstance(batch[-1], TERMINAL):
                             break
             response = fold.response

@@ -1,8 +1,4 @@
-"""The ASGI application: an engine, spoken to over Chat Completions and Responses.
-
-It joins the parts: who may come in, which path is answered by what, and what a failure looks like.
-Any ASGI host can run it; it opens no socket and handles no signal.
-"""
+"""The ASGI application: routes, access, and the engine's middleware."""
 
 from __future__ import annotations
 
@@ -11,42 +7,48 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.identity import HOPS
 from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.engines.prompted import Prompted
-from dragoman.wire import body
+from dragoman.core.version import HOPS_HEADER
+from dragoman.engines.compaction import Compacting, Fitting
+from dragoman.engines.reasoning_cache import Recalling, Vault
+from dragoman.engines.reasoning_encryption import Seal, Sealing
+from dragoman.engines.reasoning_retry import Resending
+from dragoman.engines.router import Prompted
+from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.responses import RESPONSES
 
 from .answer import Answers
 from .asgi import Application, Outlet, Receive, Scope, Send
-from .browser import Browsers
-from .compacting import PATH as COMPACTING
-from .compacting import Compactions
-from .counting import PATH as COUNTING
-from .counting import Counting
-from .embeddings import PATH as EMBEDDINGS
-from .embeddings import Embeddings
-from .exchange import Exchange
-from .keys import Keys
+from .auth import Browsers, Keys
+from .cancellation import GONE, SHUTTING_DOWN, InFlight
+from .endpoints import COMPACTING_PATH as COMPACTING
+from .endpoints import COUNTING_PATH as COUNTING
+from .endpoints import EMBEDDINGS_PATH as EMBEDDINGS
+from .endpoints import MODELS_PATH as MODELS
+from .endpoints import Compactions, Counting, Embeddings, Models
+from .exchange import Exchange, Handler, MethodNotAllowedError, Route, Router, fault_of
 from .limits import Gate
 from .log import logged
-from .memory.memory import Memory
-from .memory.routes import stored
-from .mishap import fault_of
-from .models import PATH as MODELS
-from .models import Models
-from .router import Handler, MethodNotAllowedError, Route, Router
 from .settings import Settings
-from .socket.door import PATH as SOCKET
-from .socket.door import Sockets, deny
-from .thoughts import thoughtful
-from .watch import GONE, SHUTTING_DOWN, Roster
+from .state.handlers import stored
+from .state.service import Memory
+from .websocket import PATH as SOCKET
+from .websocket import Sockets, deny
+
+
+def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None) -> Engine:
+    """The engine, with all that makes conversations last around it."""
+    again = Resending(engine, again=settings.resend_unsealed)
+    short = Compacting(Fitting(again))
+    recalling = Recalling(short, Vault(settings.reasoning_vault))
+    return recalling if seal is None else Sealing(recalling, seal)
+
 
 WIRES = (CHAT, RESPONSES)
 AtOnce = Callable[[Exchange, Caller, Outlet], Handler | None]
-_HOPS = HOPS.encode()
+_HOPS = HOPS_HEADER.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
@@ -58,12 +60,12 @@ class App:
     """An ASGI 3 application. `drain` ends its work, `close` lets go of its engine."""
 
     def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
-        engine = thoughtful(engine, settings, None if memory is None else memory.seal)
+        engine = with_middleware(engine, settings, None if memory is None else memory.seal)
         self._engine = engine
         self._memory = memory
         self._answer = logged(self._http) if settings.request_log else self._http
         self._settings = settings
-        self._roster = Roster()
+        self._roster = InFlight()
         self._keys = Keys(settings.keys, passed=getattr(engine, "passes_client_key", False))
         self._browsers = Browsers(settings)
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
@@ -207,16 +209,16 @@ class App:
             hops = int(passed[:9]) if passed.isdecimal() else 0
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
-            raise FaultError(bad_request(problem, HOPS))
+            raise FaultError(bad_request(problem, HOPS_HEADER))
         return Caller(self._keys.tenant(key), key, trace=exchange.id, hops=hops)
 
     async def _health(self, exchange: Exchange, caller: Caller) -> None:
-        await exchange.reply(200, body.dump({"status": "ok"}))
+        await exchange.reply(200, json.dump({"status": "ok"}))
 
     async def _readiness(self, exchange: Exchange, caller: Caller) -> None:
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
-        await exchange.reply(200, body.dump({"status": "ready"}))
+        await exchange.reply(200, json.dump({"status": "ready"}))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:

@@ -15,19 +15,17 @@ from dragoman.core.error import Fault
 from dragoman.core.event import Event
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Telling
-from dragoman.engines.wrap import tell
-from dragoman.wire.codec import Wire
+from dragoman.engines.base import tell
+from dragoman.wire.registry import Wire
 
 from .asgi import Headers, Outlet
-from .clock import Clock
-from .ending import TERMINAL
-from .exchange import Exchange, framed, refusal
+from .cancellation import GONE, TERMINAL, InFlight, stalled, too_late
+from .exchange import Exchange, fault_of, framed, refusal
+from .heartbeat import Clock
 from .limits import Gate
-from .memory.memory import Plan
-from .mishap import fault_of
 from .settings import Settings
 from .speech import Speech
-from .watch import GONE, Roster, stalled, too_late
+from .state.service import Plan
 from .whole import whole
 
 
@@ -51,7 +49,7 @@ class Direct(ABC):
         outlet: Outlet,
         caller: Caller,
         settings: Settings,
-        roster: Roster,
+        roster: InFlight,
         gate: Gate,
     ) -> None:
         self._exchange = exchange
@@ -155,7 +153,7 @@ class DirectWhole(Direct):
         outlet: Outlet,
         caller: Caller,
         settings: Settings,
-        roster: Roster,
+        roster: InFlight,
         gate: Gate,
         wire: Wire,
         plan: Plan,
@@ -169,7 +167,7 @@ class DirectWhole(Direct):
         """Nothing waits for it."""
 
     def _hear(self, events: list[Event]) -> None:
-        self._fold.take(events)
+        self._fold.feed_all(events)
         if not isinstance(events[-1], TERMINAL):
             return
         body, headers = whole(self._wire, self._fold.response, self._plan, self._settings)
@@ -192,7 +190,7 @@ class DirectStream(Direct):
         outlet: Outlet,
         caller: Caller,
         settings: Settings,
-        roster: Roster,
+        roster: InFlight,
         gate: Gate,
         speech: Speech,
     ) -> None:

@@ -1,23 +1,39 @@
-"""One HTTP request and the way back to its client.
-
-Reads what stands in the head of the request and writes answers, plain or in pieces, each with the
-marks that every answer of ours carries. It knows no route and no protocol but the shape of errors.
-"""
+"""One HTTP request and its response: headers, routing, error replies."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Awaitable, Iterable
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
-from dragoman.core.error import Fault
-from dragoman.core.guarantee import Guarantee
-from dragoman.core.identity import MARK, VERSION
+from msgspec import Struct
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.loss import Loss
-from dragoman.engines.mint import new_id
+from dragoman.core.response import Guarantee
+from dragoman.core.version import VERSION, VERSION_HEADER
+from dragoman.engines.base import new_id
 from dragoman.wire import error as wire_error
-from dragoman.wire import loss
+from dragoman.wire.losses import header
 
 from .asgi import Headers, Receive, Scope, Send
+
+_log = logging.getLogger("dragoman.server")
+
+
+def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
+    """The fault to tell the client; all but a FaultError is logged, the key blotted out."""
+    if isinstance(error, FaultError):
+        return error.fault
+    told = "".join(traceback.format_exception(error))
+    if key is not None:
+        told = told.replace(key.reveal(), str(key))
+    _log.error("%s failed:\n%s", request_id, told)
+    problem = f"Something went wrong in this server; its log says more about {request_id}."
+    return Fault("internal", problem)
+
 
 ABORT = "dragoman.abort"
 """The ASGI extension of our host that drops a connection; its `call` is a plain function."""
@@ -25,7 +41,7 @@ ABORT = "dragoman.abort"
 JSON_TYPE = (b"content-type", b"application/json")
 MARKS: Headers = [
     (b"server", f"dragoman/{VERSION}".encode()),
-    (MARK.encode(), VERSION.encode()),
+    (VERSION_HEADER.encode(), VERSION.encode()),
 ]
 """The headers of every answer."""
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
@@ -132,7 +148,7 @@ def new_request_id() -> str:
 
 def loss_header(losses: tuple[Loss, ...]) -> Headers:
     """The header that tells what was not carried as it was asked; none when all was."""
-    line = loss.header(losses) if losses else ""
+    line = header(losses) if losses else ""
     return [(b"x-dragoman-loss", line.encode())] if line else []
 
 
@@ -148,3 +164,72 @@ def safe(text: str) -> bytes:
     b'a b'
     """
     return _UNSAFE.sub(b" ", text.encode())
+
+
+Handler = Callable[[Exchange, Caller], Awaitable[None]]
+
+
+BASE = "/v1"
+"""What base URLs end with, and clients forget."""
+
+
+class Route(Struct, frozen=True):
+    """A path and what is done there. A path that ends in `/` stands for all below it.
+
+    `public` routes are open to those without a key.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    public: bool = False
+
+
+class MethodNotAllowedError(FaultError):
+    """The path is there and does not take this method; `allow` names those it takes."""
+
+    def __init__(self, method: str, path: str, allow: str) -> None:
+        problem = f"{path} does not take {method}; it takes {allow}."
+        super().__init__(Fault("method_not_allowed", problem, "client"))
+        self.allow = allow
+
+
+class Router:
+    """The table of routes."""
+
+    def __init__(self, routes: Collection[Route]) -> None:
+        self._paths: dict[str, dict[str, Route]] = {}
+        self._trees: dict[str, dict[str, Route]] = {}
+        self._public = {route.path for route in routes if route.public}
+        for route in routes:
+            table = self._trees if route.path.endswith("/") else self._paths
+            methods = table.setdefault(route.path, {})
+            methods[route.method] = route
+            if route.method == "GET":
+                methods["HEAD"] = route
+
+    def is_public(self, path: str) -> bool:
+        """Whether a path asks for no key."""
+        return path in self._public
+
+    def find(self, method: str, path: str) -> Handler:
+        """The handler of a request. Raises FaultError where there is none."""
+        methods = self._paths.get(path) or self._below(path)
+        if methods is None:
+            hint = f" Did you mean {BASE}{path}?" if f"{BASE}{path}" in self._paths else ""
+            raise FaultError(nothing_at(path, hint))
+        route = methods.get(method)
+        if route is None:
+            raise MethodNotAllowedError(method, path, ", ".join(sorted(methods)))
+        return route.handler
+
+    def _below(self, path: str) -> dict[str, Route] | None:
+        for tree, methods in self._trees.items():
+            if path.startswith(tree) and len(path) > len(tree):
+                return methods
+        return None
+
+
+def nothing_at(path: str, hint: str = "") -> Fault:
+    """The fault for a path that leads nowhere."""
+    return Fault("not_found", f"There is nothing at {path[:200]}.{hint}", "client")

@@ -18,8 +18,8 @@ from types import FrameType
 import uvicorn
 
 from .app import App
-from .browser import is_loopback
-from .protocol import HTTPConfig, HTTPProtocol
+from .auth import is_loopback
+from .http import HTTPConfig, HTTPProtocol
 from .settings import Settings
 from .workers import run_workers
 

@@ -11,9 +11,9 @@ from collections import deque
 
 from dragoman.core.error import Code, Fault, FaultError
 
+from .cancellation import GONE, InFlight, Watch
 from .exchange import Exchange
 from .settings import Settings
-from .watch import GONE, Roster, Watch
 
 RETRY_AFTER = "1"
 """Seconds after which it is worth asking again when everything is taken."""
@@ -106,7 +106,7 @@ async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watc
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def whole_body(exchange: Exchange, settings: Settings, roster: Roster) -> bytes:
+async def whole_body(exchange: Exchange, settings: Settings, roster: InFlight) -> bytes:
     """The body of a JSON request, read under a watch of its own, within the bounds that are set.
     Raises FaultError as `read_body` does."""
     with Watch(roster) as watch:

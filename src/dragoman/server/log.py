@@ -19,7 +19,7 @@ from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
-from dragoman.engines.wrap import Wrapper, batches
+from dragoman.engines.base import Wrapper, batches
 
 from .exchange import Exchange
 

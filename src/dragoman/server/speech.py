@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Failed, Finished, Started
-from dragoman.core.guarantee import Guarantee
 from dragoman.core.interfaces import Encoder, Passed
 from dragoman.core.loss import Loss
-from dragoman.wire import loss, sse
+from dragoman.core.response import Guarantee
+from dragoman.wire import sse
+from dragoman.wire.losses import header
 
 from .asgi import Headers
-from .ending import TERMINAL, end_for
+from .cancellation import TERMINAL, end_for
 from .exchange import Exchange, guarantee_header, loss_header
 from .settings import Settings
 
@@ -79,9 +80,9 @@ class Speech:
             return batch
         last, encoder = batch[-1], self._encoder
         if isinstance(last, Finished) and (comment := self._late(last)):
-            said = encoder.feed_all(batch[:-1]) + comment + encoder.feed(last)
+            said = encoder.feed(batch[:-1]) + comment + encoder.feed((last,))
         else:
-            said = encoder.feed_all(batch)
+            said = encoder.feed(batch)
         if isinstance(last, TERMINAL):  # and it could be said
             self.over = True
         return said
@@ -96,7 +97,7 @@ class Speech:
 
     def _late(self, end: Finished) -> bytes:
         """What the head would have said, had it been known before."""
-        late = loss.header(end.losses)
+        late = header(end.losses)
         said = sse.comment(f"x-dragoman-loss: {late}") if late else b""
         if end.guarantee in (None, self._guarantee):
             return said

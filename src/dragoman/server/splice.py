@@ -20,17 +20,12 @@ class Splice:
         self._encoder = encoder
         self._heard = False  # events come, and no bytes
 
-    def feed(self, event: Event) -> bytes:
+    def feed(self, events: Sequence[Event]) -> bytes:
         """What is still to be said."""
-        self._heard = self._heard or isinstance(event, Started)
-        return self._encoder.feed(event) if self._heard or isinstance(event, Failed) else b""
-
-    def feed_all(self, events: Sequence[Event]) -> bytes:
-        """The same for several events."""
-        self._heard = self._heard or isinstance(events[0], Started)
-        if self._heard:
-            return self._encoder.feed_all(events)
-        return b"".join(map(self.feed, events))
+        self._heard = self._heard or any(isinstance(event, Started) for event in events)
+        if not self._heard:
+            events = [event for event in events if isinstance(event, Failed)]
+        return self._encoder.feed(events)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, which may stand between any two events."""

@@ -15,13 +15,12 @@ from typing import Any
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Passed
 
-from .clock import Clock
-from .ending import UNFINISHED
+from .cancellation import GONE, UNFINISHED, Watch, stalled
 from .exchange import Exchange
+from .heartbeat import Clock
 from .pump import Taken, pump
 from .settings import Settings
 from .speech import Speech
-from .watch import GONE, Watch, stalled
 
 BURST = 64 * 1024
 """Bytes that are sent at once although more is ready."""

@@ -7,16 +7,15 @@ A response that failed, or came to no end, is none. How it is sent is not known 
 from __future__ import annotations
 
 from dragoman.core.error import FaultError
-from dragoman.core.guarantee import unsure
-from dragoman.core.response import Response
-from dragoman.wire.codec import Wire
-from dragoman.wire.outcome import judge_answer
+from dragoman.core.response import Response, default_guarantee
+from dragoman.wire.losses import judge_answer
+from dragoman.wire.registry import Wire
 
 from .asgi import Headers
-from .ending import UNFINISHED
+from .cancellation import UNFINISHED
 from .exchange import guarantee_header, loss_header
-from .memory.memory import Plan
 from .settings import DIALECTS, Settings
+from .state.service import Plan
 
 
 def whole(
@@ -28,5 +27,5 @@ def whole(
         raise FaultError(response.error or UNFINISHED)
     body = body or wire.encode_response(response, plan.echoed, DIALECTS[settings.dialect])
     losses = plan.losses + response.losses + judge_answer(response, wire.name)
-    sure = guarantee_header(response.guarantee or unsure(plan.request))
+    sure = guarantee_header(response.guarantee or default_guarantee(plan.request))
     return body, [*loss_header(losses), *sure]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import JSON
-from dragoman.wire import body, error
+
+from . import error, json
 
 PATH = "/embeddings"
 
@@ -19,7 +20,7 @@ def decode_request(data: bytes) -> dict[str, JSON]:
     >>> decode_request(b'{"model": "m", "input": ["a", "b"], "user": null}')
     {'model': 'm', 'input': ['a', 'b']}
     """
-    fields = body.parse(data)
+    fields = json.parse(data)
     said = fields.rest()
     fields.need("model")
     _check_input(fields, fields.any("input"))
@@ -29,7 +30,7 @@ def decode_request(data: bytes) -> dict[str, JSON]:
     return said
 
 
-def _check_input(fields: body.Fields, given: JSON) -> None:
+def _check_input(fields: json.Fields, given: JSON) -> None:
     """Text, token ids, or a list of either."""
     match given:
         case None:
@@ -55,7 +56,7 @@ def _is_one(value: JSON) -> bool:
 def decode_response(data: bytes) -> dict[str, JSON]:
     """The answer in a body, word for word. Raises FaultError for what is none."""
     try:
-        value = body.load(data)
+        value = json.load(data)
     except ValueError as problem:
         raise FaultError(_broken(f"a body that {problem}")) from None
     if isinstance(value, dict) and isinstance(value.get("data"), list):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Blame, Code, Fault
 from dragoman.core.item import JSON
 
-from . import body
+from . import json
 
 SHOWN = 1000
 """How many characters of an unstructured answer are quoted."""
@@ -97,7 +97,7 @@ def error_object(fault: Fault) -> dict[str, JSON]:
 
 def encode(fault: Fault) -> bytes:
     """The body of an answer that is this fault."""
-    return body.dump({"error": error_object(fault)})
+    return json.dump({"error": error_object(fault)})
 
 
 def _named(fault: Fault) -> int | None:
@@ -128,7 +128,7 @@ def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
     'model m not found'
     """
     try:
-        value = body.load(data)
+        value = json.load(data)
     except ValueError:
         value = None
     fault = describe(value, status)

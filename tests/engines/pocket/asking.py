@@ -8,13 +8,7 @@ import json
 from typing import Any
 
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Item, Message, Reasoning, Thought
-from dragoman.core.request import (
-    FunctionTool,
-    JSONSchema,
-    ReasoningOptions,
-    Request,
-    Sampling,
-)
+from dragoman.core.request import FunctionTool, JSONSchema, ReasoningOptions, Request, Sampling
 from dragoman.core.response import Response
 from training.pocket.lesson import Lesson
 from training.pocket.lesson import Message as Told

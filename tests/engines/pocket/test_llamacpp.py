@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.pocket import FOLDER
-from dragoman.engines.pocket.folder import load
+from dragoman.engines.pocket.model import load
 from tests.engines.pocket.asking import THINK, expected
 from tests.upstream.llamacpp import Llamacpp, run_llamacpp
 from training.pocket.gguf import export

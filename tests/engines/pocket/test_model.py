@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.pocket import FOLDER
-from dragoman.engines.pocket.folder import load
-from dragoman.engines.pocket.model import ROOM, Memory, Pocket
-from dragoman.engines.pocket.network import Network
+from dragoman.engines.pocket.model import ROOM, Memory, Network, Pocket, load
 
 NEAR = {"rtol": 0, "atol": 2e-4}
 ONE = tuple(range(40, 240, 3))

@@ -15,8 +15,9 @@ from dragoman.client import connect
 from dragoman.core.item import FunctionCall
 from dragoman.core.request import FunctionTool, JSONSchema
 from dragoman.engines import pocket as room
-from dragoman.engines.pocket import FOLDER, NEEDED, blas, pocket
-from dragoman.engines.pocket.weights import read
+from dragoman.engines.pocket import FOLDER, NEEDED, pocket
+from dragoman.engines.pocket import model as blas
+from dragoman.engines.pocket.model import read
 
 WEATHER = FunctionTool(
     "get_weather",

@@ -6,13 +6,12 @@ Each item of a conversation is a line of the prompt; the answer is text until `<
 from collections.abc import Sequence
 
 from dragoman.core.item import Message, Token
-from dragoman.core.lower import NATIVE
+from dragoman.core.lower import UNLIMITED
 from dragoman.core.request import JSONSchema, Request
 from dragoman.core.turn import Turn
-from dragoman.engines.token.raw import RawParser
+from dragoman.engines.token.planner import RawParser
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.prompt import Prompt
-from dragoman.formats.tokenizer import ByteTokenizer, Tokenizer
+from dragoman.formats.prompt import ByteTokenizer, Prompt, Tokenizer
 
 TOY = ByteTokenizer(["<|end|>"])
 END = TOY.controls["<|end|>"]
@@ -22,7 +21,7 @@ class Plain:
     """Lines of text."""
 
     name = "plain"
-    limits = NATIVE
+    limits = UNLIMITED
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         lines = [item.text + "\n" for item in request.items if isinstance(item, Message)]

@@ -22,10 +22,10 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token
-from dragoman.engines.token.bounds import Bounds
+from dragoman.engines.token.constraints import Bounds
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer
 from tests.engines.token.chance import RandomModel
 from tests.formats.grammar.accepts import ids
 

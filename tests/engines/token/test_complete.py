@@ -14,9 +14,9 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
+from dragoman.engines.base import Wrapper
 from dragoman.engines.token import TokenEngine
-from dragoman.engines.token.raw import RawParser, raw_ids
-from dragoman.engines.wrap import Wrapper
+from dragoman.engines.token.planner import RawParser, raw_ids
 from tests.engines.token.asking import asked, serving
 from tests.engines.token.models import Says, Table
 from tests.engines.token.plain import END, TOY

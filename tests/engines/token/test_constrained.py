@@ -24,7 +24,7 @@ from dragoman.engines.pocket import pocket
 from dragoman.engines.token import TokenEngine
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer
 from tests.engines.token.chance import RandomModel
 from tests.formats.grammar.schemas import schema
 from tests.samples import samples

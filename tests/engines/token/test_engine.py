@@ -23,8 +23,7 @@ from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
 from dragoman.engines.token.source import NamingModel
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.prompt import Prompt
-from dragoman.formats.tokenizer import Tokenizer
+from dragoman.formats.prompt import Prompt, Tokenizer
 from tests.engines.stage import answered, heard
 from tests.engines.token.asking import asked, serving
 from tests.engines.token.models import Says, Table, writes
@@ -179,7 +178,7 @@ async def test_what_a_function_cannot_hear_of_is_told() -> None:
         assert isinstance(started, Started)
         why = "the model chooses its tokens without it"
         fields = ("top_p", "seed", "logit_bias")
-        assert started.losses == tuple(Loss(name, "told", why) for name in fields)
+        assert started.losses == tuple(Loss(name, "dropped", why) for name in fields)
     async with serving(KINDS["next token"]()) as engine:  # it is given the settings, and may obey
         started = (await heard(engine, request))[0]
         assert isinstance(started, Started)
@@ -322,7 +321,7 @@ async def test_the_listing_tells_the_format_the_context_and_the_guarantees() -> 
 async def test_without_llguidance_the_listing_promises_no_more_than_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dragoman.engines.token.bounds._installed", lambda: False)
+    monkeypatch.setattr("dragoman.engines.token.constraints._installed", lambda: False)
     async with serving(Says("")) as engine:
         (model,) = await engine.models()
         assert (model.extra or {})["models"]["guarantees"] == ["verified", "best-effort"]

@@ -31,9 +31,8 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.engines.token import TokenEngine, from_next_token
-from dragoman.formats.names import NAMES, by_name
-from dragoman.formats.prompt import Control, Piece, Prompt
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer, Control, Piece, Prompt
+from dragoman.formats.registry import NAMES, by_name
 from tests.engines.stage import answered
 from tests.engines.token.models import Says
 from tests.engines.token.plain import TOY
@@ -146,8 +145,8 @@ async def test_p16_custom_tools_and_namespaces_of_a_token_engine_come_back_as_th
         assert (search.namespace, search.name) == ("mcp__docs", "search")
         assert search.arguments == '{"q": "x"}'
     lost = {loss.field: loss.action for loss in fold(events).losses}
-    assert lost["tools[0]"] == "told"
-    assert lost["input[1]"] == "told"
+    assert lost["tools[0]"] == "dropped"
+    assert lost["input[1]"] == "dropped"
     assert ("tools[3]" in lost) == (name == "hermes")
 
 
@@ -158,7 +157,7 @@ async def test_a_grammar_that_is_only_described_is_never_called_enforced() -> No
         assert response.guarantee is None
         response = fold(await said("hermes", "Hm.", replace(ASKED, tools=tools)))
         assert response.guarantee == "best-effort"
-        assert ("tools[0].format", "told") in {(x.field, x.action) for x in response.losses}
+        assert ("tools[0].format", "dropped") in {(x.field, x.action) for x in response.losses}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -177,7 +176,7 @@ async def test_a_hosted_tool_is_refused_only_where_it_is_forced(
     (failed,) = await said(name, "", replace(CODEX, tool_choice=choice, tools=tools))
     assert isinstance(failed, Failed)
     assert (failed.fault.code, failed.fault.param) == ("unsupported", "tool_choice")
-    assert "nobody here can run" in failed.fault.message
+    assert "cannot be run here" in failed.fault.message
 
 
 async def test_a_fault_in_a_tool_names_its_place_in_the_clients_list() -> None:

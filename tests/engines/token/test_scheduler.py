@@ -15,9 +15,8 @@ from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
 from dragoman.engines.token import TokenEngine, from_next_token
-from dragoman.engines.token.mailbox import Mailbox
-from dragoman.engines.token.member import AHEAD
-from dragoman.engines.token.run import Written
+from dragoman.engines.token.scheduler import AHEAD, Mailbox
+from dragoman.engines.token.source import Written
 from tests.engines.stage import answered, heard, others
 from tests.engines.token.asking import asked, serving
 from tests.engines.token.models import Slot, Table

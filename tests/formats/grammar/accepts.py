@@ -3,9 +3,9 @@
 import re
 
 from dragoman.core.error import FaultError
-from dragoman.engines.token.guidance import Guide
+from dragoman.engines.token.constraints import Guide
 from dragoman.formats.format import Grammar
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.prompt import ByteTokenizer
 
 _guides: dict[tuple[str, ...], Guide] = {}
 

@@ -13,8 +13,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request, UnknownTool
 from dragoman.core.turn import Turn
 from dragoman.formats.harmony import HARMONY, HarmonyParser
-from dragoman.formats.prompt import Control, Piece, Prompt
-from dragoman.formats.tokenizer import ByteTokenizer, Tokenizer
+from dragoman.formats.prompt import ByteTokenizer, Control, Piece, Prompt, Tokenizer
 
 MARKS = (
     "<|start|>",

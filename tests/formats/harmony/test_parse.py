@@ -16,7 +16,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import FunctionTool, NamedTool, Namespace, Request, UnknownTool
 from dragoman.core.turn import Turn
-from dragoman.engines.token.stop import StoppingTurn
+from dragoman.engines.token.sequence_decoder import StoppingTurn
 from dragoman.formats.harmony import HARMONY
 
 from .hearing import BYTES, PLAIN, TOOLS, called, hear, read, spelt
@@ -219,8 +219,8 @@ def test_a_call_of_a_built_in_is_said_as_text_and_told_since_nobody_runs_it(
     (end,) = (event for event in heard.events if isinstance(event, Finished))
     assert (end.status, end.reasons) == ("completed", ("stop",))
     (loss,) = end.losses
-    assert (loss.field, loss.action) == ("tools", "told")
-    assert "nobody here runs" in loss.why
+    assert (loss.field, loss.action) == ("tools", "dropped")
+    assert "cannot be run here" in loss.why
 
 
 @pytest.mark.parametrize("name", ["browser", "python"])
@@ -318,7 +318,7 @@ def test_without_a_vocabulary_there_is_only_text() -> None:
     parser.close("stop")
     parser.close("stop")
     assert turn.over
-    assert parser.warnings[0] == "tokens without a vocabulary were passed over"
+    assert parser.warnings[0] == "tokens without a vocabulary were dropped"
     assert [event.data for event in turn.take() if isinstance(event, Delta)] == ["Hi ", "<|"]
 
 

@@ -35,8 +35,8 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.formats.format import PLAIN, Setting
-from dragoman.formats.grammar.harmony import grammar
 from dragoman.formats.harmony import HARMONY
+from dragoman.formats.harmony.format import grammar
 
 from .hearing import BYTES, TOOLS
 
@@ -104,7 +104,7 @@ def test_r4_9_the_channel_of_functions_is_named_where_there_are_any() -> None:
         ("none", "low", ["emulated"]),
         ("minimal", "low", ["emulated"]),
         ("xhigh", "high", ["emulated"]),
-        ("frantic", "medium", ["told"]),
+        ("frantic", "medium", ["dropped"]),
     ],
 )
 def test_r4_9_every_effort_is_taken(effort: str | None, told: str, fate: list[str]) -> None:
@@ -134,7 +134,7 @@ def test_r4_11_functions_stand_behind_the_instructions() -> None:
 
 def test_r4_12_no_built_in_is_shown_where_a_hosted_tool_is_offered() -> None:
     assert prompt(USER, tools=(PYTHON, SEARCH)) == prompt(USER)
-    assert losses(USER, tools=(PYTHON, SEARCH)) == [("tools[*]", "told")]
+    assert losses(USER, tools=(PYTHON, SEARCH)) == [("tools[*]", "dropped")]
 
 
 def test_r4_13_a_string_is_one_user_message() -> None:
@@ -142,7 +142,7 @@ def test_r4_13_a_string_is_one_user_message() -> None:
     assert said(replace(USER, name="ann")) == block("user:ann", "hi")
     strange = replace(USER, name="ann to=python")
     assert said(strange) == block("user", "hi")
-    assert losses(strange) == [("items[0].name", "told")]
+    assert losses(strange) == [("items[0].name", "dropped")]
 
 
 def test_r4_14_parts_are_one_message() -> None:
@@ -202,7 +202,7 @@ def test_r4_16_reasoning_is_kept_while_its_turn_runs() -> None:
 def test_sealed_reasoning_is_told() -> None:
     sealed = Reasoning(encrypted="blob")
     assert said(USER, sealed) == block("user", "hi")
-    assert losses(USER, sealed) == [("items[1].encrypted_content", "told")]
+    assert losses(USER, sealed) == [("items[1].encrypted_content", "dropped")]
 
 
 def test_r4_17_calls_are_written_as_the_model_writes_them() -> None:
@@ -247,7 +247,7 @@ def test_r4_18_an_output_without_a_call_is_refused_by_name(items: tuple[Item, ..
 def test_r4_19_hosted_calls_are_read_or_told() -> None:
     searched = Unknown("responses", "web_search_call", {"status": "completed", "action": {}})
     assert said(USER, searched) == block("user", "hi")
-    assert losses(USER, searched) == [("items[1]", "told")]
+    assert losses(USER, searched) == [("items[1]", "dropped")]
     outputs = [{"type": "logs", "logs": "2"}, {"type": "image", "url": "x"}]
     ran = Unknown("responses", "code_interpreter_call", {"code": "1+1", "outputs": outputs})
     assert said(USER, ran).removeprefix(block("user", "hi")) == (
@@ -343,15 +343,17 @@ def test_a_caller_may_say_that_a_message_is_unfinished() -> None:
 def test_what_the_model_cannot_take_is_told_or_refused() -> None:
     seen = Message("user", (Text("What? "), Image("https://e.com/x.png")))
     assert "[image: this model cannot see it]" in said(seen)
-    assert losses(seen) == [("items[0].content[1]", "told")]
+    assert losses(seen) == [("items[0].content[1]", "dropped")]
     for item, kind in ((ItemReference("x"), "item_reference"), (Compaction("x"), "compaction")):
-        with pytest.raises(FaultError, match=rf"^input\[1\]: .* keeps the '{kind}' ") as refused:
+        with pytest.raises(
+            FaultError, match=rf"^input\[1\]: the '{kind}' can only be resolved "
+        ) as refused:
             prompt(USER, item)
         assert refused.value.fault.param == "input[1]"
     strange = UnknownTool("responses", "teleport", {})
     assert losses(USER, tools=(strange, Namespace("n", (strange, FunctionTool("f"))))) == [
-        ("tools[0]", "told"),
-        ("tools[1].tools[0]", "told"),
+        ("tools[0]", "dropped"),
+        ("tools[1].tools[0]", "dropped"),
     ]
     assert isinstance(HARMONY.render(Request(model="m", tools=(strange,))).losses[0], Loss)
 

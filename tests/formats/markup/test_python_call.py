@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.formats.markup.python_call import DEEPEST, calls
+from dragoman.formats.markup.calls import DEEPEST, calls
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 values = st.recursive(

@@ -5,20 +5,15 @@ Right where it was right, and as it should have been where it was not.
 
 import pytest
 
-from dragoman.core.calls import CallFragment
 from dragoman.core.event import Delta, Finished, ItemAdded, Started
 from dragoman.core.fold import fold
-from dragoman.core.item import (
-    FunctionCall,
-    FunctionCallOutput,
-    Message,
-    Token,
-)
+from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Token
 from dragoman.core.request import FunctionTool, JSONSchema, Request
+from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.repair import MarkedTurn
-from dragoman.formats.tokenizer import ByteTokenizer
+from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
+from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.hearing import TOOLS, asked, hear, show
 
 CITY = ("get_weather", '{"city": "Rome"}')
@@ -28,11 +23,11 @@ CODE = FunctionTool("code_interpreter")
 
 def native(*fragments: CallFragment) -> list[tuple[str, str]]:
     """What a turn makes of calls that a server gave as such."""
-    turn = MarkedTurn("1", 0, "m", markup="llama", request=asked())
+    turn = TextToolCallTurn("1", 0, "m", markup="llama", request=asked())
     for fragment in fragments:
         turn.call(fragment)
     turn.finish("tool_calls")
-    turn.end(said=True)
+    turn.end(complete=True)
     return [show(item) for item in fold(turn.take()).output]
 
 
@@ -86,11 +81,11 @@ def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
 def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
-    turn = MarkedTurn("1", 0, "m", markup="llama", request=asked())
+    turn = TextToolCallTurn("1", 0, "m", markup="llama", request=asked())
     turn.text("Hel")
     turn.text("lo <")
     turn.finish(reason)
-    turn.end(said=True)
+    turn.end(complete=True)
     assert fold(turn.take()).output[0].text == "Hello <"
 
 

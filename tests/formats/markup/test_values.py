@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.formats.markup.values import bare, typed
+from dragoman.formats.markup.calls import bare, typed
 
 DEFS = {"Day": {"enum": [1, 2]}, "Loop": {"$ref": "#/$defs/Loop"}}
 

@@ -15,9 +15,9 @@ import openai
 
 from dragoman.core.interfaces import Engine
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
-from dragoman.server.transport import Transport
+from dragoman.server.state.service import Memory
+from dragoman.server.testing import Transport
 from dragoman.stores.base import Store
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore

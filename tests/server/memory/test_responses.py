@@ -209,10 +209,10 @@ async def test_what_is_not_there_is_not_found(server: Server) -> None:
 
 
 async def test_one_tenant_does_not_see_what_another_has(tmp_path: Path) -> None:
-    from dragoman.core.secret import Secret
+    from dragoman.core.interfaces import Secret
     from dragoman.server.app import App
-    from dragoman.server.memory.memory import Memory
     from dragoman.server.settings import Settings
+    from dragoman.server.state.service import Memory
 
     memory = Memory(opened("sqlite", tmp_path))
     app = App(Stub(), Settings(keys=(Secret("key-one"), Secret("key-two"))), memory)

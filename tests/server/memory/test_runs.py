@@ -16,9 +16,9 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.server.app import App
-from dragoman.server.memory.memory import ENCODER_VERSION, Memory
-from dragoman.server.memory.runs import Runs
 from dragoman.server.settings import Settings
+from dragoman.server.state.runs import Runs
+from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
 from dragoman.stores.memory import MemoryStore
 from tests.server.memory.remembering import Server, all_ended, frames, identity, opened, remembering

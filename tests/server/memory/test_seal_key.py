@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.item import Reasoning, Thought
-from dragoman.server.configuration import ConfigurationError
-from dragoman.server.memory.opening import open_memory
-from dragoman.server.memory.seal_key import FILE, file_key, open_seal
+from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import Settings
+from dragoman.server.state.service import FILE, file_key, open_memory, open_seal
 
 THOUGHT = Reasoning((Thought("Hm."),))
 

@@ -14,11 +14,11 @@ import openai
 import pytest
 
 from dragoman.core.error import Fault
-from dragoman.server.configuration import EVENTS, ConfigurationError, Webhook, read
-from dragoman.server.memory import webhooks
-from dragoman.server.memory.opening import open_memory
-from dragoman.server.memory.webhooks import Courier, Receiver, Webhooks
+from dragoman.server.config import EVENTS, ConfigurationError, Webhook, read
 from dragoman.server.settings import Settings
+from dragoman.server.state import webhooks
+from dragoman.server.state.service import open_memory
+from dragoman.server.state.webhooks import Courier, Receiver, Webhooks
 from dragoman.stores.base import OutboxMessage, StoreError
 from tests.server.memory.remembering import Server, opened, remembering
 from tests.server.stubs import OPENING, Stub

@@ -9,12 +9,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from dragoman.core.interfaces import ANYONE
+from dragoman.server.cancellation import InFlight
 from dragoman.server.limits import Gate
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
-from dragoman.server.socket.connection import Connection
-from dragoman.server.socket.turn import Turns
-from dragoman.server.watch import Roster
+from dragoman.server.state.service import Memory
+from dragoman.server.websocket import Connection, Turns
 from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import OPENING, Stub, closing, word
 
@@ -37,7 +36,7 @@ class Client:
             self.said.get,
             self._take,
             replace(Settings(), **settings),
-            Roster(),
+            InFlight(),
             Gate(8, 8, 1.0),
             "req_1",
         )

@@ -16,13 +16,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
-from dragoman.core.secret import Secret
+from dragoman.core.interfaces import Secret
 from dragoman.engines.remote import Remote
+from dragoman.server import websocket
 from dragoman.server.app import App
-from dragoman.server.memory.memory import Memory
 from dragoman.server.settings import Settings
-from dragoman.server.socket import connection
-from dragoman.server.socket.near import MOST
+from dragoman.server.state.service import Memory
+from dragoman.server.websocket import MOST
 from dragoman.stores.memory import MemoryStore
 from tests.server.memory.thinking import BLOB, thinking, thoughts
 from tests.server.stubs import OPENING, Call, Stub, closing, saying, served, word
@@ -270,8 +270,8 @@ async def test_lanes_run_beside_one_another_and_say_which_they_are() -> None:
 
 
 async def test_too_many_lanes_and_turns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LANES", 1)
-    monkeypatch.setattr(connection, "WAITING", 1)
+    monkeypatch.setattr(websocket, "LANES", 1)
+    monkeypatch.setattr(websocket, "WAITING", 1)
     async with talking(Stub(*OPENING, asyncio.Event())) as socket:
         await say(socket, stream_id="one")
         while json.loads(await socket.recv())["type"] != "response.content_part.added":
@@ -354,7 +354,7 @@ async def test_who_leaves_stops_the_work_for_them() -> None:
 
 
 async def test_a_connection_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.Connection.serve, "__defaults__", (0.05,))
+    monkeypatch.setattr(websocket.Connection.serve, "__defaults__", (0.05,))
     async with talking() as socket:
         error = json.loads(await socket.recv())
         assert error["error"]["code"] == "websocket_connection_limit_reached"

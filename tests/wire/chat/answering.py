@@ -86,7 +86,7 @@ def finished(events: list[Event]) -> Finished:
 def tell(events: Iterable[Event], request: Request = ASKED, dialect: Dialect = STANDARD) -> bytes:
     """The stream that says these events."""
     encoder = CHAT.encoder(request, dialect)
-    return b"".join(map(encoder.feed, events))
+    return b"".join(encoder.feed((event,)) for event in events)
 
 
 def told(response: Response, request: Request = ASKED, dialect: Dialect = STANDARD) -> bytes:

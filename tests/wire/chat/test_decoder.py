@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 from dragoman.core.event import Failed
 from dragoman.core.fold import fold
-from dragoman.core.item import (
-    FunctionCall,
-    Message,
-    Reasoning,
-    Refusal,
-    Text,
-    Thought,
-)
+from dragoman.core.item import FunctionCall, Message, Reasoning, Refusal, Text, Thought
 from dragoman.core.response import Usage
-from dragoman.wire import body as wire_body
+from dragoman.wire import json as wire_body
 from dragoman.wire import sse as wire_sse
 from tests.wire.chat.answering import (
     CALL,

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from dragoman.core.event import Delta, ItemAdded, ItemDone
 from dragoman.core.fold import fold
-from dragoman.core.item import (
-    CustomToolCall,
-    FunctionCall,
-    Message,
-    Text,
-    Token,
-)
+from dragoman.core.item import CustomToolCall, FunctionCall, Message, Text, Token
 from dragoman.core.response import Usage
 from tests.wire.chat.answering import (
     CALL,

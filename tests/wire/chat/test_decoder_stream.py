@@ -7,11 +7,7 @@ import pytest
 
 from dragoman.core.event import Finished, Started
 from dragoman.core.fold import fold
-from dragoman.core.item import (
-    FunctionCall,
-    Message,
-    Reasoning,
-)
+from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.response import Usage
 from dragoman.core.turn import Turn
 from dragoman.wire.chat import CHAT

@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.event import (
-    Delta,
-    Finished,
-    ItemAdded,
-    ItemDone,
-    PartAdded,
-    PartDone,
-    Started,
-)
+from dragoman.core.event import Delta, Finished, ItemAdded, ItemDone, PartAdded, PartDone, Started
 from dragoman.core.item import (
     Annotation,
     Audio,
@@ -77,7 +69,7 @@ def test_a_plain_answer_chunk_by_chunk() -> None:
     assert chunks(tell(events)) == expected
     # Nothing is said before there is something to say, and every event is one write.
     encoder = CHAT.encoder(ASKED, STANDARD)
-    writes = [encoder.feed(event) for event in events]
+    writes = [encoder.feed((event,)) for event in events]
     assert [len(chunks(write)) for write in writes] == [0, 0, 1, 1, 1, 0, 0, 2]
     assert all(write.endswith(b"\n\n") and b"\r" not in write for write in writes if write)
 
@@ -288,7 +280,7 @@ def test_interleaved_calls_are_said_one_after_the_other_each_as_soon_as_it_may()
     ]
     indices = []
     for event in events:
-        said = [d["tool_calls"] for d in deltas(encoder.feed(event)) if "tool_calls" in d]
+        said = [d["tool_calls"] for d in deltas(encoder.feed((event,))) if "tool_calls" in d]
         indices.append([fragment["index"] for (fragment,) in said])
     assert indices == [[], [0], [], [], [], [], [], [0], [1, 1], [1], [2, 2]]
 

@@ -142,16 +142,16 @@ def test_p24_what_waited_for_its_turn_is_said_before_the_failure() -> None:
 def test_p27_a_heartbeat_is_a_comment_or_an_empty_chunk_and_only_during_an_answer() -> None:
     encoder = CHAT.encoder(WITH_USAGE, STANDARD)
     assert encoder.heartbeat() == encoder.heartbeat(data=True) == b""
-    encoder.feed(STARTED)
+    encoder.feed([STARTED])
     assert encoder.heartbeat() == b": alive\n\n"
     (said,) = chunks(encoder.heartbeat(data=True))
     assert said["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}]
     assert (said["id"], said["usage"]) == ("chatcmpl-R", None)
-    encoder.feed(Finished("completed"))
+    encoder.feed([Finished("completed")])
     assert encoder.heartbeat() == encoder.heartbeat(data=True) == b""
     broken = CHAT.encoder(ASKED, STANDARD)
-    broken.feed(STARTED)
-    broken.feed(Failed(Fault("internal", "x")))
+    broken.feed([STARTED])
+    broken.feed([Failed(Fault("internal", "x"))])
     assert broken.heartbeat() == b""
 
 
@@ -174,15 +174,15 @@ def test_fields_of_the_answer_we_do_not_know_are_said_again() -> None:
 def test_what_went_on_beside_the_answer_is_said_on_this_wire_only() -> None:
     raw = {"index": 0, "delta": {"vendor": 1}, "filter": {"x": 1}}
     encoder = CHAT.encoder(ASKED, STANDARD)
-    encoder.feed(STARTED)
-    (said,) = chunks(encoder.feed(Progress(None, "raw", {"chat": {"choices": [raw]}})))
+    encoder.feed([STARTED])
+    (said,) = chunks(encoder.feed([Progress(None, "raw", {"chat": {"choices": [raw]}})]))
     assert said["choices"][0] == {**raw, "logprobs": None, "finish_reason": None}
     for other in (
         Progress(None, "raw", {"responses": {}}),
         Progress(None, "raw"),
         Progress(None, "queued"),
     ):
-        assert encoder.feed(other) == b""
+        assert encoder.feed([other]) == b""
 
 
 def test_fields_beside_a_message_or_a_thought_are_said_when_it_is_done() -> None:

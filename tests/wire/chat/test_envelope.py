@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from dragoman.core.event import Event
 from dragoman.core.fold import fold
 from dragoman.core.turn import Turn
-from dragoman.wire import body
-from dragoman.wire.chat import CHAT, decoder
-from dragoman.wire.chat import envelope as room
-from dragoman.wire.chat.envelope import Envelope, learn
+from dragoman.wire import json as body
+from dragoman.wire.chat import CHAT
+from dragoman.wire.chat import stream as decoder
+from dragoman.wire.chat import stream as room
+from dragoman.wire.chat.stream import Envelope, learn
 from tests.samples import samples
 from tests.wire.chat.answering import chunk, sse
 

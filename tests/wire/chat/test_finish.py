@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.wire.chat import finish
+from dragoman.wire.chat.fields import encode_finish
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,9 @@ from dragoman.wire.chat import finish
     ],
 )
 def test_a_reason_of_another_wire_is_said_as_a_stop(reason: str, said: str) -> None:
-    assert finish.encode(reason) == said
+    assert encode_finish(reason) == said
 
 
 def test_a_reader_of_functions_is_told_in_its_words() -> None:
-    assert finish.encode("tool_calls", legacy=True) == "function_call"
-    assert finish.encode("stop", legacy=True) == "stop"
+    assert encode_finish("tool_calls", legacy=True) == "function_call"
+    assert encode_finish("stop", legacy=True) == "stop"

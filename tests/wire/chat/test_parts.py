@@ -19,9 +19,9 @@ from dragoman.core.item import (
     Thought,
     UnknownPart,
 )
-from dragoman.core.ledger import Ledger
-from dragoman.wire.chat import content, notes, turns
-from dragoman.wire.chat.details import Details, words
+from dragoman.core.loss import LossList
+from dragoman.wire.chat.fields import Details, decode_notes, words
+from dragoman.wire.chat.messages import describe, encode_content, encode_turns
 from dragoman.wire.dialect import STANDARD
 from tests.wire.chat.answering import answer, body
 
@@ -45,7 +45,7 @@ from tests.wire.chat.answering import answer, body
     ],
 )
 def test_every_part_can_be_said_in_words(part: Part, words: str) -> None:
-    assert content.describe(part) == words
+    assert describe(part) == words
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_every_part_can_be_said_in_words(part: Part, words: str) -> None:
     ],
 )
 def test_a_part_this_wire_has_no_form_for_is_a_text(part: Part) -> None:
-    assert content.encode((part,)) == [{"type": "text", "text": content.describe(part)}]
+    assert encode_content((part,)) == [{"type": "text", "text": describe(part)}]
 
 
 def test_items_that_are_refused_before_say_nothing() -> None:
     items = (ItemReference("i"), Message("user", "hello"), Compaction("blob"))
-    assert turns.encode(items, STANDARD, Ledger()) == [{"role": "user", "content": "hello"}]
+    assert encode_turns(items, STANDARD, LossList()) == [{"role": "user", "content": "hello"}]
 
 
 def test_parts_of_an_answer_from_elsewhere_are_not_in_the_message() -> None:
@@ -90,7 +90,7 @@ def test_parts_of_an_answer_from_elsewhere_are_not_in_the_message() -> None:
     ],
 )
 def test_notes_are_read_in_every_shape(wire: Any, read: Annotation | None) -> None:
-    assert notes.decode(wire) == read
+    assert decode_notes(wire) == read
 
 
 def test_details_of_one_index_and_type_are_one_entry_and_the_rest_is_as_given() -> None:

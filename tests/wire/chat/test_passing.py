@@ -12,7 +12,7 @@ from dragoman.core.event import Failed, Finished
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
 from dragoman.wire import sse
-from dragoman.wire.chat.passing import LAST, Passing, passes, whole
+from dragoman.wire.chat.stream import LAST, Passing, passes, whole
 from dragoman.wire.dialect import Dialect
 
 CUT = Fault("upstream_cut", "cut")

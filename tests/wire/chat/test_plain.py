@@ -15,8 +15,9 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Message, Text
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.turn import Turn
-from dragoman.wire import body
-from dragoman.wire.chat import CHAT, decoder, plain, request, response
+from dragoman.wire import json as body
+from dragoman.wire.chat import CHAT, request, response, stream
+from dragoman.wire.chat import request as plain
 from dragoman.wire.dialect import Dialect
 
 DIALECTS = (
@@ -174,7 +175,7 @@ def events(data: bytes, think: Any) -> list[Event]:
 
 @given(answers.map(dumped), st.sampled_from(["inline", "reasoning", None]))
 def test_an_answer_heard_by_the_short_cut_gives_the_same_events(data: bytes, think: Any) -> None:
-    with mock.patch.object(decoder, "read_answer", return_value=False):
+    with mock.patch.object(stream, "read_answer", return_value=False):
         the_long_way = events(data, think)
     assert events(data, think) == the_long_way
 
@@ -249,7 +250,7 @@ def test_texts_in_a_row_are_the_texts_one_by_one(size: int) -> None:
             for piece in pieces:
                 turn.text(piece)
         turn.finish("stop")
-        turn.end(said=True)
+        turn.end(complete=True)
         return turn.take()
 
     for open in (True, False):
@@ -261,7 +262,7 @@ def test_texts_that_follow_something_else_are_said_one_by_one(before: str) -> No
     def said(*, together: bool) -> list[Event]:
         turn = Turn("R", 5, "m", think=None)
         if before == "thought":
-            turn.thought("hm")
+            turn.reasoning("hm")
         else:
             turn.text("a\ud83d")
         turn.texts(["a", "b"]) if together else [turn.text(each) for each in "ab"]

@@ -295,14 +295,14 @@ def test_p29_usage_is_asked_of_every_stream_whatever_the_client_asked() -> None:
 def test_stream_options_without_a_stream_are_told() -> None:
     request = hear(stream_options={"include_usage": True})
     assert tell(request, STANDARD) == {"model": "m", "messages": [USER]}
-    assert losses(request) == {"stream_options": "told"}
+    assert losses(request) == {"stream_options": "dropped"}
 
 
 def test_fields_that_choke_a_server_are_dropped_and_told() -> None:
     request = hear(store=True, seed=1, vendor=1, user="u")
     short = Dialect(drop=frozenset({"store", "vendor", "verbosity"}), ask_usage=False)
     assert tell(request, short) == {"model": "m", "messages": [USER], "seed": 1, "user": "u"}
-    assert losses(request, short) == {"store": "told", "vendor": "told"}
+    assert losses(request, short) == {"store": "dropped", "vendor": "dropped"}
     assert all(loss.why for loss in lost(request, short))
 
 
@@ -328,7 +328,7 @@ def test_instructions_come_first_as_a_system_message() -> None:
 
 def test_p37_what_chat_cannot_say_is_told_or_refused() -> None:
     told = Request(model="m", items=(HELLO,), max_tool_calls=3, truncation="auto")
-    assert losses(told) == {"max_tool_calls": "told", "truncation": "told"}
+    assert losses(told) == {"max_tool_calls": "dropped", "truncation": "dropped"}
     with pytest.raises(FaultError) as caught:
         tell(Request(model="m", items=(HELLO,), previous_response_id="r"))
     assert caught.value.fault.code == "unsupported"

@@ -109,7 +109,7 @@ def test_unknown_tools_are_kept_and_hosted_tools_of_another_wire_are_told() -> N
     foreign = UnknownTool("responses", "web_search", {"x": 1})
     request = Request(model="m", items=(HELLO,), tools=(foreign, FunctionTool("f")))
     assert tell(request)["tools"] == [FUNCTION]
-    assert losses(request) == {"tools[0]": "told"}
+    assert losses(request) == {"tools[0]": "dropped"}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_required_without_tools_is_refused() -> None:
 def test_r1_w13_without_tools_neither_tools_nor_a_choice_is_said() -> None:
     request = hear(tools=[], tool_choice="auto", parallel_tool_calls=False)
     assert not {"tools", "tool_choice", "parallel_tool_calls"} & tell(request).keys()
-    assert losses(request) == {"tool_choice": "told", "parallel_tool_calls": "told"}
+    assert losses(request) == {"tool_choice": "dropped", "parallel_tool_calls": "dropped"}
 
 
 def test_r1_w15_the_choice_and_the_parallel_flag_reach_the_upstream() -> None:

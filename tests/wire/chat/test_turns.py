@@ -137,20 +137,23 @@ def test_p8_reasoning_goes_back_in_the_field_its_server_reads_or_not_at_all() ->
     assert messages(*history, dialect=none)[1] == assistant(content="x")
     assert messages(sealed, ASK, dialect=none)[0] == assistant(content="")
     request = Request(model="m", items=history)
-    assert losses(request, none) == {"items[1].reasoning": "told"}
+    assert losses(request, none) == {"items[1].reasoning": "dropped"}
 
 
 def test_a_summary_stands_in_for_reasoning_that_is_not_shown() -> None:
     summary = Reasoning(summary=(Summary("In short."),), encrypted="blob")
     request = Request(model="m", items=(ASK, summary, A))
     assert messages(ASK, summary, A)[1]["reasoning_content"] == "In short."
-    assert losses(request) == {"input[1].summary": "emulated", "input[1].encrypted_content": "told"}
+    assert losses(request) == {
+        "input[1].summary": "emulated",
+        "input[1].encrypted_content": "dropped",
+    }
 
 
 def test_reasoning_that_is_only_sealed_is_told() -> None:
     request = Request(model="m", items=(ASK, Reasoning(encrypted="blob"), A))
     assert messages(ASK, Reasoning(encrypted="blob"), A)[1] == assistant(tool_calls=[CALL_A])
-    assert losses(request) == {"input[1].encrypted_content": "told"}
+    assert losses(request) == {"input[1].encrypted_content": "dropped"}
 
 
 def test_details_of_several_thoughts_are_one_list() -> None:
@@ -259,7 +262,7 @@ def test_o6_calls_of_hosted_tools_are_read_as_text_and_told() -> None:
 def test_trigger_that_is_not_the_last_item_is_dropped_and_reported() -> None:
     trigger = Unknown("responses", "compaction_trigger", {})
     assert messages(ASK, trigger, ASK) == messages(ASK, ASK)
-    assert losses(Request(model="m", items=(ASK, trigger, ASK))) == {"input[1]": "told"}
+    assert losses(Request(model="m", items=(ASK, trigger, ASK))) == {"input[1]": "dropped"}
 
 
 def test_past_audio_without_an_id_is_its_transcript() -> None:
@@ -274,7 +277,7 @@ def test_what_was_noted_on_a_text_is_not_sent_back_and_told() -> None:
     noted = Message("assistant", (Text("x", (Annotation("url_citation", 0, 1, "http://x"),)),))
     assert messages(ASK, noted)[1]["content"] == [{"type": "text", "text": "x"}]
     assert losses(Request(model="m", items=(ASK, noted))) == {
-        "input[1].content[0].annotations": "told"
+        "input[1].content[0].annotations": "dropped"
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from dragoman.core.response import Usage
-from dragoman.wire.chat import usage
+from dragoman.wire.chat.fields import NAMES, decode_usage, encode_usage
 from tests.strategies import usages
 
 
@@ -44,25 +44,25 @@ from tests.strategies import usages
     ],
 )
 def test_r1_9_counts_are_read_under_all_their_names(said: Any, read: Usage | None) -> None:
-    assert usage.decode(said) == read
+    assert decode_usage(said) == read
 
 
 def test_the_total_is_the_sum_of_what_was_reported_and_nothing_else_is_computed() -> None:
-    assert usage.encode(Usage(1, 2)) == {
+    assert encode_usage(Usage(1, 2)) == {
         "prompt_tokens": 1,
         "completion_tokens": 2,
         "total_tokens": 3,
     }
-    assert usage.encode(Usage(1)) == {"prompt_tokens": 1}
-    assert usage.encode(Usage(1, 2, 9))["total_tokens"] == 9
-    assert usage.encode(Usage()) == {}
+    assert encode_usage(Usage(1)) == {"prompt_tokens": 1}
+    assert encode_usage(Usage(1, 2, 9))["total_tokens"] == 9
+    assert encode_usage(Usage()) == {}
 
 
 @given(usages)
 def test_p30_counts_said_are_read_again_zero_and_absent_apart(counts: Usage) -> None:
-    again = usage.decode(usage.encode(counts))
-    expected = {name: getattr(counts, name) for name in usage.NAMES}
+    again = decode_usage(encode_usage(counts))
+    expected = {name: getattr(counts, name) for name in NAMES}
     if expected["total_tokens"] is None and None not in (counts.input_tokens, counts.output_tokens):
         expected["total_tokens"] = (counts.input_tokens or 0) + (counts.output_tokens or 0)
     found = again or Usage()
-    assert {name: getattr(found, name) for name in usage.NAMES} == expected
+    assert {name: getattr(found, name) for name in NAMES} == expected

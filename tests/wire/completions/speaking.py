@@ -3,13 +3,12 @@
 import json
 from typing import Any
 
-from dragoman.core.completion import Completion
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import Message, Text, Token
 from dragoman.core.lifecycle import check
-from dragoman.core.request import Sampling, StreamOptions
+from dragoman.core.request import Completion, Sampling, StreamOptions
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire.completions import COMPLETIONS
@@ -69,7 +68,7 @@ def failed(*pieces: bytes) -> Fault:
 def told(response: Response, completion: Completion = ALL) -> bytes:
     """An answer, said as a stream."""
     encoder = COMPLETIONS.encoder(completion, STANDARD)
-    return b"".join(encoder.feed(event) for event in unfold(response))
+    return b"".join(encoder.feed((event,)) for event in unfold(response))
 
 
 def events(stream: bytes) -> list[Any]:

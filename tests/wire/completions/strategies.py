@@ -5,9 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dragoman.core.completion import Completion
 from dragoman.core.item import Message, Text, Token
-from dragoman.core.request import Sampling, StreamOptions
+from dragoman.core.request import Completion, Sampling, StreamOptions
 from dragoman.core.response import Response, Usage
 from tests.strategies import count, text, word
 

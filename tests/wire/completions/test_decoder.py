@@ -8,8 +8,8 @@ import pytest
 from dragoman.core.event import Finished, Progress
 from dragoman.core.fold import fold
 from dragoman.core.item import Message, Token
-from dragoman.wire import body
-from dragoman.wire.completions import chunks, finish, usage
+from dragoman.wire import json as body
+from dragoman.wire.completions.response import decode_usage, encode_finish, encode_usage, said
 from tests.wire.completions.speaking import DONE, chunk, failed, hear, heard, sse, tokens
 
 
@@ -63,7 +63,7 @@ def test_r2_4_every_word_for_the_end_means_what_it_says(word: Any, reason: str) 
 def test_r2_5_text_is_found_wherever_it_stands(choice: dict[str, Any], text: str) -> None:
     value = {"id": "x", "choices": [{"index": 0, "finish_reason": "stop", **choice}]}
     assert heard(value).text == text
-    assert chunks.said(choice) == (text or (None if "text" not in choice or not text else text))
+    assert said(choice) == (text or (None if "text" not in choice or not text else text))
     if text:
         assert fold(hear(body.dump(value))).text == text
 
@@ -187,14 +187,14 @@ def test_counts_nobody_has_a_name_for_are_kept() -> None:
         "prompt_tokens_details": {"cached_tokens": 4, "tiles": 2},
         "completion_tokens_details": "odd",
     }
-    found = usage.decode(given)
+    found = decode_usage(given)
     assert found is not None
     assert (found.cached_tokens, found.reasoning_tokens) == (4, None)
     del given["nothing"], given["completion_tokens_details"]
-    assert usage.encode(found) == given
-    both = usage.decode({"prompt_tokens": 1, "completion_tokens": 2})
+    assert encode_usage(found) == given
+    both = decode_usage({"prompt_tokens": 1, "completion_tokens": 2})
     assert both is not None
-    assert usage.encode(both)["total_tokens"] == 3
+    assert encode_usage(both)["total_tokens"] == 3
 
 
 def test_several_choices_each_have_their_text_and_reason() -> None:
@@ -295,7 +295,7 @@ def test_unknown_fields_are_kept_where_they_stood() -> None:
 
 
 def test_the_words_of_the_protocol() -> None:
-    assert [finish.encode(word) for word in ("stop", "length", "tool_calls")] == [
+    assert [encode_finish(word) for word in ("stop", "length", "tool_calls")] == [
         "stop",
         "length",
         "stop",

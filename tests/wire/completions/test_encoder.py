@@ -3,18 +3,10 @@
 from typing import Any
 
 from dragoman.core.error import Fault
-from dragoman.core.event import (
-    Delta,
-    Failed,
-    Finished,
-    ItemAdded,
-    PartAdded,
-    Progress,
-    Started,
-)
+from dragoman.core.event import Delta, Failed, Finished, ItemAdded, PartAdded, Progress, Started
 from dragoman.core.item import Message, Refusal, Text, Token
 from dragoman.core.response import Response, Usage
-from dragoman.wire import body
+from dragoman.wire import json
 from dragoman.wire.completions import COMPLETIONS, encode_response
 from dragoman.wire.dialect import STANDARD
 from tests.wire.completions.speaking import ALL, ASKED, events
@@ -28,7 +20,7 @@ OPENING = (
 
 def said(*more: Any, request: Any = ASKED) -> list[Any]:
     encoder = COMPLETIONS.encoder(request, STANDARD)
-    return events(encoder.feed_all([*OPENING, *more]))
+    return events(encoder.feed([*OPENING, *more]))
 
 
 def test_each_piece_is_a_chunk() -> None:
@@ -85,7 +77,7 @@ def test_fields_of_this_wire_are_said_again() -> None:
     start = Started("x", 5, "m", extra={"completions": {"y": 2, "choices": [{"index": 0, "z": 3}]}})
     encoder = COMPLETIONS.encoder(ASKED, STANDARD)
     end = Finished("completed", extra={"completions": {"late": 4}})
-    piece, last, _ = events(encoder.feed_all([start, raw, end]))
+    piece, last, _ = events(encoder.feed([start, raw, end]))
     assert piece["choices"][0]["x"] == 1
     assert (last["y"], last["late"], last["choices"][0]["z"]) == (2, 4, 3)
 
@@ -93,11 +85,11 @@ def test_fields_of_this_wire_are_said_again() -> None:
 def test_signs_of_life_only_inside_of_an_answer() -> None:
     encoder = COMPLETIONS.encoder(ASKED, STANDARD)
     assert encoder.heartbeat() == b""
-    encoder.feed(OPENING[0])
+    encoder.feed(OPENING[:1])
     assert encoder.heartbeat() == b": alive\n\n"
     (piece,) = events(encoder.heartbeat(data=True))
     assert piece["choices"][0]["text"] == ""
-    encoder.feed(Finished("completed"))
+    encoder.feed([Finished("completed")])
     assert encoder.heartbeat() == b""
 
 
@@ -110,10 +102,10 @@ def test_a_whole_answer_has_a_choice_for_each_reason() -> None:
         output=(Message("assistant", (Text("a"), Refusal("no"), Text("b"))),),
         reasons=("length", "stop"),
     )
-    value = body.load(encode_response(response, ASKED, STANDARD))
+    value = json.load(encode_response(response, ASKED, STANDARD))
     assert "usage" not in value
     assert [choice["text"] for choice in value["choices"]] == ["ab", ""]
     assert [choice["finish_reason"] for choice in value["choices"]] == ["length", "stop"]
     assert [choice["logprobs"] for choice in value["choices"]] == [None, None]
-    asked = body.load(encode_response(response, ALL, STANDARD))
+    asked = json.load(encode_response(response, ALL, STANDARD))
     assert asked["choices"][0]["logprobs"]["tokens"] == []

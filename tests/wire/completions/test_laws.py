@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dragoman.core.completion import Completion
 from dragoman.core.event import Failed
 from dragoman.core.fold import fold
+from dragoman.core.request import Completion
 from dragoman.core.response import Response
-from dragoman.wire import body
+from dragoman.wire import json
 from dragoman.wire.completions import decode, encode, encode_response
 from dragoman.wire.dialect import STANDARD, Dialect
 from tests.samples import samples
@@ -122,10 +122,10 @@ def test_nothing_that_is_sent_makes_it_raise(data: bytes) -> None:
     )
 )
 def test_no_json_makes_it_raise(value: Any) -> None:
-    hear(body.dump({"choices": value}), b"")
-    hear(body.dump({"choices": [{"text": "a", "logprobs": value}], "usage": value}))
-    hear(b"data: " + body.dump({"choices": [value, {"text": value}], "error": value}) + b"\n\n")
-    hear(b"data: " + body.dump(value) + b"\n\n")
+    hear(json.dump({"choices": value}), b"")
+    hear(json.dump({"choices": [{"text": "a", "logprobs": value}], "usage": value}))
+    hear(b"data: " + json.dump({"choices": [value, {"text": value}], "error": value}) + b"\n\n")
+    hear(b"data: " + json.dump(value) + b"\n\n")
 
 
 @some_examples
@@ -135,7 +135,7 @@ def test_law_3_the_plain_answer_is_what_a_reader_of_the_stream_gathers(
 ) -> None:
     *chunks, done = events(told(response, completion))
     assert done == b"[DONE]"
-    plain = body.load(encode_response(response, completion, STANDARD))
+    plain = json.load(encode_response(response, completion, STANDARD))
     for choice in plain["choices"]:
         pieces = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert "".join(piece["text"] for piece in pieces) == choice["text"]

@@ -4,24 +4,23 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.completion import Completion, prompted
 from dragoman.core.error import FaultError
 from dragoman.core.item import Message
-from dragoman.core.request import Request, Sampling, StreamOptions
-from dragoman.wire import body
+from dragoman.core.request import Completion, Request, Sampling, StreamOptions, completion_request
+from dragoman.wire import json
 from dragoman.wire.completions import decode, encode
 from dragoman.wire.dialect import STANDARD, Dialect
 
 
 def heard(**fields: Any) -> Completion:
-    request = decode(body.dump({"model": "m", "prompt": "a", **fields}))
+    request = decode(json.dump({"model": "m", "prompt": "a", **fields}))
     assert isinstance(request, Completion)
     return request
 
 
 def asked(dialect: Dialect = STANDARD, **fields: Any) -> dict[str, Any]:
     said, _ = encode(Completion(**{"model": "m", "prompts": ("a",), **fields}), dialect)
-    found: dict[str, Any] = body.load(said)
+    found: dict[str, Any] = json.load(said)
     return found
 
 
@@ -163,7 +162,7 @@ def test_what_a_server_does_not_take_is_dropped_and_told() -> None:
         stream_options=StreamOptions(include_usage=True),
     )
     said, losses = encode(request, Dialect(drop=frozenset({"top_k", "min_p"})))
-    assert body.load(said) == {"model": "m", "prompt": "a"}
+    assert json.load(said) == {"model": "m", "prompt": "a"}
     assert [loss.field for loss in losses] == ["stream_options", "top_k"]
 
 
@@ -174,6 +173,6 @@ def test_a_conversation_is_no_prompt() -> None:
 
 
 def test_a_request_is_asked_of_prompts() -> None:
-    request = prompted(Request(model="m", stream=True), ["a", [1]], echo=True)
+    request = completion_request(Request(model="m", stream=True), ["a", [1]], echo=True)
     assert request == Completion(model="m", prompts=("a", (1,)), echo=True, stream=True)
-    assert prompted(request, ["b"]) == Completion(model="m", prompts=("b",), stream=True)
+    assert completion_request(request, ["b"]) == Completion(model="m", prompts=("b",), stream=True)

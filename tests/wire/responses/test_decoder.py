@@ -30,7 +30,7 @@ from dragoman.core.response import Response, Usage
 from dragoman.core.turn import Turn
 from dragoman.wire import sse
 from dragoman.wire.responses import RESPONSES
-from dragoman.wire.responses.heard import Heard
+from dragoman.wire.responses.tracker import Heard
 
 ROWS: dict[str, Any] = json.loads(
     Path(__file__).with_name("cases").joinpath("upstreams.json").read_text()

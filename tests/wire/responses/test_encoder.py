@@ -60,7 +60,7 @@ OPEN_ITEMS = {"message", "function_call", "function_call_output", "reasoning", "
 
 def say(events: list[Event], request: Request = ASKED, dialect: Dialect = STANDARD) -> bytes:
     encoder = RESPONSES.encoder(request, dialect)
-    return b"".join(map(encoder.feed, events))
+    return b"".join(encoder.feed((event,)) for event in events)
 
 
 def told(events: list[Event], request: Request = ASKED, **dialect: Any) -> list[dict[str, Any]]:
@@ -286,8 +286,8 @@ def test_a_failure_before_the_beginning_is_an_error_event() -> None:
 def test_nothing_is_said_after_the_end() -> None:
     encoder = RESPONSES.encoder(ASKED, STANDARD)
     for event in play(SCENES["text"]):
-        encoder.feed(event)
-    assert encoder.feed(Failed(CUT)) == encoder.heartbeat() == b""
+        encoder.feed([event])
+    assert encoder.feed([Failed(CUT)]) == encoder.heartbeat() == b""
 
 
 def test_a_cancelled_answer_is_one_that_stopped_early() -> None:
@@ -318,9 +318,9 @@ def test_why_an_answer_is_incomplete(reasons: tuple[str, ...], said: str) -> Non
 def test_a_heartbeat_is_a_comment_or_the_next_event() -> None:
     encoder = RESPONSES.encoder(ASKED, STANDARD)
     assert encoder.heartbeat() == encoder.heartbeat(data=True) == b""
-    stream = encoder.feed(Started("1", 0, "m"))
+    stream = encoder.feed([Started("1", 0, "m")])
     assert encoder.heartbeat().startswith(b":")
-    stream += encoder.heartbeat(data=True) + encoder.feed(Finished("completed"))
+    stream += encoder.heartbeat(data=True) + encoder.feed([Finished("completed")])
     events, _ = parse(stream)
     assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
     assert events[2]["response"] == events[1]["response"]

@@ -33,7 +33,7 @@ dialects = st.sampled_from([STANDARD, Dialect(reasoning_events="reasoning")])
 
 def say(events: list[Event], dialect: Dialect = STANDARD) -> list[bytes]:
     encoder = RESPONSES.encoder(ASKED, dialect)
-    return [encoder.feed(event) for event in events]
+    return [encoder.feed((event,)) for event in events]
 
 
 def hear(pieces: list[bytes], id: str = "0123abcd", created_at: int = 1_700_000_000) -> list[Event]:

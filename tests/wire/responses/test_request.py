@@ -36,7 +36,7 @@ from dragoman.core.request import (
 from dragoman.wire import error
 from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD, Dialect
-from dragoman.wire.loss import judge
+from dragoman.wire.losses import judge
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
 from tests.wire.responses.damage import damaged
@@ -134,7 +134,7 @@ def test_a_damaged_request_is_taken_or_refused(name: str, data: st.DataObject) -
         request = RESPONSES.decode_request(body)
         again, _ = RESPONSES.encode_request(request, STANDARD)
         assert RESPONSES.decode_request(again).model
-        assert RESPONSES.encoder(request, STANDARD).feed(Started("1", 0, "m"))
+        assert RESPONSES.encoder(request, STANDARD).feed([Started("1", 0, "m")])
     except FaultError as refusal:
         statuses.append(error.status(refusal.fault))
     assert statuses in ([], [400])
@@ -264,7 +264,7 @@ def test_a_field_the_server_chokes_on_is_dropped_and_told() -> None:
     dialect = Dialect(drop=frozenset({"metadata", "user"}))
     body, losses = RESPONSES.encode_request(asked(metadata={"a": "b"}), dialect)
     assert "metadata" not in json.loads(body)
-    assert losses == (Loss("metadata", "told", "the model's server does not take it"),)
+    assert losses == (Loss("metadata", "dropped", "the model's server does not take it"),)
 
 
 def test_options_of_a_stream_that_this_wire_has_not_are_left_out() -> None:

@@ -5,7 +5,6 @@ comes. Nothing here knows a wire.
 """
 
 from .engine import TokenEngine
-from .naming import from_next_token, from_step
-from .streaming import from_stream
+from .next_token import from_next_token, from_step, from_stream
 
 __all__ = ["TokenEngine", "from_next_token", "from_step", "from_stream"]

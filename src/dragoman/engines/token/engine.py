@@ -19,21 +19,18 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import Token
 from dragoman.core.request import Request
-from dragoman.core.undo import undone
-from dragoman.engines.fanout import Merge
-from dragoman.engines.mint import now
-from dragoman.engines.wrap import told
+from dragoman.engines.base import fault_from, now
+from dragoman.engines.fan_out import Merge
 from dragoman.formats.format import PLAIN, Format, Setting
-from dragoman.formats.tokenizer import Tokenizer
-from dragoman.wire.loss import blamed, worded
+from dragoman.formats.prompt import Tokenizer
+from dragoman.wire.losses import blamed, worded
 
-from .bounds import Batches, Bounds, Constrain, kept
-from .hearing import Hearing
-from .plan import Plan, Planner, ids_of
-from .run import Job, Written
+from .constraints import Batches, Bounds, Constrain, kept
+from .next_token import StreamModel
+from .planner import Plan, Planner, ids_of
 from .scheduler import Scheduler
-from .source import NamingModel, ScoringModel
-from .streaming import StreamModel
+from .sequence_decoder import Hearing
+from .source import Job, NamingModel, ScoringModel, Written
 
 MAX_TOKENS = 131_072
 """Tokens written at the most where neither the request nor the model's context sets a limit."""
@@ -79,6 +76,7 @@ class TokenEngine:
         tokenizer: Tokenizer,
         *,
         name: str = "local",
+        description: str | None = None,
         setting: Setting | Callable[[], Setting] = PLAIN,
         max_tokens: int = MAX_TOKENS,
         ends: Iterable[int | str] = (),
@@ -87,6 +85,7 @@ class TokenEngine:
         queue: int = QUEUE,
     ) -> None:
         self.name = name
+        self.description = description
         self.format = format
         self.tokenizer = tokenizer
         self.context = model.context
@@ -139,6 +138,7 @@ class TokenEngine:
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The one model there is."""
         extra = {
+            "description": self.description,
             "format": self.format.name,
             "context_window": self.context,
             "guarantees": list(self._planner.bounds.guarantees),
@@ -171,10 +171,12 @@ class TokenEngine:
             bound = written if plan.bound is None else kept(written, plan.bound)
             async with aclosing(bound) as batches:
                 async for events in batches:
-                    if events := undone(plan.undo, events):
+                    if plan.undo is not None:
+                        events = plan.undo(events)
+                    if events:
                         yield events
         except Exception as error:
-            yield [Failed(told(error))]
+            yield [Failed(fault_from(error))]
 
     async def _written(self, plan: Plan) -> Batches:
         """What is written, as events."""

@@ -21,8 +21,7 @@ from dragoman.core.item import Token
 from dragoman.core.request import Sampling
 
 if TYPE_CHECKING:
-    from .constraint import Constraint
-    from .source import Logits
+    from .source import Constraint, Logits
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, float("inf")),

@@ -1,25 +1,26 @@
-"""A family of markup as a format: parsed by its profile, laid out by its frame.
-
-For models that bring no chat template; with a template only the parsing is taken from here.
-"""
+"""A family of markup as a format: chat layout, parser, and the grammar of a constrained answer."""
 
 from __future__ import annotations
 
-from dragoman.core.request import Request
-from dragoman.core.turn import Turn
-from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.grammar.markup import grammar
-from dragoman.formats.messages import LIMITS
-from dragoman.formats.prompt import Prompt
-from dragoman.formats.tokenizer import Tokenizer
+import json
+import re
+from collections.abc import Mapping
 
-from .enveloped import enveloped
+from dragoman.core.error import FaultError, unsupported
+from dragoman.core.item import JSON
+from dragoman.core.loss import LossList
+from dragoman.core.request import Request
+from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
+from dragoman.formats.grammar.demand import AllowedTool, Anything, Body, Demand, JSONBody, demand
+from dragoman.formats.grammar.lark import SPACED, Writer
+from dragoman.formats.messages import LIMITS, Messages, messages, tools
+from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer
+
+from .calls import bare
+from .emitter import Emitter, TurnLike, schemas
 from .families import BY_NAME
-from .frame import lay_out
 from .parser import MarkupParser
-from .profile import Profile
-from .table import Marks, Vocabulary, table
-from .voice import Sink, Voice, schemas
+from .profile import MarkTable, Profile, TokenTexts, TurnLayout, all_marks, mark_tables
 
 
 class Markup:
@@ -33,62 +34,268 @@ class Markup:
 
     def __init__(self, profile: Profile | str) -> None:
         self.profile = BY_NAME[profile] if isinstance(profile, str) else profile
-        self._in_text = {calls: table(self.profile, calls) for calls in (False, True)}
-        self._in_tokens: tuple[Tokenizer, Vocabulary, dict[bool, dict[str, Marks]]] | None = None
+        self._text_tables = {calls: mark_tables(self.profile, calls) for calls in (False, True)}
+        self._prepared: tuple[Tokenizer, TokenTexts, dict[bool, dict[str, MarkTable]]] | None = None
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and in the model listing."""
         return self.profile.name
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
-        """The prompt, up to where the model begins to write. Raises FaultError, naming the item,
-        for pictures, sound and files."""
-        return lay_out(self.profile, request, setting)
+        """The prompt in the family's own layout, for models without a chat template. Raises
+        FaultError naming the item for images, audio and files."""
+        losses, layout = LossList(), self.profile.layout
+        turns = messages(request, losses, self.profile.id_length)
+        prompt = _PromptBuilder(self.profile)
+        prompt.layout(layout.begin)
+        preamble = _preamble(setting)
+        system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
+        offered = tools(request)
+        if preamble or system or offered:
+            prompt.layout(layout.system.before)
+            prompt.text("\n\n".join(filter(None, (preamble, system))))
+            if offered:
+                before, _, after = layout.tools.partition("{tools}")
+                prompt.layout(("\n\n" if preamble or system else "") + before)
+                prompt.text("\n".join(json.dumps(tool, ensure_ascii=False) for tool in offered))
+                prompt.layout(after)
+            prompt.layout(layout.system.after)
+        roles = {"system": layout.system, "user": layout.user, "tool": layout.tool}
+        for turn in turns:
+            if turn["role"] == "assistant":
+                prompt.assistant(turn)
+            else:
+                prompt.turn(roles[turn["role"]], turn["content"])
+        prompt.layout(layout.assistant.before)
+        return Prompt(tuple(prompt.pieces), losses.losses())
 
     def stops(self, request: Request) -> Stops:
-        """The control tokens that end an answer."""
         return Stops(self.profile.ends)
 
     def parser(
-        self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
-    ) -> MarkupParser:
-        """A parser for the answer to this request. Without a tokenizer only `write` works."""
-        return self.hear(request, turn, tokenizer)
-
-    def hear(
         self,
         request: Request,
-        sink: Sink,
+        turn: TurnLike,
         tokenizer: Tokenizer | None = None,
         *,
         choice: int = 0,
         thinking: bool = False,
     ) -> MarkupParser:
-        """The same for one of several choices, or for a prompt that ends inside the reasoning."""
-        known = schemas(request)
-        voice = Voice(sink, known, choice)
+        """A parser for one choice of the answer; `thinking` says that the prompt ends inside the
+        reasoning."""
+        schemas_by_name = schemas(request)
+        emitter, calls = Emitter(turn, schemas_by_name, choice), bool(schemas_by_name)
         start = "thought" if thinking else "start"
         if tokenizer is None:
-            return MarkupParser(self.profile, self._in_text[bool(known)], voice, None, start)
-        vocabulary, tables = self._prepared(tokenizer)
-        return MarkupParser(self.profile, tables[bool(known)], voice, vocabulary, start)
-
-    def grammar(self, request: Request) -> Grammar | None:
-        """What the answer must match, by this family's way to write calls; None where the request
-        demands nothing. Raises FaultError, naming the field, for a demand that cannot be kept."""
-        return self.demanded(request)
-
-    def demanded(self, request: Request, *, thinking: bool = False) -> Grammar | None:
-        """The same, for a prompt that may end inside the reasoning."""
-        return grammar(request, enveloped(self.profile, thinking=thinking))
-
-    def _prepared(self, tokenizer: Tokenizer) -> tuple[Vocabulary, dict[bool, dict[str, Marks]]]:
-        """What is known of a vocabulary; the last one is remembered, since a model has but one."""
-        known = self._in_tokens
+            return MarkupParser(self.profile, self._text_tables[calls], emitter, None, start)
+        known = self._prepared  # the last one is kept, since a model has but one vocabulary
         if known is None or known[0] is not tokenizer:
-            tables = {
-                calls: table(self.profile, calls, tokenizer.controls) for calls in (False, True)
-            }
-            self._in_tokens = known = (tokenizer, Vocabulary(tokenizer, self.profile), tables)
-        return known[1], known[2]
+            controls = tokenizer.controls
+            tables = {each: mark_tables(self.profile, each, controls) for each in (False, True)}
+            self._prepared = known = (tokenizer, TokenTexts(tokenizer, self.profile), tables)
+        return MarkupParser(self.profile, known[2][calls], emitter, known[1], start)
+
+    def grammar(self, request: Request, *, thinking: bool = False) -> Grammar | None:
+        """The grammar of the answer; None where the request constrains nothing. Raises FaultError,
+        naming the field, for a constraint that cannot be enforced."""
+        asked = demand(request)
+        return None if asked is None else _GrammarBuilder(asked, self.profile, thinking).grammar()
+
+
+# ---- the prompt ----------------------------------------------------------------------------
+
+
+class _PromptBuilder:
+    """A prompt being written: layout, in which control tokens count, and text, in which not."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.pieces: list[Piece] = []
+        self._profile = profile
+        names = sorted(profile.controls, key=len, reverse=True)
+        self._controls = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+
+    def layout(self, text: str) -> None:
+        """Text of the layout, split at its control tokens."""
+        for place, piece in enumerate(self._controls.split(text)):
+            if place % 2:
+                self.pieces.append(Control(piece))
+            else:
+                self.text(piece)
+
+    def text(self, text: str) -> None:
+        """Text of the conversation: never a control token."""
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, str):
+            self.pieces[-1] = last + text
+        elif text:
+            self.pieces.append(text)
+
+    def turn(self, layout: TurnLayout, text: str) -> None:
+        self.layout(layout.before)
+        self.text(text)
+        self.layout(layout.after)
+
+    def assistant(self, turn: dict[str, JSON]) -> None:
+        layout, calls = self._profile.layout, turn.get("tool_calls", [])
+        self.layout(layout.assistant.before)
+        if reasoning := turn.get("reasoning_content"):
+            self.turn(layout.thought, reasoning)
+        self.text(turn["content"])
+        if calls:
+            self.layout("\n" if turn["content"] else "")
+            self._calls([call["function"] for call in calls])
+        self.layout((calls and layout.call_end) or layout.assistant.after)
+
+    def _calls(self, functions: Messages) -> None:
+        syntax = self._profile.syntax
+        if len(functions) == 1 and (native := self._native(functions[0])) is not None:
+            marks = self._profile.states["text"].marks
+            self.layout(next(mark for mark, to in marks.items() if to == "call"))
+            self.text(native)
+            self.layout(syntax.last)
+            return
+        self.layout(syntax.first)
+        for number, function in enumerate(functions):
+            self.layout((syntax.between if number else "") + syntax.opening)
+            self.text(function["name"])
+            self.layout(syntax.separator)
+            arguments = function["arguments"]
+            if syntax.body == "xml" and isinstance(arguments, dict):
+                for key, value in arguments.items():
+                    self.text(f"<parameter={key}>\n{bare(value)}\n</parameter>\n")
+            else:  # as the model wrote it, so that the prompt cache survives
+                self.text(getattr(arguments, "text", None) or bare(arguments))
+            self.layout(syntax.closing)
+        self.layout(syntax.last)
+
+    def _native(self, function: dict[str, JSON]) -> str | None:
+        """A call that the family writes in a form of its own: Llama's code and built-in tools."""
+        name, arguments = function["name"], function["arguments"]
+        match arguments:
+            case {"code": str(code)} if name == self._profile.code and len(arguments) == 1:
+                return code
+            case {"query": str(query)} if name in self._profile.builtins and len(arguments) == 1:
+                return f"{name}.call(query={json.dumps(query, ensure_ascii=False)})"
+            case _:
+                return None
+
+
+def _preamble(setting: Setting) -> str:
+    today = setting.today and f"Current date: {setting.today}"
+    cutoff = setting.knowledge_cutoff and f"Knowledge cutoff: {setting.knowledge_cutoff}"
+    return "\n".join(filter(None, (setting.identity, cutoff, today)))
+
+
+# ---- the grammar of a constrained answer ---------------------------------------------------
+
+_NO_JSON = r"(?:\s*[^\s\[{](?s:.*))?"
+"""Text that no parser takes for a call without marks."""
+_PARAMETER_ENDS = ("</parameter>", "<parameter=", "</tool_call>", "</function>")
+
+
+class _GrammarBuilder:
+    """The grammar of one demand in one family's markup."""
+
+    def __init__(self, asked: Demand, profile: Profile, thinking: bool) -> None:
+        self._asked = asked
+        self._profile = profile
+        self._thinking = thinking
+        self._writer = Writer(SPACED)
+        marks = sorted({*all_marks(profile), *profile.controls}, key=len, reverse=True)
+        self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")")
+        leads = profile.states["text"].marks.items()
+        kinds = {name: state.kind for name, state in profile.states.items()}
+        self._call_marks = tuple(m for m, to in leads if kinds[to] not in ("header", "start"))
+
+    def grammar(self) -> Grammar:
+        writer, asked = self._writer, self._asked
+        answers = [] if asked.text is None else [self._text(asked.text)]
+        if asked.tools:
+            answers.append(self._calls())
+        ends = [end for end in self._profile.ends if end not in self._profile.states["start"].marks]
+        return writer.grammar(f"{self._reasoning()}{writer.any_of(answers)} {writer.end(ends)}")
+
+    def _reasoning(self) -> str:
+        """Reasoning is free text; after it come blank lines."""
+        writer, states = self._writer, self._profile.states
+        opening = next((m for m, to in states["start"].marks.items() if to == "thought"), None)
+        if opening is None:
+            return ""
+        closing = next(m for m, to in states["thought"].marks.items() if to == "start")
+        gap = writer.rule("GAP", r"/\n{0,2}/")
+        inside = f"{writer.until(closing, self._call_marks)} {gap}"
+        return f"{inside} " if self._thinking else f"({writer.marker(opening)} {inside})? "
+
+    def _text(self, body: Body) -> str:
+        """The text of an answer without calls."""
+        barred = self._call_marks if self._asked.tools else ()
+        if isinstance(body, Anything) and self._profile.bare:
+            return self._writer.free(barred, start=_NO_JSON)
+        return self._writer.body(body, barred)
+
+    def _calls(self) -> str:
+        """One call or several, after any text where text is free."""
+        syntax, writer = self._profile.syntax, self._writer
+        call = writer.rule("call", writer.any_of(map(self._call, self._asked.tools)))
+        lead = self._fixed(syntax.first + syntax.opening)
+        mark = self._marks.match(syntax.first + syntax.opening)
+        if mark is not None and isinstance(self._asked.text, Anything):
+            lead[0] = writer.until(mark[0], self._call_marks)
+        more = self._fixed(syntax.between + syntax.opening)
+        several = f"({' '.join((*more, call))})*" if self._asked.several else ""
+        return " ".join((*lead, call, several, *self._fixed(syntax.last)))
+
+    def _call(self, tool: AllowedTool) -> str:
+        """A call, from its name to what closes it."""
+        syntax, body = self._profile.syntax, tool.body
+        if syntax.body == "xml" and isinstance(body, JSONBody):
+            inside = self._parameters(body)
+        else:
+            inside = self._writer.body(body)
+        name = self._fixed(tool.name + syntax.separator)
+        return " ".join((*name, inside, *self._fixed(syntax.closing)))
+
+    def _fixed(self, text: str) -> list[str]:
+        """Fixed text, split at its marks."""
+        writer = self._writer
+        return [
+            writer.marker(piece) if place % 2 else writer.text(piece)
+            for place, piece in enumerate(self._marks.split(text))
+            if piece
+        ]
+
+    def _parameters(self, body: JSONBody) -> str:
+        """Arguments as tags, in the order of their schema."""
+        properties, required = body.schema.get("properties"), body.schema.get("required", ())
+        tags = []
+        for name, schema in (properties if isinstance(properties, dict) else {}).items():
+            opening = " ".join(self._fixed(f"<parameter={name}>\n"))
+            tag = f"{opening} {self._parameter(schema, body, name)}"
+            tags.append(tag if name in required else f"({tag})?")
+        return " ".join(tags)
+
+    def _parameter(self, schema: JSON, body: JSONBody, name: str) -> str:
+        """The value of an argument, with its closing tag: a string as bare text, else JSON."""
+        writer, param = self._writer, f"{body.param}.properties.{name}"
+        closing = "\n</parameter>"
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        if not isinstance(schema, dict) or kind is None or isinstance(kind, list):
+            raise FaultError(unsupported("must have one type, in this format", param))
+        if kind != "string":
+            inner: dict[str, JSON] = {**schema, **_definitions(body.schema)}
+            return f"{writer.body(JSONBody(param, inner))} {writer.text(closing + chr(10))}"
+        match schema:
+            case {"enum": list(texts)} if all(isinstance(text, str) for text in texts):
+                text = writer.any_of(map(writer.text, texts))
+            case {"pattern": _} | {"format": _} | {"enum": _} | {"const": _}:
+                raise FaultError(unsupported("cannot be enforced in this format", param))
+            case {"minLength": _} | {"maxLength": _}:
+                low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+                text = writer.free(_PARAMETER_ENDS, start=f"(?s:.{{{low},{high}}})")
+            case _:
+                return f"{writer.tail(closing, _PARAMETER_ENDS)} {writer.text(chr(10))}"
+        return f"{text} {writer.text(closing + chr(10))}"
+
+
+def _definitions(schema: Mapping[str, JSON]) -> dict[str, JSON]:
+    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}

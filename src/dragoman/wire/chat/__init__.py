@@ -5,13 +5,12 @@ each direction; the other rooms hold one kind of thing each, both ways. What thi
 know is kept under its name (`extras`) and said again on it.
 """
 
-from dragoman.wire.codec import Through, Wire
+from dragoman.wire.registry import Through, Wire
 
-from .decoder import Decoder
-from .encoder import Encoder
-from .passing import Passing, passes, whole
 from .request import decode, encode
+from .response import Encoder
 from .response import encode as encode_response
+from .stream import Decoder, Passing, passes, whole
 
 CHAT = Wire(
     name="chat",

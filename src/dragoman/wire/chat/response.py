@@ -1,11 +1,20 @@
-"""Says a whole answer: what a reader of the stream would have put together, as one object.
-
-What several items hold is one message here, in the order of the items: reasoning, content,
-refusal, audio and calls each have one field.
-"""
+"""Encodes answers as Chat completions, streamed and whole."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Progress,
+    Started,
+)
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -23,17 +32,389 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.wire import body
+from dragoman.wire import error, json, sse
 from dragoman.wire.dialect import Dialect
 
-from . import finish, logprobs, notes, usage
-from .encoder import CHOICES, ID_PREFIX
-from .extras import NAME, join, kept, restore
-from .plain import only_text
-from .request import LEGACY
-from .turns import encode_call
+from .fields import (
+    NAME,
+    encode_finish,
+    encode_logprobs,
+    encode_notes,
+    encode_usage,
+    join,
+    kept,
+    restore,
+)
+from .messages import encode_call
+from .request import LEGACY, only_text
 
-OBJECT = "chat.completion"
+ENCODER_OBJECT = "chat.completion.chunk"
+ID_PREFIX = "chatcmpl-"
+CHOICES = "choices"
+"""The key, in the extra of an answer, of the unknown fields of each choice."""
+
+_OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
+
+
+class _Choice:
+    """What has been said of one alternative."""
+
+    __slots__ = ("calls", "legacy", "length", "open", "speaking", "text_head", "worded")
+
+    def __init__(self, text_head: bytes) -> None:
+        self.text_head = text_head  # a chunk with text, up to the text
+        self.open = False  # the role has been said
+        self.worded = False  # content has been said, if only an empty one
+        self.length = 0  # of all content so far
+        self.calls = 0
+        self.speaking: list[_Item] = []  # calls not yet said to their end; the first one speaks
+        self.legacy = False  # a call was said in the deprecated form, which has room for one
+
+
+class _Item:
+    """An item that is being said."""
+
+    __slots__ = (
+        "call",
+        "choice",
+        "done",
+        "given",
+        "item",
+        "legacy",
+        "number",
+        "parts",
+        "start",
+        "waiting",
+    )
+
+    def __init__(self, item: Item, number: int, choice: _Choice) -> None:
+        self.item = item
+        self.number = number  # of the choice
+        self.choice = choice
+        self.call = 0  # its index among the calls
+        self.legacy = False
+        self.parts = 0
+        self.start = 0  # where its text part begins in the content
+        self.given: frozenset[str] = frozenset()  # facts about its audio that were said
+        self.waiting: list[bytes] = []  # said once the calls before it are done
+        self.done = False
+
+
+class Encoder:
+    """Says the events of one answer. `request` tells what was asked to be said."""
+
+    def __init__(self, request: Request, dialect: Dialect) -> None:
+        options = request.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._wants_logprobs = bool(request.sampling.logprobs)
+        self._legacy = bool(request.extra and LEGACY in request.extra)
+        self._reasoning = dialect.reasoning_out
+        self._head = self._tail = self._text_tail = b""
+        self._ends: dict[int, dict[str, JSON]] = {}
+        self._choices: dict[int, _Choice] = {}
+        self._items: list[_Item] = []
+        self._envelope: dict[str, JSON] = {}
+        self._over = False
+
+    # ---- events --------------------------------------------------------------------------
+
+    def _one(self, event: Event) -> bytes:
+        """The bytes for one event; empty when this wire has no word for it."""
+        match event:
+            case Delta():
+                return self._delta(event)
+            case ItemAdded():
+                return self._item_added(event)
+            case PartAdded():
+                return self._part_added(event)
+            case PartDone():
+                return self._part_done(event)
+            case ItemDone():
+                return self._item_done(event)
+            case Started():
+                self._start(event)
+                return b""
+            case Progress():
+                return self._progress(event)
+            case Finished():
+                return self._finish(event)
+            case _:
+                self._over = True
+                waiting = (i.waiting for c in self._choices.values() for i in c.speaking[1:])
+                return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for several events. Texts in a row, the commonest by far, are one step."""
+        said: list[bytes] = []
+        run: list[str] = []
+        where = -1
+        for event in events:
+            if type(event) is Delta and event.kind == "text" and not event.tokens:
+                if event.index != where:
+                    if run:
+                        said.append(self._texts(where, run))
+                        run = []
+                    where = event.index
+                run.append(event.data)
+                continue
+            if run:
+                said.append(self._texts(where, run))
+                run = []
+            said.append(self._one(event))
+        if run:
+            said.append(self._texts(where, run))
+        return b"".join(said)
+
+    def heartbeat(self, *, data: bool = False) -> bytes:
+        """A comment, or a chunk that adds nothing; empty outside of an answer."""
+        if not self._head or self._over:
+            return b""
+        return self._chunk(0, {}) if data else sse.comment("alive")
+
+    def _start(self, event: Started) -> None:
+        extra = dict(kept(event.extra))
+        self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
+        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": ENCODER_OBJECT}
+        known |= {"created": event.created_at, "model": event.model}
+        self._envelope = join(known, extra)
+        self._head = _head(self._envelope)
+        self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
+        self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+
+    def _texts(self, index: int, texts: list[str]) -> bytes:
+        """A chunk for each of these pieces of a text."""
+        choice = self._items[index].choice
+        choice.worded = True
+        head, tail = choice.text_head, self._text_tail
+        if len(texts) == 1:
+            choice.length += len(texts[0])
+            return head + json.dump(texts[0]) + tail
+        choice.length += sum(map(len, texts))
+        # No JSON has a line end in it, so each stands where one chunk ends and the next begins.
+        return head + json.dump_all(texts).replace(b"\n", tail + head) + tail
+
+    def _delta(self, event: Delta) -> bytes:
+        item, data = self._items[event.index], event.data
+        match event.kind:
+            case "text" if event.tokens:
+                return self._content(item, data, event.tokens)
+            case "text":
+                return self._texts(event.index, [data])
+            case "refusal":
+                return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
+            case "reasoning" | "summary":
+                return self._think(item, data, event.tokens)
+            case "arguments" | "input":
+                return self._in_turn(item, self._chunk(item.number, self._call_piece(item, data)))
+            case "audio":
+                return self._chunk(item.number, {"audio": {"data": data}})
+            case "transcript":
+                return self._chunk(item.number, {"audio": {"transcript": data}})
+            case "annotation":
+                note = encode_notes(data, item.start)
+                return b"" if note is None else self._chunk(item.number, {"annotations": [note]})
+            case _:
+                return b""
+
+    def _progress(self, event: Progress) -> bytes:
+        said = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
+        return b"".join(self._chunk(c["index"], {}, more=c) for c in said.get(CHOICES, ()))
+
+    # ---- items and parts -----------------------------------------------------------------
+
+    def _item_added(self, event: ItemAdded) -> bytes:
+        choice = self._choices.get(event.choice) or self._choice(event.choice)
+        item = _Item(event.item, event.choice, choice)
+        self._items.append(item)
+        match event.item:
+            case FunctionCall() as call if self._legacy and not (choice.calls or choice.legacy):
+                item.legacy = choice.legacy = True
+                return self._announce(item, encode_call(call))
+            case FunctionCall() | CustomToolCall() as call:
+                return self._announce(item, encode_call(call))
+            case Unknown(wire=wire) as call if wire == NAME:
+                return self._announce(item, {"type": call.kind} | call.value)
+            case Reasoning() as thought:
+                opening = self._open(item)
+                tag = (thought.extra or {}).get("inline", {}).get("open", "")
+                return opening + (self._content(item, tag) if tag else b"")
+            case _:
+                return b""  # a message opens with its first part: only text has content
+
+    def _part_added(self, event: PartAdded) -> bytes:
+        item = self._items[event.index]
+        match event.part:
+            case Text():
+                item.start = item.choice.length
+                return self._open(item, "")
+            case Thought() | Summary():
+                item.parts += 1
+                return self._think(item, "\n\n") if item.parts > 1 else b""
+            case Audio():
+                return self._open(item) + self._hear(item, event.part)
+            case _:
+                return self._open(item)
+
+    def _part_done(self, event: PartDone) -> bytes:
+        item = self._items[event.index]
+        match event.part:
+            case Text() if not item.choice.worded:
+                return self._content(item, "")
+            case Audio():
+                return self._hear(item, event.part)
+            case _:
+                return b""
+
+    def _item_done(self, event: ItemDone) -> bytes:
+        item, done = self._items[event.index], event.item
+        match done:
+            case Reasoning():
+                tag = (done.extra or {}).get("inline", {}).get("close", "")
+                closing = self._content(item, tag) if tag else b""
+                return closing + self._beside(item, kept(done.extra))
+            case Message():
+                return self._open(item) + self._beside(item, kept(done.extra))
+            case FunctionCall() | CustomToolCall():
+                late, news = kept(done.extra), b""
+                if late != kept(item.item.extra) and not item.legacy:
+                    news = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
+                return self._in_turn(item, news) + self._next_call(item)
+            case Unknown(wire=wire) if wire == NAME:
+                return self._next_call(item)
+            case _:
+                return b""
+
+    def _in_turn(self, item: _Item, said: bytes) -> bytes:
+        """What is said of a call, if it is the one that speaks; else it waits."""
+        if item.choice.speaking[0] is item:
+            return said
+        item.waiting.append(said)
+        return b""
+
+    def _next_call(self, item: _Item) -> bytes:
+        """What waited for this call to be done."""
+        item.done = True
+        speaking, said = item.choice.speaking, b""
+        while speaking and speaking[0].done:
+            del speaking[0]
+            if speaking:
+                said += b"".join(speaking[0].waiting)
+        return said
+
+    def _open(self, item: _Item, content: str | None = None) -> bytes:
+        return b"" if item.choice.open else self._role(item.number, item.choice, content)
+
+    def _beside(self, item: _Item, fields: dict[str, JSON]) -> bytes:
+        return self._chunk(item.number, dict(fields)) if fields else b""
+
+    def _content(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
+        item.choice.worded = True
+        item.choice.length += len(text)
+        return self._chunk(item.number, {"content": text}, content=tokens or None)
+
+    def _think(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
+        if "inline" in (item.item.extra or {}):
+            return self._content(item, text, tokens)
+        thought = dict.fromkeys(self._reasoning, text)
+        if not thought and not tokens:
+            return b""
+        return self._chunk(item.number, thought, content=tokens or None)
+
+    def _hear(self, item: _Item, audio: Audio) -> bytes:
+        facts = {"id": audio.id, "expires_at": audio.expires_at}
+        fresh = {k: v for k, v in facts.items() if v is not None and k not in item.given}
+        item.given |= fresh.keys()
+        fresh = restore(fresh, audio.extra) if fresh else fresh
+        return self._chunk(item.number, {"audio": fresh}) if fresh else b""
+
+    def _announce(self, item: _Item, call: dict[str, JSON]) -> bytes:
+        """The first fragment of a call."""
+        if item.legacy:
+            delta = {"function_call": call["function"]}
+        else:
+            item.call, item.choice.calls = item.choice.calls, item.choice.calls + 1
+            delta = {"tool_calls": [{"index": item.call} | call]}
+        item.choice.speaking.append(item)
+        return self._in_turn(item, self._open(item) + self._chunk(item.number, delta))
+
+    def _call_piece(self, item: _Item, data: str) -> dict[str, JSON]:
+        """A later fragment."""
+        if item.legacy:
+            return {"function_call": {"arguments": data}}
+        custom = isinstance(item.item, CustomToolCall)
+        piece = {"custom": {"input": data}} if custom else {"function": {"arguments": data}}
+        return {"tool_calls": [{"index": item.call} | piece]}
+
+    # ---- beginning and end ---------------------------------------------------------------
+
+    def _choice(self, number: int) -> _Choice:
+        opening = b'{"index":' + str(number).encode() + b',"delta":{"content":'
+        choice = self._choices[number] = _Choice(self._head + opening)
+        return choice
+
+    def _role(self, number: int, choice: _Choice, content: str | None) -> bytes:
+        choice.open = True
+        choice.worded = content is not None
+        tokens: tuple[Token, ...] | None = () if self._wants_logprobs else None
+        delta = {"role": "assistant", "content": content, "refusal": None}
+        return self._chunk(number, delta, content=tokens)
+
+    def _finish(self, event: Finished) -> bytes:
+        self._over = True
+        extra = dict(kept(event.extra))
+        ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
+        counted = event.usage if self._wants_usage else None
+        said = b""
+        for number, reason in enumerate(event.reasons):
+            choice = self._choices.get(number) or self._choice(number)
+            if not choice.open:
+                said += self._role(number, choice, None)
+            if counted is None and number == len(event.reasons) - 1:
+                self._head = _head(self._envelope | extra)
+            word = encode_finish(reason, legacy=self._legacy)
+            said += self._chunk(number, {}, reason=word, more=ends.get(number))
+        if counted is not None:
+            last = {"choices": [], "usage": encode_usage(counted)}
+            said += sse.frame(json.dump(self._envelope | extra | last))
+        return said + sse.DONE
+
+    def _chunk(
+        self,
+        number: int,
+        delta: dict[str, JSON],
+        *,
+        content: tuple[Token, ...] | None = None,
+        refusal: tuple[Token, ...] | None = None,
+        reason: str | None = None,
+        more: dict[str, JSON] | None = None,
+    ) -> bytes:
+        """One chunk. Empty tokens of a piece are none; of a first chunk they are an empty list."""
+        choice: dict[str, JSON] = {
+            "index": number,
+            "delta": delta,
+            "logprobs": _logprobs(content, refusal),
+            "finish_reason": reason,
+        }
+        if more:
+            choice = join(choice, more)
+        return self._head + json.dump(choice) + self._tail
+
+
+def _head(envelope: dict[str, JSON]) -> bytes:
+    """A chunk up to its first choice."""
+    return _OPENING + json.dump(envelope)[:-1] + b',"choices":['
+
+
+def _logprobs(content: tuple[Token, ...] | None, refusal: tuple[Token, ...] | None) -> JSON:
+    if content is None and not refusal:
+        return None
+    return {
+        "content": None if content is None else encode_logprobs(content),
+        "refusal": encode_logprobs(refusal) if refusal else None,
+    }
+
+
+RESPONSE_OBJECT = "chat.completion"
 
 
 def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
@@ -54,19 +435,19 @@ def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
             "index": number,
             "message": writer.message(),
             "logprobs": writer.logprobs(end.pop("logprobs", {}).get("content", [])),
-            "finish_reason": finish.encode(reason, legacy=writer.legacy),
+            "finish_reason": encode_finish(reason, legacy=writer.legacy),
         }
         choices.append(join(choice, end))
     said = {
         "id": ID_PREFIX + response.id,
-        "object": OBJECT,
+        "object": RESPONSE_OBJECT,
         "created": response.created_at,
         "model": response.model,
         "choices": choices,
     }
     if response.usage is not None:
-        said["usage"] = usage.encode(response.usage)
-    return body.dump(join(said, extra))
+        said["usage"] = encode_usage(response.usage)
+    return json.dump(join(said, extra))
 
 
 def _plain(text: str, reason: str, request: Request) -> JSON:
@@ -76,7 +457,7 @@ def _plain(text: str, reason: str, request: Request) -> JSON:
         "index": 0,
         "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
         "logprobs": None,
-        "finish_reason": finish.encode(reason, legacy=legacy),
+        "finish_reason": encode_finish(reason, legacy=legacy),
     }
 
 
@@ -132,8 +513,8 @@ class _Writer:
 
     def logprobs(self, late: list[JSON]) -> JSON:
         """The tokens, where they were asked for or given; `late` are those of no text."""
-        content = logprobs.encode(self._tokens) + late
-        refusal = logprobs.encode(self._refusal_tokens) or None
+        content = encode_logprobs(self._tokens) + late
+        refusal = encode_logprobs(self._refusal_tokens) or None
         if not (content or refusal or self._wants_logprobs):
             return None
         return {"content": content if content or self._wants_logprobs else None, "refusal": refusal}
@@ -152,7 +533,7 @@ class _Writer:
 
     def _text(self, part: Text) -> None:
         content = self._content = self._content or []
-        found = (notes.encode(note, sum(map(len, content))) for note in part.annotations)
+        found = (encode_notes(note, sum(map(len, content))) for note in part.annotations)
         self._notes += [note for note in found if note is not None]
         content.append(part.text)
         self._tokens += part.tokens

@@ -21,10 +21,10 @@ from dragoman.core.request import (
     ToolMode,
     UnknownTool,
 )
-from dragoman.wire import body
-from dragoman.wire.body import Fields
+from dragoman.wire import json
+from dragoman.wire.json import Fields
 
-from .extras import NAME, keep, restore
+from .fields import NAME, keep, restore
 
 # ---- tools -------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ def decode_choice(request: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None
         case dict():
             return _choice(Fields(value, request.at("tool_choice")), tools)
         case _:
-            problem = f"is {body.text(value)}, and must be none, auto, required or an object"
+            problem = f"is {json.text(value)}, and must be none, auto, required or an object"
             raise request.wrong("tool_choice", problem)
 
 

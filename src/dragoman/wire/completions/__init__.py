@@ -5,13 +5,10 @@ of an exchange, `encoder` and `decoder` the stream in each direction. A bare pro
 conversation: what is decoded here is a `Completion`, and nothing else can be encoded.
 """
 
-from dragoman.wire.codec import Wire
+from dragoman.wire.registry import Wire
 
-from .decoder import Decoder
-from .encoder import Encoder
-from .extras import NAME
-from .request import decode, encode
-from .response import encode as encode_response
+from .request import NAME, decode, encode
+from .response import Decoder, Encoder, encode_response
 
 COMPLETIONS = Wire(
     name=NAME,

@@ -1,32 +1,49 @@
-"""A request's body, in both directions: every field of the protocol has its line here.
-
-Fields that many servers take and the protocol does not have (`top_k`, `min_p`) are read as what
-they are; all others are kept and passed on. Two things nobody behind us can do, and they are
-refused: to fill in before a `suffix`, and to choose the best of several.
-"""
+"""Completions requests, decoded and encoded."""
 
 from __future__ import annotations
 
-from dragoman.core.completion import Completion, Prompt
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import JSON
-from dragoman.core.ledger import Ledger
-from dragoman.core.loss import Loss
-from dragoman.core.request import Request, Sampling, StreamOptions
+from dragoman.core.item import JSON, Extra
+from dragoman.core.loss import Loss, LossList
+from dragoman.core.request import Completion, Prompt, Request, Sampling, StreamOptions
 from dragoman.core.turn import MAX_CHOICES
-from dragoman.wire import body
-from dragoman.wire.body import Fields
+from dragoman.wire import json
+from dragoman.wire.choices import decode as decode_sampling
 from dragoman.wire.dialect import Dialect
-from dragoman.wire.sampling import decode as decode_sampling
+from dragoman.wire.json import Fields
 
-from .extras import join, keep, kept
+NAME = "completions"
+"""The key of this wire in every `extra`."""
+
+CHOICES = "choices"
+"""The key, in the extra of an answer, of the unknown fields of each choice."""
+
+
+def keep(rest: dict[str, JSON]) -> Extra | None:
+    """The extra that holds unknown fields; None if there are none."""
+    return {NAME: rest} if rest else None
+
+
+def kept(extra: Extra | None) -> dict[str, JSON]:
+    """The unknown fields of this wire."""
+    return extra.get(NAME, {}) if extra else {}
+
+
+def join(said: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
+    """What is said, and the unknown fields with it; what is said stands.
+
+    >>> join({"text": "a", "stop_reason": None}, {"text": "b", "stop_reason": 7})
+    {'text': 'a', 'stop_reason': 7}
+    """
+    return said | {name: value for name, value in more.items() if said.get(name) is None}
+
 
 # ---- hearing -----------------------------------------------------------------------------
 
 
 def decode(data: bytes) -> Completion:
     """The prompts and the request in a body. Raises FaultError naming the field that is wrong."""
-    fields = body.parse(data)
+    fields = json.parse(data)
     model, prompts = fields.need("model"), _prompts(fields)
     echo = fields.boolean("echo") or False
     _refuse_suffix(fields)
@@ -59,7 +76,7 @@ def _prompts(fields: Fields) -> tuple[Prompt, ...]:
         case []:
             raise fields.wrong("prompt", "is empty")
         case value:
-            problem = f"is {body.kind(value)}, and must be a string, token ids or a list of those"
+            problem = f"is {json.kind(value)}, and must be a string, token ids or a list of those"
             raise fields.wrong("prompt", problem)
 
 
@@ -69,7 +86,7 @@ def _prompt(fields: Fields, number: int, value: JSON) -> Prompt:
         return value
     if isinstance(value, list) and value:
         return _ids(fields, name, value)
-    told = "an empty array" if value == [] else body.kind(value)
+    told = "an empty array" if value == [] else json.kind(value)
     raise fields.wrong(name, f"is {told}, and must be a string or token ids")
 
 
@@ -123,7 +140,7 @@ def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]
     if not isinstance(request, Completion):
         problem = "cannot be carried: this protocol takes a prompt; a format would make one of it"
         raise FaultError(unsupported(problem, "items"))
-    ledger, sampling, prompts = Ledger(), request.sampling, request.prompts
+    ledger, sampling, prompts = LossList(), request.sampling, request.prompts
     fields: dict[str, JSON] = {
         "model": request.model,
         "prompt": prompts[0] if len(prompts) == 1 else prompts,
@@ -147,15 +164,15 @@ def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]
     said = join({n: v for n, v in fields.items() if v is not None}, kept(request.extra))
     for name in sorted(dialect.drop & said.keys()):
         del said[name]
-        ledger.note(name, "told", "this server does not take it")
-    return body.dump(said), ledger.losses()
+        ledger.note(name, "dropped", "this server does not take it")
+    return json.dump(said), ledger.losses()
 
 
-def _stream(request: Request, dialect: Dialect, ledger: Ledger) -> dict[str, JSON]:
+def _stream(request: Request, dialect: Dialect, ledger: LossList) -> dict[str, JSON]:
     options = request.stream_options
     if not request.stream:
         if options is not None:
-            ledger.note("stream_options", "told", "the answer is not streamed")
+            ledger.note("stream_options", "dropped", "the answer is not streamed")
         return {}
     options = options or StreamOptions()
     usage = True if dialect.ask_usage else options.include_usage

@@ -1,25 +1,256 @@
-"""Says a whole answer: the text of each choice, and why it ended.
-
-What a reader of the stream would have put together, as one object.
-"""
+"""Completions answers, decoded and encoded, streamed and whole."""
 
 from __future__ import annotations
 
-from dragoman.core.item import JSON, Item, Message, Text
-from dragoman.core.request import Request
-from dragoman.core.response import Response
-from dragoman.wire import body
-from dragoman.wire.dialect import Dialect
+import re
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
-from . import finish, logprobs, usage
-from .extras import CHOICES, join, kept
+from dragoman.core.error import Fault
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Progress, Started
+from dragoman.core.item import JSON, Item, Message, Text, Token
+from dragoman.core.request import Request
+from dragoman.core.response import Response, Usage
+from dragoman.core.turn import MAX_CHOICES, Turn
+from dragoman.wire import error, json, sse
+from dragoman.wire.choices import ChunkedDecoder
+from dragoman.wire.dialect import Dialect
+from dragoman.wire.error import describe
+from dragoman.wire.json import whole
+
+from .request import CHOICES, NAME, join, keep, kept
+
+_WORDS: dict[str, str] = {
+    "length": "length",
+    "max_tokens": "length",
+    "max_output_tokens": "length",
+    "model_length": "length",
+    "out_of_tokens": "length",
+    "content_filter": "content_filter",
+    "safety": "content_filter",
+}
+"""What servers say that does not mean stop; `stop`, `eos`, `eos_token`, `eom` and others do."""
+
+_SAID = frozenset({"stop", *_WORDS.values()})
+_BROKEN = ("error", "abort")
+
+
+def decode_finish(value: JSON) -> str | None:
+    """The reason in the protocol's words; None where there is none yet.
+
+    >>> [decode_finish(value) for value in ("eos_token", "eom", "content-filter", "", None)]
+    ['stop', 'stop', 'content_filter', None, None]
+    """
+    if value is None or value == "":
+        return None
+    word = value.lower().replace("-", "_") if isinstance(value, str) else ""
+    return _WORDS.get(word, "stop")
+
+
+def broken(value: JSON) -> bool:
+    """Whether the reason is that the text could not be finished."""
+    return value in _BROKEN
+
+
+def encode_finish(reason: str) -> str:
+    """The reason for the reader."""
+    return reason if reason in _SAID else "stop"
+
+
+_BYTES = "bytes:"
+"""How the protocol spells a token that is a part of a character: `bytes:\\xe2\\x80`."""
+_ESCAPES = re.compile(r"(?:\\x[0-9a-f]{2})+")
+
+
+def decode_logprobs(value: JSON, text: str) -> tuple[Token, ...]:
+    """The tokens a chunk with this text came with.
+
+    >>> [(token.text, token.logprob) for token in decode_logprobs(-0.5, "Hi")]
+    [('Hi', -0.5)]
+    >>> listed = {"tokens": ["Hi", "!"], "token_logprobs": [-0.5, -2]}
+    >>> [(token.text, token.logprob) for token in decode_logprobs(listed, "Hi!")]
+    [('Hi', -0.5), ('!', -2)]
+    """
+    if (number := _number(value)) is not None:
+        return (Token(text, number),)
+    if not isinstance(value, dict):
+        return ()
+    if isinstance(listed := value.get("content"), list):
+        return _objects(listed)
+    names, values, maps = (value.get(n) for n in ("tokens", "token_logprobs", "top_logprobs"))
+    if any(isinstance(each, list) for each in (names, values, maps)):
+        return tuple(_zipped(_listed(names), _listed(values), _listed(maps), text))
+    alternatives = value.get("top_logprobs", {} if "token_logprobs" in value else value)
+    top = _map(alternatives) if isinstance(alternatives, dict) else ()
+    return (_chosen(top, text),) if top else ()
+
+
+def _listed(value: JSON) -> list[JSON]:
+    return value if isinstance(value, list) else []
+
+
+def _zipped(tokens: list[JSON], values: list[JSON], maps: list[JSON], text: str) -> Iterable[Token]:
+    """A token for each entry of the longest list; which one was chosen is told by `tokens`."""
+    for name, value, alternatives in zip_longest(tokens, values, maps):
+        top = _map(alternatives) if isinstance(alternatives, dict) else ()
+        if isinstance(name, str):
+            found = _number(value)
+            known = (each.logprob for each in top if each.text == name)
+            yield _token(name, next(known, None) if found is None else found, top)
+        else:
+            token = _chosen(top, text)
+            yield token
+            name = token.text
+        text = text.removeprefix(name)
+
+
+def _chosen(top: tuple[Token, ...], text: str) -> Token:
+    """The token itself where only alternatives were given: the longest the text goes on with."""
+    said = (each for each in top if each.text and text.startswith(each.text))
+    best = max(said, key=lambda each: len(each.text), default=None)
+    return Token(text, top=top) if best is None else Token(best.text, best.logprob, top=top)
+
+
+def _map(alternatives: dict[str, JSON]) -> tuple[Token, ...]:
+    found = ((name, _number(value)) for name, value in alternatives.items())
+    return tuple(_token(name, value) for name, value in found if value is not None)
+
+
+def _objects(listed: list[JSON]) -> tuple[Token, ...]:
+    """Chat's way: an object for each token."""
+    return tuple(_object(each) for each in listed if isinstance(each, dict))
+
+
+def _object(value: dict[str, JSON]) -> Token:
+    text, raw, id = value.get("token"), value.get("bytes"), value.get("id")
+    spelt = isinstance(raw, list) and all(type(each) is int and 0 <= each < 256 for each in raw)
+    alternatives = value.get("top_logprobs")
+    return Token(
+        text if isinstance(text, str) else "",
+        _number(value.get("logprob")),
+        bytes(raw) if spelt and isinstance(raw, list) else None,
+        _objects(alternatives) if isinstance(alternatives, list) else (),
+        id if type(id) is int else None,
+    )
+
+
+def _token(name: str, logprob: float | None, top: tuple[Token, ...] = ()) -> Token:
+    """A token by its name in the protocol, which may be its bytes."""
+    escapes = name.removeprefix(_BYTES)
+    if len(escapes) < len(name) and _ESCAPES.fullmatch(escapes):
+        raw = bytes.fromhex(escapes.replace("\\x", ""))
+        text = raw.decode("utf-8", "replace")
+        if text.encode() != raw:
+            return Token(text, logprob, raw, top)
+    return Token(name, logprob, top=top)
+
+
+def _number(value: JSON) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def encode_logprobs(tokens: Iterable[Token], offset: int) -> dict[str, JSON]:
+    """The protocol's lists; `offset` is where in the choice's text the first token stands.
+
+    The first token of an echoed prompt has no value and no alternatives: both are null.
+    """
+    names, values, maps, offsets = [], [], [], []
+    for token in tokens:
+        names.append(_name(token))
+        values.append(token.logprob)
+        top = {_name(each): each.logprob for each in token.top}
+        maps.append(top or None)
+        offsets.append(offset)
+        offset += len(token.text)
+    some = any(each is not None for each in maps)
+    return {
+        "tokens": names,
+        "token_logprobs": values,
+        "top_logprobs": maps if some else None,
+        "text_offset": offsets,
+    }
+
+
+def _name(token: Token) -> str:
+    """The token's text; of a part of a character, its bytes."""
+    if token.bytes is None or token.text.encode("utf-8", "replace") == token.bytes:
+        return token.text
+    return _BYTES + "".join(f"\\x{each:02x}" for each in token.bytes)
+
+
+_COUNTS = {
+    "prompt_tokens": "input_tokens",
+    "completion_tokens": "output_tokens",
+    "total_tokens": "total_tokens",
+}
+_DETAILS = {
+    "prompt_tokens_details": {
+        "cached_tokens": "cached_tokens",
+        "cache_write_tokens": "cache_write_tokens",
+    },
+    "completion_tokens_details": {"reasoning_tokens": "reasoning_tokens"},
+}
+
+
+def decode_usage(value: JSON) -> Usage | None:
+    """The counts that were reported; None where nothing was.
+
+    >>> usage = decode_usage({"prompt_tokens": 7, "completion_tokens": 2.0, "total_tokens": None})
+    >>> usage.input_tokens, usage.output_tokens, usage.total_tokens
+    (7, 2, None)
+    """
+    if not isinstance(value, dict):
+        return None
+    left = dict(value)
+    counts = _taken(left, _COUNTS)
+    for outer, names in _DETAILS.items():
+        inner = left.pop(outer, None)
+        if isinstance(inner, dict):
+            inner = dict(inner)
+            counts |= _taken(inner, names)
+            if rest := _said(inner):
+                left[outer] = rest
+    extra = keep(_said(left))
+    return Usage(**counts, extra=extra) if counts or extra else None
+
+
+def encode_usage(usage: Usage) -> dict[str, JSON]:
+    """The counts under the protocol's names; those never reported are not there."""
+    said: dict[str, JSON] = _given(usage, _COUNTS)
+    both = (usage.input_tokens, usage.output_tokens)
+    if usage.total_tokens is None and None not in both:
+        said["total_tokens"] = sum(count for count in both if count is not None)
+    more = dict(kept(usage.extra))
+    for outer, names in _DETAILS.items():
+        if inner := join(_given(usage, names), more.pop(outer, {})):
+            said[outer] = inner
+    return join(said, more)
+
+
+def _taken(left: dict[str, JSON], names: dict[str, str]) -> dict[str, JSON]:
+    """The counts under these names, taken out of what is left."""
+    counts = {field: whole(left.get(name)) for name, field in names.items()}
+    for name, field in names.items():
+        if counts[field] is not None:
+            del left[name]
+    return {field: count for field, count in counts.items() if count is not None}
+
+
+def _said(fields: dict[str, JSON]) -> dict[str, JSON]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _given(usage: Usage, names: dict[str, str]) -> dict[str, JSON]:
+    counts = ((name, getattr(usage, field)) for name, field in names.items())
+    return {name: count for name, count in counts if count is not None}
+
 
 OBJECT = "text_completion"
 """What the protocol calls an answer, and a chunk of one."""
 ID_PREFIX = "cmpl-"
 
 
-def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
+def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
     extra = dict(kept(response.extra))
     ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
@@ -36,8 +267,8 @@ def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
         "choices": choices,
     }
     if response.usage is not None:
-        said["usage"] = usage.encode(response.usage)
-    return body.dump(join(said, extra))
+        said["usage"] = encode_usage(response.usage)
+    return json.dump(join(said, extra))
 
 
 def _choice(number: int, reason: str, items: tuple[Item, ...], asked: bool) -> dict[str, JSON]:
@@ -47,6 +278,228 @@ def _choice(number: int, reason: str, items: tuple[Item, ...], asked: bool) -> d
     return {
         "text": "".join(part.text for part in texts),
         "index": number,
-        "logprobs": logprobs.encode(tokens, 0) if tokens or asked else None,
-        "finish_reason": finish.encode(reason),
+        "logprobs": encode_logprobs(tokens, 0) if tokens or asked else None,
+        "finish_reason": encode_finish(reason),
     }
+
+
+_OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
+
+
+class Encoder:
+    """Says the events of one answer. `request` tells what was asked to be said."""
+
+    def __init__(self, request: Request, dialect: Dialect) -> None:
+        options = request.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._envelope: dict[str, JSON] = {}
+        self._head = self._tail = b""
+        self._items: list[int] = []  # the choice each item belongs to
+        self._offsets: dict[int, int] = {}  # the length of each choice's text
+        self._ends: dict[int, dict[str, JSON]] = {}
+        self._over = False
+
+    def _one(self, event: Event) -> bytes:
+        """The bytes for one event; empty when this wire has no word for it."""
+        match event:
+            case Delta(kind="text"):
+                return self._text(self._items[event.index], event.data, event.tokens)
+            case ItemAdded():
+                self._items.append(event.choice)
+                self._offsets.setdefault(event.choice, 0)
+                return b""
+            case Started():
+                self._start(event)
+                return b""
+            case Progress():
+                return self._progress(event)
+            case Finished():
+                return self._finish(event)
+            case Failed():
+                self._over = True
+                return sse.frame(error.encode(event.fault))
+            case _:
+                return b""
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for these events; empty where this wire has none for them."""
+        return b"".join(map(self._one, events))
+
+    def heartbeat(self, *, data: bool = False) -> bytes:
+        """A comment, or a chunk that adds nothing; empty outside of an answer."""
+        if not self._head or self._over:
+            return b""
+        return self._chunk(0, "") if data else sse.comment("alive")
+
+    def _start(self, event: Started) -> None:
+        extra = dict(kept(event.extra))
+        self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
+        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": OBJECT}
+        known |= {"created": event.created_at, "model": event.model}
+        self._open(join(known, extra))
+        self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
+
+    def _open(self, envelope: dict[str, JSON]) -> None:
+        self._envelope = envelope
+        self._head = _OPENING + json.dump(envelope)[:-1] + b',"choices":['
+
+    def _text(self, number: int, text: str, tokens: tuple[Token, ...]) -> bytes:
+        weighed = encode_logprobs(tokens, self._offsets[number]) if tokens else None
+        self._offsets[number] += len(text)
+        return self._chunk(number, text, logprobs=weighed)
+
+    def _progress(self, event: Progress) -> bytes:
+        said = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
+        return b"".join(self._chunk(each["index"], "", more=each) for each in said.get(CHOICES, ()))
+
+    def _finish(self, event: Finished) -> bytes:
+        self._over = True
+        extra = dict(kept(event.extra))
+        ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
+        counted = event.usage if self._wants_usage else None
+        said, last = b"", len(event.reasons) - 1
+        for number, reason in enumerate(event.reasons):
+            if counted is None and number == last:
+                self._open(join(self._envelope, extra))
+            word = encode_finish(reason)
+            said += self._chunk(number, "", reason=word, more=ends.get(number))
+        if counted is not None:
+            chunk = {"choices": [], "usage": encode_usage(counted)}
+            said += sse.frame(json.dump(join(self._envelope | chunk, extra)))
+        return said + sse.DONE
+
+    def _chunk(
+        self,
+        number: int,
+        text: str,
+        *,
+        logprobs: JSON = None,
+        reason: str | None = None,
+        more: dict[str, JSON] | None = None,
+    ) -> bytes:
+        choice: dict[str, JSON] = {"text": text, "index": number}
+        choice |= {"logprobs": logprobs, "finish_reason": reason}
+        return self._head + json.dump(join(choice, more) if more else choice) + self._tail
+
+
+_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
+_CHOICE = frozenset({"index", "text", "delta", "message", "logprobs", "finish_reason", "error"})
+_NOTHING: tuple[JSON, ...] = (None, [], {})
+BROKEN = Fault(
+    "upstream_error", "The model's server broke the text off and did not say why.", "upstream"
+)
+
+
+class Reader:
+    """Reads into one turn. `heard` tells whether anything was read so far."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.heard = False
+        self._turn = turn
+        self._begun = False
+        self._beside: dict[str, JSON] = {}  # unknown fields of chunks, as last given
+        self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
+
+    def read(self, value: dict[str, JSON]) -> None:
+        """One chunk, or one whole answer."""
+        self.heard = True
+        choices = value.get("choices")
+        error = describe(value) if value.get("error") or value.get("object") == "error" else None
+        if error is None or choices:
+            self._header(value)
+        if (counted := decode_usage(value.get("usage"))) is not None:
+            self._turn.usage = counted
+        if isinstance(choices, list):
+            for position, choice in enumerate(choices):
+                if isinstance(choice, dict):
+                    self._choice(choice, position)
+        if error is not None:
+            self._turn.fail(error)
+
+    def close(self) -> None:
+        """Nothing more will be read: what waited for the end is said now."""
+        if self._ends:
+            ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
+            self._turn.header(extra={NAME: {CHOICES: ends}})
+
+    def _header(self, value: dict[str, JSON]) -> None:
+        rest = _rest(value, _CHUNK)
+        if self._begun:
+            fresh = {name: v for name, v in rest.items() if self._beside.get(name) != v}
+            self._beside |= fresh
+            if fresh:
+                self._turn.header(extra={NAME: fresh})
+            return
+        self._begun, self._beside = True, rest
+        model = value.get("model")
+        itself = {name: value[name] for name in ("id", "created") if value.get(name) is not None}
+        extra = {name: fields for name, fields in (("upstream", itself), (NAME, rest)) if fields}
+        self._turn.header(model if isinstance(model, str) else None, extra)
+
+    def _choice(self, choice: dict[str, JSON], position: int) -> None:
+        number = _number_chunks(choice, position)
+        self._turn.expect(number)
+        text = said(choice) or ""
+        tokens = decode_logprobs(choice.get("logprobs"), text)
+        if text or tokens:
+            self._turn.text(text, number, tokens)
+        reason = decode_finish(choice.get("finish_reason"))
+        beside = _rest(choice, _CHOICE)
+        if beside and reason is not None:
+            self._ends.setdefault(number, {}).update(beside)
+        elif beside:
+            raw = {"index": number, **beside}
+            self._turn.progress(None, "raw", {NAME: {CHOICES: [raw]}})
+        self._end(number, choice, reason)
+
+    def _end(self, number: int, choice: dict[str, JSON], reason: str | None) -> None:
+        error = describe({"error": choice["error"]}) if choice.get("error") else None
+        if error is None and broken(choice.get("finish_reason")):
+            error = BROKEN
+        if error is not None:
+            self._turn.fail(error)
+        elif reason is not None:
+            self._turn.finish(reason, number)
+
+
+def said(choice: dict[str, JSON]) -> str | None:
+    """The text of a choice, wherever it stands; None if it has none.
+
+    >>> said({"text": "a"}), said({"delta": {"content": "b"}}), said({"message": None})
+    ('a', 'b', None)
+    """
+    for name in ("delta", "message"):
+        inner = choice.get(name)
+        if isinstance(inner, dict) and (found := _text(inner.get("content"))) is not None:
+            return found
+    return _text(choice.get("text"))
+
+
+def _text(content: JSON) -> str | None:
+    """Text as it is, or in parts."""
+    match content:
+        case str():
+            return content
+        case list():
+            texts = (part.get("text") for part in content if isinstance(part, dict))
+            return "".join(text for text in texts if isinstance(text, str))
+        case _:
+            return None
+
+
+def _number_chunks(choice: dict[str, JSON], position: int) -> int:
+    """The number of a choice: its index, or its position where the index is a mistake."""
+    given = choice.get("index")
+    return given if type(given) is int and 0 <= given < MAX_CHOICES else position
+
+
+def _rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
+    """The fields we do not know, without those that say nothing."""
+    return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
+
+
+class Decoder(ChunkedDecoder):
+    """Hears one answer into a turn, in pieces of any size."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(turn, Reader(turn))

@@ -6,12 +6,12 @@ in the words of `wording`, and `decoder` hears one, item by item, through `famil
 kept under its name (`extras`) and said again on it.
 """
 
-from dragoman.wire.codec import Wire
+from dragoman.wire.registry import Wire
 
 from . import request
-from .decoder import Decoder
-from .encoder import Encoder, encode_response
-from .extras import WIRE
+from .decode import Decoder
+from .encode import Encoder, encode_response
+from .items import WIRE
 
 RESPONSES = Wire(
     name=WIRE,

@@ -1,43 +1,306 @@
-"""Items of a conversation in the Responses protocol's spelling, read and written.
-
-The same item is written two ways: as history, with only the fields that were set, and as part of
-an answer, where identity, status and empty lists are demanded by readers. An item of a kind we
-do not know is kept word for word.
-"""
+"""Items and content parts of the Responses protocol, decoded and encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, get_args
 
 from msgspec.structs import replace
 
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.event import Event, ItemAdded, ItemDone
 from dragoman.core.item import (
     JSON,
+    Annotation,
+    Audio,
     CallOutput,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
     Extra,
+    File,
     FunctionCall,
     FunctionCallOutput,
+    Image,
     Item,
     ItemReference,
     ItemStatus,
     Message,
     Part,
     Reasoning,
+    Refusal,
     Role,
     Summary,
     Text,
     Thought,
+    Token,
     Unknown,
     UnknownPart,
 )
-from dragoman.wire.body import Fields, kind
+from dragoman.core.request import Request
+from dragoman.wire.json import Fields, kind
 
-from . import parts
-from .extras import WIRE, dense, keep, kept
+WIRE: Final = "responses"
+"""The key of this wire in every `extra`."""
+
+
+def keep(fields: dict[str, JSON]) -> Extra | None:
+    """Fields to remember, or None where there are none."""
+    return {WIRE: fields} if fields else None
+
+
+def kept(extra: Extra | None) -> dict[str, JSON]:
+    """The fields remembered for this wire."""
+    return extra.get(WIRE, {}) if extra else {}
+
+
+def dense(fields: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Only the fields that were set.
+
+    >>> dense({"id": None, "role": "user", "n": 0})
+    {'role': 'user', 'n': 0}
+    """
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def merge(base: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
+    """Both; where both have an object under a name, the objects are merged.
+
+    >>> merge({"text": {"verbosity": "low"}}, {"text": {"vendor": 1}, "vendor": 2})
+    {'text': {'verbosity': 'low', 'vendor': 1}, 'vendor': 2}
+    """
+    merged = dict(base)
+    for name, value in more.items():
+        known = merged.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            merged[name] = merge(known, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+VENDOR_PARTS = frozenset({"input_video", "video_url", "audio_url", "computer_screenshot"})
+"""Kinds of content that servers beside OpenAI's know; any other unknown kind is a mistake."""
+
+_NOTES: dict[str, tuple[str, type]] = {
+    "start_index": ("start", int),
+    "end_index": ("end", int),
+    "url": ("url", str),
+    "title": ("title", str),
+    "file_id": ("file_id", str),
+    "filename": ("filename", str),
+    "container_id": ("container_id", str),
+    "index": ("index", int),
+}
+"""The fields of an annotation: their name on the wire, ours, and their type."""
+
+_REQUIRED: dict[str, dict[str, JSON]] = {
+    "url_citation": {"url": "", "start_index": 0, "end_index": 0, "title": ""},
+    "file_citation": {"file_id": "", "filename": "", "index": 0},
+    "container_file_citation": {
+        "container_id": "",
+        "file_id": "",
+        "filename": "",
+        "start_index": 0,
+        "end_index": 0,
+    },
+    "file_path": {"file_id": "", "index": 0},
+}
+"""Fields the protocol's types demand of an annotation, and what stands for one not known."""
+
+
+# ---- reading -----------------------------------------------------------------------------
+
+
+def objects(values: list[JSON], path: str) -> Iterator[tuple[dict[str, JSON], str]]:
+    """Every member of a list with its path. Raises FaultError for one that is no object."""
+    for number, value in enumerate(values):
+        at = f"{path}[{number}]"
+        if not isinstance(value, dict):
+            raise FaultError(bad_request(f"is {kind(value)}, and must be an object", at))
+        yield value, at
+
+
+def decode_parts(value: dict[str, JSON], path: str = "") -> Part:
+    """One piece of content. An unknown kind becomes an `UnknownPart`.
+
+    Raises FaultError naming the field that is missing or of the wrong type.
+    """
+    fields = Fields(value, path)
+    match fields.need("type"):
+        case "input_text" | "output_text" | "text":
+            return Text(
+                need_text(fields, "text"),
+                annotations=decode_annotations(fields.any("annotations")),
+                tokens=decode_tokens(fields.any("logprobs")),
+                extra=keep(fields.rest()),
+            )
+        case "refusal":
+            return Refusal(need_text(fields, "refusal"), extra=keep(fields.rest()))
+        case "input_image":
+            return _image(fields)
+        case "input_file":
+            return _file(fields)
+        case "input_audio":
+            sound = fields.object("input_audio")
+            if sound is None:
+                raise fields.wrong("input_audio", "is missing")
+            data, format = sound.need("data"), sound.string("format")
+            return Audio(data, format, extra=keep(fields.rest()))
+        case "reasoning_text":
+            return Thought(need_text(fields, "text"), extra=keep(fields.rest()))
+        case "summary_text":
+            return Summary(need_text(fields, "text"), extra=keep(fields.rest()))
+        case _:
+            return UnknownPart(WIRE, value)
+
+
+def need_text(fields: Fields, name: str) -> str:
+    """A string that must be there and may be empty."""
+    text = fields.string(name)
+    if text is None:
+        raise fields.wrong(name, "is missing")
+    return text
+
+
+def _image(fields: Fields) -> Image:
+    url, file_id = fields.string("image_url"), fields.string("file_id")
+    if url is None and file_id is None:
+        raise fields.wrong("image_url", "is missing")
+    return Image(url, file_id, fields.string("detail"), keep(fields.rest()))
+
+
+def _file(fields: Fields) -> File:
+    file_id, data = fields.string("file_id"), fields.string("file_data")
+    url, filename = fields.string("file_url"), fields.string("filename")
+    if file_id is None and data is None and url is None:
+        raise fields.wrong("file_data", "is missing")
+    return File(file_id, data, url, filename, keep(fields.rest()))
+
+
+def decode_annotations(values: JSON) -> tuple[Annotation, ...]:
+    """The annotations of a text; what is no object is passed over."""
+    return tuple(decode_annotation(value) for value in _dicts(values))
+
+
+def decode_annotation(value: dict[str, JSON]) -> Annotation:
+    """One annotation; a field of an unexpected type is kept as one we do not know."""
+    known: dict[str, JSON] = {}
+    rest: dict[str, JSON] = {}
+    for name, said in value.items():
+        ours, wanted = _NOTES.get(name, ("", object))
+        if ours and isinstance(said, wanted) and not isinstance(said, bool):
+            known[ours] = said
+        elif name != "type" and said is not None:
+            rest[name] = said
+    return Annotation(str(value.get("type", "")), **known, extra=keep(rest))
+
+
+def decode_tokens(values: JSON) -> tuple[Token, ...]:
+    """Token probabilities; what is no object is passed over."""
+    return tuple(_token(value) for value in _dicts(values))
+
+
+def _dicts(values: JSON) -> list[dict[str, JSON]]:
+    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
+
+
+def _token(value: dict[str, JSON]) -> Token:
+    rest = dict(value)
+    text, logprob, raw = rest.pop("token", ""), rest.pop("logprob", None), rest.pop("bytes", None)
+    top = decode_tokens(rest.pop("top_logprobs", None))
+    if not isinstance(logprob, int | float):
+        logprob = None
+    try:
+        octets = bytes(raw) if isinstance(raw, list) else None
+    except (TypeError, ValueError):
+        octets = None
+    return Token(str(text), logprob, octets, top, extra=keep(dense(rest)))
+
+
+# ---- writing -----------------------------------------------------------------------------
+
+
+def encode_parts(
+    part: Part, text: str = "input_text", *, full: bool = False
+) -> dict[str, JSON] | None:
+    """One piece of content; None for one that belongs to another wire.
+
+    `text` is what plain text is called where it stands. A `full` piece is one of an answer: it
+    has the lists of annotations and probabilities also where they are empty.
+    """
+    match part:
+        case Text():
+            said: dict[str, JSON] = {"type": text, "text": part.text}
+            if part.annotations or text == "output_text":
+                said["annotations"] = [encode_annotation(note) for note in part.annotations]
+            if part.tokens or full:
+                said["logprobs"] = encode_tokens(part.tokens)
+        case Refusal():
+            said = {"type": "refusal", "refusal": part.text}
+        case Thought():
+            said = {"type": "reasoning_text", "text": part.text}
+        case Summary():
+            said = {"type": "summary_text", "text": part.text}
+        case UnknownPart():
+            return part.value if part.wire == WIRE else None
+        case Audio():
+            return encode_parts(
+                Text(part.transcript or ""), text, full=full
+            )  # no sound here, but words
+        case _:
+            said = dense(_media(part))
+    return {**said, **kept(part.extra)}
+
+
+def encode_all(
+    parts: Iterable[Part], text: str = "input_text", *, full: bool = False
+) -> list[dict[str, JSON]]:
+    """Pieces of content in a row, those of other wires left out."""
+    said = (encode_parts(part, text, full=full) for part in parts)
+    return [part for part in said if part is not None]
+
+
+def _media(part: Image | File) -> dict[str, JSON]:
+    match part:
+        case Image():
+            return {
+                "type": "input_image",
+                "image_url": part.url,
+                "file_id": part.file_id,
+                "detail": part.detail,
+            }
+        case _:
+            return {
+                "type": "input_file",
+                "file_id": part.file_id,
+                "filename": part.filename,
+                "file_data": part.data,
+                "file_url": part.url,
+            }
+
+
+def encode_annotation(note: Annotation) -> dict[str, JSON]:
+    """One annotation, with every field its type demands."""
+    said = dense({name: getattr(note, ours) for name, (ours, _) in _NOTES.items()})
+    return {"type": note.kind, **_REQUIRED.get(note.kind, {}), **said, **kept(note.extra)}
+
+
+def encode_tokens(values: Iterable[Token]) -> list[dict[str, JSON]]:
+    """Token probabilities. A token whose probability is not known cannot be said and is left out;
+    bytes that are not known are those of the text."""
+    return [
+        {**_brief(token), "top_logprobs": [_brief(t) for t in token.top if t.logprob is not None]}
+        for token in values
+        if token.logprob is not None
+    ]
+
+
+def _brief(token: Token) -> dict[str, JSON]:
+    octets = token.text.encode("utf-8", "replace") if token.bytes is None else token.bytes
+    said = {"token": token.text, "logprob": token.logprob, "bytes": list(octets)}
+    return {**said, **kept(token.extra)}
+
 
 ROLES = frozenset(get_args(Role))
 _STATUSES = frozenset(get_args(ItemStatus))
@@ -48,10 +311,10 @@ _STATUSES = frozenset(get_args(ItemStatus))
 
 def decode_all(values: list[JSON], path: str) -> tuple[Item, ...]:
     """The items of a list. Raises FaultError naming the item and the field that is wrong."""
-    return tuple(decode(value, at) for value, at in parts.objects(values, path))
+    return tuple(decode_items(value, at) for value, at in objects(values, path))
 
 
-def decode(value: dict[str, JSON], path: str = "") -> Item:
+def decode_items(value: dict[str, JSON], path: str = "") -> Item:
     """One item; without a type it is a message, or a reference where it has but an id."""
     fields = Fields(value, path)
     match fields.string("type"):
@@ -63,12 +326,12 @@ def decode(value: dict[str, JSON], path: str = "") -> Item:
             return _reasoning(fields)
         case "function_call":
             call_id, name = fields.need("call_id"), fields.need("name")
-            said = parts.need_text(fields, "arguments")
+            said = need_text(fields, "arguments")
             space, id, status, extra = fields.string("namespace"), *_identity(fields)
             return FunctionCall(call_id, name, said, space, id, status, extra)
         case "custom_tool_call":
             call_id, name = fields.need("call_id"), fields.need("name")
-            said = parts.need_text(fields, "input")
+            said = need_text(fields, "input")
             space, id, status, extra = fields.string("namespace"), *_identity(fields)
             return CustomToolCall(call_id, name, said, space, id, status, extra)
         case "function_call_output":
@@ -76,7 +339,7 @@ def decode(value: dict[str, JSON], path: str = "") -> Item:
         case "custom_tool_call_output":
             return CustomToolCallOutput(fields.need("call_id"), _output(fields), *_identity(fields))
         case "compaction":
-            sealed = parts.need_text(fields, "encrypted_content")
+            sealed = need_text(fields, "encrypted_content")
             return Compaction(sealed, fields.string("id"), keep(fields.rest()))
         case "item_reference":
             return ItemReference(fields.need("id"), keep(fields.rest()))
@@ -120,7 +383,7 @@ def _content(fields: Fields, name: str) -> str | tuple[Part, ...]:
         case str(text):
             return text
         case list(values):
-            return tuple(parts.decode(v, at) for v, at in parts.objects(values, fields.at(name)))
+            return tuple(decode_parts(v, at) for v, at in objects(values, fields.at(name)))
         case value:
             raise fields.wrong(name, f"is {kind(value)}, and must be a string or an array")
 
@@ -139,12 +402,12 @@ def _reasoning(fields: Fields) -> Reasoning:
 
 
 def _list(fields: Fields, name: str) -> Iterator[tuple[dict[str, JSON], str]]:
-    return parts.objects(fields.array(name) or [], fields.at(name))
+    return objects(fields.array(name) or [], fields.at(name))
 
 
 def _thought(value: dict[str, JSON], path: str) -> Thought | UnknownPart:
     """Reasoning in words, also where a server spells it as the text of a message."""
-    match parts.decode(value, path):
+    match decode_parts(value, path):
         case Thought() as part:
             return part
         case Text(text=text) | Summary(text=text):
@@ -154,7 +417,7 @@ def _thought(value: dict[str, JSON], path: str) -> Thought | UnknownPart:
 
 
 def _summary(value: dict[str, JSON], path: str) -> Summary | UnknownPart:
-    match parts.decode(value, path):
+    match decode_parts(value, path):
         case Summary() as part:
             return part
         case Text(text=text) | Thought(text=text):
@@ -166,14 +429,14 @@ def _summary(value: dict[str, JSON], path: str) -> Summary | UnknownPart:
 # ---- writing -----------------------------------------------------------------------------
 
 
-def encode(item: Item, *, full: bool = False) -> dict[str, JSON] | None:
+def encode_items(item: Item, *, full: bool = False) -> dict[str, JSON] | None:
     """One item with the fields it has; None for one that belongs to another wire."""
     match item:
         case Message():
             said = _say_message(item, full)
         case Reasoning():
-            content = parts.encode_all(item.content) or None
-            summary = parts.encode_all(item.summary)
+            content = encode_all(item.content) or None
+            summary = encode_all(item.summary)
             said = {"summary": summary, "content": content, "encrypted_content": item.encrypted}
         case FunctionCall():
             said = {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
@@ -208,13 +471,13 @@ def _say_message(item: Message, full: bool) -> dict[str, JSON]:
     text = "output_text" if item.role == "assistant" else "input_text"
     content: JSON = item.content
     if full or not isinstance(item.content, str):
-        content = parts.encode_all(item.parts, text, full=full)
+        content = encode_all(item.parts, text, full=full)
     return {"role": item.role, "content": content, "phase": item.phase}
 
 
 def _say_output(item: CallOutput) -> dict[str, JSON]:
     output = item.output
-    said = output if isinstance(output, str) else parts.encode_all(output)
+    said = output if isinstance(output, str) else encode_all(output)
     return {"call_id": item.call_id, "output": said}
 
 
@@ -224,9 +487,9 @@ def encode_output(item: Item, id: str) -> dict[str, JSON] | None:
         case Unknown():
             return {"type": item.kind, **item.value, "id": id} if item.wire == WIRE else None
         case Compaction() | ItemReference():
-            return encode(replace(item, id=id))
+            return encode_items(replace(item, id=id))
         case _:
-            return encode(replace(item, id=id, status=item.status or "completed"), full=True)
+            return encode_items(replace(item, id=id, status=item.status or "completed"), full=True)
 
 
 def hosted(item: Item) -> str | None:
@@ -238,3 +501,34 @@ def hosted(item: Item) -> str | None:
             return "compaction"
         case _:
             return None
+
+
+SEALED = "reasoning.encrypted_content"
+"""The value of `include` that asks to see it."""
+
+
+def hides(request: Request) -> bool:
+    """Whether the answer to this request shows no seals.
+
+    >>> hides(Request(model="m", store=True)), hides(Request(model="m", store=False))
+    (True, False)
+    """
+    return request.store is True and SEALED not in request.include
+
+
+def shown(items: Iterable[Item], include: Collection[str] = ()) -> tuple[Item, ...]:
+    """The items as one sees them who asked to see this beside them."""
+    return tuple(items) if SEALED in include else tuple(map(_bare, items))
+
+
+def without(event: Event) -> Event:
+    """An event, without the seal of the item in it."""
+    if isinstance(event, ItemAdded | ItemDone):
+        bare = _bare(event.item)
+        return event if bare is event.item else replace(event, item=bare)
+    return event
+
+
+def _bare(item: Item) -> Item:
+    sealed = isinstance(item, Reasoning) and item.encrypted is not None
+    return replace(item, encrypted=None) if sealed else item

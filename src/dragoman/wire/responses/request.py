@@ -1,27 +1,139 @@
-"""How one asks in the Responses protocol: a request's body, read and written.
-
-Reading is strict about what is known and open for what is not: fields, tools and items nobody
-here has heard of are kept for a server of the same wire. What hangs together is checked in
-`check`; what another wire loses is decided by the policy table, not here.
-"""
+"""Responses requests, decoded and encoded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.core.item import JSON, Item, Message
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.item import (
+    JSON,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    ItemReference,
+    Message,
+    Part,
+    Unknown,
+    UnknownPart,
+)
 from dragoman.core.loss import Loss
-from dragoman.core.request import OutputFormat, ReasoningOptions, Request, Sampling, StreamOptions
-from dragoman.wire import body
-from dragoman.wire.body import Fields, kind
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    OutputFormat,
+    ReasoningOptions,
+    Request,
+    Sampling,
+    StreamOptions,
+    Tool,
+    UnknownTool,
+)
+from dragoman.wire import json
 from dragoman.wire.dialect import STANDARD, Dialect
-from dragoman.wire.loss import judge
+from dragoman.wire.json import Fields, kind
+from dragoman.wire.losses import judge
 
-from . import items, tools
-from .check import check
-from .extras import WIRE, dense, keep, kept, merge
+from . import tools
+from .items import VENDOR_PARTS, WIRE, decode_all, dense, encode_items, keep, kept, merge
+
+_BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
+"""Kinds of items that offer tools themselves."""
+
+
+def check(request: Request) -> None:
+    """Raises FaultError for the first rule that is broken."""
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise _wrong("cannot be given together with previous_response_id", "conversation")
+    elsewhere = (request.previous_response_id, request.conversation, request.prompt)
+    if not request.items and request.instructions is None and elsewhere == (None, None, None):
+        raise _wrong("is missing", "input")
+    _check_parts(request.items)
+    if request.previous_response_id is None and request.conversation is None:
+        _check_outputs(request.items)
+    if request.prompt is None and not any(_brings_tools(item) for item in request.items):
+        _check_choice(request)
+
+
+def _wrong(problem: str, param: str) -> FaultError:
+    return FaultError(bad_request(problem, param))
+
+
+def _check_parts(items: tuple[Item, ...]) -> None:
+    """A kind of content nobody knows is a mistake, not an extension."""
+    for number, item in enumerate(items):
+        match item:
+            case Message(content=tuple(parts)):
+                _known(parts, f"input[{number}].content")
+            case (
+                FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts))
+            ):
+                _known(parts, f"input[{number}].output")
+
+
+def _known(parts: tuple[Part, ...], path: str) -> None:
+    for number, part in enumerate(parts):
+        if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
+            said = part.value["type"]
+            raise _wrong(f"is {said!r}, which is no kind of content", f"{path}[{number}].type")
+
+
+def _check_outputs(items: tuple[Item, ...]) -> None:
+    """A call's output follows its call, unless earlier items are out of sight."""
+    calls: set[str] = set()
+    for number, item in enumerate(items):
+        match item:
+            case FunctionCall() | CustomToolCall():
+                calls.add(item.call_id)
+            case Unknown(value={"call_id": str(call_id)}):
+                calls.add(call_id)
+            case ItemReference() | Compaction():
+                return
+            case FunctionCallOutput() | CustomToolCallOutput() if item.call_id not in calls:
+                problem = f"No tool call found for the output with call_id {item.call_id!r}"
+                raise _wrong(problem, f"input[{number}].call_id")
+
+
+def _brings_tools(item: Item) -> bool:
+    return isinstance(item, Unknown) and item.kind in _BRINGS_TOOLS
+
+
+def _check_choice(request: Request) -> None:
+    """A tool that must be called must be offered."""
+    offered = set(_names(request.tools))
+    match request.tool_choice:
+        case NamedTool() as choice if (choice.kind, choice.name) not in offered:
+            raise _wrong(f"{choice.name!r} is not among the tools", "tool_choice")
+        case AllowedTools() as choice:
+            for number, tool in enumerate(choice.tools):
+                if isinstance(tool, NamedTool) and (tool.kind, tool.name) not in offered:
+                    at = f"tool_choice.tools[{number}]"
+                    raise _wrong(f"{tool.name!r} is not among the tools", at)
+            if choice.mode == "required" and not choice.tools:
+                raise _wrong("is required, and no tool is allowed", "tool_choice")
+        case "required" | UnknownTool() if not request.tools:
+            raise _wrong("needs tools, and there are none", "tool_choice")
+
+
+def _names(tools: tuple[Tool, ...]) -> Iterator[tuple[str, str]]:
+    """Kind and name of every tool that can be chosen by name."""
+    for tool in tools:
+        match tool:
+            case FunctionTool():
+                yield "function", tool.name
+            case CustomTool():
+                yield "custom", tool.name
+            case Namespace():
+                yield from _names(tool.tools)
+
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for token probabilities."""
@@ -51,7 +163,7 @@ def decode(data: bytes) -> Request:
     >>> decode(b'{"model": "m", "input": "hello"}').items[0].text
     'hello'
     """
-    fields = body.parse(data)
+    fields = json.parse(data)
     known: dict[str, Any] = {"model": fields.need("model"), "items": _input(fields)}
     known |= {name: fields.string(name) for name in _STRINGS}
     known |= {name: fields.boolean(name) for name in (*_BOOLEANS, "store")}
@@ -94,7 +206,7 @@ def _input(fields: Fields) -> tuple[Item, ...]:
         case str(text):
             return (Message("user", text),)
         case list(values):
-            return items.decode_all(values, fields.at("input"))
+            return decode_all(values, fields.at("input"))
         case value:
             raise fields.wrong("input", f"is {kind(value)}, and must be a string or an array")
 
@@ -102,7 +214,7 @@ def _input(fields: Fields) -> tuple[Item, ...]:
 def _instructions(fields: Fields) -> str | tuple[Item, ...] | None:
     match fields.any("instructions"):
         case list(values):
-            return items.decode_all(values, fields.at("instructions"))
+            return decode_all(values, fields.at("instructions"))
         case None | str() as text:
             return text
         case value:
@@ -192,8 +304,8 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     said = dense(merge(_fields(request), {**vendor, **kept(request.extra)}))
     for name in sorted(dialect.drop & said.keys()):
         del said[name]
-        losses += (Loss(name, "told", "the model's server does not take it"),)
-    return body.dump({**said, "input": _encode_items(request.items)}), losses
+        losses += (Loss(name, "dropped", "the model's server does not take it"),)
+    return json.dump({**said, "input": _encode_items(request.items)}), losses
 
 
 def _fields(request: Request) -> dict[str, JSON]:
@@ -223,7 +335,7 @@ def _fields(request: Request) -> dict[str, JSON]:
 
 
 def _encode_items(values: tuple[Item, ...]) -> list[JSON]:
-    said = (items.encode(item) for item in values)
+    said = (encode_items(item) for item in values)
     return [item for item in said if item is not None]
 
 

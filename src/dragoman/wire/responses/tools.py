@@ -27,10 +27,9 @@ from dragoman.core.request import (
     ToolMode,
     UnknownTool,
 )
-from dragoman.wire.body import Fields, kind
+from dragoman.wire.json import Fields, kind
 
-from .extras import WIRE, dense, keep, kept
-from .parts import objects
+from .items import WIRE, dense, keep, kept, objects
 
 # ---- reading -----------------------------------------------------------------------------
 

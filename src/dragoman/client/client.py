@@ -1,0 +1,355 @@
+"""A client: an engine as an object, by address, by name, or given."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+
+import msgspec
+from msgspec.structs import fields, replace
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event, Failed
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
+from dragoman.core.item import JSON, Item, Message
+from dragoman.core.request import (
+    AudioOutput,
+    OutputFormat,
+    ReasoningOptions,
+    Request,
+    Sampling,
+    Tool,
+    ToolChoice,
+)
+from dragoman.core.response import Response
+from dragoman.engines.base import Wrapper
+from dragoman.engines.local import SHIPPED
+
+from .answer import Answer, AnswerError
+from .blocking import Blocking
+from .stream import Stream
+
+Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request
+"""What can be asked: a text of the user's, one item, a conversation, or a whole request. An item
+may be a dict, as the official SDK has it for `responses.create(input=…)`."""
+
+
+_T = TypeVar("_T")
+
+
+class Settings(TypedDict, total=False):
+    """What may be said about the answer that is wanted; nothing left out is filled in.
+
+    `reasoning` may be just the effort, `stop` a single string. The rest is as in `Request` and
+    `Sampling`.
+    """
+
+    model: str
+    instructions: str
+    tools: Sequence[Tool | dict[str, JSON]]
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    max_tool_calls: int
+    max_output_tokens: int
+    format: OutputFormat
+    verbosity: str
+    reasoning: ReasoningOptions | str
+    modalities: Sequence[str]
+    audio: AudioOutput
+    metadata: dict[str, JSON]
+    user: str
+    safety_identifier: str
+    prompt_cache_key: str
+    service_tier: str
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    seed: int
+    stop: str | Sequence[str]
+    logit_bias: dict[str, float]
+    logprobs: bool
+    top_logprobs: int
+    n: int
+
+
+_SAMPLING = frozenset(Sampling.__struct_fields__)
+_REQUEST = frozenset(Request.__struct_fields__) - {"items", "sampling"}
+_TYPES = {field.name: field.type for struct in (Sampling, Request) for field in fields(struct)}
+
+
+def ask(said: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
+    """The request for what was said; `stream` where it does not say itself.
+
+    Raises TypeError for a setting there is none of, for a value of the wrong type, and for what is
+    no item.
+
+    >>> ask([{"role": "user", "content": "Hi"}], {}, stream=True).items[0].text
+    'Hi'
+    >>> ask("Hi", {"model": "m", "temperature": 0}, stream=True).sampling.temperature
+    0
+    """
+    unknown = [name for name in settings if name not in _SAMPLING | _REQUEST]
+    if unknown:
+        raise TypeError(f"there is no setting {unknown[0]!r}")
+    values = {name: _shaped(name, value) for name, value in settings.items()}
+    request = said if isinstance(said, Request) else _begun(said, stream)
+    if not values:
+        return request
+    sampling = {name: values.pop(name) for name in list(values) if name in _SAMPLING}
+    if sampling:
+        values["sampling"] = replace(request.sampling, **sampling)
+    return replace(request, **values)
+
+
+def _begun(
+    said: str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]], stream: bool
+) -> Request:
+    items: tuple[Item, ...]
+    match said:
+        case str():
+            items = (Message("user", said),)
+        case list() | tuple():
+            items = tuple(_item(each, f"input[{place}]") for place, each in enumerate(said))
+        case _:
+            items = (_item(said, "input"),)
+    return Request(model="", items=items, stream=stream)
+
+
+def _item(said: object, place: str) -> Item:
+    if isinstance(said, Item):
+        return said
+    if not isinstance(said, dict):
+        raise TypeError(f"{place}: is of type {type(said).__name__}, and must be an item or a dict")
+    from dragoman.wire.responses.items import (
+        decode_items as decode,  # doubles the time `import dragoman` takes
+    )
+
+    return _decoded(decode, said, place)
+
+
+def _decoded(decode: Callable[[dict[str, JSON], str], _T], said: dict[str, JSON], place: str) -> _T:
+    try:
+        return decode(said, place)
+    except FaultError as error:
+        raise TypeError(error.fault.message) from None
+
+
+def _shaped(name: str, value: JSON) -> JSON:
+    """A value in the shape the core has for it. Raises TypeError where it has none."""
+    if name == "reasoning" and isinstance(value, str):
+        return ReasoningOptions(value)
+    if name == "stop" and isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        value = tuple(value)
+    if name == "tools" and isinstance(value, tuple):
+        value = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(value))
+    try:
+        msgspec.convert(value, _TYPES[name])
+    except msgspec.ValidationError as error:
+        raise TypeError(f"{name}: {error}") from None
+    return value
+
+
+def _tool(said: JSON, place: str) -> JSON:
+    if not isinstance(said, dict):
+        return said
+    from dragoman.wire.responses.tools import decode
+
+    return _decoded(decode, said, place)
+
+
+class _Context(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class SyncStream(_Context, Protocol):
+    """A `Stream` for code without `async`."""
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+    def __next__(self) -> Event: ...
+
+    @property
+    def text(self) -> Iterator[str]:
+        """The pieces of text of the first choice. Raises AnswerError when the answer fails."""
+
+    @property
+    def response(self) -> Response:
+        """All that has come so far."""
+
+    @property
+    def answer(self) -> Answer:
+        """The same, with what it took."""
+
+    def finish(self) -> Answer:
+        """Read on to the end and give the whole answer, a failed one too."""
+
+    def close(self) -> None:
+        """Give the answer up."""
+
+
+class SyncClient(_Context, Protocol):
+    """A `Client` for code without `async`."""
+
+    def stream(
+        self, request: Input, caller: Caller = ANYONE, **settings: Unpack[Settings]
+    ) -> SyncStream:
+        """Ask, and read the answer as it comes."""
+
+    def respond(
+        self,
+        request: Input,
+        caller: Caller = ANYONE,
+        *,
+        raises: bool = True,
+        **settings: Unpack[Settings],
+    ) -> Answer:
+        """Ask, and wait for the whole answer. Raises AnswerError when it fails."""
+
+    def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+        """The models on offer."""
+
+    def capabilities(self, model: str) -> Capabilities:
+        """What is known of a model."""
+
+    def close(self) -> None:
+        """Let go of connections and tasks."""
+
+
+class Client(Wrapper):
+    """An engine as an object: `respond` for whole answers, `stream` for answers as they come.
+
+    It is an engine itself and can stand wherever one can. `model` is asked where a question names
+    none; without it, the first that the engine lists. Use it with `async with`, or call `close`.
+    """
+
+    def __init__(self, engine: Engine, *, model: str | None = None) -> None:
+        super().__init__(engine)
+        self._model = model
+
+    def stream(
+        self, request: Input, caller: Caller = ANYONE, **settings: Unpack[Settings]
+    ) -> Stream:
+        """Ask, and read the answer as it comes. Nothing is sent before the first read.
+
+        Raises TypeError for a setting there is none of.
+        """
+        return Stream(self._answer(ask(request, settings, stream=True), caller))
+
+    async def respond(
+        self,
+        request: Input,
+        caller: Caller = ANYONE,
+        *,
+        raises: bool = True,
+        **settings: Unpack[Settings],
+    ) -> Answer:
+        """Ask, and wait for the whole answer.
+
+        Raises AnswerError when it fails, with what had come; with `raises=False` that answer is
+        returned like any other, and its `status` and `error` say so.
+        """
+        asked = ask(request, settings, stream=False)
+        async with Stream(self._answer(asked, caller)) as stream:
+            answer = await stream.finish()
+        if raises and answer.status == "failed" and answer.error is not None:
+            raise AnswerError(answer.error, answer)
+        return answer
+
+    @property
+    def sync(self) -> SyncClient:
+        """The same client for code without `async`: the same methods, without `await`.
+
+        Use one face of a client or the other, not both: connections belong to one event loop.
+        """
+        return cast(SyncClient, Blocking(self))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _answer(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        try:
+            request = request if request.model else replace(request, model=await self._default())
+        except FaultError as error:
+            yield Failed(error.fault)
+            return
+        events = super().stream(request, caller)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    async def _default(self) -> str:
+        """The model to ask where none is named."""
+        if self._model is None:
+            models = await self.engine.models()
+            if not models:
+                problem = "No model was named, and the engine lists none."
+                raise FaultError(Fault("model_not_found", problem, "client", "model"))
+            self._model = models[0].id
+        return self._model
+
+
+def connect(target: str | Engine, *, model: str | None = None, **options: Any) -> Client:
+    """A client of the engine at an address, of that name, or of the engine given.
+
+    An address is the base URL of any OpenAI-compatible server (`http://127.0.0.1:11434/v1`), and
+    `options` are those of `engines.remote.Remote`, such as `key`. With a `format`, the name of a
+    token format, the server is asked for raw completions. `hf:` and a folder or a name on the hub,
+    and `gguf:` and a file, load a model here; `options` are those of `engines.transformers` and
+    `engines.llamacpp`. Raises ValueError for a name that is none and a model that does not load,
+    ImportError where something is not installed.
+
+    >>> connect("script").sync.respond("Count to three.").text
+    '1, 2, 3.'
+    """
+    return Client(_engine(target, options), model=model)
+
+
+def connect_sync(target: str | Engine, *, model: str | None = None, **options: Any) -> SyncClient:
+    """The same for code without `async`.
+
+    >>> with connect_sync("script") as client:
+    ...     print(client.respond("Count to two.").text)
+    1, 2.
+    """
+    return connect(target, model=model, **options).sync
+
+
+def _engine(target: str | Engine, options: dict[str, Any]) -> Engine:
+    if not isinstance(target, str):
+        return target
+    if target.startswith(("http://", "https://")):
+        from dragoman.engines.completions import remote  # a socket is only for those who need one
+
+        return remote(target, **options)
+    if target in SHIPPED:
+        return SHIPPED[target](**options)
+    from dragoman.engines.local import KINDS, find_target, is_local
+
+    if not is_local(target):
+        known = ", ".join((*SHIPPED, *(f"{kind}:…" for kind in KINDS)))
+        raise ValueError(f"{target!r} is neither an http(s) address nor a name; names: {known}")
+    return find_target(target, **options).load()

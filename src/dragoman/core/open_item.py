@@ -1,0 +1,504 @@
+"""One item while it is being assembled: its parts, its buffers, and how it is closed."""
+
+from __future__ import annotations
+
+import re
+from binascii import a2b_base64, b2a_base64
+
+from msgspec.structs import replace
+
+from .event import Delta, DeltaKind, Event, PartAdded, PartDone
+from .item import (
+    Annotation,
+    Audio,
+    CustomToolCall,
+    Extra,
+    FunctionCall,
+    Item,
+    ItemStatus,
+    Message,
+    Part,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+    Token,
+)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/=]+")
+_PADDING = re.compile("=+")
+
+
+class TextBuffer:
+    """TextBuffer of text; half a character waits for its other half.
+
+    >>> pieces = TextBuffer()
+    >>> pieces.add("a\\ud83d"), pieces.add("\\ude00b"), str(pieces)
+    ('a', '😀b', 'a😀b')
+    """
+
+    __slots__ = ("carry", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.carry = ""
+
+    def add(self, data: str) -> str:
+        """The text that is whole now."""
+        if self.carry or not data.isascii():
+            data = self._whole(self.carry + data)
+        self.pieces.append(data)
+        return data
+
+    def rest(self) -> str:
+        """What is left at the end: a half that never met its other half."""
+        if not self.carry:
+            return ""
+        self.carry = ""
+        self.pieces.append("\ufffd")
+        return "\ufffd"
+
+    def catch_up(self, whole: str) -> str:
+        """What was missing from the text as it should be; nothing if it is another text."""
+        said = str(self)
+        if not whole.startswith(said):
+            return ""
+        self.carry = ""  # the other half, if there is one, is in `whole`
+        return self.add(whole[len(said) :])
+
+    def _whole(self, data: str) -> str:
+        self.carry = ""
+        if _SURROGATE.search(data) is None:
+            return data
+        if "\ud800" <= data[-1] <= "\udbff":
+            data, self.carry = data[:-1], data[-1]
+        return data.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+    def __str__(self) -> str:
+        return "".join(self.pieces)
+
+
+class Base64Buffer(TextBuffer):
+    """TextBuffer of base64, cut or padded anywhere, given on so that together they are one base64.
+
+    Bytes are given in threes, so that every piece decodes by itself too. What is no base64 is
+    passed over.
+    """
+
+    __slots__ = ("_raw",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._raw = b""
+
+    def add(self, data: str) -> str:
+        *padded, data = _PADDING.split(self.carry + _NOT_BASE64.sub("", data))
+        for stretch in padded:  # each ends where padding says that bytes end
+            self._raw += _bytes(stretch)
+        whole = len(data) - len(data) % 4
+        self.carry = data[whole:]
+        raw = self._raw + a2b_base64(data[:whole])
+        cut = len(raw) - len(raw) % 3
+        self._raw = raw[cut:]
+        return self._give(raw[:cut])
+
+    def rest(self) -> str:
+        raw = self._raw + _bytes(self.carry)
+        self._raw, self.carry = b"", ""
+        return self._give(raw)
+
+    def catch_up(self, whole: str) -> str:
+        if whole.startswith(str(self)):
+            self._raw = b""
+        return super().catch_up(whole)
+
+    def _give(self, raw: bytes) -> str:
+        text = b2a_base64(raw, newline=False).decode("ascii")
+        if text:
+            self.pieces.append(text)
+        return text
+
+
+def _bytes(stretch: str) -> bytes:
+    """The bytes of base64 without its padding; a lone character at the end holds none."""
+    stretch = stretch[:-1] if len(stretch) % 4 == 1 else stretch
+    return a2b_base64(stretch + "=" * (-len(stretch) % 4))
+
+
+_BLANKS: dict[str, Part] = {
+    "text": Text(""),
+    "annotation": Text(""),
+    "refusal": Refusal(""),
+    "reasoning": Thought(""),
+    "summary": Summary(""),
+    "audio": Audio(),
+    "transcript": Audio(),
+}
+_TAKES: dict[type, frozenset[str]] = {
+    Message: frozenset(("text", "refusal", "audio", "transcript")),
+    Reasoning: frozenset(("reasoning", "summary")),
+    FunctionCall: frozenset(("arguments",)),
+    CustomToolCall: frozenset(("input",)),
+}
+"""The kinds of delta an item is made of."""
+_REST = frozenset(("arguments", "input", "code", "command", "output"))
+
+
+class OpenPart:
+    """A part while it is being written."""
+
+    __slots__ = ("annotations", "base", "closed", "data", "index", "tokens", "transcript")
+
+    def __init__(self, index: int, base: Part) -> None:
+        self.index = index
+        self.base = base
+        self.data = Base64Buffer() if isinstance(base, Audio) else TextBuffer()
+        self.transcript = TextBuffer()
+        self.annotations: list[Annotation] = []
+        self.tokens: list[Token] = []
+        self.closed = False
+
+    def done(self) -> Part:
+        """The part as it stands."""
+        match self.base:
+            case Text():
+                notes, tokens = tuple(self.annotations), tuple(self.tokens)
+                return replace(self.base, text=str(self.data), annotations=notes, tokens=tokens)
+            case Refusal() | Thought():
+                return replace(self.base, text=str(self.data), tokens=tuple(self.tokens))
+            case Summary():
+                return replace(self.base, text=str(self.data))
+            case Audio():
+                data, transcript = str(self.data) or None, str(self.transcript) or None
+                return replace(self.base, data=data, transcript=transcript)
+            case _:
+                return self.base
+
+
+class OpenItem:
+    """An item while it is being written. `kind` is what was written last."""
+
+    __slots__ = (
+        "_number",
+        "_numbered",
+        "_part",
+        "choice",
+        "data",
+        "empty",
+        "index",
+        "kind",
+        "parts",
+        "status",
+        "summaries",
+    )
+
+    def __init__(self, index: int, choice: int, item: Item) -> None:
+        self.index = index
+        self.choice = choice
+        self.empty = item
+        self.status: ItemStatus = "completed"
+        self.kind: DeltaKind | None = None
+        self.parts: list[OpenPart] = []
+        self.summaries: list[OpenPart] = []
+        self.data = TextBuffer()  # of a call: its arguments or input
+        self._part: OpenPart | None = None
+        self._number: int | None = None
+        self._numbered: dict[tuple[type, int], OpenPart] = {}
+
+    # ---- writing -------------------------------------------------------------------------
+
+    def write(
+        self,
+        kind: DeltaKind,
+        data: str,
+        number: int | None = None,
+        tokens: tuple[Token, ...] = (),
+    ) -> list[Event]:
+        """Add a piece and say what happened.
+
+        `number` is the upstream's own number of the part; None means wherever we are. More of a
+        part that is done is noise, and so is what an item of this type cannot hold.
+        """
+        events: list[Event] = []
+        if kind != self.kind and kind not in _TAKES.get(type(self.empty), _REST):
+            return []
+        if kind not in _BLANKS:
+            self.kind = kind
+            text = self.data.add(data)
+            return [Delta(self.index, 0, kind, text)] if text else []
+        part = self._part
+        if kind != self.kind or part is None or part.closed or number != self._number:
+            events, part = self.at(kind, number)
+            if part.closed:
+                return []
+        text = (part.transcript if kind == "transcript" else part.data).add(data)
+        if tokens:
+            part.tokens += tokens
+        if text or tokens:
+            events.append(Delta(self.index, part.index, kind, text, tokens))
+        return events
+
+    def append(self, kind: DeltaKind, data: str) -> Delta | None:
+        """A plain piece more of the part that is being written; None where `write` must look."""
+        part = self._part
+        if part is None or kind != self.kind or part.closed or self._number is not None:
+            return None
+        if not data or part.data.carry or not data.isascii():
+            return None
+        part.data.pieces.append(data)
+        return Delta(self.index, part.index, kind, data)
+
+    def append_all(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
+        """The same for several pieces, none of them empty, none ending in half a character."""
+        part = self._part
+        if part is None or kind != self.kind or part.closed or self._number is not None:
+            return None
+        if part.data.carry or type(part.data) is not TextBuffer:
+            return None
+        part.data.pieces += pieces
+        index, number = self.index, part.index
+        if len(pieces) == 1:  # a comprehension costs a call
+            return [Delta(index, number, kind, pieces[0])]
+        return [Delta(index, number, kind, piece) for piece in pieces]
+
+    def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
+        """Add a note to a text part."""
+        events, part = self.at("text", number)
+        if part.closed:
+            return []
+        part.annotations.append(annotation)
+        events.append(Delta(self.index, part.index, "annotation", annotation))
+        return events
+
+    def set_audio(
+        self, *, id: str | None, format: str | None, expires_at: int | None
+    ) -> list[Event]:
+        """Facts about spoken audio."""
+        opened = Audio(id=id, format=format, expires_at=expires_at)
+        events, part = self.at("audio", base=opened)
+        base = part.base
+        if not events and isinstance(base, Audio):
+            part.base = replace(
+                base,
+                id=id or base.id,
+                format=format or base.format,
+                expires_at=base.expires_at if expires_at is None else expires_at,
+            )
+        return events
+
+    def add_extra(self, extra: Extra) -> None:
+        """Fields of some wire that belong to this item."""
+        merged = dict(self.empty.extra or {})
+        for wire, fields in extra.items():
+            merged[wire] = {**merged.get(wire, {}), **fields}
+        self.empty = replace(self.empty, extra=merged or None)
+
+    def attach_reasoning(self, extra: Extra, encrypted: str | None) -> None:
+        """What must go back to the model with this reasoning."""
+        if isinstance(self.empty, Reasoning):
+            self.add_extra(extra)
+            self.empty = replace(self.empty, encrypted=encrypted or self.empty.encrypted)
+
+    def at(
+        self, kind: DeltaKind, number: int | None = None, base: Part | None = None
+    ) -> tuple[list[Event], OpenPart]:
+        """Go to a part, opening it where needed.
+
+        Without a number the part before is closed; parts with numbers may be open side by side.
+        """
+        base = base or _BLANKS[kind]
+        parts = self.summaries if isinstance(base, Summary) else self.parts
+        if number is not None:
+            part = self._numbered.get((type(base), number))
+        else:
+            part = parts[-1] if parts else None
+            if part is not None and (part.closed or type(part.base) is not type(base)):
+                part = None
+        events: list[Event] = []
+        if part is None:
+            events = self._close_parts() if number is None else []
+            part = OpenPart(len(parts), base)
+            parts.append(part)
+            events.append(PartAdded(self.index, part.index, base))
+            if number is not None:
+                self._numbered[type(base), number] = part
+        self._part, self._number = part, number
+        self.kind = kind if isinstance(base, type(_BLANKS[kind])) else None
+        return events, part
+
+    # ---- closing -------------------------------------------------------------------------
+
+    def close_part(self, part: OpenPart, final: Part | None = None) -> list[Event]:
+        """Close one part; `final` is the upstream's own idea of it."""
+        if part.closed:
+            return []
+        events: list[Event] = []
+        if final is not None and type(final) is type(part.base):
+            events += self._catch_up(part, final)
+        both: tuple[tuple[TextBuffer, DeltaKind], ...]
+        both = ((part.data, part_kind(part.base)), (part.transcript, "transcript"))
+        for pieces, kind in both:
+            if rest := pieces.rest():
+                events.append(Delta(self.index, part.index, kind, rest))
+        part.closed = True
+        events.append(PartDone(self.index, part.index, part.done()))
+        return events
+
+    def close(self, final: Item | None = None) -> tuple[list[Event], Item]:
+        """Close what is open and give the events and the item as it is now known.
+
+        A finished function call without arguments has the empty object for them.
+        """
+        events: list[Event] = []
+        if final is not None and type(final) is type(self.empty):
+            events += self._catch_up_item(final)
+            self.empty = _merge(self.empty, final)
+            said = getattr(final, "status", None)
+            self.status = self.status if said in (None, "in_progress") else said
+        events += self._close_parts()
+        rest = self.data.rest()
+        if isinstance(self.empty, FunctionCall) and self.status == "completed":
+            rest += "" if str(self.data).strip() else self.data.add("{}")
+        if rest:
+            events.append(Delta(self.index, 0, self._call_kind, rest))
+        return events, self._done()
+
+    @property
+    def _call_kind(self) -> DeltaKind:
+        return self.kind or ("input" if isinstance(self.empty, CustomToolCall) else "arguments")
+
+    def _close_parts(self) -> list[Event]:
+        events: list[Event] = []
+        for part in (*self.summaries, *self.parts):
+            if not part.closed:
+                events += self.close_part(part)
+        return events
+
+    def _done(self) -> Item:
+        content = tuple(part.done() for part in self.parts)
+        match self.empty:
+            case Message():
+                return replace(self.empty, content=content, status=self.status)
+            case Reasoning():
+                summary = tuple(part.done() for part in self.summaries)
+                return replace(self.empty, content=content, summary=summary, status=self.status)
+            case FunctionCall():
+                return replace(self.empty, arguments=str(self.data), status=self.status)
+            case CustomToolCall():
+                return replace(self.empty, input=str(self.data), status=self.status)
+            case _:
+                return self.empty
+
+    def _catch_up_item(self, final: Item) -> list[Event]:
+        """Say what the final item has and the deltas did not bring."""
+        lists: list[tuple[list[OpenPart], tuple[Part, ...]]] = []
+        match final:
+            case Message():
+                lists = [(self.parts, final.parts)]
+            case Reasoning():
+                lists = [(self.summaries, final.summary), (self.parts, final.content)]
+            case FunctionCall(arguments=said) | CustomToolCall(input=said):
+                missing = self.data.catch_up(said)
+                return [Delta(self.index, 0, self._call_kind, missing)] if missing else []
+        events: list[Event] = []
+        for have, want in lists:
+            known: dict[int, OpenPart] = dict(enumerate(have))
+            for number, part in enumerate(want):
+                if self._numbered:
+                    open_part = self._numbered.get((type(part), number))
+                else:
+                    open_part = known.get(number)
+                if open_part is not None:
+                    events += self.close_part(open_part, part)
+                else:
+                    more, fresh = self.at(part_kind(part), base=empty_part(part))
+                    events += more + self.close_part(fresh, part)
+        return events
+
+    def _catch_up(self, part: OpenPart, final: Part) -> list[Event]:
+        """Say what the final part has and the deltas did not bring."""
+        events: list[Event] = []
+        if isinstance(final, Text | Refusal | Thought | Summary):
+            fresh = () if part.tokens else getattr(final, "tokens", ())
+            part.tokens += fresh
+            piece = part.data.catch_up(final.text)
+            if piece or fresh:
+                events.append(Delta(self.index, part.index, part_kind(final), piece, fresh))
+        if isinstance(final, Text):
+            for note in final.annotations[len(part.annotations) :]:
+                part.annotations.append(note)
+                events.append(Delta(self.index, part.index, "annotation", note))
+        if isinstance(final, Audio):
+            if piece := part.data.catch_up(final.data or ""):
+                events.append(Delta(self.index, part.index, "audio", piece))
+            if piece := part.transcript.catch_up(final.transcript or ""):
+                events.append(Delta(self.index, part.index, "transcript", piece))
+        part.base = empty_part(final)
+        return events
+
+
+def unique(given: str | None, derived: str, taken: set[str]) -> str:
+    """The id that was given, or where it is missing or taken the derived one; taken from now on."""
+    id = given if given and given not in taken else derived
+    while id in taken:
+        id += "_"
+    taken.add(id)
+    return id
+
+
+def empty_item(item: Item) -> Item:
+    """The item as it is when it opens: its identity, and nothing in it yet."""
+    match item:
+        case Message():
+            return replace(item, content=(), status="in_progress")
+        case Reasoning():
+            return replace(item, content=(), summary=(), encrypted=None, status="in_progress")
+        case FunctionCall():
+            return replace(item, arguments="", status="in_progress")
+        case CustomToolCall():
+            return replace(item, input="", status="in_progress")
+        case _:
+            return item
+
+
+def empty_part(part: Part) -> Part:
+    """The part as it is when it opens."""
+    match part:
+        case Text():
+            return replace(part, text="", annotations=(), tokens=())
+        case Refusal() | Thought():
+            return replace(part, text="", tokens=())
+        case Summary():
+            return replace(part, text="")
+        case Audio():
+            return replace(part, data=None, transcript=None)
+        case _:
+            return part
+
+
+def part_kind(part: Part) -> DeltaKind:
+    """The kind of delta a part is made of."""
+    match part:
+        case Refusal():
+            return "refusal"
+        case Thought():
+            return "reasoning"
+        case Summary():
+            return "summary"
+        case Audio():
+            return "audio"
+        case _:
+            return "text"
+
+
+def _merge(old: Item, final: Item) -> Item:
+    """The upstream's last word on an item, under the identity it was announced with."""
+    match final:
+        case FunctionCall() | CustomToolCall() if isinstance(old, FunctionCall | CustomToolCall):
+            return replace(empty_item(final), id=old.id, call_id=old.call_id, name=old.name)
+        case Reasoning():
+            return replace(empty_item(final), id=old.id, encrypted=final.encrypted)
+        case _:
+            return replace(empty_item(final), id=old.id)

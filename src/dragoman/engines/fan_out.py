@@ -1,0 +1,148 @@
+"""Several choices from an engine that gives one: asks several times and merges the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from msgspec.structs import asdict, replace
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
+from dragoman.core.item import Item
+from dragoman.core.loss import Loss
+from dragoman.core.request import Request
+from dragoman.core.response import Usage
+
+Ask = Callable[[Request], AsyncGenerator[Event, None]]
+
+AT_ONCE = 8
+"""How many of the answers are asked for at the same time; the others wait for one to end."""
+
+_TOLD = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
+
+
+def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
+    """Ask `request.sampling.n` times, and answer with that many choices."""
+    count = request.sampling.n or 1
+    return gather(lambda number: ask(alternative(request, number)), count, (_TOLD,))
+
+
+def alternative(request: Request, number: int) -> Request:
+    """The request for one of several choices that are asked for one by one."""
+    seed = request.sampling.seed
+    seed = None if seed is None else seed + number
+    return replace(request, sampling=replace(request.sampling, n=None, seed=seed))
+
+
+async def gather(
+    ask: Callable[[int], AsyncGenerator[Event, None]], count: int, losses: tuple[Loss, ...] = ()
+) -> AsyncGenerator[Event, None]:
+    """Ask `count` times, `AT_ONCE` at a time; each answer becomes a choice of the one there is.
+
+    The first failure fails the whole; usage is the sum of what was reported, and what each end
+    says was lost is told once.
+    """
+    queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def run(choice: int) -> None:
+        try:
+            async with places, aclosing(ask(choice)) as events:
+                async for event in events:
+                    await queue.put((choice, event))
+        except Exception as error:  # told to the reader of the queue, who would wait for ever
+            fault = Fault("internal", f"{type(error).__name__} while asking for choice {choice}")
+            await queue.put((choice, Failed(fault)))
+
+    tasks = [asyncio.ensure_future(run(choice)) for choice in range(count)]
+    try:
+        merge = Merge(count, losses)
+        while not merge.over:
+            choice, event = await queue.get()
+            for merged in merge.feed(choice, event):
+                yield merged
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Merge:
+    """Renumbers the events of `count` answers into one, whose alternatives they become.
+
+    `losses` are told beside those of the first answer to begin.
+    """
+
+    def __init__(self, count: int, losses: tuple[Loss, ...] = ()) -> None:
+        self.over = False
+        self._started = False
+        self._next = 0
+        self._indices: dict[tuple[int, int], int] = {}
+        self._owners: dict[str, int] = {}
+        self._ends: dict[int, Finished] = {}
+        self._count = count
+        self._losses = losses
+
+    def feed(self, choice: int, event: Event) -> list[Event]:
+        """The events of the one answer for an event of this alternative."""
+        match event:
+            case Started():
+                if self._started:
+                    return []
+                self._started = True
+                return [replace(event, losses=(*event.losses, *self._losses))]
+            case Failed():
+                self.over = True
+                return [event]
+            case Finished():
+                self._ends[choice] = event
+                return self._finish() if len(self._ends) == self._count else []
+            case Progress(index=None):
+                return [event]
+            case ItemAdded():
+                self._indices[choice, event.index] = self._next
+                self._next += 1
+                item = self._distinct(choice, event.item)
+                return [replace(event, index=self._next - 1, choice=choice, item=item)]
+            case ItemDone():
+                index = self._indices[choice, event.index]
+                return [replace(event, index=index, item=self._distinct(choice, event.item))]
+            case _:
+                return [replace(event, index=self._indices[choice, event.index or 0])]
+
+    def _distinct(self, choice: int, item: Item) -> Item:
+        """The item under ids that no other choice has: some servers count from zero each time."""
+        ids = {}
+        for name in ("id", "call_id"):
+            if id := getattr(item, name, None):
+                first = self._owners.setdefault(id, choice)
+                ids[name] = id if first == choice else f"{id}_{choice}"
+        return replace(item, **ids)
+
+    def _finish(self) -> list[Event]:
+        self.over = True
+        ends = [self._ends[choice] for choice in range(self._count)]
+        status = next((end.status for end in ends if end.status != "completed"), "completed")
+        reasons = tuple(end.reasons[0] for end in ends)
+        usage = add_usage([end.usage for end in ends if end.usage is not None])
+        losses = tuple(dict.fromkeys(loss for end in ends for loss in end.losses))
+        return [replace(ends[0], status=status, reasons=reasons, usage=usage, losses=losses)]
+
+
+def add_usage(usages: list[Usage]) -> Usage | None:
+    """The sum of several reports; what nobody reported stays unreported.
+
+    >>> usage = add_usage([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=5)])
+    >>> usage.input_tokens, usage.output_tokens, usage.cached_tokens
+    (3, 5, None)
+    """
+    if not usages:
+        return None
+    totals: dict[str, int] = {}
+    for usage in usages:
+        for name, value in asdict(usage).items():
+            if isinstance(value, int):
+                totals[name] = totals.get(name, 0) + value
+    return Usage(**totals, extra=usages[0].extra)

@@ -1,0 +1,289 @@
+"""Plans a request for a token engine: prompt ids, sampling, limits, constraints."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError, bad_request, unsupported
+from dragoman.core.item import Message, Token
+from dragoman.core.loss import Loss
+from dragoman.core.lower import Lowered, Restore, lower, with_summary
+from dragoman.core.request import Request, Sampling
+from dragoman.core.response import CONSTRAINT_FIELDS, default_guarantee, has_constraints
+from dragoman.core.turn import Turn
+from dragoman.engines.base import unsupported_fields
+from dragoman.formats.format import Format, Parser, Setting
+from dragoman.formats.prompt import Prompt, Tokenizer
+
+from .constraints import Bound, Bounds
+from .source import Job, room
+
+_utf8 = getincrementaldecoder("utf-8")
+
+
+def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """The ids of a prompt that the caller wrote: the texts of control tokens in it are those.
+
+    >>> from dragoman.formats.prompt import ByteTokenizer
+    >>> raw_ids("hi<|end|>", ByteTokenizer(["<|end|>"]))
+    [104, 105, 256]
+    """
+    if not isinstance(prompt, str):
+        return list(prompt)
+    controls = tokenizer.controls
+    longest_first = sorted(controls, key=len, reverse=True)
+    marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    ids: list[int] = []
+    at = 0
+    for mark in marks.finditer(prompt):
+        ids += tokenizer.encode(prompt[at : mark.start()])
+        ids.append(controls[mark[0]])
+        at = mark.end()
+    return [*ids, *tokenizer.encode(prompt[at:])]
+
+
+class RawParser:
+    """Says what the model writes, as text; of control tokens nothing."""
+
+    def __init__(self, request: Request, turn: Turn, tokenizer: Tokenizer) -> None:
+        self._turn = turn
+        self._piece = tokenizer.piece
+        self._controls = frozenset(tokenizer.controls.values())
+        self._decoder = _utf8("replace")
+        self.reasoning_tokens = 0
+        self.warnings: tuple[str, ...] = ()
+
+    def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
+        """More tokens."""
+        decode, piece, controls = self._decoder.decode, self._piece, self._controls
+        said = [decode(piece(id)) if id not in controls else "" for id in ids]
+        if not tokens:
+            self._turn.texts([text for text in said if text])
+            return
+        for text, token in zip(said, tokens, strict=True):
+            self._turn.text(text, 0, (token,))
+
+    def write(self, text: str) -> None:
+        """More text."""
+        self._turn.text(text)
+
+    def close(self, reason: str) -> None:
+        """The model stopped."""
+        self._turn.text(self._decoder.decode(b"", True))
+        self._turn.finish(reason)
+        self._turn.end(complete=True)
+
+
+MOST_CHOICES = 128
+
+Done = TypeVar("Done")
+
+_SETTINGS = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "logit_bias",
+)
+"""The fields of a sampling that only change which token is chosen."""
+
+_LIGHT = 4_000
+"""Characters of a conversation that is rendered where it is asked; a longer one in a thread."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A request, ready to be written.
+
+    `bound` is what its answer must be, where that is anything in particular. `markers` are texts
+    that end an answer and are no tokens here. `echo` is what the answer begins with, and `undo`
+    takes back in its events what was rewritten of the request.
+    """
+
+    request: Request
+    jobs: tuple[Job, ...]
+    parser: Callable[[Turn], Parser]
+    losses: tuple[Loss, ...] = ()
+    bound: Bound | None = None
+    markers: tuple[str, ...] = ()
+    echo: str | None = None
+    undo: Restore | None = None
+
+
+class Planner(Struct, frozen=True, kw_only=True):
+    """Plans for one model in one format.
+
+    `scores` says whether the model gives scores, `obeys` which settings it honours if it does not
+    (None: it sees them all).
+    """
+
+    format: Format
+    tokenizer: Tokenizer
+    setting: Setting | Callable[[], Setting]
+    context: int | None
+    max_tokens: int
+    ends: frozenset[int]
+    bounds: Bounds
+    scores: bool
+    obeys: frozenset[str] | None
+
+    async def chat(self, request: Request) -> Plan:
+        """A plan for a conversation. Raises FaultError."""
+        return await _apart(self._chat, request)
+
+    async def count(self, request: Request) -> int:
+        """How many tokens the prompt of a conversation has. Raises FaultError."""
+        return len((await _apart(self._lowered, request))[2])
+
+    async def raw(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
+        """A plan for a bare prompt. Raises FaultError."""
+        return await asyncio.to_thread(self._raw, prompt, request, echo)
+
+    def _lowered(self, request: Request) -> tuple[Lowered, Prompt, list[int]]:
+        """A request as the format can say it, its prompt, and the ids of that."""
+        lowered = lower(request, self.format.limits)
+        setting = self.setting() if callable(self.setting) else self.setting
+        try:
+            prompt = self.format.render(lowered.request, setting)
+        except FaultError as error:
+            raise FaultError(lowered.client_fault(error.fault)) from error
+        return lowered, prompt, prompt.ids(self.tokenizer)
+
+    def _chat(self, request: Request) -> Plan:
+        lowered, prompt, ids = self._lowered(request)
+        asked = lowered.request
+        ends, markers = self._ends(asked)
+        job = self._job(ids, asked, ends)
+        try:
+            bound = self.bounds.bound(asked, self.format.grammar(asked), ends)
+        except FaultError as error:
+            raise FaultError(lowered.client_fault(error.fault)) from error
+        unkept = tuple(_unkept(asked, bound))
+        if lowered.grammar_described and default_guarantee(request):
+            bound = replace(bound or Bound(None, None), described=True)
+        return Plan(
+            request=asked,
+            jobs=self._alternatives(job, bound),
+            bound=bound,
+            parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
+            losses=(
+                *lowered.losses,
+                *lowered.client_losses(prompt.losses),
+                *unkept,
+                *self._unheard(asked.sampling),
+            ),
+            markers=markers,
+            undo=with_summary(request, lowered.restore),
+        )
+
+    def _raw(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
+        ids = raw_ids(prompt, self.tokenizer)
+        for id in ids:
+            if not 0 <= id < self.tokenizer.size:
+                raise FaultError(bad_request(f"{id} is no token id of this model", "prompt"))
+        ends, _ = self._ends(request)
+        job = self._job(ids, request, ends, least=0 if echo else 1)
+        job = replace(job, scored=echo and bool(request.sampling.logprobs))
+        said = prompt if isinstance(prompt, str) else b"".join(map(self.tokenizer.piece, ids))
+        return Plan(
+            request=request,
+            jobs=self._alternatives(job, None),
+            parser=lambda turn: RawParser(request, turn, self.tokenizer),
+            losses=self._unheard(request.sampling),
+            echo=(said if isinstance(said, str) else said.decode("utf-8", "replace"))
+            if echo
+            else None,
+        )
+
+    def _ends(self, request: Request) -> tuple[frozenset[int], tuple[str, ...]]:
+        """What ends an answer: ids, and texts where the vocabulary has no id for them."""
+        stops, controls = self.format.stops(request), self.tokenizer.controls
+        ids = (controls[text] for text in stops.controls if text in controls)
+        texts = (text for text in stops.controls if text not in controls)
+        return self.ends.union(ids), (*stops.texts, *texts)
+
+    def _job(self, ids: list[int], request: Request, ends: frozenset[int], least: int = 1) -> Job:
+        asked = request.max_output_tokens
+        if asked is not None and asked < least:
+            raise FaultError(bad_request(f"{asked} is less than {least}", "max_output_tokens"))
+        if not ids:
+            raise FaultError(bad_request("There is nothing in the prompt."))
+        self._check(request.sampling)
+        return Job(
+            prompt=tuple(ids),
+            sampling=request.sampling,
+            ends=ends,
+            limit=room(ids, self.context, asked, self.max_tokens, request.model),
+            size=self.tokenizer.size,
+        )
+
+    def _alternatives(self, job: Job, bound: Bound | None) -> tuple[Job, ...]:
+        """The job of each choice, with a seed and a constraint of its own."""
+        count = 1 if job.sampling.n is None else job.sampling.n
+        if not 1 <= count <= MOST_CHOICES:
+            raise FaultError(bad_request(f"{count} is not between 1 and {MOST_CHOICES}", "n"))
+        jobs = [job]
+        seed = job.sampling.seed
+        for number in range(1, count):
+            own = None if seed is None else seed + number
+            jobs.append(replace(job, sampling=replace(job.sampling, seed=own)))
+        if bound is None or bound.constraint is None:
+            return tuple(jobs)
+        return tuple(replace(each, constraint=bound.constraint()) for each in jobs)
+
+    def _check(self, sampling: Sampling) -> None:
+        """Raises FaultError for settings that mean nothing, or that this model cannot keep."""
+        if self.scores:
+            from .sampler import check
+
+            check(sampling, self.tokenizer.size)
+        elif sampling.logprobs:
+            problem = "this model names tokens only; it does not say how likely they are"
+            raise FaultError(unsupported(problem, "logprobs"))
+
+    def _unheard(self, sampling: Sampling) -> tuple[Loss, ...]:
+        """The settings that the model will not hear of."""
+        if self.obeys is None:
+            return ()
+        why = "the model chooses its tokens without it"
+        asked = (name for name in _SETTINGS if getattr(sampling, name) is not None)
+        return tuple(Loss(name, "dropped", why) for name in asked if name not in self.obeys)
+
+
+def ids_of(ends: Iterable[int | str], tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids, given as such or by the texts of control tokens. Raises KeyError for a text that is no
+    control token."""
+    return frozenset(tokenizer.controls[e] if isinstance(e, str) else e for e in ends)
+
+
+def _unkept(request: Request, bound: Bound | None) -> Iterator[Loss]:
+    """What the prompt has no place for, and what nobody holds the model to."""
+    yield from unsupported_fields(request, heard=CONSTRAINT_FIELDS)
+    if bound is None and request.tools and request.parallel_tool_calls is False:
+        yield Loss("parallel_tool_calls", "dropped", "nothing holds the model to one call")
+
+
+async def _apart(work: Callable[[Request], Done], request: Request) -> Done:
+    """Work on a request, in a thread where it may take long."""
+    return work(request) if _is_light(request) else await asyncio.to_thread(work, request)
+
+
+def _is_light(request: Request) -> bool:
+    """Whether rendering is a matter of microseconds."""
+    if request.tools or has_constraints(request):
+        return False
+    room = _LIGHT
+    for item in request.items:
+        if not isinstance(item, Message) or not isinstance(item.content, str):
+            return False
+        room -= len(item.content) + 100
+    return room > 0

@@ -1,0 +1,156 @@
+"""Emits text, reasoning and calls found in markup into one choice of a turn."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from dragoman.core.item import JSON, Token
+from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request
+from dragoman.core.tool_calls import CallFragment
+
+Schemas = Mapping[str, JSON]
+"""The tools of a request by name, each with the schema of its arguments, or None."""
+
+Emit = Callable[[str], None]
+
+
+class TurnLike(Protocol):
+    """The methods of a turn that an emitter calls."""
+
+    def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
+    def call(self, fragment: CallFragment, choice: int = 0) -> None: ...
+    def finish(self, reason: str, choice: int = 0) -> None: ...
+    def end(self, complete: bool) -> None: ...
+
+
+def schemas(request: Request) -> dict[str, JSON]:
+    """The tools that may be called in an answer to this request; none where calls are forbidden.
+
+    >>> schemas(Request(model="m", tools=(FunctionTool("now"),)))
+    {'now': None}
+    """
+    known: dict[str, JSON] = {}
+    for tool in request.tools if request.tool_choice != "none" else ():
+        for each in tool.tools if isinstance(tool, Namespace) else (tool,):
+            if isinstance(each, FunctionTool):
+                known[each.name] = each.parameters
+            elif isinstance(each, CustomTool):
+                known[each.name] = None
+    return known
+
+
+class Emitter:
+    """One choice of an answer, written into a turn."""
+
+    def __init__(self, turn: TurnLike, tools: Schemas, choice: int = 0) -> None:
+        self.tools = tools
+        self.calls = 0
+        self.truncated = False  # the open call was not ended by the model
+        self.warnings: list[str] = []
+        self.plain_text: Emit = turn.text if choice == 0 else self.text
+        self.plain_thought: Emit = turn.reasoning if choice == 0 else self.thought
+        self._tokens: deque[tuple[Token | None, int]] = deque()  # with their characters left
+        self._left = 0  # the sum of these
+        self._turn = turn
+        self._choice = choice
+        self._name: str | None = None  # of the call that is open
+        self._arguments: list[str] = []
+
+    def text(self, data: str) -> None:
+        self._turn.text(data, self._choice, self._take_tokens(data))
+
+    def thought(self, data: str) -> None:
+        self._turn.reasoning(data, self._choice, self._take_tokens(data))
+
+    def add_token(self, token: Token, text: str) -> None:
+        """A token with its log-probability arrives as this text."""
+        self._tokens.append((token, len(text)))
+        self._left += len(text)
+
+    def drop_tokens(self, left: int) -> None:
+        """Only the last `left` characters that arrived may still be emitted."""
+        while self._tokens and self._left > left:
+            self._left -= self._tokens.popleft()[1]
+
+    def _take_tokens(self, data: str) -> tuple[Token, ...]:
+        """The tokens that begin in this text, and earlier ones without text."""
+        found: list[Token] = []
+        size = len(data)
+        while self._tokens and (size > 0 or self._tokens[0][1] == 0):
+            token, left = self._tokens.popleft()
+            if token is not None:
+                found.append(token)
+            if left > size:
+                self._tokens.appendleft((None, left - size))
+            self._left -= min(left, size)
+            size = max(0, size - left)
+        return tuple(found)
+
+    def warn(self, what: str) -> None:
+        self.warnings.append(what)
+
+    def finish(self, reason: str) -> None:
+        """End the answer."""
+        if reason == "stop" and self.calls:
+            reason = "tool_calls"
+        self._turn.finish(reason, self._choice)
+        self._turn.end(complete=True)
+
+    # ---- calls ---------------------------------------------------------------------------
+
+    @property
+    def in_call(self) -> bool:
+        return self._name is not None
+
+    def open_call(self, name: str, id: str | None = None) -> None:
+        """Begin a call. One without a name becomes text in the end."""
+        self.close_call()
+        self._name, self._arguments = name, []
+        if not name:
+            return
+        if name not in self.tools:
+            self.warn(f"{name} is called, and no tool of that name was offered")
+        self._turn.call(CallFragment(self.calls, id, name), self._choice)
+        self.calls += 1
+
+    def add_arguments(self, piece: str) -> None:
+        self._arguments.append(piece)
+        if self._name:
+            self._turn.call(CallFragment(self.calls - 1, arguments=piece), self._choice)
+
+    def close_call(self) -> None:
+        """End the call; without arguments it has the empty object."""
+        if self._name is None:
+            return
+        said = "".join(self._arguments)
+        if not self._name:
+            self.warn(f"a call without a name: {said}")
+            self._name = None
+            if said:
+                self.text(said)
+            return
+        if not is_object(said or "{}"):
+            self.warn(f"the arguments of {self._name} are not a JSON object")
+        if not self.truncated:
+            missing = "" if said.strip() else "{}"
+            fragment = CallFragment(self.calls - 1, arguments=missing, last=True)
+            self._turn.call(fragment, self._choice)
+        self._name, self._arguments = None, []
+
+    def emit_call(self, name: str, arguments: str, id: str | None = None) -> None:
+        """A complete call."""
+        self.open_call(name, id)
+        self.add_arguments(arguments)
+        self.close_call()
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

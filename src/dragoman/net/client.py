@@ -1,0 +1,549 @@
+"""An HTTP client with a connection pool, for requests whose responses are read as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+
+from .connection import Connection, Limits, Timeouts
+from .decode import Decoder
+from .dial import Dialer, tls_context
+from .errors import ConnectError, DisconnectedError, NetTimeoutError, TooLargeError
+from .url import Proxies, Url, parse_url
+
+
+class Pool:
+    """A keep-alive pool over one Dialer.
+
+    A place is taken from the moment a connection is dialled until it is closed, whoever
+    closes it. Who waits longest is served first, with a free place or a released connection.
+    """
+
+    def __init__(self, dialer: Dialer, limits: Limits) -> None:
+        self.dialer = dialer
+        self._limits = limits
+        self._closed = False
+        self._places = limits.connections
+        self._standing: set[Connection] = set()
+        self._idle: list[Connection] = []  # the last one used is the first one taken
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing stands, is being dialled or is waited for."""
+        return self._places == self._limits.connections and not self._waiting
+
+    def take(self) -> Connection | None:
+        """An idle connection, or None; never waits."""
+        return self._idle.pop() if self._idle else None
+
+    async def acquire(self, within: float | None, *, fresh: bool = False) -> Connection:
+        """A connection to send on; with `fresh`, one that was never used.
+
+        Waits at most `within` seconds for a place, and as long again for the connection.
+        Raises NetTimeoutError with phase "pool", and what Dialer.dial raises.
+        """
+        while True:
+            if self._idle and not fresh:
+                return self._idle.pop()
+            if self._places:
+                self._places -= 1
+                break
+            if self._idle:
+                self._idle.pop(0).abort()
+                continue
+            handed = await self._wait_turn(within)
+            if handed is None:
+                break
+            if handed.usable and not fresh:
+                return handed
+            handed.abort()
+        return await self._dial(within)
+
+    def give_back(self, connection: Connection) -> None:
+        """End the exchange on a connection and keep it, if it can serve another."""
+        if not connection.release(self._limits.keep_alive):
+            return
+        if self._closed:
+            connection.abort()
+        else:
+            self._offer(connection)
+
+    def close(self) -> None:
+        """Close every connection, also those in use, and keep none from now on."""
+        self._closed = True
+        for connection in tuple(self._standing):
+            connection.abort()
+
+    async def _dial(self, within: float | None) -> Connection:
+        try:
+            connection = await self.dialer.dial(within)
+        except BaseException:
+            self._free_place()
+            raise
+        self._standing.add(connection)
+        connection.on_close = self._forget
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        self._standing.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._free_place()
+
+    def _free_place(self) -> None:
+        if not self._hand_over(None):
+            self._places += 1
+
+    def _offer(self, connection: Connection) -> None:
+        if not (self._waiting and self._hand_over(connection)):
+            self._idle.append(connection)
+            if len(self._idle) > self._limits.idle_connections:
+                self._idle[0].abort()
+
+    def _hand_over(self, what: Connection | None) -> bool:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(what)
+                return True
+        return False
+
+    async def _wait_turn(self, within: float | None) -> Connection | None:
+        turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(within):
+                return await turn
+        except BaseException as error:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            if not turn.cancelled():  # it was served in the moment it gave up
+                handed = turn.result()
+                if handed is None:
+                    self._free_place()
+                elif handed.usable:  # and not closed since, which has freed its place
+                    self._offer(handed)
+            if isinstance(error, TimeoutError):
+                message = f"all {self._limits.connections} connections were in use for {within:g} s"
+                raise NetTimeoutError(message, "pool") from None
+            raise
+
+
+_CODINGS = (b"content-encoding", b"transfer-encoding")
+
+
+class Headers:
+    """Response headers: pairs in the order received, names in lower case."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        self.raw = raw
+
+    def get(self, name: str) -> str | None:
+        """The first value of `name` in any case, or None."""
+        key = name.lower().encode()
+        for field, value in self.raw:
+            if field == key:
+                return value.decode("latin-1")
+        return None
+
+    def get_all(self, name: str) -> list[str]:
+        """Every value of `name`, in order."""
+        key = name.lower().encode()
+        return [value.decode("latin-1") for field, value in self.raw if field == key]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for name, value in self.raw:
+            yield name.decode("latin-1"), value.decode("latin-1")
+
+
+class Response:
+    """What `Client.stream` gives inside its `async with`; of no use after it.
+
+    Reading raises DisconnectedError, RemoteProtocolError or NetTimeoutError if the body
+    cannot be had whole; what came before has been handed out by then.
+    """
+
+    __slots__ = ("_connection", "_limit", "coded", "more", "status")
+
+    def __init__(self, connection: Connection, limit: int) -> None:
+        self.status = connection.status
+        self._connection = connection
+        self._limit = limit
+        # Gives all that has arrived, `b""` at the end. Most bodies are not coded: then it is the
+        # connection that is read, with nothing in between.
+        self.more = connection.read
+        self.coded = False
+        for name, value in connection.headers:
+            if name in _CODINGS and value != b"chunked":
+                self.more = _Decoded(connection, _decoder(connection.headers)).read
+                self.coded = True
+                break
+
+    @property
+    def headers(self) -> Headers:
+        """The headers of the answer."""
+        return Headers(self._connection.headers)
+
+    @property
+    def reason(self) -> str:
+        """The reason phrase of the status line, often empty."""
+        return self._connection.reason.decode("latin-1")
+
+    @property
+    def trailers(self) -> Headers:
+        """The headers that followed the body; known once it is read."""
+        return Headers(self._connection.trailers)
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Iterate over the body: each chunk is all that had arrived, never empty.
+
+        A coded body comes in pieces of bounded size.
+        """
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await self.more()
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """The rest of the body, whole, of at most `limit` bytes when decoded.
+
+        Raises TooLargeError beyond that; by default the client's Limits.body_bytes counts.
+        """
+        limit = self._limit if limit is None else limit
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := await self.more():
+            size += len(chunk)
+            if size > limit:
+                raise TooLargeError(
+                    f"{self._connection.peer} sent a body of more than {limit} bytes"
+                )
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def close(self) -> None:
+        """Let go of the connection, which now belongs to others."""
+        self.more = _closed
+
+
+class _Decoded:
+    """The body of a connection through a decoder, in pieces of bounded size."""
+
+    def __init__(self, connection: Connection, decoder: Decoder) -> None:
+        self._connection = connection
+        self._decoder = decoder
+        self._pieces: Iterator[bytes] = iter(())
+
+    async def read(self) -> bytes:
+        while True:
+            for piece in self._pieces:
+                return piece
+            data = await self._connection.read()
+            if not data:
+                self._decoder.finish()
+                return b""
+            self._pieces = self._decoder.feed(data)
+
+
+async def _closed() -> bytes:
+    raise RuntimeError("the response was read outside its `async with`")
+
+
+def _decoder(headers: list[tuple[bytes, bytes]]) -> Decoder:
+    """What undoes the codings; chunking is undone already, and transfer codings came last."""
+    contents: list[bytes] = []
+    transfers: list[bytes] = []
+    for name, value in headers:
+        if name == b"content-encoding":
+            contents += value.lower().split(b",")
+        elif name == b"transfer-encoding":
+            transfers += value.lower().split(b",")
+    codings = [coding.strip().decode("latin-1") for coding in contents + transfers]
+    return Decoder(coding for coding in codings if coding not in ("", "identity", "chunked"))
+
+
+_RETRY_DELAY = 0.1  # seconds between two attempts to connect
+_MANY_ORIGINS = 64  # beyond this many, pools that stand empty are dropped
+
+_TOKEN = b"!#$%&'*+.^_`|~-0123456789abcdefghijklmnopqrstuvwxyz"
+_TEXT = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
+_BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})  # unless a body is given
+_METHODS = _BODILESS | {"POST", "PUT", "PATCH"}
+_OURS = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "expect", "upgrade"}
+)
+
+HeaderFields = tuple[tuple[str, str], ...]
+
+
+class Client:
+    """Keep-alive pools to any number of origins.
+
+    `tls` is the context for https, the system's authorities by default (see `tls_context`).
+    A failed attempt to connect is repeated `connect_retries` times.
+
+        async with Client() as client:
+            async with client.stream("POST", url, headers, body) as response:
+                async for chunk in response.chunks():
+                    ...
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: ssl.SSLContext | None = None,
+        proxies: Proxies | None = None,
+        timeouts: Timeouts | None = None,
+        limits: Limits | None = None,
+        connect_retries: int = 1,
+    ) -> None:
+        self.timeouts = timeouts or Timeouts()
+        self.limits = limits or Limits()
+        self.connect_retries = connect_retries
+        self._tls = tls
+        self._proxies = proxies or Proxies()
+        self._pools: dict[tuple[str, str, int, str | None], Pool] = {}
+
+    def stream(
+        self,
+        method: str,
+        url: str | Url,
+        headers: HeaderFields = (),
+        body: bytes | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        address: str | None = None,
+    ) -> Exchange:
+        """Send a request when entered; the answer is had inside `async with`.
+
+        Leaving it before the body is read closes the connection at once. `address` pins the
+        IP address to connect to. Credentials in the URL become a Basic authorization unless
+        `headers` has one.
+
+        Raises InvalidUrlError or ValueError for what cannot be sent, and on entering any
+        NetError.
+        """
+        parsed = parse_url(url) if isinstance(url, str) else url
+        pool = self._pool(parsed, address)
+        head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
+        if body is None and method in _BODILESS:
+            body = b""
+            head += b"\r\n"
+        else:
+            body = body or b""
+            head += b"content-length: %d\r\n\r\n" % len(body)
+        return Exchange(self, pool, head, body, method == "HEAD", timeouts or self.timeouts)
+
+    async def aclose(self) -> None:
+        """Close every connection, in use or not."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        await asyncio.sleep(0)  # the transports close their sockets in the next turn of the loop
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _pool(self, url: Url, address: str | None) -> Pool:
+        key = (url.scheme, url.host, url.port, address)
+        pool = self._pools.get(key)
+        if pool is None:
+            if len(self._pools) >= _MANY_ORIGINS:
+                self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
+            proxy = self._proxies.choose(url)
+            dialer = Dialer(
+                url, address=address, proxy=proxy, tls=self._context, limits=self.limits
+            )
+            pool = self._pools[key] = Pool(dialer, self.limits)
+        return pool
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = tls_context()  # reads the system's authorities: 20 ms, once
+        return self._tls
+
+
+class Exchange:
+    """One request on its way, an async context manager that gives its Response.
+
+    `open` and `close` are the same for those whose work does not fit a block; who opened closes,
+    and may open it once more. Who does not want to wait tries `begin`, looks at `connection` when
+    something has come, and closes it in the end; once the head is there, `adopt` opens it. To close
+    what is closed changes nothing.
+    """
+
+    __slots__ = (
+        "_bodiless",
+        "_body",
+        "_client",
+        "_head",
+        "_lent",
+        "_opened",
+        "_pool",
+        "_timeouts",
+        "connection",
+        "response",
+    )
+
+    def __init__(
+        self,
+        client: Client,
+        pool: Pool,
+        head: bytes,
+        body: bytes,
+        bodiless: bool,
+        timeouts: Timeouts,
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._bodiless = bodiless
+        self._timeouts = timeouts
+        self._lent = False  # `connection` is ours until it is given back
+        self._opened = False
+
+    def begin(self, ear: Callable[[], None]) -> bool:
+        """Send the request if a connection stands idle; `ear` is called whenever something of
+        the answer has come, or nothing more will."""
+        connection = self._pool.take()
+        if connection is None:
+            return False
+        self._listen(connection, ear)
+        return True
+
+    async def connect(self, ear: Callable[[], None], *, fresh: bool) -> None:
+        """The same once there is a connection; with `fresh`, one that was never used. Raises
+        NetError."""
+        self._listen(await self._connect(fresh=fresh), ear)
+
+    def adopt(self) -> Response:
+        """What was begun is read like what was opened, from now on."""
+        self.connection.ear = None
+        return self._answered(self.connection)
+
+    async def open(self) -> Response:
+        """Send the request and wait for the head of its answer, which is `response` from now on.
+
+        What is open stays so. Raises NetError.
+        """
+        if self._opened:
+            return self.response
+        connection = self._pool.take() or await self._connect(fresh=False)
+        try:
+            await self._send(connection)
+        except DisconnectedError as error:
+            if not (error.reused and error.before_first_byte):
+                raise
+            # The peer had closed the idle connection: it never saw the request.
+            connection = await self._connect(fresh=True)
+            await self._send(connection)
+        return self._answered(connection)
+
+    def close(self) -> None:
+        """End it. The connection is kept if the body was read, and closed at once if not."""
+        if self._opened:
+            self._opened = False
+            self.response.close()
+        if self._lent:
+            self._lent = False
+            self._pool.give_back(self.connection)
+
+    async def __aenter__(self) -> Response:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _connect(self, *, fresh: bool) -> Connection:
+        for _ in range(self._client.connect_retries):
+            try:
+                return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
+            except ConnectError:
+                await asyncio.sleep(_RETRY_DELAY)
+        return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
+
+    def _listen(self, connection: Connection, ear: Callable[[], None]) -> None:
+        self.connection, self._lent = connection, True
+        connection.ear = ear
+        self._write(connection)
+
+    def _answered(self, connection: Connection) -> Response:
+        self.connection, self._lent = connection, True
+        self.response = Response(connection, self._client.limits.body_bytes)
+        self._opened = True
+        return self.response
+
+    def _write(self, connection: Connection) -> None:
+        connection.send(
+            self._head,
+            self._body,
+            bodiless=self._bodiless,
+            first_byte=self._timeouts.first_byte,
+            idle=self._timeouts.idle,
+        )
+
+    async def _send(self, connection: Connection) -> None:
+        try:
+            self._write(connection)
+            await connection.read_head()
+        except BaseException:
+            connection.abort()
+            raise
+
+
+@functools.lru_cache(maxsize=128)
+def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: HeaderFields) -> bytes:
+    """The head without its last lines; the same for most requests, so made once."""
+    if method not in _METHODS:
+        raise ValueError("not a method this client sends")
+    names = {name.lower() for name, _ in headers}
+    block = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    _check_fields(names, block, len(headers))
+    if "accept-encoding" not in names:
+        # Answers are small or streamed: a coding would save little and hold events back.
+        block += "accept-encoding: identity\r\n"
+    if "user-agent" not in names:
+        block += "user-agent: dragoman\r\n"
+    if url.credentials is not None and "authorization" not in names:
+        block += f"authorization: {url.authorization}\r\n"
+    target = url.target
+    if forward_proxy is not None:
+        target = f"http://{url.authority}{target}"
+        if forward_proxy.credentials is not None:
+            block += f"proxy-authorization: {forward_proxy.authorization}\r\n"
+    return f"{method} {target} HTTP/1.1\r\nhost: {url.authority}\r\n{block}".encode("latin-1")
+
+
+def _check_fields(names: set[str], block: str, count: int) -> None:
+    """Raise ValueError, quoting no value, unless the block is `count` fields and no more."""
+    if not names.isdisjoint(_OURS):
+        raise ValueError(f"the client itself writes the headers {sorted(names & _OURS)}")
+    # Deleting what is allowed leaves the line ends: passes in C instead of a loop here.
+    if (
+        "" in names
+        or "".join(names).encode().translate(None, _TOKEN)
+        or block.encode("latin-1", "replace").translate(None, _TEXT) != b"\r\n" * count
+    ):
+        raise ValueError("a header name or value holds characters that cannot be sent")

@@ -1,0 +1,298 @@
+"""Reads `dragoman.toml`."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.core.error import FaultError
+from dragoman.core.interfaces import Secret
+from dragoman.engines.find_format import is_format
+from dragoman.formats.registry import NAMES
+from dragoman.wire.json import Fields
+
+from .settings import Settings
+
+FILE = "dragoman.toml"
+
+_T = TypeVar("_T", bound=Struct)
+
+
+class Upstream(Struct, frozen=True, kw_only=True):
+    """A server that models are behind."""
+
+    name: Annotated[str, Meta(description="What this upstream is called in messages.")]
+    url: Annotated[str, Meta(description="Its base URL, as its own clients are given it.")]
+    key_env: Annotated[
+        str | None, Meta(description="The environment variable that holds our key to it.")
+    ] = None
+    wire: Annotated[
+        Literal["auto", "chat", "responses", "completions"],
+        Meta(description="The protocol it is spoken to in; auto finds out."),
+    ] = "auto"
+    format: Annotated[
+        str | None,
+        Meta(
+            description="The token format of its models, where it is spoken to over completions: "
+            "conversations become prompts in it. A name, or the folder of a model that brings one."
+        ),
+    ] = None
+    profile: Annotated[
+        str | None, Meta(description="The kind of server it is; by default it is recognised.")
+    ] = None
+    models: Annotated[
+        tuple[str, ...],
+        Meta(description="The models asked of it; none listed means every name goes there."),
+    ] = ()
+    aliases: Annotated[
+        dict[str, str], Meta(description="Names clients may use, and the model each stands for.")
+    ] = {}
+    pass_client_key: Annotated[
+        bool, Meta(description="Whether a client's own key travels to it in place of ours.")
+    ] = False
+    retries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10,
+            description="How often a 429 or 503 is tried again, as its Retry-After says, before "
+            "it is passed on; 0 passes it on at once.",
+        ),
+    ] = 0
+
+
+EVENTS = ("response.completed", "response.failed", "response.incomplete", "response.cancelled")
+"""What a webhook can be told."""
+
+
+class Webhook(Struct, frozen=True, kw_only=True):
+    """A server that is told when a background response has ended."""
+
+    url: Annotated[str, Meta(description="Where it is told.")]
+    secret_env: Annotated[
+        str,
+        Meta(
+            description="The environment variable that holds the secret messages to it are signed "
+            "with: whsec_ and then base64."
+        ),
+    ]
+    events: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="What it is told: response.completed, response.failed, "
+            "response.incomplete, response.cancelled."
+        ),
+    ] = EVENTS
+    allow: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Addresses and networks it may be at though they are not public, such as "
+            "127.0.0.1 or 10.0.0.0/8."
+        ),
+    ] = ()
+
+
+class Configuration(Struct, frozen=True, kw_only=True):
+    """All that the file says."""
+
+    server: Settings = Settings()
+    upstreams: tuple[Upstream, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
+
+
+_HOMES = {
+    name: home
+    for home, kind in (
+        ("[[webhooks]]", Webhook),
+        ("[server]", Settings),
+        ("[[upstreams]]", Upstream),
+    )
+    for name in kind.__struct_fields__
+    if name != "keys"
+}
+"""Where in the file each setting stands."""
+
+
+class ConfigurationError(ValueError):
+    """The configuration cannot be used; the message says where it is wrong, and why."""
+
+
+def load(path: Path) -> Configuration:
+    """Read a file. Raises ConfigurationError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is not UTF-8 text.") from None
+    return read(text, str(path))
+
+
+def read(text: str, name: str = FILE) -> Configuration:
+    """Read the text of a file called `name`.
+
+    >>> read("[server]\\nport = 9000").server.port
+    9000
+    >>> try:
+    ...     read("[server]\\nport = 'x'")
+    ... except ConfigurationError as error:
+    ...     print(error)
+    dragoman.toml:2: server.port: is a string, and must be an integer
+    """
+    try:
+        fields = Fields(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        problem = str(error)
+        found = re.search(r"\(at line (\d+)", problem)
+        line = int(found[1]) if found else len(text.splitlines())  # or at the end of the document
+        raise ConfigurationError(f"{name}:{line}: {problem}") from None
+    try:
+        server = fields.object("server")
+        settings = _filled(Settings, server, skip="keys") if server else Settings()
+        upstreams = tuple(map(_upstream, fields.objects("upstreams")))
+        webhooks = tuple(map(_webhook, fields.objects("webhooks")))
+        _nothing_left(fields, ("server", "upstreams", "webhooks"))
+    except FaultError as error:
+        line = _line_of(error.fault.param or "", text)
+        raise ConfigurationError(f"{name}:{line}: {error.fault.message}") from None
+    return Configuration(server=settings, upstreams=upstreams, webhooks=webhooks)
+
+
+def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """The settings with the keys that the named variables hold. Raises ConfigurationError."""
+    keys = []
+    for name in settings.api_key_env:
+        value = environ.get(name, "").strip()
+        if not value:
+            problem = (
+                f"The environment variable {name} should hold a key for clients, and is empty."
+            )
+            raise ConfigurationError(problem)
+        if not (value.isascii() and value.isprintable()):  # no header could carry it as it is
+            problem = (
+                f"The key in the environment variable {name} may have printable ASCII characters "
+                "only."
+            )
+            raise ConfigurationError(problem)
+        keys.append(Secret(value))
+    return msgspec.structs.replace(settings, keys=(*settings.keys, *keys))
+
+
+def format_problem(upstream: Upstream) -> str | None:
+    """What is wrong with the format of an upstream, if anything."""
+    if upstream.wire != "completions":
+        told = 'is for an upstream with the wire "completions"'
+        return None if upstream.format is None else told
+    known = ", ".join(sorted(NAMES))
+    if upstream.format is None:
+        return f"is missing: over completions a model is spoken to in one of {known}"
+    told = f"is {upstream.format!r}, and must be a model's folder or one of {known}"
+    return None if is_format(upstream.format) else told
+
+
+# ---- values ------------------------------------------------------------------------------
+
+
+def _upstream(fields: Fields) -> Upstream:
+    upstream = _filled(Upstream, fields)
+    if problem := format_problem(upstream):
+        raise fields.wrong("format", problem)
+    return upstream
+
+
+def _webhook(fields: Fields) -> Webhook:
+    webhook = _filled(Webhook, fields)
+    for event in webhook.events:
+        if event not in EVENTS:
+            raise fields.wrong("events", f"has {event!r}; there is {', '.join(EVENTS)}")
+    return webhook
+
+
+def _filled(kind: type[_T], fields: Fields, *, skip: str = "") -> _T:
+    """A struct of this kind out of the fields of its name. Raises FaultError for any other."""
+    hints = get_type_hints(kind, include_extras=True)
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name == skip:
+            continue
+        value = _taken(fields, field.name, hints[field.name])
+        if value is not None:
+            values[field.name] = value
+        elif field.required:
+            raise fields.wrong(field.name, "is missing")
+    _nothing_left(fields, hints.keys() - {skip})
+    return kind(**values)
+
+
+def _taken(fields: Fields, name: str, hint: Any) -> Any:
+    """The value of one field, as its type hint and its bounds would have it; None if absent."""
+    hint, meta = get_args(hint)
+    kinds = [each for each in get_args(hint) if each is not NoneType]
+    if isinstance(hint, UnionType):
+        (hint,) = kinds
+    match get_origin(hint) or hint:
+        case builtins.bool:
+            return fields.boolean(name)
+        case builtins.int:
+            return fields.integer(name, meta.ge, meta.le)
+        case builtins.float:
+            return fields.number(name, meta.ge, meta.le)
+        case builtins.str:
+            return fields.string(name)
+        case builtins.tuple:
+            return fields.strings(name)
+        case builtins.dict:
+            inner = fields.object(name)
+            return inner and {key: inner.need(key) for key in inner.rest()}
+        case _:
+            return fields.one_of(name, kinds)
+
+
+def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
+    for unknown in fields.rest():
+        if unknown in _HOMES:
+            raise fields.wrong(unknown, f"belongs under {_HOMES[unknown]}")
+        near = get_close_matches(unknown, names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise fields.wrong(unknown, f"is not a setting{hint}")
+
+
+# ---- lines -------------------------------------------------------------------------------
+
+_TABLE = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*["']?([\w.-]+)["']?\s*=""")
+
+
+def _line_of(path: str, text: str) -> int:
+    """The line a field stands on, or else that of the nearest thing around it."""
+    places: dict[str, int] = {}
+    for place, line in _places(text):
+        places.setdefault(place, line)
+    while path and path not in places:
+        path = re.sub(r"(^|\.)[^.\[\]]*$|\[\d+\]$", "", path)
+    return places.get(path, 1)
+
+
+def _places(text: str) -> Iterator[tuple[str, int]]:
+    """The path of every table and key, and its line; TOML that is well-formed is assumed."""
+    table = ""
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TABLE.match(line):
+            name = header[2]
+            if header[1] == "[[":
+                counts[name] = counts.get(name, -1) + 1
+            first, dot, rest = name.partition(".")
+            table = f"{first}[{counts[first]}]{dot}{rest}" if first in counts else name
+            yield table, number
+        elif key := _KEY.match(line):
+            yield f"{table}.{key[1]}" if table else key[1], number

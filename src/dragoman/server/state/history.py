@@ -1,0 +1,123 @@
+"""Reads past requests and answers from a store, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.item import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+)
+from dragoman.server.settings import DIALECTS
+from dragoman.stores.base import Paging, Record, Store
+from dragoman.wire import json
+from dragoman.wire.chat import CHAT
+from dragoman.wire.responses import RESPONSES
+
+from .resolve import bare
+from .run import Batches
+from .runs import Runs
+
+PAGE = 100
+"""Records read at a time."""
+
+_WIRES = {wire.name: wire for wire in (CHAT, RESPONSES)}
+_PREFIXES = {CHAT.name: "chatcmpl-", RESPONSES.name: "resp_"}
+
+
+class History:
+    """What a store has of one tenant."""
+
+    def __init__(self, store: Store, tenant: str = "") -> None:
+        self._store = store
+        self._tenant = tenant
+
+    async def records(self, search: str = "") -> AsyncGenerator[Record, None]:
+        """What was asked and answered, the newest first; with `search` only what has these words
+        somewhere, in capitals or not."""
+        wanted, after = search.casefold(), None
+        while True:
+            page = await self._store.list_responses(
+                self._tenant, None, Paging(after=after, limit=PAGE)
+            )
+            for record in page.records:
+                if not wanted or any(wanted in text.casefold() for text in _texts(record.items)):
+                    yield record
+            if not page.more:
+                return
+            after = page.records[-1].id
+
+    async def events(self, id: str) -> Batches:
+        """The events of a response from the first on: those there are, and those that come until
+        its end. Raises FaultError when there is none, or its events are no longer kept."""
+        record = await self._store.get(self._tenant, bare(id))
+        if record is None:
+            problem = f"There is no response {id[:100]!r} in this store, or no longer."
+            raise FaultError(Fault("not_found", problem, "client"))
+        if not record.running and not await self._store.log(record.id):
+            problem = f"The events of {id[:100]} are no longer kept; dragoman log has its answer."
+            raise FaultError(Fault("not_found", problem, "client"))
+        async for batch in Runs(self._store, upkeep=False).follow(record):
+            yield batch
+
+
+def name(record: Record) -> str:
+    """The id of a response as its clients know it."""
+    return _PREFIXES[record.wire] + record.id
+
+
+def asked(record: Record) -> str:
+    """The last words of what was asked."""
+    return next((text for text in _texts(reversed(record.request.items)) if text), "")
+
+
+def answered(record: Record) -> str:
+    """The words of the answer, or why there are none."""
+    response = record.response
+    if response is None:
+        return ""
+    if response.error is not None:
+        return response.error.message
+    return " ".join(text for text in _texts(response.output) if text)
+
+
+def exported(record: Record) -> bytes:
+    """One line of JSON: the request and the answer as they stood on their wire."""
+    wire, dialect = _WIRES[record.wire], DIALECTS[record.dialect]
+    request, _ = wire.encode_request(record.request, dialect)
+    response = None
+    if record.response is not None:
+        response = json.load(wire.encode_response(record.response, record.request, dialect))
+    entry = {
+        "id": name(record),
+        "created_at": record.created_at,
+        "wire": record.wire,
+        "model": record.request.model,
+        "status": record.status,
+        "metadata": record.metadata,
+        "request": json.load(request),
+        "response": response,
+    }
+    return json.dump(entry)
+
+
+def _texts(items: Iterable[Item]) -> Iterable[str]:
+    """The words of items, one after the other."""
+    for item in items:
+        match item:
+            case Message() | Reasoning():
+                yield item.text
+            case FunctionCall():
+                yield f"{item.name}({item.arguments})"
+            case CustomToolCall():
+                yield f"{item.name}({item.input})"
+            case FunctionCallOutput(output=str(text)) | CustomToolCallOutput(output=str(text)):
+                yield text
+            case _:
+                pass

@@ -1,0 +1,302 @@
+"""Resolves what a request references: responses, conversations, items, cached reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported
+from dragoman.core.item import (
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    ItemReference,
+    Unknown,
+)
+from dragoman.core.loss import Loss
+from dragoman.core.request import Request
+from dragoman.engines.reasoning_cache import Vault
+from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
+from dragoman.stores.base import (
+    ItemPage,
+    Paging,
+    Record,
+    StoredAnswer,
+    StoreError,
+    call_digest,
+    input_id,
+)
+
+NOT_STORED = Loss("store", "dropped", "this server stores no responses")
+NOT_SEALED = Loss(ASKING, "dropped", "this server seals no reasoning; what the model sent is kept")
+NOTHING_STORED = "this server stores nothing that could be referred to"
+
+
+def without_memory(request: Request) -> tuple[Request, tuple[Loss, ...]]:
+    """The request as the engine gets it, and what is not done as it was asked.
+
+    Raises FaultError for a request that cannot be answered without a memory.
+    """
+    if request.previous_response_id is not None:
+        name = "previous_response_id"
+        problem = f"{name}: there is no response {request.previous_response_id!r}; {NOTHING_STORED}"
+        raise FaultError(Fault("previous_response_not_found", problem, "client", name))
+    if request.conversation is not None:
+        raise FaultError(unsupported(NOTHING_STORED, "conversation"))
+    if request.background:
+        raise FaultError(unsupported("this server answers while you wait", "background"))
+    for number, item in enumerate(request.items):
+        if isinstance(item, ItemReference):
+            raise FaultError(unsupported(NOTHING_STORED, f"input[{number}]"))
+    losses: list[Loss] = []
+    if request.store:
+        losses.append(NOT_STORED)
+        request = replace(request, store=False)
+    elif request.store is None:
+        request = decided(request)
+    if ENCRYPTED in request.include:
+        losses.append(NOT_SEALED)
+    return request, tuple(losses)
+
+
+def decided(request: Request) -> Request:
+    """The request without the note that `store` was left out: an upstream might store then."""
+    extra = request.extra
+    if not extra or not any("store" in said for said in extra.values()):
+        return request
+    said = {wire: {k: v for k, v in said.items() if k != "store"} for wire, said in extra.items()}
+    return replace(request, extra=said)
+
+
+class Source(Protocol):
+    """Where earlier things are looked up; a store is one."""
+
+    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
+        """A response and all that came before it."""
+        ...
+
+    async def find_item(self, tenant: str, item: str) -> Item | None:
+        """The item with this id."""
+        ...
+
+    async def list_items(
+        self, tenant: str, id: str, paging: Paging | None = None
+    ) -> ItemPage | None:
+        """The items of a conversation."""
+        ...
+
+    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
+        """The answers that made calls."""
+        ...
+
+
+class Asked(Struct, frozen=True):
+    """A request in its two forms: `own`, as it was asked, its items with ids, and `whole`, as the
+    engine gets it. `conversation` is the id of the one it belongs to, `answers` are those of the
+    chain that it goes on from."""
+
+    own: Request
+    whole: Request
+    conversation: str | None = None
+    answers: tuple[StoredAnswer, ...] = ()
+
+
+async def understand(
+    request: Request,
+    store: Source,
+    tenant: str,
+    id: str,
+    *,
+    inherit: bool = False,
+    ids: bool = False,
+) -> Asked:
+    """Find what a request builds on; `id` is that of the response it will get, `inherit` says
+    whether instructions left out are those of the response before, and `ids` whether the whole
+    shows the ids that items got here: an engine has no use for them.
+
+    Raises FaultError, naming the field, when something it refers to is not there.
+    """
+    conversation = conversation_id(request)
+    own = replace(request, items=named(request.items, id))
+    before: tuple[Item, ...] = ()
+    records: tuple[Record, ...] = ()
+    instructions = request.instructions
+    if request.previous_response_id is not None:
+        records = await _chain(store, tenant, request.previous_response_id)
+        before = await _history(store, tenant, records, ids)
+        if inherit and instructions is None:
+            instructions = records[-1].request.instructions
+    elif conversation is not None:
+        before = await _said(store, tenant, conversation)
+    given = own.items if ids else request.items
+    items = before + await _resolved(given, store, tenant)
+    if request.previous_response_id is not None or conversation is not None:
+        check_outputs(items, len(before))
+    whole = replace(
+        decided(own),
+        items=items,
+        instructions=instructions,
+        previous_response_id=None,
+        conversation=None,
+        background=None,
+        store=False,
+    )
+    answers = (StoredAnswer(r.request.model, r.response) for r in records if r.response is not None)
+    return Asked(own, whole, conversation, tuple(answers))
+
+
+def conversation_id(request: Request) -> str | None:
+    """The id of the conversation a request names, as it is or in an object."""
+    given = request.conversation
+    id: str | None = given["id"] if isinstance(given, dict) else given
+    return id
+
+
+def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
+    """The items with an id each, derived from the response's where they came without one."""
+    return tuple(
+        item
+        if isinstance(item, ItemReference) or item.id
+        else replace(item, id=input_id(item, id, place))
+        for place, item in enumerate(items)
+    )
+
+
+def _as_given(record: Record) -> tuple[Item, ...]:
+    """What was asked, without the ids that `named` gave: the same history is the same request."""
+    return tuple(
+        replace(item, id=None) if item.id == input_id(item, record.id, place) else item
+        for place, item in enumerate(record.request.items)
+    )
+
+
+def check_outputs(items: Sequence[Item], start: int) -> None:
+    """Raises FaultError for an output, among the items from `start` on, that no call asked for."""
+    calls: set[str] = set()
+    for place, item in enumerate(items):
+        match item:
+            case FunctionCall() | CustomToolCall():
+                calls.add(item.call_id)
+            case Unknown(value={"call_id": str(call_id)}):
+                calls.add(call_id)
+            case Compaction():
+                return
+            case FunctionCallOutput() | CustomToolCallOutput() if (
+                place >= start and item.call_id not in calls
+            ):
+                problem = f"No tool call found for the output with call_id {item.call_id!r}"
+                raise FaultError(bad_request(problem, f"input[{place - start}].call_id"))
+
+
+async def _chain(store: Source, tenant: str, id: str) -> tuple[Record, ...]:
+    records = await store.chain(tenant, bare(id))
+    if not records:
+        raise FaultError(missing_previous(id))
+    if records[-1].running:
+        problem = f"{id!r} is still being made; wait until it has ended"
+        raise FaultError(bad_request(problem, "previous_response_id"))
+    return records
+
+
+async def _history(
+    store: Source, tenant: str, records: Sequence[Record], ids: bool
+) -> tuple[Item, ...]:
+    """All that was asked and answered in a chain, the earliest first."""
+    items: list[Item] = []
+    first = records[0]
+    if first.conversation is not None:  # it went on from a conversation
+        said = await store.list_items(tenant, first.conversation)
+        own = {item.id for item in first.request.items}
+        for item in said.items if said is not None else ():
+            if item.id in own:
+                break
+            items.append(item)
+    for record in records:
+        given = record.request.items if ids else _as_given(record)
+        items += await _resolved(given, store, tenant)
+        items += record.response.output if record.response is not None else ()
+    return tuple(items)
+
+
+async def _said(store: Source, tenant: str, conversation: str) -> tuple[Item, ...]:
+    said = await store.list_items(tenant, bare(conversation))
+    if said is None:
+        raise FaultError(no_conversation(conversation, "conversation"))
+    return await _resolved(said.items, store, tenant)
+
+
+async def _resolved(items: Sequence[Item], store: Source, tenant: str) -> tuple[Item, ...]:
+    """The items, with those they refer to in the place of references."""
+    if not any(isinstance(item, ItemReference) for item in items):
+        return tuple(items)
+    near = {item.id: item for item in items if not isinstance(item, ItemReference)}
+    found: list[Item] = []
+    for place, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            meant = near.get(item.id) or await store.find_item(tenant, item.id)
+            if meant is None:
+                problem = f"There is no item {item.id!r}"
+                raise FaultError(Fault("not_found", problem, "client", f"input[{place}].id"))
+            found.append(meant)
+        else:
+            found.append(item)
+    return tuple(found)
+
+
+def bare(id: str) -> str:
+    """An id without the prefix a wire put before it.
+
+    >>> bare("resp_1"), bare("conv_1"), bare("1")
+    ('1', '1', '1')
+    """
+    for prefix in ("resp_", "conv_", "chatcmpl-"):
+        if id.startswith(prefix):
+            return id[len(prefix) :]
+    return id
+
+
+def missing_previous(id: str) -> Fault:
+    """The fault for a previous response that is not there."""
+    name = "previous_response_id"
+    problem = f"{name}: there is no response {id!r}, or no longer"
+    return Fault("previous_response_not_found", problem, "client", name)
+
+
+def no_conversation(id: str, param: str | None = None) -> Fault:
+    """The fault for a conversation that is not there."""
+    return Fault("not_found", f"There is no conversation {id!r}, or no longer.", "client", param)
+
+
+async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, tuple[Loss, ...]]:
+    """The whole request with the thoughts that are missing in it, and what was left out because
+    another model sealed it. The same request, where nothing is to be done."""
+    whole = asked.whole
+    # The thoughts of a chain are in it; only whose they are may matter.
+    others = [answer for answer in asked.answers if answer.model != whole.model]
+    answers = [*others, *await _found(asked, source, tenant)]
+    if not answers:
+        return whole, ()
+    vault = Vault()
+    for answer in answers:
+        for choice in sorted(set(answer.response.choices)) or (0,):
+            vault.keep(tenant, answer.model, answer.response.choice(choice))
+    items, losses = vault.recall(tenant, whole.model, whole.items)
+    return (whole if items is whole.items else replace(whole, items=items)), losses
+
+
+async def _found(asked: Asked, source: Source, tenant: str) -> tuple[StoredAnswer, ...]:
+    """The answers with reasoning that made the calls of a request, but for those of its chain."""
+    near = {id(item) for answer in asked.answers for item in answer.response.output}
+    calls = (i for i in asked.whole.items if isinstance(i, FunctionCall | CustomToolCall))
+    marks = tuple(dict.fromkeys(call_digest(call) for call in calls if id(call) not in near))
+    if marks:
+        with suppress(StoreError):  # an answer without its past is better than none
+            return await source.find_answers(tenant, marks)
+    return ()

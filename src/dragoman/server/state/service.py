@@ -1,0 +1,287 @@
+"""Resolves the state a request references and decides whether its response is stored."""
+
+from __future__ import annotations
+
+import binascii
+import os
+import secrets
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.interfaces import Caller
+from dragoman.core.item import ItemReference
+from dragoman.core.loss import Loss
+from dragoman.core.request import Request
+from dragoman.engines.base import new_id, now
+from dragoman.engines.reasoning_encryption import ENCRYPTED, Seal
+from dragoman.net.errors import InvalidUrlError
+from dragoman.net.url import parse_url
+from dragoman.server.config import ConfigurationError, Webhook
+from dragoman.server.settings import Settings
+from dragoman.stores.base import Record, Retention, Store, StoreError
+from dragoman.stores.factory import data_directory, open_store
+
+from .resolve import NOT_SEALED, Source, bare, named, recalled, understand
+from .run import Batches, Run
+from .runs import LEASE, Runs
+from .webhooks import Courier, Receiver, Webhooks
+
+ENCODER_VERSION = 2
+"""Raised when the same events would be said in other bytes, so that no reader gets a mixture."""
+
+STORED_BY_DEFAULT = frozenset({"responses"})
+"""The wires on which a request that says nothing of it asks to be stored."""
+
+
+class Plan(Struct, frozen=True):
+    """How a request is answered: `request` is for the engine, `echoed` what the answer repeats.
+
+    `run` records it, where it is to be kept; a `background` run goes on without its client.
+    """
+
+    request: Request
+    echoed: Request
+    losses: tuple[Loss, ...] = ()
+    run: Run | None = None
+    background: bool = False
+
+    def recorded(self, batches: Batches) -> Batches:
+        """The events, recorded on their way where that is wanted."""
+        return batches if self.run is None else self.run.recorded(batches)
+
+
+class Memory:
+    """A store and the runs of this server; without `upkeep`, a store that no other server shares
+    and that nobody keeps small."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        dialect: str = "openai",
+        inherit: bool = False,
+        lease: float = LEASE,
+        upkeep: bool = True,
+        webhooks: Webhooks | None = None,
+        seal: Seal | None = None,
+        requeue: bool = False,
+    ) -> None:
+        webhooks = webhooks or Webhooks()
+        self.store = store
+        self.seal = seal
+        self.runs = Runs(
+            store, lease=lease, upkeep=upkeep, announce=webhooks.letters, requeue=requeue
+        )
+        self._courier = Courier(store, webhooks)
+        self._dialect = dialect
+        self._inherit = inherit
+
+    def begin(self) -> None:
+        """See to the runs, and send what there is to send, from now on."""
+        self.runs.begin()
+        self._courier.begin()
+
+    def plan_at_once(self, wire: str, request: Request) -> Plan | None:
+        """How to answer a request that builds on nothing and is not to be kept; None for others."""
+        stored = wire in STORED_BY_DEFAULT if request.store is None else request.store
+        if stored or request.background or ItemReference in map(type, request.items):
+            return None
+        if request.previous_response_id is not None or request.conversation is not None:
+            return None
+        echoed = replace(request, store=False)
+        whole = echoed if request.background is None else replace(echoed, background=None)
+        return Plan(whole, echoed, self._losses(request))
+
+    async def plan(
+        self, wire: str, request: Request, caller: Caller, source: Source | None = None
+    ) -> Plan:
+        """How to answer a request; `source` is where earlier things are looked up, if not in the
+        store. Raises FaultError when something the request names is not there."""
+        stored = request.store
+        if stored is None:
+            stored = wire in STORED_BY_DEFAULT
+        if request.background and not stored:
+            raise FaultError(bad_request("needs store to be true", "background"))
+        id = new_id()
+        source = source or self.store
+        asked = await understand(request, source, caller.tenant, id, inherit=self._inherit)
+        whole, left_out = await recalled(asked, source, caller.tenant)
+        losses = (*self._losses(request), *left_out)
+        echoed = replace(request, store=stored)
+        if not stored:
+            return Plan(whole, echoed, losses)
+        own, previous = asked.own, request.previous_response_id
+        if previous is not None and not await self._known(caller, previous, source):
+            # Only the asker remembers what came before, so that the record must hold it.
+            own, previous = replace(own, items=named(asked.whole.items, id)), None
+        record = Record(
+            id=id,
+            tenant=caller.tenant,
+            wire=wire,
+            created_at=now(),
+            request=replace(own, store=True),
+            status="queued" if request.background else "in_progress",
+            previous=None if previous is None else bare(previous),
+            conversation=None if asked.conversation is None else bare(asked.conversation),
+            background=bool(request.background),
+            owner=self.runs.owner,
+            lease=self.runs.until(),
+            dialect=self._dialect,
+            version=ENCODER_VERSION,
+            metadata=request.metadata,
+        )
+        turn = named(asked.own.items, id) if record.conversation is not None else ()
+        run = self.runs.open(record, turn)
+        return Plan(whole, echoed, losses, run, record.background)
+
+    def _losses(self, request: Request) -> tuple[Loss, ...]:
+        return (NOT_SEALED,) if self.seal is None and ENCRYPTED in request.include else ()
+
+    async def once_more(self, record: Record) -> Request:
+        """What a record asked, with all that it builds on. Raises FaultError when something it
+        names is not there any more."""
+        asked = await understand(
+            record.request, self.store, record.tenant, record.id, inherit=self._inherit
+        )
+        whole, _ = await recalled(asked, self.store, record.tenant)
+        return whole
+
+    async def _known(self, caller: Caller, previous: str, source: Source) -> bool:
+        """Whether the store has the response that a request goes on from."""
+        return (
+            source is self.store or await self.store.get(caller.tenant, bare(previous)) is not None
+        )
+
+    async def close(self) -> None:
+        """End what runs and let go of the store."""
+        await self.runs.close()
+        await self._courier.close()
+        await self.store.close()
+
+
+FILE = "seal.key"
+LENGTH = 32
+SHORTEST = 16
+"""Characters of a key in the environment, at the least."""
+
+
+def open_seal(settings: Settings, environ: Mapping[str, str]) -> Seal:
+    """The seal that the settings describe. Raises ConfigurationError for a variable that holds no
+    key."""
+    if settings.seal_key_env is not None:
+        value = environ.get(settings.seal_key_env, "").strip().encode()
+        if len(value) < SHORTEST:
+            raise ConfigurationError(
+                f"The environment variable {settings.seal_key_env} should hold the key that seals "
+                f"reasoning, at least {SHORTEST} characters of it."
+            )
+        return Seal(lambda: value)
+    if settings.store == "memory":
+        return Seal(_fresh)
+    try:
+        folder = data_directory(environ)
+    except StoreError:  # a user without a home, which is no reason to have no seal
+        return Seal(_fresh)
+    return Seal(file_key(folder / FILE))
+
+
+def file_key(path: Path) -> Callable[[], bytes]:
+    """Reads the key in a file, and makes both where they are missing. Where the file can be
+    neither read nor made, the key lives as long as the process."""
+
+    def key() -> bytes:
+        with suppress(OSError):
+            if not path.exists():
+                _make(path)
+            if len(held := path.read_bytes()) >= LENGTH:
+                return held
+        return _fresh()
+
+    return key
+
+
+def _make(path: Path) -> None:
+    """Make the file for its owner alone, whole at once: another server may be making it too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(_fresh())
+    try:
+        with suppress(FileExistsError):
+            os.link(own, path)
+    finally:
+        own.unlink()
+
+
+def _fresh() -> bytes:
+    return secrets.token_bytes(LENGTH)
+
+
+MARK = "whsec_"
+"""What a secret begins with that messages are signed with; the rest is base64."""
+
+
+def open_memory(
+    settings: Settings, environ: Mapping[str, str], webhooks: Sequence[Webhook] = ()
+) -> Memory | None:
+    """The memory, or None where nothing shall be remembered. Raises StoreError, and
+    ConfigurationError for webhooks that cannot be signed or sent,
+    and for a key that is not there."""
+    receivers = Webhooks([_receiver(webhook, environ) for webhook in webhooks])
+    keeping = Retention(
+        max_age=settings.retention,
+        max_log_age=settings.log_retention,
+        max_responses=settings.max_responses,
+    )
+    seal = open_seal(settings, environ)
+    store = open_store(settings.store, keeping, environ, settings.news)
+    if store is None:
+        return None
+    return Memory(
+        store,
+        dialect=settings.dialect,
+        inherit=settings.inherit_instructions,
+        lease=settings.lease,
+        requeue=settings.requeue,
+        webhooks=receivers,
+        seal=seal,
+    )
+
+
+async def check_memory(
+    settings: Settings, environ: Mapping[str, str], webhooks: Sequence[Webhook] = ()
+) -> None:
+    """Open the memory and let go of it, before anything is served: raises what `open_memory` does,
+    and StoreError for a database that cannot be used, within a bounded time. Whoever names a store
+    means it, so that a server does not start without."""
+    memory = open_memory(settings, environ, webhooks)
+    if memory is None:
+        return
+    try:
+        await memory.store.ready()
+    finally:
+        await memory.close()
+
+
+def _receiver(webhook: Webhook, environ: Mapping[str, str]) -> Receiver:
+    try:
+        parse_url(webhook.url)
+    except InvalidUrlError as error:
+        raise ConfigurationError(f"A webhook's url cannot be used: {error}.") from None
+    secret = environ.get(webhook.secret_env, "").strip()
+    try:
+        key = b64decode(secret.removeprefix(MARK), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not (secret.startswith(MARK) and key):
+        raise ConfigurationError(
+            f"The environment variable {webhook.secret_env} should hold a secret to sign webhooks "
+            f"with: {MARK} and then base64."
+        )
+    return Receiver(url=webhook.url, key=key, events=webhook.events, allow=webhook.allow)

@@ -1,0 +1,165 @@
+"""Webhooks: notifies other servers, with signatures, that a background response ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
+
+from msgspec import Struct
+
+from dragoman.core.response import Response
+from dragoman.core.version import VERSION
+from dragoman.engines.base import new_id, now
+from dragoman.net.client import Client
+from dragoman.net.connection import Timeouts
+from dragoman.net.errors import NetError
+from dragoman.net.guard import Guard
+from dragoman.net.url import parse_url
+from dragoman.stores.base import Outbox, OutboxMessage, Record, StoreError
+from dragoman.wire import json
+from dragoman.wire.responses.response import SNAPSHOT_PREFIX
+
+DELAYS = (5.0, 60.0, 300.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0, 50_400.0)
+"""Seconds between one attempt and the next; after the last there is none."""
+GONE = 410
+"""The status by which a receiver says that it wants no more of this."""
+LOOK = 1.0
+"""Seconds between two looks into the outbox."""
+PATIENCE = 30.0
+"""Seconds an attempt may take."""
+
+
+class Receiver(Struct, frozen=True, kw_only=True):
+    """Who is told of what. `key` is what messages are signed with; addresses that are not public
+    are sent to only where `allow` lists them, or their network."""
+
+    url: str
+    key: bytes
+    events: tuple[str, ...]
+    allow: tuple[str, ...] = ()
+
+
+class Webhooks:
+    """Those who are told."""
+
+    def __init__(self, receivers: Sequence[Receiver] = ()) -> None:
+        self._receivers = {receiver.url: receiver for receiver in receivers}
+
+    def __bool__(self) -> bool:
+        return bool(self._receivers)
+
+    def find(self, url: str) -> Receiver | None:
+        """The one at this address."""
+        return self._receivers.get(url)
+
+    def letters(self, record: Record, response: Response) -> tuple[OutboxMessage, ...]:
+        """What is to be told of a run that ends so: nothing, unless it ran in the background."""
+        name = f"response.{response.status}"
+        if not record.background:
+            return ()
+        return tuple(
+            _letter(receiver.url, name, record.id)
+            for receiver in self._receivers.values()
+            if name in receiver.events
+        )
+
+
+def _letter(url: str, name: str, response: str) -> OutboxMessage:
+    id = f"evt_{new_id()}"
+    said = {
+        "id": id,
+        "object": "event",
+        "type": name,
+        "created_at": now(),
+        "data": {"id": SNAPSHOT_PREFIX + response},
+    }
+    return OutboxMessage(id=id, target=url, body=json.dump(said), due=time.time())
+
+
+def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
+    """The value of the header `webhook-signature`.
+
+    >>> signature(b"key", "evt_1", 1_700_000_000, b"{}")
+    'v1,qlxS+Rx59BdwbM0DVnBBVM2EZr7V1DuM8yaNlT+iZiY='
+    """
+    signed = b".".join((id.encode(), str(timestamp).encode(), data))
+    return f"v1,{b64encode(hmac.digest(key, signed, sha256)).decode()}"
+
+
+class Courier:
+    """Sends what is in the outbox, as long as it is not closed."""
+
+    def __init__(self, store: Outbox, webhooks: Webhooks) -> None:
+        self._store = store
+        self._webhooks = webhooks
+        self._client = Client(timeouts=Timeouts(PATIENCE, PATIENCE, PATIENCE))
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Send from now on, if there is anybody to send to."""
+        if self._webhooks and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; what has not arrived stays in the outbox."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._client.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            letters: Sequence[OutboxMessage] = ()
+            with suppress(StoreError):  # a store that fails now is asked again
+                moment = time.time()
+                letters = await self._store.take_due(moment, moment + 2 * PATIENCE)
+                await asyncio.gather(*map(self._send, letters))
+            if not letters:
+                await asyncio.sleep(LOOK)
+
+    async def _send(self, letter: OutboxMessage) -> None:
+        receiver = self._webhooks.find(letter.target)
+        if receiver is None:  # nobody is to be told there any more
+            await self._store.settle(letter.id)
+            return
+        problem, worth = await self._attempt(letter, receiver)
+        if not problem:
+            await self._store.settle(letter.id)
+        elif worth and letter.attempts <= len(DELAYS):
+            await self._store.settle(letter.id, time.time() + DELAYS[letter.attempts - 1])
+        else:
+            await self._store.settle(letter.id)
+            told = f"A webhook was given up after {letter.attempts} attempts: {problem}."
+            sys.stderr.write(f"{told}\n")
+
+    async def _attempt(self, letter: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
+        """What went wrong, and whether it is worth to try again; empty if nothing."""
+        moment = int(time.time())
+        headers = (
+            ("content-type", "application/json"),
+            ("user-agent", f"dragoman/{VERSION}"),
+            ("webhook-id", letter.id),
+            ("webhook-timestamp", str(moment)),
+            ("webhook-signature", signature(receiver.key, letter.id, moment, letter.body)),
+        )
+        try:
+            async with asyncio.timeout(PATIENCE):
+                url = parse_url(receiver.url)
+                address = await Guard(("*", *receiver.allow)).resolve(url)
+                sending = self._client.stream("POST", url, headers, letter.body, address=address)
+                async with sending as answer:
+                    status = answer.status
+        except TimeoutError:
+            return f"no answer within {PATIENCE:g} s", True
+        except NetError as error:
+            return str(error), True
+        if 200 <= status < 300:
+            return "", False
+        return f"the receiver answered with status {status}", status != GONE

@@ -1,0 +1,203 @@
+"""The server in process: an engine behind the official SDK without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from dragoman.core.interfaces import Engine
+from dragoman.stores.memory import MemoryStore
+
+from .app import App
+from .asgi import Message, Scope
+from .settings import Settings
+from .state.service import Memory
+
+try:
+    import httpx2
+except ImportError as missing:
+    raise ImportError(
+        "An in-process transport needs httpx2, which comes with the SDK: pip install openai"
+    ) from missing
+
+
+AHEAD = 16
+"""Pieces of an answer the server may be ahead of its reader."""
+
+_T = TypeVar("_T")
+
+
+def transport(engine: Engine, settings: Settings | None = None) -> Transport:
+    """A transport that answers out of `engine`, for `httpx2.AsyncClient` and `httpx2.Client`.
+
+    Responses are remembered until the process ends, unless the settings say `store="none"`. Closing
+    the client stops the answers that are running; the engine stays open, it is yours.
+
+        client = AsyncOpenAI(
+            base_url="http://dragoman/v1",
+            api_key="none",
+            http_client=httpx2.AsyncClient(transport=transport(engine)),
+        )
+    """
+    anything_goes = replace(settings or Settings(), allowed_hosts=("*",))  # no page gets in here
+    memory = None
+    if anything_goes.store != "none":
+        memory = Memory(MemoryStore(), dialect=anything_goes.dialect, upkeep=False)
+    return Transport(App(engine, anything_goes, memory))
+
+
+class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
+    """Requests to an application in this process: in the running event loop where there is one.
+
+    A client without a loop is served by one in a thread, which lives until the client is closed.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._thread: _LoopThread | None = None
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        call = _Call(self._app, request, await request.aread())
+        await call.begin()
+        return httpx2.Response(call.status, headers=call.headers, stream=_AsyncBody(call))
+
+    async def aclose(self) -> None:
+        await self._app.drain(0)
+        await self._app.rest()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        thread = self._thread = self._thread or _LoopThread()
+        call = _Call(self._app, request, request.read())
+        thread.run(call.begin())
+        return httpx2.Response(call.status, headers=call.headers, stream=_SyncBody(call, thread))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.run(self.aclose())
+            self._thread.stop()
+            self._thread = None
+
+
+class _Call:
+    """One request, and its answer as it comes."""
+
+    def __init__(self, app: App, request: httpx2.Request, body: bytes) -> None:
+        self._app = app
+        self._request = request
+        self._body: bytes | None = body
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(AHEAD)
+        self._left = asyncio.Event()
+        self._task: asyncio.Task[None]
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    async def begin(self) -> None:
+        """Hand the request over and wait for the status. Given up, it stops what it began."""
+        self._task = asyncio.create_task(self._app(self._scope(), self._receive, self._send))
+        self._task.add_done_callback(lambda _: self._messages.put_nowait(None))
+        try:
+            start = await self._next()
+        except BaseException:
+            await self.leave()
+            raise
+        self.status = start["status"]
+        self.headers = start["headers"]
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body."""
+        more = True
+        while more:
+            message = await self._next()
+            more = message["more_body"]
+            if message["body"]:
+                yield message["body"]
+
+    async def leave(self) -> None:
+        """Hang up, and wait until the server has stopped working on it."""
+        self._left.set()
+        await self._task
+
+    async def _next(self) -> Message:
+        message = await self._messages.get()
+        if message is None:
+            raise httpx2.RemoteProtocolError("The answer broke off.", request=self._request)
+        self._room.release()
+        return message
+
+    def _scope(self) -> Scope:
+        url = self._request.url
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": self._request.method,
+            "scheme": url.scheme,
+            "path": url.path,
+            "raw_path": url.raw_path,
+            "query_string": url.query,
+            "headers": [(name.lower(), value) for name, value in self._request.headers.raw],
+        }
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        await self._room.acquire()
+        self._messages.put_nowait(message)
+
+
+class _AsyncBody(httpx2.AsyncByteStream):
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._call.pieces()
+
+    async def aclose(self) -> None:
+        await self._call.leave()
+
+
+class _SyncBody(httpx2.SyncByteStream):
+    def __init__(self, call: _Call, thread: _LoopThread) -> None:
+        self._call = call
+        self._thread = thread
+
+    def __iter__(self) -> Iterator[bytes]:
+        pieces = self._call.pieces()
+        with suppress(StopAsyncIteration):
+            while True:
+                yield self._thread.run(anext(pieces))
+
+    def close(self) -> None:
+        self._thread.run(self._call.leave())
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="dragoman-transport", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run it there and wait for what it gives."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        """End the loop and the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,342 @@
+"""The response object, its usage, and the listings that hold responses, items and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dragoman.core.error import Code, Fault, FaultError, bad_request
+from dragoman.core.item import (
+    JSON,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+)
+from dragoman.core.request import Request, TextFormat
+from dragoman.core.response import Response, Usage
+from dragoman.wire import error, json
+from dragoman.wire.json import Fields
+
+from . import request, tools
+from .items import decode_all, dense, encode_output, keep, kept, merge
+
+_ALIASES = {
+    "prompt_tokens": "input_tokens",
+    "prompt_tokens_details": "input_tokens_details",
+    "completion_tokens": "output_tokens",
+    "completion_tokens_details": "output_tokens_details",
+}
+"""Names of another wire that servers are known to use here."""
+
+
+def decode(value: JSON) -> Usage | None:
+    """Usage as an upstream reported it, or None where it reported no count.
+
+    >>> decode({"input_tokens": 3, "output_tokens": 2}).total_tokens
+    5
+    """
+    if not isinstance(value, dict):
+        return None
+    counted: dict[str, JSON] = value
+    rest = {_ALIASES.get(name, name): said for name, said in counted.items()}
+    into, out = _details(rest, "input"), _details(rest, "output")
+    read, written = _count(rest, "input_tokens"), _count(rest, "output_tokens")
+    total = _count(rest, "total_tokens")
+    if read is None and written is None and total is None:
+        return None
+    if total is None and read is not None and written is not None:
+        total = read + written
+    counts = (_count(into, "cached_tokens"), _count(into, "cache_write_tokens"))
+    reasoning = _count(out, "reasoning_tokens")
+    rest |= dense({"input_tokens_details": into or None, "output_tokens_details": out or None})
+    return Usage(read, written, total, *counts, reasoning, extra=keep(dense(rest)))
+
+
+def _details(counts: dict[str, JSON], side: str) -> dict[str, JSON]:
+    details = counts.pop(f"{side}_tokens_details", None)
+    return dict(details) if isinstance(details, dict) else {}
+
+
+def _count(counts: dict[str, JSON], name: str) -> int | None:
+    return json.whole(counts.pop(name, None))
+
+
+def encode_usage(usage: Usage | None) -> dict[str, JSON] | None:
+    """Usage with all the numbers its type demands, or None when nothing was counted."""
+    if usage is None:
+        return None
+    read, written = usage.input_tokens or 0, usage.output_tokens or 0
+    said: dict[str, JSON] = {
+        "input_tokens": read,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens or 0,
+            "cache_write_tokens": usage.cache_write_tokens or 0,
+        },
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": read + written if usage.total_tokens is None else usage.total_tokens,
+    }
+    return merge(said, kept(usage.extra))
+
+
+SNAPSHOT_PREFIX = "resp_"
+"""What an id begins with on this wire."""
+
+CODES = frozenset(
+    {
+        "server_error",
+        "rate_limit_exceeded",
+        "invalid_prompt",
+        "data_residency_mismatch",
+        "bio_policy",
+        "misalignment_policy_violation",
+        "vector_store_timeout",
+        "invalid_image",
+        "invalid_image_format",
+        "invalid_base64_image",
+        "invalid_image_url",
+        "image_too_large",
+        "image_too_small",
+        "image_parse_error",
+        "image_content_policy_violation",
+        "invalid_image_mode",
+        "image_file_too_large",
+        "unsupported_image_media_type",
+        "empty_image_file",
+        "failed_to_download_image",
+        "image_file_not_found",
+    }
+)
+"""All that the code of a failed response can be."""
+
+_CODES: dict[Code, str] = {
+    "rate_limited": "rate_limit_exceeded",
+    "invalid_request": "invalid_prompt",
+    "unsupported": "invalid_prompt",
+}
+
+_PREFIXES: dict[type, str] = {
+    Message: "msg",
+    Reasoning: "rs",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    CustomToolCall: "ctc",
+    CustomToolCallOutput: "ctco",
+}
+
+REASONS = {"length": "max_output_tokens"}
+"""Finish reasons that are called otherwise in `incomplete_details`."""
+
+_SHORT = frozenset({"length", "content_filter"})
+
+
+def echo(asked: Request) -> dict[str, JSON]:
+    """The fields of a response that repeat its request."""
+    sampling, thinking = asked.sampling, asked.reasoning
+    shown = [tools.echo(tool) for tool in asked.tools]
+    text = {"format": tools.encode_format(asked.format or TextFormat(), full=True)}
+    return {
+        "background": bool(asked.background),
+        "instructions": request.encode_instructions(asked),
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {
+            "effort": thinking.effort if thinking else None,
+            "summary": thinking.summary if thinking else None,
+            **(kept(thinking.extra) if thinking else {}),
+        },
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": asked.service_tier or "default",
+        "store": bool(asked.store),
+        "temperature": _or(sampling.temperature, 1.0),
+        "text": {**text, **dense({"verbosity": asked.verbosity})},
+        "tool_choice": tools.encode_choice(asked.tool_choice or "auto"),
+        "tools": [tool for tool in shown if tool is not None],
+        "top_logprobs": _or(sampling.top_logprobs, 0),
+        "top_p": _or(sampling.top_p, 1.0),
+        "presence_penalty": _or(sampling.presence_penalty, 0.0),
+        "frequency_penalty": _or(sampling.frequency_penalty, 0.0),
+        "truncation": asked.truncation or "disabled",
+        "metadata": asked.metadata or {},
+        **dense({"conversation": _conversation(asked)}),
+        **dense({"user": asked.user, "prompt_cache_retention": asked.prompt_cache_retention}),
+    }
+
+
+def _conversation(asked: Request) -> JSON:
+    given = asked.conversation
+    return {"id": given} if isinstance(given, str) else given
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def render(response: Response, repeated: dict[str, JSON]) -> dict[str, JSON]:
+    """The response object. `repeated` is the `echo` of its request."""
+    completed_at = response.completed_at
+    if response.status != "completed":
+        completed_at = None
+    elif completed_at is None:
+        completed_at = response.created_at
+    return {
+        "id": SNAPSHOT_PREFIX + response.id,
+        "object": "response",
+        "created_at": response.created_at,
+        "status": response.status,
+        "completed_at": completed_at,
+        "error": None if response.error is None else render_error(response.error),
+        "incomplete_details": _incomplete(response),
+        "model": response.model,
+        "output": _output(response),
+        "usage": encode_usage(response.usage),
+        **repeated,
+        **kept(response.extra),
+    }
+
+
+def _output(response: Response) -> list[dict[str, JSON]]:
+    said = (
+        encode_output(item, item_id(item, response.id, index))
+        for index, item in enumerate(response.output)
+    )
+    return [item for item in said if item is not None]
+
+
+def item_id(item: Item, response_id: str, index: int) -> str:
+    """The item's own id, or one derived from where it stands."""
+    return item.id or f"{_PREFIXES.get(type(item), 'item')}_{response_id}_{index}"
+
+
+def _incomplete(response: Response) -> JSON:
+    if response.status != "incomplete":
+        return None
+    reason = next((r for r in response.reasons if r in _SHORT), (*response.reasons, "length")[0])
+    return {"reason": REASONS.get(reason, reason)}
+
+
+def render_error(fault: Fault) -> dict[str, JSON]:
+    """The error of a failed response: a code from the protocol's closed list, and the words."""
+    told = error.error_object(fault)
+    code = told["code"]
+    if code not in CODES:
+        code = "rate_limit_exceeded" if fault.status == 429 else _CODES.get(fault.code)
+    named = dense({"type": told["type"], "param": told["param"]})
+    return {"code": code or "server_error", "message": fault.message, **named}
+
+
+FIELDS = frozenset(
+    render(Response(id="", created_at=0, model="", status="completed"), echo(Request(model="")))
+) | {"conversation", "output_text", "prompt_cache_retention", "user"}
+"""The fields of a response that we have words for."""
+
+
+def encode_item(item: Item) -> dict[str, JSON] | None:
+    """A stored item, in full; None for one that belongs to another wire."""
+    return encode_output(item, item.id or "")
+
+
+def encode_list(found: Sequence[Item], more: bool) -> bytes:
+    """A page of items.
+
+    >>> encode_list([], more=False)
+    b'{"object":"list","data":[],"first_id":null,"last_id":null,"has_more":false}'
+    """
+    said = [one for one in map(encode_item, found) if one is not None]
+    page = {
+        "object": "list",
+        "data": said,
+        "first_id": said[0]["id"] if said else None,
+        "last_id": said[-1]["id"] if said else None,
+        "has_more": more,
+    }
+    return json.dump(page)
+
+
+def encode_compaction(id: str, created_at: int, item: Item, used: Usage | None) -> bytes:
+    """A conversation that was made short: one item that stands for it."""
+    said = {
+        "id": SNAPSHOT_PREFIX + id,
+        "object": "response.compaction",
+        "created_at": created_at,
+        "output": [encode_item(item)],
+        "usage": encode_usage(used or Usage(input_tokens=0, output_tokens=0)),
+    }
+    return json.dump(said)
+
+
+def encode_deleted_listing(id: str) -> bytes:
+    """What is said of a response that was deleted."""
+    return json.dump({"id": SNAPSHOT_PREFIX + id, "object": "response", "deleted": True})
+
+
+CONVERSATION_PREFIX = "conv_"
+"""What a conversation's id begins with on this wire."""
+
+MOST = 20
+"""Items that can be added in one request."""
+
+KEYS = 16
+"""Entries that metadata may have."""
+
+
+def decode_items(data: bytes) -> tuple[Item, ...]:
+    """The items to be added. Raises FaultError naming the field that is wrong."""
+    return _items(json.parse(data), needed=True)
+
+
+def decode_opening(data: bytes) -> tuple[tuple[Item, ...], dict[str, JSON]]:
+    """The items and the metadata of a new conversation; neither need be given."""
+    fields = json.parse(data or b"{}")
+    return _items(fields, needed=False), _metadata(fields)
+
+
+def decode_metadata(data: bytes) -> dict[str, JSON]:
+    """The metadata that shall take the place of the old."""
+    fields = json.parse(data)
+    if "metadata" not in fields:
+        raise FaultError(bad_request("is missing", "metadata"))
+    return _metadata(fields)
+
+
+def encode_conversation(id: str, created_at: int, metadata: dict[str, JSON] | None) -> bytes:
+    """A conversation.
+
+    >>> encode_conversation("1", 2, None)
+    b'{"id":"conv_1","object":"conversation","created_at":2,"metadata":{}}'
+    """
+    said = {"id": CONVERSATION_PREFIX + id, "object": "conversation", "created_at": created_at}
+    return json.dump({**said, "metadata": metadata or {}})
+
+
+def encode_deleted_conversation(id: str) -> bytes:
+    """What is said of a conversation that was deleted."""
+    return json.dump(
+        {"id": CONVERSATION_PREFIX + id, "object": "conversation.deleted", "deleted": True}
+    )
+
+
+def _items(fields: Fields, *, needed: bool) -> tuple[Item, ...]:
+    match fields.any("items"):
+        case None if not needed:
+            return ()
+        case list(values) if len(values) <= MOST:
+            return decode_all(values, fields.at("items"))
+        case list(values):
+            raise fields.wrong("items", f"has {len(values)} entries; {MOST} are allowed at once")
+        case _:
+            raise fields.wrong("items", "must be an array")
+
+
+def _metadata(fields: Fields) -> dict[str, Any]:
+    metadata = fields.mapping("metadata") or {}
+    if len(metadata) > KEYS:
+        raise fields.wrong("metadata", f"has {len(metadata)} entries; {KEYS} are allowed")
+    return metadata
