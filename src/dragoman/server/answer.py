@@ -19,7 +19,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import default_guarantee
 from dragoman.engines.base import batches, relay, straight
 from dragoman.stores.base import Record
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 
 from .asgi import Outlet
 from .cancellation import TERMINAL, InFlight, Watch, too_late

@@ -15,9 +15,7 @@ from dragoman.engines.reasoning_encryption import Seal, Sealing
 from dragoman.engines.reasoning_retry import Resending
 from dragoman.engines.router import Prompted
 from dragoman.wire import json
-from dragoman.wire.chat import CHAT
-from dragoman.wire.completions import COMPLETIONS
-from dragoman.wire.responses import RESPONSES
+from dragoman.wire.registry import BASE, WIRES
 
 from .answer import Answers
 from .asgi import Application, Outlet, Receive, Scope, Send
@@ -26,7 +24,6 @@ from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import COMPACTING_PATH as COMPACTING
 from .endpoints import COUNTING_PATH as COUNTING
 from .endpoints import EMBEDDINGS_PATH as EMBEDDINGS
-from .endpoints import MODELS_PATH as MODELS
 from .endpoints import Compactions, Counting, Embeddings, Models
 from .exchange import Exchange, Handler, MethodNotAllowedError, Route, Router, fault_of
 from .limits import Gate
@@ -46,7 +43,6 @@ def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None
     return recalling if seal is None else Sealing(recalling, seal)
 
 
-WIRES = (CHAT, RESPONSES)
 AtOnce = Callable[[Exchange, Caller, Outlet], Handler | None]
 _HOPS = HOPS_HEADER.encode()
 MAX_HOPS = 8
@@ -78,18 +74,29 @@ class App:
         models = Models(engine, self._roster)
         self._at_once: dict[str, AtOnce] = {}
         if not settings.request_log:  # which is written by the task
-            self._at_once |= {f"/v1{wire.path}": partial(answers.at_once, wire) for wire in WIRES}
+            self._at_once |= {
+                BASE + wire.path: partial(answers.at_once, wire)
+                for wire in WIRES.values()
+                if wire.conversation
+            }
+        listings = dict.fromkeys(BASE + wire.models_path for wire in WIRES.values())
         self._router = Router(
             (
-                *(Route("POST", f"/v1{wire.path}", answers.over(wire)) for wire in WIRES),
+                *(
+                    Route(
+                        "POST",
+                        BASE + wire.path,
+                        (answers if wire.conversation else prompts).over(wire),
+                    )
+                    for wire in WIRES.values()
+                ),
                 *(() if memory is None else stored(memory, settings, self._roster)),
-                Route("POST", f"/v1{COMPLETIONS.path}", prompts.over(COMPLETIONS)),
                 Route("POST", EMBEDDINGS, embeddings.answer),
                 Route("POST", COUNTING, counting.answer),
                 Route("POST", COMPACTING, compactions.answer),
                 Route("GET", SOCKET, self._sockets.plain),
-                Route("GET", MODELS, models.list),
-                Route("GET", f"{MODELS}/", models.one),
+                *(Route("GET", path, models.list) for path in listings),
+                *(Route("GET", f"{path}/", models.one) for path in listings),
                 Route("GET", "/healthz", self._health, public=True),
                 Route("GET", "/readyz", self._readiness, public=True),
             )

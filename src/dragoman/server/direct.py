@@ -16,7 +16,7 @@ from dragoman.core.event import Event
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Engine, Telling
 from dragoman.engines.base import tell
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 
 from .asgi import Headers, Outlet
 from .cancellation import GONE, TERMINAL, InFlight, stalled, too_late
@@ -135,7 +135,7 @@ class Direct(ABC):
         if self._exchange.opened:  # saying something else has failed
             self._exchange.abort()
         else:
-            self._reply(*refusal(fault))
+            self._reply(*refusal(fault, self._exchange.path))
 
     def _reply(self, status: int, body: bytes, headers: Headers) -> None:
         self._outlet.start(status, self._exchange.opening(status, framed(body, headers)))

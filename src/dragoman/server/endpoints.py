@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller, Engine, Model
 from dragoman.core.item import Compaction
@@ -13,6 +11,7 @@ from dragoman.engines.base import new_id, now
 from dragoman.engines.compaction import count, seal, summarise
 from dragoman.engines.router import embed
 from dragoman.wire import embeddings, json
+from dragoman.wire.registry import BASE, wire_at
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
@@ -22,8 +21,6 @@ from .limits import Gate, whole_body
 from .settings import Settings
 from .state.resolve import understand, without_memory
 from .state.service import Memory
-
-MODELS_PATH = "/v1/models"
 
 
 class Models:
@@ -35,15 +32,16 @@ class Models:
 
     async def list(self, exchange: Exchange, caller: Caller) -> None:
         """All models."""
-        data = [_entry(model) for model in await self._models(exchange, caller)]
-        await exchange.reply(200, json.dump({"object": "list", "data": data}))
+        models = await self._models(exchange, caller)
+        await exchange.reply(200, wire_at(exchange.path).encode_models(models))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
         """The model named by the rest of the path, slashes and all."""
-        name = exchange.path.removeprefix(f"{MODELS_PATH}/")
+        wire = wire_at(exchange.path)
+        name = exchange.path.removeprefix(f"{BASE}{wire.models_path}/")
         for model in await self._models(exchange, caller):
             if model.id == name:
-                await exchange.reply(200, json.dump(_entry(model)))
+                await exchange.reply(200, wire.encode_model(model))
                 return
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
@@ -51,16 +49,6 @@ class Models:
         with Watch(self._roster) as watch:
             watch.listen(exchange.receive)
             return await self._engine.models(caller)
-
-
-def _entry(model: Model) -> dict[str, Any]:
-    return {
-        **(model.extra or {}).get("models", {}),
-        "id": model.id,
-        "object": "model",
-        "created": model.created,
-        "owned_by": model.owned_by,
-    }
 
 
 EMBEDDINGS_PATH = f"/v1{embeddings.PATH}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dragoman.core.error import FaultError
 from dragoman.core.response import Response, default_guarantee
 from dragoman.wire.losses import judge_answer
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 
 from .asgi import Headers
 from .cancellation import UNFINISHED
@@ -26,6 +26,6 @@ def whole(
     if response.status in ("failed", "in_progress"):
         raise FaultError(response.error or UNFINISHED)
     body = body or wire.encode_response(response, plan.echoed, DIALECTS[settings.dialect])
-    losses = plan.losses + response.losses + judge_answer(response, wire.name)
+    losses = plan.losses + response.losses + judge_answer(response, wire.losses)
     sure = guarantee_header(response.guarantee or default_guarantee(plan.request))
     return body, [*loss_header(losses), *sure]

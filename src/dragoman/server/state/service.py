@@ -26,6 +26,7 @@ from dragoman.server.config import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
 from dragoman.stores.base import Record, Retention, Store, StoreError
 from dragoman.stores.factory import data_directory, open_store
+from dragoman.wire.registry import WIRES
 
 from .resolve import NOT_SEALED, Source, bare, named, recalled, understand
 from .run import Batches, Run
@@ -34,9 +35,6 @@ from .webhooks import Courier, Receiver, Webhooks
 
 ENCODER_VERSION = 2
 """Raised when the same events would be said in other bytes, so that no reader gets a mixture."""
-
-STORED_BY_DEFAULT = frozenset({"responses"})
-"""The wires on which a request that says nothing of it asks to be stored."""
 
 
 class Plan(Struct, frozen=True):
@@ -89,7 +87,7 @@ class Memory:
 
     def plan_at_once(self, wire: str, request: Request) -> Plan | None:
         """How to answer a request that builds on nothing and is not to be kept; None for others."""
-        stored = wire in STORED_BY_DEFAULT if request.store is None else request.store
+        stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if stored or request.background or ItemReference in map(type, request.items):
             return None
         if request.previous_response_id is not None or request.conversation is not None:
@@ -105,7 +103,7 @@ class Memory:
         store. Raises FaultError when something the request names is not there."""
         stored = request.store
         if stored is None:
-            stored = wire in STORED_BY_DEFAULT
+            stored = WIRES[wire].stored_by_default
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
         id = new_id()
