@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import re
-import threading
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, Union, cast
 
@@ -303,26 +302,28 @@ class Cache(Generic[_T]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._size = 0
-        self._entries: dict[Hashable, tuple[_T, int]] = {}
-        self._lock = threading.Lock()  # large bodies are decoded in threads
+        self._entries: dict[Hashable, tuple[_T, int]] = {}  # the least recently used first
+
+    # Large bodies are decoded in threads: each step on the entries is one that no other divides.
 
     def get(self, key: Hashable) -> _T | None:
         """The value, which is the most recently used now."""
-        with self._lock:
-            entry = self._entries.pop(key, None)
-            if entry is None:
-                return None
-            self._entries[key] = entry
-            return entry[0]
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._entries[key] = entry
+        return entry[0]
 
     def put(self, key: Hashable, value: _T, size: int) -> None:
         """Remember a value that takes `size` bytes."""
-        with self._lock:
-            self._size += size - self._entries.pop(key, (None, 0))[1]
-            self._entries[key] = value, size
-            while self._size > self._limit:
-                self._size -= self._entries.pop(next(iter(self._entries)))[1]
+        self._entries[key] = value, size
+        entries = list(self._entries.items())
+        total = sum(size for _, (_, size) in entries)
+        for oldest, (_, size) in entries:
+            if total <= self._limit:
+                break
+            self._entries.pop(oldest, None)
+            total -= size
 
 
 class Fields:
