@@ -27,13 +27,14 @@ from dragoman.net.client import Client, Exchange, HeaderFields, Response
 from dragoman.net.connection import Connection, Timeouts
 from dragoman.net.errors import DisconnectedError, NetError
 from dragoman.wire import embeddings, json
-from dragoman.wire.registry import Passing, Through, Wire
+from dragoman.wire.protocol import Passing, Through, Wire
+from dragoman.wire.registry import WIRES
 
 from . import errors
 from .fan_out import Ask, fan_out
 from .profiles import Profile
 from .upstream import Upstream
-from .upstream_request import ENDS, WIRES, Plan, make_plan
+from .upstream_request import ENDS, Plan, make_plan
 
 LATE_NEWS = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""

@@ -19,11 +19,8 @@ from dragoman.core.turn import Turn
 from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from dragoman.net.client import HeaderFields
 from dragoman.net.errors import NetError, NetTimeoutError
-from dragoman.wire.chat import CHAT
-from dragoman.wire.completions import COMPLETIONS
-from dragoman.wire.losses import worded
-from dragoman.wire.registry import Wire
-from dragoman.wire.responses import RESPONSES
+from dragoman.wire.protocol import Wire
+from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
 from . import errors
 from .base import new_id, now
@@ -44,7 +41,6 @@ def new_turn(
     return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
 
 
-WIRES = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}
 ENDS = (Finished, Failed)
 
 _log = logging.getLogger("dragoman")
@@ -122,7 +118,7 @@ def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
         names = sorted(names, key=lambda name: name != caller.wire)
     raw = isinstance(request, Completion)
     if raw:
-        names = [COMPLETIONS.name]
+        names = [wire.name for wire in WIRES.values() if not wire.conversation]
     lowered = lower(request, upstream.limits(request.model))
     asked = lowered.request
     if profile.only_streams and not asked.stream:
@@ -137,10 +133,14 @@ def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
         try:
             said, losses = wire.encode_request(asked, dialect)
         except FaultError as error:
-            refused = refused or error
+            fault = spell_fault(lowered.client_fault(error.fault), asked, caller.wire)
+            refused = refused or FaultError(fault)
             continue
-        lost = (*worded(lowered.losses, request, caller.wire), *lowered.client_losses(losses))
-        if wire is not RESPONSES:  # the only wire that has summaries of reasoning
+        lost = (
+            *spell_losses(lowered.losses, request, caller.wire),
+            *spell_losses(lowered.client_losses(losses), asked, caller.wire),
+        )
+        if wire.losses.request.action("ReasoningOptions.summary") != "carried":
             lowered = replace(lowered, restore=with_summary(request, lowered.restore))
         turn = new_turn(profile, asked, lost, raw=raw)
         return Plan(
