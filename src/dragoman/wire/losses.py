@@ -127,7 +127,9 @@ _QUIET = frozenset({"system_fingerprint", "timings"})
 """How a server worked: in every answer of some servers, where it would drown the rest."""
 _NESTED = frozenset({"text", "response_format", "json_schema", "function", "custom"})
 """Objects of which a wire takes some members: what is left in them is reported by itself."""
-_INTERNAL = frozenset({"turn", "upstream", "models", "inline", "error", "responses_vendor"})
+_INTERNAL = frozenset(
+    {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
+)
 """Keys of an `extra` that are no wire's."""
 _CONTENTS = {
     "Message": ("content",),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, get_args
+from typing import Annotated, Any, Final, get_args
 
+import msgspec
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
@@ -38,6 +40,7 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.request import Request
+from dragoman.wire import json
 from dragoman.wire.json import Fields, kind
 
 WIRE: Final = "responses"
@@ -301,6 +304,166 @@ def _brief(token: Token) -> dict[str, JSON]:
     said = {"token": token.text, "logprob": token.logprob, "bytes": list(octets)}
     return {**said, **kept(token.extra)}
 
+
+# ---- typed -------------------------------------------------------------------------------
+
+_Name = Annotated[str, Meta(min_length=1)]
+
+
+class _InputText(Struct, tag="input_text", forbid_unknown_fields=True):
+    text: str
+
+
+class _OutputText(Struct, tag="output_text", forbid_unknown_fields=True):
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class _InputImage(Struct, tag="input_image", forbid_unknown_fields=True):
+    image_url: str
+    detail: str | None = None
+
+
+class _SummaryText(Struct, tag="summary_text", forbid_unknown_fields=True):
+    text: str
+
+
+class _ReasoningText(Struct, tag="reasoning_text", forbid_unknown_fields=True):
+    text: str
+
+
+_Part = _InputText | _OutputText | _InputImage
+
+
+class _Message(Struct, tag="message", forbid_unknown_fields=True):
+    role: Role
+    content: str | list[_Part]
+    id: str | None = None
+    status: ItemStatus | None = None
+    phase: str | None = None
+
+
+class _EasyMessage(Struct, forbid_unknown_fields=True):
+    """A message without a type, as people write them."""
+
+    role: Role
+    content: str | list[_Part]
+
+
+class _Reasoning(Struct, tag="reasoning", forbid_unknown_fields=True):
+    summary: list[_SummaryText] = []
+    content: list[_ReasoningText] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _FunctionCall(Struct, tag="function_call", forbid_unknown_fields=True):
+    call_id: _Name
+    name: _Name
+    arguments: str
+    namespace: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _CustomToolCall(Struct, tag="custom_tool_call", forbid_unknown_fields=True):
+    call_id: _Name
+    name: _Name
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _Output(Struct, tag="function_call_output", forbid_unknown_fields=True):
+    call_id: _Name
+    output: str | list[_Part]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _CustomOutput(Struct, tag="custom_tool_call_output", forbid_unknown_fields=True):
+    call_id: _Name
+    output: str | list[_Part]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+_Typed = _Message | _Reasoning | _FunctionCall | _CustomToolCall | _Output | _CustomOutput
+_read_typed = msgspec.json.Decoder(list[_Typed]).decode
+_read_one = msgspec.json.Decoder(_Typed).decode
+_read_easy = msgspec.json.Decoder(_EasyMessage).decode
+_read_raw = msgspec.json.Decoder(list[Raw]).decode
+
+
+def decode_typed(data: Raw) -> tuple[Item, ...]:
+    """The items of an array. Those of a usual shape are decoded typed, in one step where all are;
+    the others field by field. Raises FaultError or ValueError for what is wrong, without its place.
+    """
+    values: list[_Typed | _EasyMessage | Raw]
+    try:
+        values = [*_read_typed(data)]
+    except msgspec.ValidationError:
+        values = [_typed_or_raw(raw) for raw in _read_raw(data)]
+    items: list[Item] = []
+    for value in values:
+        match value:
+            case _Message():
+                content = value.content if isinstance(value.content, str) else _parts(value.content)
+                items.append(
+                    Message(value.role, content, value.id, value.status, phase=value.phase)
+                )
+            case _FunctionCall(call_id, name, arguments, space, id, status):
+                items.append(FunctionCall(call_id, name, arguments, space, id, status))
+            case _Output(call_id, output, id, status):
+                said = output if isinstance(output, str) else _parts(output)
+                items.append(FunctionCallOutput(call_id, said, id, status))
+            case _CustomToolCall(call_id, name, text, space, id, status):
+                items.append(CustomToolCall(call_id, name, text, space, id, status))
+            case _CustomOutput(call_id, output, id, status):
+                said = output if isinstance(output, str) else _parts(output)
+                items.append(CustomToolCallOutput(call_id, said, id, status))
+            case _Reasoning(id=id, status=status, encrypted_content=encrypted):
+                thoughts = tuple([Thought(part.text) for part in value.content or ()])
+                summary = tuple([Summary(part.text) for part in value.summary])
+                items.append(Reasoning(thoughts, summary, encrypted, id, status))
+            case _EasyMessage():
+                content = value.content if isinstance(value.content, str) else _parts(value.content)
+                items.append(Message(value.role, content))
+            case _:
+                items += decode_all([json.value_of(value)], "input")
+    return tuple(items)
+
+
+def _typed_or_raw(raw: Raw) -> _Typed | _EasyMessage | Raw:
+    for read in (_read_one, _read_easy):
+        try:
+            value: _Typed | _EasyMessage = read(raw)
+        except msgspec.ValidationError:
+            continue
+        return value
+    return raw
+
+
+def _parts(parts: list[_Part]) -> tuple[Part, ...]:
+    found: list[Part] = []
+    for part in parts:
+        if isinstance(part, _InputText):
+            found.append(Text(part.text))
+        elif isinstance(part, _InputImage):
+            found.append(Image(part.image_url, None, part.detail))
+        elif part.annotations or part.logprobs:
+            json.check_depth([part.annotations, part.logprobs])
+            notes, tokens = decode_annotations(part.annotations), decode_tokens(part.logprobs)
+            found.append(Text(part.text, notes, tokens))
+        else:
+            found.append(Text(part.text))
+    return tuple(found)
+
+
+# ---- field by field ----------------------------------------------------------------------
 
 ROLES = frozenset(get_args(Role))
 _STATUSES = frozenset(get_args(ItemStatus))

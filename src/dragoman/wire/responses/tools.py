@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from msgspec import Raw
+
 from dragoman.core.item import JSON
 from dragoman.core.request import (
     AllowedTools,
@@ -27,11 +29,29 @@ from dragoman.core.request import (
     ToolMode,
     UnknownTool,
 )
-from dragoman.wire.json import Fields, kind
+from dragoman.wire import json
+from dragoman.wire.json import Cache, Fields, kind
 
 from .items import WIRE, dense, keep, kept, objects
 
-# ---- reading -----------------------------------------------------------------------------
+_CACHE_LIMIT = 4 * 1024 * 1024
+_decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
+"""Tools by the bytes of their array: an agent sends the same ones with every request."""
+_encoded = Cache[tuple[tuple[Tool, ...], Raw | None]](_CACHE_LIMIT)
+_echoed = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
+"""What tools are encoded to, by the identity of the tuple, which an entry keeps alive."""
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+def decode_cached(raw: Raw) -> tuple[Tool, ...]:
+    """The tools in an array. Raises FaultError naming the tool and the field that is wrong."""
+    data = bytes(raw)
+    tools = _decoded.get(data)
+    if tools is None:
+        tools = decode_all(Fields({"tools": json.load(data)}))
+        _decoded.put(data, tools, len(data))
+    return tools
 
 
 def decode_all(fields: Fields) -> tuple[Tool, ...]:
@@ -143,7 +163,17 @@ def decode_format(fields: Fields) -> tuple[OutputFormat, dict[str, JSON]]:
             raise fields.wrong("type", "is missing")
 
 
-# ---- writing -----------------------------------------------------------------------------
+# ---- encoding ----------------------------------------------------------------------------
+
+
+def encode_cached(tools: tuple[Tool, ...]) -> Raw | None:
+    """The array of the tools; None where all are of other wires."""
+    entry = _encoded.get(id(tools))
+    if entry is None:
+        data = json.dump(encode_all(tools))
+        entry = tools, Raw(data) if data != b"[]" else None
+        _encoded.put(id(tools), entry, len(data))
+    return entry[1]
 
 
 def encode_all(tools: Iterable[Tool]) -> list[dict[str, JSON]]:
@@ -181,10 +211,14 @@ def _say_function(tool: FunctionTool) -> dict[str, JSON]:
     return said
 
 
-def echo_all(tools: Iterable[Tool]) -> list[dict[str, JSON]]:
-    """Tools as a response repeats them, those of other wires left out."""
-    echoed = (_echo(tool) for tool in tools)
-    return [tool for tool in echoed if tool is not None]
+def echo_all(tools: tuple[Tool, ...]) -> Raw:
+    """The array of the tools as a response repeats them, those of other wires left out."""
+    entry = _echoed.get(id(tools))
+    if entry is None:
+        data = json.dump([echoed for tool in tools if (echoed := _echo(tool)) is not None])
+        entry = tools, Raw(data)
+        _echoed.put(id(tools), entry, len(data))
+    return entry[1]
 
 
 def _echo(tool: Tool) -> dict[str, JSON] | None:
