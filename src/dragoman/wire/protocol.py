@@ -47,7 +47,7 @@ def _same_names(request: Request) -> Callable[[str], str]:
 
 
 class Passing(Protocol):
-    """Watches a streamed answer that passes through as it is. `ended` once it said its end."""
+    """Watches a streamed answer that passes through as it is; `ended` once its end was seen."""
 
     ended: bool
 
@@ -56,15 +56,15 @@ class Passing(Protocol):
         ...
 
     def close(self, fault: Fault) -> tuple[bytes, Finished | Failed]:
-        """What is to be said yet, and how it ended; `fault` is why it did if it did not say."""
+        """The last bytes, and how it ended; `fault` is why, where the bytes do not say."""
         ...
 
 
 class Through(Struct, frozen=True, kw_only=True):
     """How answers of a wire pass through without being decoded.
 
-    - `passes(request, body, dialect)` tells whether the body says to a server of that dialect what
-      the request, encoded for it, would say.
+    - `passes(request, body, dialect)` is whether the body means to a server of that dialect what
+      the request, encoded for it, would.
     - `passing()` watches a stream.
     - `whole(body)` gives the end of a whole answer, or None if the body is none.
     """

@@ -37,7 +37,7 @@ from .response import FIELDS, REASONS, decode
 from .tracker import CALLS, ItemState, ItemTracker, LastDelta, Types
 
 _BEFORE = b"\xef\xbb\xbf \t\r\n"
-"""What may stand before the first byte that tells: a byte order mark, blanks, blank lines."""
+"""What may stand before the first byte of a body: a byte order mark, blanks, blank lines."""
 
 _FIELDS = b"deir:"
 """How the lines of a stream begin: data, event, id, retry, or a comment."""
@@ -118,7 +118,7 @@ def lenient_item(value: dict[str, JSON]) -> Item:
 
 
 def _call(value: dict[str, JSON], field: str) -> Item:
-    """A call with what it has: whoever opens it gives it the ids it lacks."""
+    """A call with what it has; the ids it lacks are given to it when it is opened."""
     said = value.get(field)
     text = said if isinstance(said, str) else "" if said is None else json.text(said)
     call_id, name = value.get("call_id") or value.get("id") or "", value.get("name") or ""
@@ -367,7 +367,7 @@ _ENDS = {
 
 _REASONS = {theirs: ours for ours, theirs in REASONS.items()}
 _TIERS = frozenset({"auto", "default"})
-"""Service tiers that tell a client nothing."""
+"""Service tiers that are no news to a client."""
 
 _SILENT = Fault("upstream_error", "The model's server failed and did not say why.", "upstream")
 

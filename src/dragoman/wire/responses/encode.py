@@ -60,7 +60,7 @@ Inside = PartAdded | Delta | PartDone | ItemDone
 ItemEvent = ItemAdded | Inside | Progress
 
 STATES = {"partial": "partial_image"}
-"""States of hosted tools that are called otherwise on this wire."""
+"""States of hosted tools that have another name on this wire."""
 
 _NAMES = {
     "text": "output_text",
@@ -70,7 +70,7 @@ _NAMES = {
     "arguments": "function_call_arguments",
     "input": "custom_tool_call_input",
 }
-"""What the deltas of a kind are called; reasoning is called as the dialect has it."""
+"""What the deltas of a kind are called; the name for reasoning is the dialect's."""
 
 
 class _Position:
@@ -119,10 +119,10 @@ class ItemEvents:
 
     def _item_added(self, index: int, item: Item) -> Iterator[Named]:
         id, position = item_id(item, self.response_id, index), len(self._positions)
-        said = encode_output(item, id)
-        if said is not None:
+        encoded = encode_output(item, id)
+        if encoded is not None:
             self._positions[index] = _Position(item, id, position)
-            yield "response.output_item.added", {"output_index": position, "item": said}
+            yield "response.output_item.added", {"output_index": position, "item": encoded}
 
     def _inside(self, place: _Position, event: Inside) -> Iterator[Named]:
         match event:
@@ -152,10 +152,10 @@ class ItemEvents:
                 at = None  # the whole is in the item when it is done
         if at is None:
             return
-        said = {**at, "delta": event.data}
+        encoded = {**at, "delta": event.data}
         if event.kind in ("text", "transcript"):
-            said["logprobs"] = encode_tokens(event.tokens)
-        yield f"response.{self._names[event.kind]}.delta", said
+            encoded["logprobs"] = encode_tokens(event.tokens)
+        yield f"response.{self._names[event.kind]}.delta", encoded
 
     def _part_done(self, place: _Position, event: PartDone) -> Iterator[Named]:
         part = event.part
@@ -168,8 +168,8 @@ class ItemEvents:
         whole = _full(part)
         match part:
             case Text() | Audio():
-                said = {name: whole[name] for name in ("text", "logprobs")}
-                yield "response.output_text.done", {**at, **said}
+                encoded = {name: whole[name] for name in ("text", "logprobs")}
+                yield "response.output_text.done", {**at, **encoded}
             case Refusal():
                 yield "response.refusal.done", {**at, "refusal": part.text}
             case Thought():
@@ -183,11 +183,11 @@ class ItemEvents:
     def _progress(self, event: Progress) -> Iterator[Named]:
         place = None if event.index is None else self._positions.get(event.index)
         if event.state == "raw":
-            said = event.data.get(WIRE)
-            if said is not None and (event.index is None or place is not None):
+            encoded = event.data.get(WIRE)
+            if encoded is not None and (event.index is None or place is not None):
                 where = place.fields if place else {}
-                told = {name: where.get(name, value) for name, value in said.items()}
-                yield told.pop("type"), told
+                fields = {name: where.get(name, value) for name, value in encoded.items()}
+                yield fields.pop("type"), fields
         elif place is not None and place.kind is not None:
             state = STATES.get(event.state, event.state)
             yield f"response.{place.kind}.{state}", {**place.fields, **(event.data or {})}
@@ -210,8 +210,8 @@ def _item_done(place: _Position, item: Item) -> Iterator[Named]:
     where = place.fields
     match item:
         case FunctionCall():
-            said = {"name": item.name, "arguments": item.arguments}
-            yield "response.function_call_arguments.done", {**where, **said}
+            encoded = {"name": item.name, "arguments": item.arguments}
+            yield "response.function_call_arguments.done", {**where, **encoded}
         case CustomToolCall():
             yield "response.custom_tool_call_input.done", {**where, "input": item.input}
     whole = encode_output(item, where["item_id"])

@@ -49,9 +49,9 @@ from .items import (
     decode_typed,
     dense,
     encode_items,
-    keep,
-    kept,
+    from_extra,
     merge,
+    to_extra,
 )
 from .losses import LOSSES
 
@@ -81,7 +81,7 @@ def _wrong(problem: str, param: str) -> FaultError:
 
 
 def _check_parts(items: tuple[Item, ...]) -> None:
-    """A kind of content nobody knows is a mistake, not an extension."""
+    """An unknown kind of content is a mistake, not an extension."""
     for number, item in enumerate(items):
         if isinstance(item, Message):
             name, parts = "content", item.content
@@ -144,7 +144,7 @@ LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for token probabilities."""
 
 _VENDOR = "responses_vendor"
-"""Where sampling values that only some servers take on this wire wait, as they were said."""
+"""The key in `extra` of sampling values that only some servers take on this wire."""
 
 _STRINGS = (
     "previous_response_id",
@@ -162,7 +162,7 @@ _CHANCES = ("temperature", "top_p")
 _PENALTIES = ("frequency_penalty", "presence_penalty")
 
 
-# ---- reading -----------------------------------------------------------------------------
+# ---- decoding -----------------------------------------------------------------------------
 
 
 def decode(data: bytes) -> Request:
@@ -221,7 +221,7 @@ def _request(
     unknown = {**fields.rest(), **({"text": rest} if rest else {})}
     if known["store"] is None:
         unknown["store"] = None  # absent, which here means yes: see `encode`
-    extra = keep(unknown) or {}
+    extra = to_extra(unknown) or {}
     if vendor:
         extra[_VENDOR] = vendor
     known["stream"] = known["stream"] or False
@@ -372,7 +372,7 @@ def _reasoning(fields: Fields) -> ReasoningOptions | None:
     if options is None:
         return None
     effort, summary = options.string("effort"), options.string("summary")
-    return ReasoningOptions(effort, summary, keep(options.rest()))
+    return ReasoningOptions(effort, summary, to_extra(options.rest()))
 
 
 def _stream_options(fields: Fields) -> StreamOptions | None:
@@ -380,10 +380,10 @@ def _stream_options(fields: Fields) -> StreamOptions | None:
     if options is None:
         return None
     obfuscation = options.boolean("include_obfuscation")
-    return StreamOptions(include_obfuscation=obfuscation, extra=keep(options.rest()))
+    return StreamOptions(include_obfuscation=obfuscation, extra=to_extra(options.rest()))
 
 
-# ---- writing -----------------------------------------------------------------------------
+# ---- encoding -----------------------------------------------------------------------------
 
 
 def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[Loss, ...]]:
@@ -393,16 +393,16 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     same bytes, and a longer conversation begins with the bytes of the shorter one.
 
     An absent `store` means yes on this wire and no elsewhere. So it stays absent where a client
-    of this wire left it out, and is `false` where nobody on another wire asked for it.
+    of this wire left it out, and is `false` where a client of another wire did not ask for it.
     """
     vendor = (request.extra or {}).get(_VENDOR, {})
     own = replace(request.sampling, **dict.fromkeys(vendor))
     losses = judge(replace(request, sampling=own), LOSSES)
-    said = dense(merge(_fields(request), {**vendor, **kept(request.extra)}))
-    for name in sorted(dialect.drop & said.keys()):
-        del said[name]
+    encoded = dense(merge(_fields(request), {**vendor, **from_extra(request.extra)}))
+    for name in sorted(dialect.drop & encoded.keys()):
+        del encoded[name]
         losses += (Loss(name, "dropped", "the model's server does not take it"),)
-    return json.dump({**said, "input": _encode_items(request.items)}), losses
+    return json.dump({**encoded, "input": _encode_items(request.items)}), losses
 
 
 def _fields(request: Request) -> dict[str, JSON]:
@@ -432,8 +432,8 @@ def _fields(request: Request) -> dict[str, JSON]:
 
 
 def _encode_items(values: tuple[Item, ...]) -> list[JSON]:
-    said = (encode_items(item) for item in values)
-    return [item for item in said if item is not None]
+    encoded = (encode_items(item) for item in values)
+    return [item for item in encoded if item is not None]
 
 
 def encode_instructions(request: Request) -> JSON:
@@ -451,16 +451,16 @@ def _encode_text(request: Request) -> JSON:
 def _encode_reasoning(options: ReasoningOptions | None) -> JSON:
     if options is None:
         return None
-    said = {"effort": options.effort, "summary": options.summary}
-    return dense({**said, **kept(options.extra)})
+    encoded = {"effort": options.effort, "summary": options.summary}
+    return dense({**encoded, **from_extra(options.extra)})
 
 
 def _encode_stream_options(options: StreamOptions | None) -> JSON:
     """What this wire has of them; usage is part of every answer here."""
     if options is None:
         return None
-    said = {"include_obfuscation": options.include_obfuscation, **kept(options.extra)}
-    return dense(said) or None
+    encoded = {"include_obfuscation": options.include_obfuscation, **from_extra(options.extra)}
+    return dense(encoded) or None
 
 
 def _encode_include(request: Request) -> JSON:
