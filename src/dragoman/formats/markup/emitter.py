@@ -50,6 +50,7 @@ class Emitter:
         self.tools = tools
         self.calls = 0
         self.truncated = False  # the open call was not ended by the model
+        self.dropping = False  # the answer was cut in the head of a call: its text is no answer
         self.warnings: list[str] = []
         self.plain_text: Emit = turn.text if choice == 0 else self.text
         self.plain_thought: Emit = turn.reasoning if choice == 0 else self.thought
@@ -61,7 +62,8 @@ class Emitter:
         self._arguments: list[str] = []
 
     def text(self, data: str) -> None:
-        self._turn.text(data, self._choice, self._take_tokens(data))
+        if not self.dropping:
+            self._turn.text(data, self._choice, self._take_tokens(data))
 
     def thought(self, data: str) -> None:
         self._turn.reasoning(data, self._choice, self._take_tokens(data))

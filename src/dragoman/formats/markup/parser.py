@@ -33,6 +33,8 @@ from .states import (
 _BLOCK = 4096
 """Characters scanned together, so that a long text costs no more than many short ones."""
 
+_CALL_KINDS = frozenset(("call", "name", "id", "typed", "gap"))
+
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -116,21 +118,25 @@ class MarkupParser:
         for at in range(0, len(text), _BLOCK):
             self._parse_text(text[at : at + _BLOCK])
 
-    def flush(self) -> None:
-        """Emit what is held back as what it turned out to be, and begin anew."""
+    def flush(self, *, cut: bool = False) -> None:
+        """Emit what is held back as what it turned out to be, and begin anew. Of an answer that was
+        `cut`, the head of an unfinished call is dropped: markup must not be shown as text."""
+        emitter = self._emitter
         self._parse_text(self._decoder.decode(b"", final=True))
+        marks = self._marks
+        emitter.dropping = cut and marks.kind in _CALL_KINDS and marks.name != "bare"
         self._release_held()
-        if isinstance(self._segment, Calls) and self._segment.unproven:
+        if isinstance(self._segment, Calls) and self._segment.unproven and not emitter.dropping:
             self._backtrack(self._segment)
             self._parse_replay()
-        self._emitter.truncated = True
+        emitter.truncated = True
         self._segment.leave(None)
-        self._emitter.close_call()
-        self._emitter.truncated = False
+        emitter.close_call()
+        emitter.truncated = emitter.dropping = False
         self._enter("over" if self._marks.kind == "over" else "start")
 
     def close(self, reason: str) -> None:
-        self.flush()
+        self.flush(cut=reason == "length")
         self._emitter.finish(reason)
 
     @property
