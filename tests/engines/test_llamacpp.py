@@ -23,7 +23,7 @@ from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request,
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.engines import llamacpp as room
-from dragoman.engines.llamacpp import Aligner, LlamaCpp, fitted, llamacpp
+from dragoman.engines.llamacpp import Aligner, LlamaCpp, llamacpp, tokens_of_text
 from tests.engines.stage import answered
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
 from tests.upstream.model.transcripts import HELLO
@@ -229,11 +229,11 @@ def test_what_stands_before_a_text_is_cut_off(
     ],
 )
 def test_a_text_is_looked_for_in_its_tokens(tokens: list[str], text: str, kept: list[str]) -> None:
-    assert [each.text for each in fitted(list(map(token, tokens)), text)] == kept
+    assert [each.text for each in tokens_of_text(list(map(token, tokens)), text)] == kept
 
 
 def test_a_token_without_bytes_is_its_text() -> None:
-    assert fitted([Token(" a")], "a") == (Token("a", bytes=b"a"),)
+    assert tokens_of_text([Token(" a")], "a") == (Token("a", bytes=b"a"),)
 
 
 def test_tokens_without_any_text_are_none_of_it() -> None:

@@ -128,17 +128,17 @@ class Emitter:
         """End the call; without arguments it has the empty object."""
         if self._name is None:
             return
-        said = "".join(self._arguments)
+        arguments = "".join(self._arguments)
         if not self._name:
-            self.warn(f"a call without a name: {said}")
+            self.warn(f"a call without a name: {arguments}")
             self._name = None
-            if said:
-                self.text(said)
+            if arguments:
+                self.text(arguments)
             return
-        if not is_object(said or "{}"):
+        if not is_object(arguments or "{}"):
             self.warn(f"the arguments of {self._name} are not a JSON object")
         if not self.truncated:
-            missing = "" if said.strip() else "{}"
+            missing = "" if arguments.strip() else "{}"
             fragment = CallFragment(self.calls - 1, arguments=missing, last=True)
             self._turn.call(fragment, self._choice)
         self._name, self._arguments = None, []

@@ -1,6 +1,6 @@
 """Parses a model's markup into a turn: tokens or text, in pieces of any size.
 
-One state machine for all families; the profile's tables say where each mark leads. Control tokens
+One state machine for all families; the profile's tables emit where each mark leads. Control tokens
 are recognised by id; other marks are found in the text, which is held back while it may become one.
 """
 
@@ -97,8 +97,8 @@ class MarkupParser:
             return
         plain = self._plain.get
         for id in ids:
-            if (say := self._fast_path) is not None and (piece := plain(id)) is not None:
-                say(piece)
+            if (emit := self._fast_path) is not None and (piece := plain(id)) is not None:
+                emit(piece)
             else:
                 self._token(id)
             self._reasoning += self._thinking
@@ -109,11 +109,11 @@ class MarkupParser:
             for token in tokens:
                 self._emitter.add_token(token, token.text)
         elif (
-            (say := self._fast_path)
+            (emit := self._fast_path)
             and text
             and not (text[-1].isspace() or self._marks.touches(text))
         ):
-            say(text)
+            emit(text)
             return
         for at in range(0, len(text), _BLOCK):
             self._parse_text(text[at : at + _BLOCK])
@@ -279,11 +279,11 @@ class MarkupParser:
         state, self._begun = self._marks.state, True
         if isinstance(segment, LeadingBlanks):
             bare = self._profile.bare and self._emitter.tools and char in "{["
-            kept = segment.kept
-            if not kept:
+            blanks = segment.blanks
+            if not blanks:
                 self._emitter.drop_tokens(left)
             self._enter("bare" if bare else "text")
-            self._segment.feed(kept, 0, len(kept))
+            self._segment.feed(blanks, 0, len(blanks))
         elif isinstance(segment, Name):
             if self._pending.name:
                 self._enter(state.then)
