@@ -14,7 +14,7 @@ from dragoman.core.interfaces import Caller, Model, Secret
 from dragoman.core.item import JSON
 from dragoman.core.lower import Limits
 from dragoman.core.version import HOPS, MARK
-from dragoman.net.client import Client, HeaderFields, Response
+from dragoman.net.client import Client, HeaderFields, Headers, Response
 from dragoman.net.errors import ConnectError, NetError, ProxyError, TLSError
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import error as wire_error
@@ -255,11 +255,9 @@ class Upstream:
         """The key that goes with this caller's requests."""
         return caller.key if self._passes(caller) else self._key
 
-    def note(self, response: Response) -> None:
-        """Learn from an answer what kind of server this is, if that is not known."""
-        if self.recognised:
-            return
-        server = response.headers.get("server")
+    def note(self, headers: Headers) -> None:
+        """Recognise the kind of server by the headers of an answer."""
+        server = headers.get("server")
         if server != self._server:
             self._server = server
             self._recognise(by_answers(server))

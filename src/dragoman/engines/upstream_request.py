@@ -26,7 +26,7 @@ from dragoman.wire.registry import Wire
 from dragoman.wire.responses import RESPONSES
 
 from . import errors
-from .base import new_id, now
+from .base import ENDS, new_id, now
 from .profiles import Profile
 from .upstream import Upstream
 
@@ -45,16 +45,14 @@ def new_turn(
 
 
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}
-ENDS = (Finished, Failed)
 
 _log = logging.getLogger("dragoman")
 
 
-class Plan(Struct):
+class UpstreamRequest(Struct):
     """A request made ready for one wire.
 
-    `heard` is the turn that holds what the server said, where that is parsed once more; else it is
-    `turn` itself.
+    `raw_turn` holds what the server said, where that is parsed once more; else it is `turn` itself.
     """
 
     upstream: Upstream
@@ -66,7 +64,7 @@ class Plan(Struct):
     turn: Turn
     decoder: Decoder
     stream: bool
-    heard: Turn
+    raw_turn: Turn
     guarantee: Guarantee | None
 
     @property
@@ -74,7 +72,7 @@ class Plan(Struct):
         """Where it is sent."""
         return self.upstream.url + self.wire.path
 
-    def given(self, batch: list[Event]) -> list[Event]:
+    def restored(self, batch: list[Event]) -> list[Event]:
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
             batch[-1] = self._stamped(end)
@@ -82,9 +80,9 @@ class Plan(Struct):
 
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
-        heard = self.heard
-        if not heard.finishing and (not heard.spoken or isinstance(error, NetTimeoutError)):
-            heard.fail(errors.broken(error))
+        turn = self.raw_turn
+        if not turn.finishing and (not turn.spoken or isinstance(error, NetTimeoutError)):
+            turn.fail(errors.broken(error))
         return [*self.decoder.close(), *self.turn.take()]
 
     def _stamped(self, event: Finished | Failed) -> Finished | Failed:
@@ -111,7 +109,7 @@ class Plan(Struct):
         return replace(event, losses=(*event.losses, Loss("input", "dropped", why)))
 
 
-def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
+def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamRequest:
     """Encode for the wire the caller speaks, or else for the first that can say it all. Raises
     FaultError where none can."""
     headers = upstream.headers(caller)
@@ -142,7 +140,7 @@ def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
         if wire is not RESPONSES:  # the only wire that has summaries of reasoning
             lowered = replace(lowered, events=summarised(request, lowered.events))
         turn = new_turn(profile, asked, lost, raw=raw)
-        return Plan(
+        return UpstreamRequest(
             upstream,
             caller,
             wire,

@@ -170,7 +170,7 @@ class Response:
     cannot be had whole; what came before has been handed out by then.
     """
 
-    __slots__ = ("_connection", "_limit", "coded", "more", "status")
+    __slots__ = ("_connection", "_limit", "more", "status")
 
     def __init__(self, connection: Connection, limit: int) -> None:
         self.status = connection.status
@@ -179,12 +179,9 @@ class Response:
         # Gives all that has arrived, `b""` at the end. Most bodies are not coded: then it is the
         # connection that is read, with nothing in between.
         self.more = connection.read
-        self.coded = False
-        for name, value in connection.headers:
-            if name in _CODINGS and value != b"chunked":
-                self.more = _Decoded(connection, _decoder(connection.headers)).read
-                self.coded = True
-                break
+        decoder = content_decoder(connection.headers)
+        if decoder is not None:
+            self.more = _Decoded(connection, decoder).read
 
     @property
     def headers(self) -> Headers:
@@ -262,10 +259,15 @@ async def _closed() -> bytes:
     raise RuntimeError("the response was read outside its `async with`")
 
 
-def _decoder(headers: list[tuple[bytes, bytes]]) -> Decoder:
-    """What undoes the codings; chunking is undone already, and transfer codings came last."""
+def content_decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
+    """What undoes the codings of a body, where it has any beside chunking, which is undone."""
+    for name, value in headers:
+        if name in _CODINGS and value != b"chunked":
+            break
+    else:
+        return None
     contents: list[bytes] = []
-    transfers: list[bytes] = []
+    transfers: list[bytes] = []  # these came last
     for name, value in headers:
         if name == b"content-encoding":
             contents += value.lower().split(b",")
@@ -383,9 +385,9 @@ class Exchange:
     """One request on its way, an async context manager that gives its Response.
 
     `open` and `close` are the same for those whose work does not fit a block; who opened closes,
-    and may open it once more. Who does not want to wait tries `begin`, looks at `connection` when
-    something has come, and closes it in the end; once the head is there, `adopt` opens it. To close
-    what is closed changes nothing.
+    and may open it once more. To be called instead of waiting, use `begin` or `connect`, look at
+    `connection` whenever something has come, and close it in the end; after the headers, `adopt`
+    goes on by waiting. To close what is closed changes nothing.
     """
 
     __slots__ = (
@@ -419,23 +421,23 @@ class Exchange:
         self._lent = False  # `connection` is ours until it is given back
         self._opened = False
 
-    def begin(self, ear: Callable[[], None]) -> bool:
-        """Send the request if a connection stands idle; `ear` is called whenever something of
+    def begin(self, on_readable: Callable[[], None]) -> bool:
+        """Send the request if a connection is idle; `on_readable` is called whenever something of
         the answer has come, or nothing more will."""
         connection = self._pool.take()
         if connection is None:
             return False
-        self._listen(connection, ear)
+        self._listen(connection, on_readable)
         return True
 
-    async def connect(self, ear: Callable[[], None], *, fresh: bool) -> None:
+    async def connect(self, on_readable: Callable[[], None], *, fresh: bool) -> None:
         """The same once there is a connection; with `fresh`, one that was never used. Raises
         NetError."""
-        self._listen(await self._connect(fresh=fresh), ear)
+        self._listen(await self._connect(fresh=fresh), on_readable)
 
     def adopt(self) -> Response:
-        """What was begun is read like what was opened, from now on."""
-        self.connection.ear = None
+        """The response, to be awaited from now on: `on_readable` is called no more."""
+        self.connection.on_readable = None
         return self._answered(self.connection)
 
     async def open(self) -> Response:
@@ -484,9 +486,9 @@ class Exchange:
                 await asyncio.sleep(_RETRY_DELAY)
         return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
 
-    def _listen(self, connection: Connection, ear: Callable[[], None]) -> None:
+    def _listen(self, connection: Connection, on_readable: Callable[[], None]) -> None:
         self.connection, self._lent = connection, True
-        connection.ear = ear
+        connection.on_readable = on_readable
         self._write(connection)
 
     def _answered(self, connection: Connection) -> Response:

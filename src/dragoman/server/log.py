@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 
 from msgspec import Struct
 
 from dragoman.core.event import Event, Failed, Finished
-from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.interfaces import Caller
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
-from dragoman.engines.base import Wrapper, batches
+from dragoman.engines.base import Prepared, Wrapper
 
 from .exchange import Exchange
 
@@ -60,19 +59,20 @@ def logged(answer: Answering) -> Answering:
 class Noted(Wrapper):
     """An engine whose batches leave the model, the end and the tokens for the line."""
 
-    async def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
+    def prepare(self, request: Request, caller: Caller) -> Prepared:
+        """Note the model now, and how it ends."""
         entry = _entry.get(Entry())
         entry.model, entry.end = request.model, "cancelled"
-        async with aclosing(batches(self.engine, request, caller)) as answer:
-            async for batch in answer:
-                match batch[-1]:
-                    case Finished(usage=usage):
-                        entry.end, entry.usage = "", usage
-                    case Failed(fault=fault, usage=usage):
-                        entry.end, entry.usage = fault.code, usage
-                yield batch
+
+        def noted(events: list[Event]) -> list[Event]:
+            match events[-1]:
+                case Finished(usage=usage):
+                    entry.end, entry.usage = "", usage
+                case Failed(fault=fault, usage=usage):
+                    entry.end, entry.usage = fault.code, usage
+            return events
+
+        return Prepared(request, noted)
 
 
 def line(exchange: Exchange, entry: Entry, seconds: float) -> str:
