@@ -35,7 +35,7 @@ class Shout:
             turn.text(f"{word} ")
             for event in turn.take():
                 yield event
-        turn.end(said=True)
+        turn.end(complete=True)
         for event in turn.take():
             yield event
 

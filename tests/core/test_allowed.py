@@ -11,7 +11,7 @@ from dragoman.core.request import (
     Tool,
     UnknownTool,
 )
-from dragoman.core.tools import Allowed
+from dragoman.core.tools import ToolFilter
 
 READ, WRITE, PATCH = FunctionTool("read"), FunctionTool("write"), CustomTool("patch")
 MCP = UnknownTool("responses", "mcp", {"server_label": "deepwiki", "server_url": "x"})
@@ -21,8 +21,8 @@ MAIL = Namespace("mail", (READ, FunctionTool("send")))
 OFFERED: tuple[Tool, ...] = (READ, WRITE, FILES, MAIL, MCP, SEARCH)
 
 
-def allowed(*entries: NamedTool | UnknownTool) -> Allowed:
-    return Allowed(AllowedTools("auto", entries), OFFERED)
+def allowed(*entries: NamedTool | UnknownTool) -> ToolFilter:
+    return ToolFilter(AllowedTools("auto", entries), OFFERED)
 
 
 def entry(kind: str, **value: str) -> UnknownTool:

@@ -26,7 +26,7 @@ def heard(*fragments: CallFragment, reason: str = "tool_calls") -> list[Any]:
     for fragment in fragments:
         turn.call(fragment)
     turn.finish(reason)
-    turn.end(said=True)
+    turn.end(complete=True)
     events = turn.take()
     check(events)
     return events
@@ -247,7 +247,7 @@ def test_text_after_a_whole_call_closes_it() -> None:
     turn.text("done")
     turn.call(F(0, arguments="noise"))
     turn.finish("stop")
-    turn.end(said=True)
+    turn.end(complete=True)
     events = turn.take()
     check(events)
     assert fold(events).calls[0] == FunctionCall(
@@ -261,7 +261,7 @@ def test_text_between_the_pieces_of_a_call_does_not_break_it() -> None:
     turn.text("wait")
     turn.call(F(0, arguments=":1}"))
     turn.finish("tool_calls")
-    turn.end(said=True)
+    turn.end(complete=True)
     answer = fold(turn.take())
     assert answer.text == "wait"
     assert [c.arguments for c in answer.calls if isinstance(c, FunctionCall)] == ['{"a":1}']
@@ -290,7 +290,7 @@ def test_many_calls_are_looked_at_a_few_times_each(
 ) -> None:
     looks = 0
     complete = LooseCall.complete.fget
-    shut = Turn._shut_call
+    shut = Turn._close_call
 
     def look(call: LooseCall) -> bool:
         nonlocal looks
@@ -303,13 +303,13 @@ def test_many_calls_are_looked_at_a_few_times_each(
         shut(turn, *args)
 
     monkeypatch.setattr(LooseCall, "complete", property(look))
-    monkeypatch.setattr(Turn, "_shut_call", counted)
+    monkeypatch.setattr(Turn, "_close_call", counted)
     count, turn = 2000, Turn("r", 0, "m")
     for index in range(count):
         turn.call(replace(fragment, index=index, id=f"c{index}"))
         if index % (count // reasons) == 0:
             turn.finish("tool_calls")
-    turn.end(said=True)
+    turn.end(complete=True)
     assert len(fold(turn.take()).calls) == count
     assert looks <= 6 * count
 

@@ -124,6 +124,23 @@ def test_a_turn_is_left_out_whole() -> None:
     assert fit([], 0) == ()
 
 
+def test_a_turn_that_fits_exactly_is_left_in() -> None:
+    items = [Message("user", "old " * 20), Message("user", "first"), Message("assistant", "yes")]
+    budget = weight(items[1]) + weight(items[2])
+    assert fit(items, budget) == tuple(items[1:])
+    assert fit(items, budget - 1) == tuple(items[1:])  # the last turn stays in any case
+    items.append(Message("user", "last"))
+    budget += weight(items[3])
+    assert fit(items, budget) == tuple(items[1:])
+    assert fit(items, budget - 1) == (items[3],)
+
+
+def test_an_output_behind_its_call_does_not_bind_the_turns_before() -> None:
+    turn = [FunctionCall("c", "f", "{}"), FunctionCallOutput("c", "result")]
+    items = [Message("user", "old " * 50), Message("user", "first"), *turn, Message("user", "last")]
+    assert fit(items, sum(map(weight, items[1:]))) == tuple(items[1:])
+
+
 def test_a_conversation_without_a_speaker_stays() -> None:
     items = [Message("assistant", "a" * 400), Message("assistant", "b")]
     assert fit(items, 1) == tuple(items)

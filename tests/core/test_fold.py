@@ -149,6 +149,6 @@ def test_an_answer_that_was_cancelled_is_taken_as_far_as_it_came() -> None:
         Finished("cancelled"),
     ]
     taken = Fold()
-    taken.take(events)
+    taken.feed_all(events)
     assert taken.response == fold(events)
     assert taken.response.text == "Hel"

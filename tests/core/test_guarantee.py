@@ -4,8 +4,16 @@ import pytest
 
 from dragoman.core.event import Finished, Started
 from dragoman.core.fold import fold, unfold
-from dragoman.core.request import FunctionTool, JSONObject, Namespace, Request, UnknownTool
-from dragoman.core.response import demanded, unsure
+from dragoman.core.request import (
+    AllowedTools,
+    FunctionTool,
+    JSONObject,
+    NamedTool,
+    Namespace,
+    Request,
+    UnknownTool,
+)
+from dragoman.core.response import default_guarantee, has_constraints
 
 
 def test_the_end_knows_better_than_the_beginning() -> None:
@@ -28,8 +36,12 @@ def test_the_end_knows_better_than_the_beginning() -> None:
             "best-effort",
         ),
         (Request(model="m", tools=(UnknownTool("chat", "x", {}),)), None),
+        (Request(model="m", tool_choice=AllowedTools("auto", (NamedTool("f"),))), "best-effort"),
+        (Request(model="m", tool_choice=NamedTool("f")), "best-effort"),
+        (Request(model="m", tool_choice="required"), "best-effort"),
+        (Request(model="m", tool_choice="none", tools=(FunctionTool("f", strict=True),)), None),
     ],
 )
 def test_an_answer_of_which_nobody_said_more(request_: Request, word: str | None) -> None:
-    assert unsure(request_) == word
-    assert demanded(request_) is (word is not None)
+    assert default_guarantee(request_) == word
+    assert has_constraints(request_) is (word is not None)

@@ -29,5 +29,5 @@ def test_two_reasons_are_two_losses() -> None:
     ledger.note("a", "dropped", "one")
     ledger.note("a", "dropped", "other")
     assert len(ledger.losses()) == 2
-    assert ledger.knows("a", "one")
-    assert not ledger.knows("a", "third")
+    assert ledger.contains("a", "one")
+    assert not ledger.contains("a", "third")

@@ -1,5 +1,7 @@
 """Requests are rewritten for what an upstream can take, and left alone where it can."""
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,7 +23,7 @@ from dragoman.core.item import (
     Text,
 )
 from dragoman.core.loss import Loss
-from dragoman.core.lower import NATIVE, Limits, Lowered, lower
+from dragoman.core.lower import UNLIMITED, Lowered, UpstreamLimits, lower
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -43,7 +45,7 @@ READ, WRITE = FunctionTool("read"), FunctionTool("write")
 PATCH = CustomTool("patch", None, "regex", ".*")
 CRM = Namespace("crm", (FunctionTool("find"), CustomTool("note")))
 SEARCH = UnknownTool("responses", "web_search", {})
-OLD = Limits(
+OLD = UpstreamLimits(
     custom_tools=False,
     namespaces=False,
     allowed_tools=False,
@@ -82,9 +84,9 @@ EVERYTHING = asked(
 
 
 def test_a_native_upstream_gets_the_very_same_request() -> None:
-    lowered = lower(EVERYTHING, NATIVE)
+    lowered = lower(EVERYTHING, UNLIMITED)
     assert lowered.request is EVERYTHING
-    assert (lowered.losses, lowered.events) == ((), None)
+    assert (lowered.losses, lowered.restore) == ((), None)
 
 
 def test_a_limited_upstream_gets_what_it_can_take_as_it_is() -> None:
@@ -98,14 +100,59 @@ def test_a_limited_upstream_gets_what_it_can_take_as_it_is() -> None:
     )
     lowered = lower(request, OLD)
     assert lowered.request is request
-    assert (lowered.losses, lowered.events) == ((), None)
+    assert (lowered.losses, lowered.restore) == ((), None)
+
+
+FUNCTIONS = tuple(FunctionTool(f"tool_{number}") for number in range(10))
+PARTS = Message("user", (Text("see"),))
+TURNS = (USER, PARTS, FunctionCall("c", "tool_1", "{}"), FunctionCallOutput("c", (Text("x"),)))
+
+
+@pytest.mark.parametrize(
+    ("request_", "limits"),
+    [
+        (Request(model="m", items=(Message("system", "Be kind."), *TURNS * 100)), OLD),
+        (Request(model="m", items=TURNS, tools=FUNCTIONS), OLD),
+        (asked(tools=FUNCTIONS, tool_choice=NamedTool("tool_1")), OLD),
+        (
+            asked(tools=(PATCH,), tool_choice=NamedTool("patch", "custom")),
+            UpstreamLimits(audio=False),
+        ),
+        (asked(tools=(SEARCH,), tool_choice=SEARCH), UpstreamLimits(images=False)),
+        (asked(CustomToolCallOutput("c", (Text("x"),))), UpstreamLimits(files=False)),
+        (asked(tools=FUNCTIONS, format=JSONSchema("a", {})), UpstreamLimits(custom_tools=False)),
+    ],
+    ids=["long", "tools", "named", "custom", "hosted", "output", "format"],
+)
+def test_request_within_the_limits_costs_few_calls_at_any_size(
+    request_: Request, limits: UpstreamLimits
+) -> None:
+    lowered, calls = counted(lambda: lower(request_, limits))
+    assert lowered.request is request_
+    assert calls <= 5
+
+
+def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
+    """The result, and how many Python functions ran."""
+    calls = -1  # the lambda itself
+
+    def count(frame: object, event: str, value: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        result = work()
+    finally:
+        sys.setprofile(None)
+    return result, calls
 
 
 # ---- tools -----------------------------------------------------------------------------------
 
 
 def test_p16_tools_and_history_are_translated_and_told() -> None:
-    lowered = lower(EVERYTHING, Limits(custom_tools=False, namespaces=False))
+    lowered = lower(EVERYTHING, UpstreamLimits(custom_tools=False, namespaces=False))
     names = [getattr(tool, "name", tool) for tool in lowered.request.tools]
     assert names == ["read", "patch", "crm__find", "crm__note", SEARCH]
     assert not any(isinstance(tool, CustomTool | Namespace) for tool in lowered.request.tools)
@@ -125,8 +172,8 @@ def test_p16_tools_and_history_are_translated_and_told() -> None:
 
 
 def test_p16_answers_are_translated_back() -> None:
-    lowered = lower(EVERYTHING, Limits(custom_tools=False, namespaces=False))
-    assert lowered.events is not None
+    lowered = lower(EVERYTHING, UpstreamLimits(custom_tools=False, namespaces=False))
+    assert lowered.restore is not None
     note = FunctionCall("c3", "crm__note", '{"input": "hello"}', id="fc_1", status="completed")
     answer = Response(
         id="1",
@@ -136,7 +183,7 @@ def test_p16_answers_are_translated_back() -> None:
         output=(note,),
         reasons=("tool_calls",),
     )
-    events = [event for heard in unfold(answer) for event in lowered.events(heard)]
+    events = lowered.restore([*unfold(answer)])
     own = CustomToolCall("c3", "note", "hello", "crm", "ctc_1", "completed")
     assert ItemDone(0, own) in events
     assert fold(events).output == (own,)
@@ -158,7 +205,7 @@ def test_p16_answers_are_translated_back() -> None:
 )
 def test_the_choice_follows_the_tools(choice: ToolChoice, expected: ToolChoice) -> None:
     request = asked(tools=(PATCH, CRM, SEARCH), tool_choice=choice)
-    lowered = lower(request, Limits(custom_tools=False, namespaces=False))
+    lowered = lower(request, UpstreamLimits(custom_tools=False, namespaces=False))
     assert lowered.request.tool_choice == expected
 
 
@@ -166,9 +213,9 @@ def test_a_past_call_that_keeps_its_name_and_kind_is_not_told() -> None:
     request = asked(
         CustomToolCall("c", "patch", "x"), CustomToolCallOutput("c", ""), tools=(PATCH,)
     )
-    lowered = lower(request, Limits(namespaces=False))
+    lowered = lower(request, UpstreamLimits(namespaces=False))
     assert lowered.request is request
-    assert (lowered.losses, lowered.events) == ((), None)
+    assert (lowered.losses, lowered.restore) == ((), None)
 
 
 # ---- allowed tools ---------------------------------------------------------------------------
@@ -183,13 +230,15 @@ def heard(lowered: Lowered, *names: str) -> Response:
     answer = Response(
         id="1", created_at=0, model="m", status="completed", output=calls, reasons=("tool_calls",)
     )
-    assert lowered.events is not None
-    return fold(event for each in unfold(answer) for event in lowered.events(each))
+    assert lowered.restore is not None
+    return fold(lowered.restore([*unfold(answer)]))
 
 
 def test_only_the_allowed_tools_are_offered_to_who_knows_no_such_choice() -> None:
     choice = AllowedTools("required", (NamedTool("write"),))
-    lowered = lower(asked(tools=(READ, WRITE), tool_choice=choice), Limits(allowed_tools=False))
+    lowered = lower(
+        asked(tools=(READ, WRITE), tool_choice=choice), UpstreamLimits(allowed_tools=False)
+    )
     assert lowered.request.tools == (WRITE,)
     assert lowered.request.tool_choice == "required"
     assert fields_of(lowered) == [("tool_choice", "emulated")]
@@ -206,13 +255,13 @@ def test_tools_keep_their_numbers_when_others_are_left_out() -> None:
 
 def test_no_choice_is_left_where_no_tool_is() -> None:
     choice = AllowedTools("required", (NamedTool("gone"),))
-    lowered = lower(asked(tools=(READ,), tool_choice=choice), Limits(allowed_tools=False))
+    lowered = lower(asked(tools=(READ,), tool_choice=choice), UpstreamLimits(allowed_tools=False))
     assert (lowered.request.tools, lowered.request.tool_choice) == ((), None)
 
 
 def test_even_who_knows_the_choice_is_held_to_it() -> None:
     request = asked(tools=(READ, WRITE), tool_choice=AllowedTools("auto", (NamedTool("read"),)))
-    lowered = lower(request, NATIVE)
+    lowered = lower(request, UNLIMITED)
     assert lowered.request is request
     assert [call.name for call in heard(lowered, "write", "read").calls] == ["read"]
 
@@ -240,7 +289,7 @@ SCHEMA = JSONSchema("answer", {"type": "object"})
 @pytest.mark.parametrize("format", [SCHEMA, JSONObject()], ids=["schema", "object"])
 def test_a_forced_tool_beats_the_format(choice: ToolChoice, format: OutputFormat) -> None:
     request = asked(tools=(READ, SEARCH), tool_choice=choice, format=format)
-    lowered = lower(request, Limits(format_beside_forced_tool=False))
+    lowered = lower(request, UpstreamLimits(format_beside_forced_tool=False))
     assert lowered.request.format is None
     assert ("format", "dropped") in fields_of(lowered)
 
@@ -250,7 +299,7 @@ def test_a_forced_tool_beats_the_format(choice: ToolChoice, format: OutputFormat
 )
 def test_a_format_stays_where_no_tool_is_forced(choice: ToolChoice | None) -> None:
     request = asked(tools=(READ,), tool_choice=choice, format=SCHEMA)
-    lowered = lower(request, Limits(format_beside_forced_tool=False))
+    lowered = lower(request, UpstreamLimits(format_beside_forced_tool=False))
     assert lowered.request.format == SCHEMA
 
 
@@ -268,7 +317,7 @@ def test_a_format_stays_where_no_tool_is_forced(choice: ToolChoice | None) -> No
 )
 def test_a_schema_is_described_to_who_takes_none(given_: Any, expected: Any) -> None:
     words = 'Answer with one JSON object, answer, that fits this schema:\n{"type":"object"}'
-    lowered = lower(asked(instructions=given_, format=SCHEMA), Limits(json_schema=False))
+    lowered = lower(asked(instructions=given_, format=SCHEMA), UpstreamLimits(json_schema=False))
     assert lowered.request.format == JSONObject()
     match expected:
         case str():
@@ -280,7 +329,9 @@ def test_a_schema_is_described_to_who_takes_none(given_: Any, expected: Any) -> 
 
 def test_a_format_without_a_schema_stays() -> None:
     for format in (JSONObject(), TextFormat()):
-        assert lower(asked(format=format), Limits(json_schema=False)).request.format == format
+        assert (
+            lower(asked(format=format), UpstreamLimits(json_schema=False)).request.format == format
+        )
 
 
 # ---- all of it -------------------------------------------------------------------------------
@@ -308,7 +359,7 @@ def test_p19_and_p32_with_everything_else() -> None:
 
 @given(
     st.builds(
-        Limits,
+        UpstreamLimits,
         custom_tools=st.booleans(),
         namespaces=st.booleans(),
         allowed_tools=st.booleans(),
@@ -318,7 +369,7 @@ def test_p19_and_p32_with_everything_else() -> None:
         images=st.none() | st.booleans(),
     )
 )
-def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: Limits) -> None:
+def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: UpstreamLimits) -> None:
     longer = msgspec.structs.replace(
         EVERYTHING, items=(*EVERYTHING.items, CustomToolCall("c3", "patch", "y"), USER)
     )
@@ -335,13 +386,13 @@ def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: Limits) ->
 @pytest.mark.parametrize(
     ("limits", "choice", "lost", "told"),
     [
-        (NATIVE, None, "tools[2]", "tools[2]"),
+        (UNLIMITED, None, "tools[2]", "tools[2]"),
         (OLD, None, "tools[3]", "tools[2]"),
         (OLD, None, "tools[1].strict", "tools[1].strict"),
         (OLD, None, "input[1]", "input[1]"),
         (OLD, AllowedTools("auto", (NamedTool("note", "custom", "crm"),)), "tools[0]", "tools[1]"),
         (
-            Limits(allowed_tools=False),
+            UpstreamLimits(allowed_tools=False),
             AllowedTools("auto", (NamedTool("patch", "custom"),)),
             "tools[0]",
             "tools[3]",
@@ -349,34 +400,34 @@ def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: Limits) ->
     ],
 )
 def test_a_loss_of_a_tool_names_its_place_in_the_clients_list(
-    limits: Limits, choice: ToolChoice | None, lost: str, told: str
+    limits: UpstreamLimits, choice: ToolChoice | None, lost: str, told: str
 ) -> None:
     lowered = lower(asked(tools=(READ, CRM, SEARCH, PATCH), tool_choice=choice), limits)
-    (loss,) = lowered.placed((Loss(lost, "dropped", "no such thing"),))
+    (loss,) = lowered.client_losses((Loss(lost, "dropped", "no such thing"),))
     assert loss.field == told
-    assert lowered.placed(()) == ()
+    assert lowered.client_losses(()) == ()
 
 
 def test_a_tool_that_cannot_be_forced_by_its_name_is_offered_alone() -> None:
     """Some servers take a named choice for a hint; that some tool is required they all keep to."""
     request = asked(tools=(READ, WRITE, PATCH), tool_choice=NamedTool("write"))
-    for limits in (Limits(named_tool=False, allowed_tools=False), OLD_AND_LAX):
+    for limits in (UpstreamLimits(named_tool=False, allowed_tools=False), OLD_AND_LAX):
         lowered = lower(request, limits)
         assert [tool.name for tool in lowered.request.tools] == ["write"]
         assert lowered.request.tool_choice == "required"
         assert [loss.action for loss in lowered.losses] == ["emulated"]
-    native = lower(request, Limits(named_tool=False))
+    native = lower(request, UpstreamLimits(named_tool=False))
     assert native.request.tool_choice == AllowedTools("required", (NamedTool("write"),))
-    assert lower(request, Limits(images=False)).request is request
+    assert lower(request, UpstreamLimits(images=False)).request is request
 
 
 def test_tools_that_may_not_be_called_are_not_shown_where_they_would_be_called() -> None:
     request = asked(tools=(READ, PATCH), tool_choice="none")
-    for limits in (Limits(idle_tools=False), OLD_AND_LAX):
+    for limits in (UpstreamLimits(idle_tools=False), OLD_AND_LAX):
         lowered = lower(request, limits)
         assert (lowered.request.tools, lowered.request.tool_choice) == ((), None)
         assert [loss.field for loss in lowered.losses] == ["tool_choice"]
-    assert lower(request, Limits(images=False)).request is request
+    assert lower(request, UpstreamLimits(images=False)).request is request
     assert lower(asked(tool_choice="none"), OLD_AND_LAX).request.tool_choice == "none"
 
 
@@ -387,18 +438,18 @@ OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)
 def test_a_later_word_of_the_system_is_looked_at(role: Any) -> None:
     items = (Message("user", "Hello"), Message(role, "Be brief."))
     request = Request(model="m", items=items)
-    asked = lower(request, Limits(developer_role="system", system_messages="front")).request
+    asked = lower(request, UpstreamLimits(developer_role="system", system_messages="front")).request
     assert [getattr(item, "role", "") for item in asked.items] == ["system", "user"]
 
 
 # ---- hosted tools --------------------------------------------------------------------------
 
-LOCAL = Limits(hosted_tools=False)
+LOCAL = UpstreamLimits(hosted_tools=False)
 MIXED = Namespace("mixed", (SEARCH, READ))
 
 
 @pytest.mark.parametrize("limits", [LOCAL, msgspec.structs.replace(OLD, hosted_tools=False)])
-def test_hosted_tools_are_dropped_and_told_where_nobody_runs_them(limits: Limits) -> None:
+def test_hosted_tools_are_dropped_and_told_where_nobody_runs_them(limits: UpstreamLimits) -> None:
     tools = (READ, SEARCH, MIXED, Namespace("only", (SEARCH,)), Namespace("empty", ()))
     lowered = lower(asked(tools=tools), limits)
     assert SEARCH not in lowered.request.tools
@@ -409,9 +460,12 @@ def test_hosted_tools_are_dropped_and_told_where_nobody_runs_them(limits: Limits
     if limits is LOCAL:
         assert lowered.request.tools == (READ, Namespace("mixed", (READ,)), tools[-1])
         lost = (Loss("tools[1].parameters", "dropped", "x"), Loss("store", "dropped", "x"))
-        assert [loss.field for loss in lowered.placed(lost)] == ["tools[2].parameters", "store"]
-        assert lowered.blamed(bad_request("x", "tools[1].a")).message == "tools[2].a: x"
-        assert lowered.blamed(bad_request("x")).message == "x"
+        assert [loss.field for loss in lowered.client_losses(lost)] == [
+            "tools[2].parameters",
+            "store",
+        ]
+        assert lowered.client_fault(bad_request("x", "tools[1].a")).message == "tools[2].a: x"
+        assert lowered.client_fault(bad_request("x")).message == "x"
 
 
 def test_a_request_without_hosted_tools_stays_the_very_same() -> None:
@@ -426,6 +480,11 @@ def test_a_hosted_tool_that_must_be_called_is_refused(choice: ToolChoice) -> Non
     with pytest.raises(FaultError) as refused:
         lower(asked(tools=(SEARCH,), tool_choice=choice), LOCAL)
     assert (refused.value.fault.code, refused.value.fault.param) == ("unsupported", "tool_choice")
+
+
+def test_a_forced_hosted_tool_is_refused_without_tools_too() -> None:
+    with pytest.raises(FaultError):
+        lower(asked(tool_choice=SEARCH), LOCAL)
 
 
 def test_of_the_allowed_tools_hosted_ones_are_left_out() -> None:

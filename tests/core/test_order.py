@@ -12,7 +12,7 @@ from dragoman.core.event import (
     Started,
 )
 from dragoman.core.item import FunctionCall
-from dragoman.core.lifecycle import Serial
+from dragoman.core.lifecycle import ItemSerializer
 
 START = Started("r", 0, "m")
 
@@ -30,7 +30,7 @@ def done(index: int, data: str) -> Event:
 
 
 def in_order(*events: Event) -> list[Event]:
-    serial = Serial()
+    serial = ItemSerializer()
     return [given for event in events for given in serial.feed(event)]
 
 
@@ -40,7 +40,7 @@ def test_interleaved_items_come_one_after_the_other() -> None:
     third = [added(2), delta(2, "y"), done(2, "y")]
     mixed = [first[0], second[0], third[0], first[1], second[1], second[2], third[1], first[2]]
     end = Finished("completed")
-    serial = Serial()
+    serial = ItemSerializer()
     early = [given for event in [START, *mixed] for given in serial.feed(event)]
     assert early == [START, *first[:3]]
     assert serial.feed(first[3]) == [first[3], *second, *third[:2]]

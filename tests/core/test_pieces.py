@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.open_item import Base64Pieces, Pieces
+from dragoman.core.open_item import Base64Buffer, TextBuffer
 
 
 def test_halves_of_a_character_are_joined() -> None:
-    pieces = Pieces()
+    pieces = TextBuffer()
     assert [pieces.add(p) for p in ("a\ud83d", "", "\ude00", "b")] == ["a", "", "😀", "b"]
     assert str(pieces) == "a😀b"
     assert pieces.rest() == ""
 
 
 def test_a_half_that_stays_alone_is_replaced() -> None:
-    pieces = Pieces()
+    pieces = TextBuffer()
     assert pieces.add("\ude00x\ud83d") == "\ufffdx"
     assert pieces.add("y") == "\ufffdy"
     assert pieces.add("\ud83d") == ""
@@ -27,7 +27,7 @@ def test_a_half_that_stays_alone_is_replaced() -> None:
 
 
 def test_catching_up_says_what_is_missing_once() -> None:
-    pieces = Pieces()
+    pieces = TextBuffer()
     pieces.add("ab\ud83d")
     assert pieces.catch_up("ab😀c") == "😀c"
     assert pieces.catch_up("another") == ""
@@ -39,7 +39,7 @@ def test_base64_cut_anywhere_is_one_base64(raw: bytes, cuts: list[int], padded: 
     text = b64encode(raw).decode()
     text = text if padded else text.rstrip("=")
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = Base64Pieces()
+    pieces = Base64Buffer()
     given_on = [pieces.add(text[a:b]) for a, b in pairwise(edges)]
     given_on.append(pieces.rest())
     assert b64decode("".join(given_on), validate=True) == raw
@@ -48,7 +48,7 @@ def test_base64_cut_anywhere_is_one_base64(raw: bytes, cuts: list[int], padded: 
 
 
 def test_pieces_of_base64_that_are_each_padded_are_joined() -> None:
-    pieces = Base64Pieces()
+    pieces = Base64Buffer()
     for raw in (b"a", b"bc", b"def", b"g"):
         pieces.add(b64encode(raw).decode())
     pieces.add("aA==aQ==")
@@ -58,7 +58,7 @@ def test_pieces_of_base64_that_are_each_padded_are_joined() -> None:
 
 @pytest.mark.parametrize("noise", ["?", "=", "====", "A", "A===", "\u00e9", " QUJD\n", "_-"])
 def test_what_is_no_base64_is_passed_over(noise: str) -> None:
-    pieces = Base64Pieces()
+    pieces = Base64Buffer()
     pieces.add(noise)
     pieces.add("")
     pieces.rest()
@@ -66,7 +66,7 @@ def test_what_is_no_base64_is_passed_over(noise: str) -> None:
 
 
 def test_base64_catches_up_without_saying_bytes_twice() -> None:
-    pieces = Base64Pieces()
+    pieces = Base64Buffer()
     pieces.add("QUJDRA")  # "ABCD", the last byte of it held back
     assert pieces.catch_up("QUJDREVG") == "REVG"
     assert pieces.catch_up("other") == ""

@@ -11,13 +11,13 @@ from dragoman.core.item import (
     Text,
 )
 from dragoman.core.loss import LossList
-from dragoman.core.lower import Sense, replace_modalities
+from dragoman.core.lower import Modality, replace_modalities
 
 PICTURE = Image("data:image/png;base64,AAAA")
-ALL: tuple[Sense, ...] = (Image, Audio, File)
+ALL: tuple[Modality, ...] = (Image, Audio, File)
 
 
-def words(*parts: object, senses: tuple[Sense, ...] = ALL) -> tuple[str, list[tuple[str, str]]]:
+def words(*parts: object, senses: tuple[Modality, ...] = ALL) -> tuple[str, list[tuple[str, str]]]:
     ledger = LossList()
     (item,) = replace_modalities((Message("user", parts),), senses, ledger)
     assert isinstance(item, Message)

@@ -24,7 +24,7 @@ CRM = Namespace("crm", (FunctionTool("find", "Find a customer."), LARK), "Custom
 
 def box(*tools: Tool, custom: bool = False, namespaces: bool = False) -> tuple[Toolbox, LossList]:
     ledger = LossList()
-    return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, ledger=ledger), ledger
+    return Toolbox(enumerate(tools), custom=custom, namespaces=namespaces, losses=ledger), ledger
 
 
 def losses(ledger: LossList) -> list[tuple[str, str]]:
@@ -131,6 +131,17 @@ def test_a_name_that_is_taken_too_long_or_illegal_is_told_apart() -> None:
     assert names[4] == "a__b__c"
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
+
+
+def test_two_namespaced_tools_with_one_flat_name_get_two() -> None:
+    groups = Namespace("a", (FunctionTool("b__c"),)), Namespace("a__b", (FunctionTool("c"),))
+    toolbox, _ = box(*groups)
+    first, second = toolbox.tools
+    assert (first.name, second.name) == ("a__b__c", second.name)
+    assert first.name != second.name
+    for group in groups:
+        call = FunctionCall("c", group.tools[0].name, "{}", group.name)
+        assert toolbox.restore(toolbox.lower(call)) == call
 
 
 def test_even_the_name_made_for_a_collision_may_be_taken() -> None:

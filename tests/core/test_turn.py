@@ -34,7 +34,7 @@ def played(*steps: Callable[[Turn], object], think: Think = None, end: bool = Tr
     for step in steps:
         step(turn)
     if end:
-        turn.end(said=True)
+        turn.end(complete=True)
     events = turn.take()
     check(events)
     return events
@@ -70,7 +70,7 @@ def test_r1_13_reason_and_usage_come_with_the_one_end() -> None:
         lambda t: t.text("Hi"),
         lambda t: t.finish("stop"),
         lambda t: setattr(t, "usage", Usage(1, 2, 3)),
-        lambda t: t.end(said=True),
+        lambda t: t.end(complete=True),
     )
     assert events[-1] == Finished("completed", ("stop",), Usage(1, 2, 3))
 
@@ -79,7 +79,7 @@ def test_r1_w11_a_cut_is_a_failure_and_keeps_what_came() -> None:
     turn = Turn("r", 0, "m")
     turn.text("Hel")
     turn.text("<th", choice=1)
-    turn.end(said=False)
+    turn.end(complete=False)
     events = turn.take()
     check(events)
     response = fold(events)
@@ -92,10 +92,10 @@ def test_r1_w11_a_cut_is_a_failure_and_keeps_what_came() -> None:
 def test_a_reason_before_the_transport_breaks_is_an_end() -> None:
     turn = Turn("r", 0, "m")
     turn.text("Hi")
-    assert not turn.finishing
+    assert not turn.all_finished
     turn.finish("stop")
-    assert turn.finishing
-    turn.end(said=False)
+    assert turn.all_finished
+    turn.end(complete=False)
     assert fold(turn.take()).status == "completed"
 
 
@@ -122,10 +122,10 @@ def test_nothing_follows_the_end() -> None:
         lambda t: t.progress(None, "alive"),
         lambda t: t.complete("completed", ("stop",)),
         lambda t: t.fail(CUT),
-        lambda t: t.end(said=False),
+        lambda t: t.end(complete=False),
         lambda t: t.begin(),
     ]
-    events = played(lambda t: t.text("Hi"), lambda t: t.end(said=True), *late)
+    events = played(lambda t: t.text("Hi"), lambda t: t.end(complete=True), *late)
     assert isinstance(events[-1], Finished)
     assert played(lambda t: t.fail(CUT), *late) == [Failed(CUT)]
 
@@ -180,8 +180,8 @@ def test_a_choice_with_a_number_out_of_all_bounds_is_the_first(number: int) -> N
 
 def test_r1_w3_reasoning_and_refusal_are_items_and_parts_of_their_own() -> None:
     response = answer(
-        lambda t: t.thought("hm"),
-        lambda t: t.thought(""),
+        lambda t: t.reasoning("hm"),
+        lambda t: t.reasoning(""),
         lambda t: t.summary("short"),
         lambda t: t.text("I "),
         lambda t: t.refusal("won't", 0, (Token("won't", -1.0),)),
@@ -214,9 +214,9 @@ def test_v12_tokens_go_with_their_text() -> None:
 
 def test_a_blob_comes_back_with_the_reasoning_it_belongs_to() -> None:
     response = answer(
-        lambda t: t.thought("hm"),
-        lambda t: t.seal({"chat": {"signature": "s"}}, encrypted="blob"),
-        lambda t: t.seal({"chat": {"more": 1}}),
+        lambda t: t.reasoning("hm"),
+        lambda t: t.attach_reasoning({"chat": {"signature": "s"}}, encrypted="blob"),
+        lambda t: t.attach_reasoning({"chat": {"more": 1}}),
     )
     assert response.output[0] == Reasoning(
         (Thought("hm"),),
@@ -231,7 +231,7 @@ def test_only_reasoning_can_be_sealed() -> None:
     def seal(turn: Turn) -> None:
         item = turn.item(0)
         assert item is not None
-        item.seal({"chat": {"x": 1}}, "blob")
+        item.attach_reasoning({"chat": {"x": 1}}, "blob")
 
     assert answer(lambda t: t.text("Hi"), seal).output[0].extra is None
 
@@ -315,9 +315,9 @@ def test_what_a_tag_held_back_is_said_before_anything_else() -> None:
     )
     for step in (
         lambda t: t.refusal("no"),
-        lambda t: t.thought("hm"),
+        lambda t: t.reasoning("hm"),
         lambda t: t.audio(transcript="a"),
-        lambda t: t.seal({}),
+        lambda t: t.attach_reasoning({}),
         lambda t: t.call(CallFragment(0, "x", "f")),
         lambda t: t.finish("stop"),
     ):

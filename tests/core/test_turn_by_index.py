@@ -36,8 +36,8 @@ def test_items_by_index_may_interleave() -> None:
         lambda t: t.write(1, "arguments", '{"b":'),
         lambda t: t.write(0, "arguments", "{}"),
         lambda t: t.write(1, "arguments", "2}"),
-        lambda t: t.shut(1),
-        lambda t: t.shut(1),
+        lambda t: t.close(1),
+        lambda t: t.close(1),
         lambda t: t.write(1, "arguments", "noise"),
         lambda t: t.complete("completed", ("tool_calls",)),
     )
@@ -52,7 +52,7 @@ def test_a_finished_call_without_arguments_has_the_empty_object() -> None:
     response = by_index(
         lambda t: t.open(FunctionCall("a", "f", "")),
         lambda t: t.open(FunctionCall("b", "g", "")),
-        lambda t: t.shut(0, FunctionCall("a", "f", "", status="incomplete")),
+        lambda t: t.close(0, FunctionCall("a", "f", "", status="incomplete")),
     )
     assert [c.arguments for c in response.calls if isinstance(c, FunctionCall)] == ["", "{}"]
 
@@ -79,7 +79,7 @@ def test_an_upstream_that_only_gives_whole_items_is_caught_up_with() -> None:
     items = (message, reasoning, call, custom, unknown)
     opened = (*items[:4], Unknown("responses", "search", {"q": 1}, "u"))
     steps = [lambda t, i=item: t.open(i) for item in opened]
-    steps += [lambda t, n=n, i=item: t.shut(n, i) for n, item in enumerate(items)]
+    steps += [lambda t, n=n, i=item: t.close(n, i) for n, item in enumerate(items)]
     assert by_index(*steps).output == items
 
 
@@ -94,7 +94,7 @@ def test_a_final_item_adds_only_what_the_deltas_left_out() -> None:
         lambda t: t.write(0, "text", "Hel"),
         lambda t: t.write(0, "audio", "QUJDRA"),
         lambda t: t.write(0, "transcript", "ab"),
-        lambda t: t.shut(0, final),
+        lambda t: t.close(0, final),
         lambda t: t.complete("completed", ("stop",)),
     )
     assert fold(events).output[0] == Message(
@@ -109,13 +109,13 @@ def test_said_is_said_where_the_final_item_disagrees() -> None:
     response = by_index(
         lambda t: t.open(Message("assistant", id="m")),
         lambda t: t.write(0, "text", "Hel", 0),
-        lambda t: t.shut(0, Message("assistant", (Text("Bye"), Text("more")))),
+        lambda t: t.close(0, Message("assistant", (Text("Bye"), Text("more")))),
         lambda t: t.open(Message("assistant", id="n")),
         lambda t: t.write(1, "text", "a"),
-        lambda t: t.shut(1, FunctionCall("x", "f", "{}")),
+        lambda t: t.close(1, FunctionCall("x", "f", "{}")),
         lambda t: t.open(FunctionCall("x", "f", "")),
         lambda t: t.write(2, "arguments", '{"a":1}'),
-        lambda t: t.shut(2, FunctionCall("other", "g", "{}")),
+        lambda t: t.close(2, FunctionCall("other", "g", "{}")),
     )
     assert response.output == (
         Message("assistant", (Text("Hel"), Text("more")), id="m", status="completed"),
@@ -143,8 +143,8 @@ def test_more_of_a_part_that_is_done_is_noise() -> None:
         item = turn.item(0)
         assert item is not None
         part = item.at("text", 0)[1]
-        turn.emit(item.shut_part(part, Text("abc")))
-        turn.emit(item.shut_part(part))
+        turn.emit(item.close_part(part, Text("abc")))
+        turn.emit(item.close_part(part))
         turn.emit(item.annotate(NOTE, 0))
 
     response = by_index(
@@ -186,7 +186,7 @@ def test_half_a_character_at_the_end_of_arguments_is_replaced() -> None:
 
 
 def test_an_item_closed_by_its_index_is_closed_for_its_choice() -> None:
-    response = answer(lambda t: t.text("a"), lambda t: t.shut(0), lambda t: t.text("b"))
+    response = answer(lambda t: t.text("a"), lambda t: t.close(0), lambda t: t.text("b"))
     assert [i.text for i in response.output if isinstance(i, Message)] == ["a", "b"]
 
 
@@ -219,7 +219,7 @@ def test_items_without_a_choice_end_when_the_end_is_said() -> None:
 def test_a_failure_leaves_open_items_open() -> None:
     turn = Turn("r", 0, "m")
     turn.open(FunctionCall("x", "f", ""))
-    assert turn.spoken
+    assert turn.has_output
     turn.fail(Fault("upstream_error", "broken"))
     events = turn.take()
     check(events)
@@ -228,16 +228,16 @@ def test_a_failure_leaves_open_items_open() -> None:
 
 def test_what_is_said_goes_into_the_item_that_was_started() -> None:
     response = answer(
-        lambda t: t.start(Reasoning()),
-        lambda t: t.thought("Hm"),
-        lambda t: t.start(Message("assistant", phase="commentary")),
+        lambda t: t.next_item(Reasoning()),
+        lambda t: t.reasoning("Hm"),
+        lambda t: t.next_item(Message("assistant", phase="commentary")),
         lambda t: t.text("One"),
-        lambda t: t.pause(),
+        lambda t: t.close_message(),
         lambda t: t.text("Two"),
-        lambda t: t.start(FunctionCall("c", "f", "")),
+        lambda t: t.next_item(FunctionCall("c", "f", "")),
         lambda t: t.text("Three"),
         lambda t: t.finish("stop"),
-        lambda t: t.end(said=True),
+        lambda t: t.end(complete=True),
     )
     assert [item.text for item in response.output if isinstance(item, Message)] == [
         "One",

@@ -22,7 +22,7 @@ def token(text: str | bytes) -> Token:
 def aligned(turn: Turn) -> list[Event]:
     """What an aligner makes of an answer, seen to be legal."""
     turn.finish("stop")
-    turn.end(said=True)
+    turn.end(complete=True)
     aligner = Aligner()
     fed = [fit for event in turn.take() if (fit := aligner.feed(event)) is not None]
     check(fed)
@@ -86,10 +86,10 @@ def test_tokens_without_any_text_are_none_of_it() -> None:
 
 def test_what_is_no_text_is_left_alone() -> None:
     turn = Turn("1", 0, "m", think=None)
-    turn.thought("Hm", 0, (token(" Hm"),))
+    turn.reasoning("Hm", 0, (token(" Hm"),))
     turn.text("a", 0, (token(" a"),))
     turn.finish("stop")
-    turn.end(said=True)
+    turn.end(complete=True)
     events = turn.take()
     aligner = Aligner()
     fed = [fit for event in events if (fit := aligner.feed(event)) is not None]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.lower import NATIVE, Limits
+from dragoman.core.lower import UNLIMITED, UpstreamLimits
 from dragoman.engines.profiles import BY_NAME, GENERIC, PROFILES, by_answers, by_url
 
 
@@ -100,10 +100,10 @@ def test_every_limit_is_some_servers() -> None:
     limited = {
         name
         for profile in BY_NAME.values()
-        for name in Limits.__struct_fields__
-        if getattr(profile.limits, name) != getattr(NATIVE, name)
+        for name in UpstreamLimits.__struct_fields__
+        if getattr(profile.limits, name) != getattr(UNLIMITED, name)
     }
-    assert limited == set(Limits.__struct_fields__) - senses
+    assert limited == set(UpstreamLimits.__struct_fields__) - senses
 
 
 def test_a_server_whose_responses_are_worse_than_its_chat_is_asked_in_chat() -> None:

@@ -29,7 +29,7 @@ CANARY = "sk-canary-0123456789"
 LIMIT = plain(429, {"error": {"message": "slow down"}}, "retry-after: 0")
 
 
-def in_turn(*replies: Reply) -> Any:
+def chained(*replies: Reply) -> Any:
     """A handler that gives these one after the other, the last one for ever."""
     left = list(replies)
     return lambda asked: left.pop(0) if len(left) > 1 else left[0]
@@ -171,7 +171,7 @@ async def test_p25_a_refusal_is_passed_on_at_once_with_its_time(status: int) -> 
 async def test_p25_it_is_tried_again_where_that_is_configured(status: int, streamed: bool) -> None:
     busy = plain(status, b"busy", "retry-after: 0")
     good = HELLO_STREAM if streamed else HELLO
-    async with remote(in_turn(busy, busy, good), retries=2) as (engine, up):
+    async with remote(chained(busy, busy, good), retries=2) as (engine, up):
         assert (await ask(engine, asking(stream=streamed))).text == "Hello"
         assert len(up.asked) == 3
         assert len({asked.body for asked in up.asked}) == 1
@@ -209,7 +209,7 @@ async def test_p25_a_lost_idle_connection_is_tried_again_once() -> None:
 
 async def test_p25_after_the_first_byte_nothing_is_tried_again() -> None:
     first = Reply([b"HTTP/1.1 200 OK\r\ncontent-"])
-    async with remote(in_turn(first, HELLO), retries=3) as (engine, up):
+    async with remote(chained(first, HELLO), retries=3) as (engine, up):
         assert (await fault(engine)).code == "upstream_cut"
         assert len(up.asked) == 1
 
@@ -370,7 +370,7 @@ async def test_a_request_that_the_wire_cannot_say_is_refused_before_anyone_is_as
 
 async def test_an_answer_that_fails_leaves_the_engine_usable() -> None:
     bad = Reply([head(), b"data: {}\n\n"])
-    async with remote(in_turn(bad, plain(500, b""), HELLO_STREAM)) as (engine, _):
+    async with remote(chained(bad, plain(500, b""), HELLO_STREAM)) as (engine, _):
         await fault(engine, asking(stream=True))
         await fault(engine, asking(stream=True))
         assert (await ask(engine, asking(stream=True))).text == "Hello"

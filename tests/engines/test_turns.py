@@ -45,5 +45,5 @@ def test_text_that_is_wanted_raw_stays_so() -> None:
     profile = replace(GENERIC, markup="hermes")
     turn = new_turn(profile, ASKED, (), raw=True)
     turn.text("<think>x")
-    turn.end(said=True)
+    turn.end(complete=True)
     assert [event.data for event in turn.take() if hasattr(event, "data")] == ["<think>x"]

@@ -90,4 +90,4 @@ class PlainParser:
         self._turn.text(self._held)
         called = self._called and reason == "stop"
         self._turn.finish("tool_calls" if called else reason)
-        self._turn.end(said=True)
+        self._turn.end(complete=True)

@@ -77,7 +77,7 @@ def by_index(draw: st.DrawFn) -> Step:
     def step(turn: Turn) -> None:
         index = _at(turn, number)
         if index is not None and shut:
-            turn.shut(index, final)
+            turn.close(index, final)
         elif index is not None:
             turn.write(index, kind, data, part)
 
@@ -87,9 +87,9 @@ def by_index(draw: st.DrawFn) -> Step:
 anything: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda d, c, t: lambda turn: turn.text(d, c, t), speech, choice, some_tokens),
     st.builds(lambda d, c, t: lambda turn: turn.refusal(d, c, t), speech, choice, some_tokens),
-    st.builds(lambda d, c: lambda turn: turn.thought(d, c), speech, choice),
+    st.builds(lambda d, c: lambda turn: turn.reasoning(d, c), speech, choice),
     st.builds(lambda d, c: lambda turn: turn.summary(d, c), speech, choice),
-    st.builds(lambda c: lambda turn: turn.seal({"chat": {"s": 1}}, c, "e"), choice),
+    st.builds(lambda c: lambda turn: turn.attach_reasoning({"chat": {"s": 1}}, c, "e"), choice),
     st.builds(
         lambda d, t, c: lambda turn: turn.audio(c, id="a", data=d, transcript=t),
         base64,

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from dragoman.core.event import Event, Failed, ItemAdded, ItemDone
 from dragoman.core.fold import fold
-from dragoman.core.lifecycle import Serial, check
+from dragoman.core.lifecycle import ItemSerializer, check
 from tests.laws.loose import Step, anything, play
 
 
 def serial(events: list[Event]) -> list[Event]:
-    order = Serial()
+    order = ItemSerializer()
     return [given_on for event in events for given_on in order.feed(event)]
 
 

@@ -32,7 +32,7 @@ def test_the_same_deltas_give_the_same_events(steps: list[Step], think: Think) -
     assert play(steps, think) == play(steps, think)
 
 
-@given(st.data(), st.lists(st.tuples(st.sampled_from(["text", "thought", "refusal"]), said)))
+@given(st.data(), st.lists(st.tuples(st.sampled_from(["text", "reasoning", "refusal"]), said)))
 def test_a_text_cut_anywhere_folds_to_the_same(
     data: st.DataObject, segments: list[tuple[str, str]]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import ANYONE, Caller, Model
-from dragoman.core.version import HOPS, VERSION
+from dragoman.core.version import HOPS_HEADER, VERSION
 from dragoman.server.app import MAX_HOPS, App
 from dragoman.server.settings import Settings
 from tests.server.stubs import PATHS, Call, Stub, asking
@@ -185,16 +185,16 @@ async def test_an_upgrade_to_a_websocket_is_not_found_so_that_clients_fall_back(
 async def test_hops_are_counted_for_the_engine(wire: str) -> None:
     stub = Stub()
     for given, counted in (("", 0), ("3", 3), (str(MAX_HOPS), MAX_HOPS), ("many", 0)):
-        await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS: given})()
+        await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS_HEADER: given})()
         assert stub.asked[-1][1].hops == counted
 
 
 @pytest.mark.parametrize("hops", [str(MAX_HOPS + 1), "9" * 5000])
 async def test_a_request_that_goes_round_in_a_ring_is_refused(wire: str, hops: str) -> None:
     stub = Stub()
-    call = await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS: hops})()
+    call = await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS_HEADER: hops})()
     assert call.status == 400
-    assert call.json["error"]["param"] == HOPS
+    assert call.json["error"]["param"] == HOPS_HEADER
     assert not stub.asked
 
 

@@ -69,7 +69,7 @@ def test_a_fold_adds_up_the_same_of_many(answer: Any, data: st.DataObject) -> No
     for event in events:
         one_by_one.feed(event)
     for batch in batches(events, data):
-        many.take(batch)
+        many.feed_all(batch)
     assert many.response == one_by_one.response
 
 
@@ -96,8 +96,8 @@ def test_alternatives_that_speak_in_turn_are_kept_apart(wire: Wire) -> None:
 
 def test_a_run_of_arguments_is_added_up() -> None:
     fold, call = Fold(), FunctionCall("c", "f", "", id="fc", status="in_progress")
-    fold.take([Started("1", 0, "m"), ItemAdded(0, call)])
-    fold.take_run([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
+    fold.feed_all([Started("1", 0, "m"), ItemAdded(0, call)])
+    fold.feed_deltas([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
     assert fold.response.output == (FunctionCall("c", "f", "{}", id="fc", status="in_progress"),)
 
 

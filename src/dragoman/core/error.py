@@ -83,10 +83,10 @@ def bad_request(problem: str, param: str | None = None) -> Fault:
     return Fault("invalid_request", message, "client", param)
 
 
-def about(fault: Fault, param: str) -> Fault:
+def with_param(fault: Fault, param: str) -> Fault:
     """The same fault, with the field it is about by another name.
 
-    >>> about(bad_request("is wrong", "items[0]"), "input[0]").message
+    >>> with_param(bad_request("is wrong", "items[0]"), "input[0]").message
     'input[0]: is wrong'
     """
     message = fault.message

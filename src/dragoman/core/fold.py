@@ -27,7 +27,7 @@ from .item import (
     Text,
     Thought,
 )
-from .open_item import blank, blank_part, part_kind
+from .open_item import empty_item, empty_part, part_kind
 from .response import Response
 
 _CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))
@@ -75,10 +75,10 @@ class Fold:
             case PartAdded() | PartDone():
                 self._open[event.index].part(event.part_index, event.part)
 
-    def take(self, events: Sequence[Event]) -> None:
+    def feed_all(self, events: Sequence[Event]) -> None:
         """Take several events."""
         if self._start is None and events and _is_good_end(events[-1]):
-            self._take_whole(events)
+            self._feed_whole(events)
             return
         # Deltas are nearly all there is; the others are told apart by `feed`.
         items = self._open
@@ -88,16 +88,16 @@ class Fold:
             else:
                 self.feed(event)
 
-    def take_run(self, run: Sequence[Delta]) -> None:
+    def feed_deltas(self, run: Sequence[Delta]) -> None:
         """Take deltas that are all of one kind and belong to one place."""
         first = run[0]
         place = self._open[first.index].place(first)
         if place is None:
-            self.take(run)
+            self.feed_all(run)
         else:
             place += run
 
-    def _take_whole(self, events: Sequence[Event]) -> None:
+    def _feed_whole(self, events: Sequence[Event]) -> None:
         """Every item is done by the good end, so what led there need not be added up."""
         for event in events:
             if type(event) is ItemAdded:
@@ -143,10 +143,10 @@ def _is_good_end(event: Event) -> bool:
 class _Tally:
     """An item that is still open, as deltas tell of it."""
 
-    __slots__ = ("blank", "content", "said", "summary")
+    __slots__ = ("content", "empty", "said", "summary")
 
     def __init__(self, item: Item) -> None:
-        self.blank = item
+        self.empty = item
         self.said: list[str] = []
         self.content: dict[int, _PartTally] = {}
         self.summary: dict[int, _PartTally] = {}
@@ -171,7 +171,7 @@ class _Tally:
     def item(self) -> Item:
         said = "".join(self.said)
         content = tuple(self.content[n].part() for n in sorted(self.content))
-        match self.blank:
+        match self.empty:
             case Message() as item:
                 return replace(item, content=content)
             case Reasoning() as item:
@@ -266,7 +266,7 @@ def item_closed(item: Item) -> bool:
 
 def unfold_item(index: int, item: Item, choice: int = 0, *, closed: bool = True) -> Iterator[Event]:
     """The events of one item that came whole."""
-    opened = blank(item)
+    opened = empty_item(item)
     yield ItemAdded(index, opened, choice)
     match item:
         case Message():
@@ -293,7 +293,7 @@ def unfold_item(index: int, item: Item, choice: int = 0, *, closed: bool = True)
 
 
 def _unfold_part(index: int, number: int, part: Part, *, closed: bool) -> Iterator[Event]:
-    yield PartAdded(index, number, blank_part(part))
+    yield PartAdded(index, number, empty_part(part))
     match part:
         case Text() | Refusal() | Thought() | Summary():
             tokens = () if isinstance(part, Summary) else part.tokens

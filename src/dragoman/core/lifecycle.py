@@ -35,7 +35,7 @@ from .item import (
     Text,
     Thought,
 )
-from .open_item import blank_part
+from .open_item import empty_part
 
 Answer = Literal["new", "open", "over"]
 
@@ -191,7 +191,7 @@ class Lifecycle:
         parts = item.done[summary]
         if event.part_index != len(parts):
             raise LifecycleError(f"part {event.part_index} was added where {len(parts)} was next")
-        if event.part != blank_part(event.part):
+        if event.part != empty_part(event.part):
             raise LifecycleError(f"part {event.part_index} was not empty when it was added")
         parts.append(None)
         item.open[summary, event.part_index] = _Part(event.part)
@@ -265,7 +265,7 @@ def check(events: Iterable[Event]) -> None:
     lifecycle.close()
 
 
-class Serial:
+class ItemSerializer:
     """Feed it events in any legal order; it gives them on with one item open at a time.
 
     Items come out in the order of their index: what belongs to a later one waits until the one

@@ -32,12 +32,12 @@ def path(field: str, place: tuple[int, ...]) -> str:
 class LossList:
     """Losses in the order of their first occurrence.
 
-    >>> ledger = LossList()
-    >>> ledger.note("input[*].phase", "dropped", "no phase here", (3,))
-    >>> [loss.field for loss in ledger.losses()]
+    >>> found = LossList()
+    >>> found.note("input[*].phase", "dropped", "no phase here", (3,))
+    >>> [loss.field for loss in found.losses()]
     ['input[3].phase']
-    >>> ledger.note("input[*].phase", "dropped", "no phase here", (5,))
-    >>> [loss.field for loss in ledger.losses()]
+    >>> found.note("input[*].phase", "dropped", "no phase here", (5,))
+    >>> [loss.field for loss in found.losses()]
     ['input[*].phase']
     """
 
@@ -60,7 +60,7 @@ class LossList:
         elif known.field != field and known.field != path(field, place):
             self._losses[field, why] = Loss(field, action, why)
 
-    def knows(self, field: str, why: str) -> bool:
+    def contains(self, field: str, why: str) -> bool:
         """Whether such a loss was entered before."""
         return (field, why) in self._losses
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .error import Fault, FaultError, about, unsupported
+from .error import Fault, FaultError, unsupported, with_param
 from .event import (
     Delta,
     Event,
@@ -45,6 +45,7 @@ from .item import (
 from .loss import Loss, LossList
 from .request import (
     AllowedTools,
+    CustomTool,
     JSONObject,
     JSONSchema,
     NamedTool,
@@ -54,73 +55,345 @@ from .request import (
     ToolChoice,
     UnknownTool,
 )
-from .tools import Allowed, Toolbox
+from .tools import Toolbox, ToolFilter
 
-Sense = type[Image] | type[Audio] | type[File]
+Restore = Callable[[list[Event]], list[Event]]
+"""Maps a batch of the upstream's events to what the client gets. It has state: one per answer."""
+
+Modality = type[Image] | type[Audio] | type[File]
+
+
+class UpstreamLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What an upstream can take. The defaults are: everything, as it is."""
+
+    custom_tools: bool = True
+    namespaces: bool = True
+    hosted_tools: bool = True
+    """Whether tools of other kinds may be offered; else they are dropped, as nothing runs them."""
+    allowed_tools: bool = True
+    named_tool: bool = True
+    """Whether a certain tool can be forced; else it alone is offered, and a call is required."""
+    idle_tools: bool = True
+    """Whether tools may be offered and their calls forbidden; else none are offered."""
+    format_beside_forced_tool: bool = True
+    """Whether an output format may be asked for where a tool must be called."""
+    json_schema: bool = True
+    """Whether the output format may be a schema; else any JSON object is asked for."""
+    developer_role: Literal["developer", "system"] = "developer"
+    system_messages: Literal["anywhere", "front"] = "anywhere"
+    """`front`: one system message, before all others."""
+    images: bool | None = None
+    audio: bool | None = None
+    files: bool | None = None
+    """Of these three, None is "not known": they are sent, and the upstream decides."""
+
+
+UNLIMITED = UpstreamLimits()
+
+
+class Lowered(Struct, frozen=True):
+    """A request as the upstream takes it, its losses, and how to restore the answer's events.
+
+    `restore` is None where events need no change. `tool_positions` has the position of each tool
+    in the client's list; None: unchanged. `grammar_described` is whether the grammar of a tool is
+    only described to the model.
+    """
+
+    request: Request
+    losses: tuple[Loss, ...] = ()
+    restore: Restore | None = None
+    tool_positions: tuple[int, ...] | None = None
+    grammar_described: bool = False
+
+    def client_losses(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
+        """Losses of the lowered request, with the client's positions of tools."""
+        return tuple(replace(loss, field=self._client_path(loss.field)) for loss in losses)
+
+    def client_fault(self, fault: Fault) -> Fault:
+        """A fault of the lowered request, with the client's position of the tool it is about."""
+        return fault if fault.param is None else with_param(fault, self._client_path(fault.param))
+
+    def _client_path(self, field: str) -> str:
+        positions = self.tool_positions
+        if positions is None or (tool := _TOOL_PATH.match(field)) is None:
+            return field
+        return f"tools[{positions[int(tool[1])]}]{field[tool.end() :]}"
+
+
+_TOOL_PATH = re.compile(r"^tools\[(\d+)\]")
+
+
+def lower(request: Request, limits: UpstreamLimits) -> Lowered:
+    """Rewrite a request. A request within the limits stays the very same value.
+
+    Raises FaultError where a hosted tool must be called and cannot be.
+
+    >>> request = Request(model="m", items=(Message("developer", "Be brief."),))
+    >>> lower(request, UNLIMITED).request is request
+    True
+    >>> lower(request, UpstreamLimits(developer_role="system")).request.items[0].role
+    'system'
+    """
+    modalities: tuple[Modality, ...] = ()
+    if False in (limits.images, limits.audio, limits.files):
+        pairs = ((Image, limits.images), (Audio, limits.audio), (File, limits.files))
+        modalities = tuple([modality for modality, taken in pairs if taken is False])
+    if _within(request, limits, modalities):
+        return Lowered(request)
+    losses = LossList()
+    lowered, restore, positions, described = _lower_tools(request, limits, losses)
+    lowered = _lower_format(lowered, limits, losses)
+    if modalities:
+        items = replace_modalities(lowered.items, modalities, losses)
+        lowered = replace(lowered, items=items)
+    front = limits.system_messages == "front"
+    lowered = lower_system(lowered, losses, role=limits.developer_role, front=front)
+    lowered = request if lowered == request else lowered
+    return Lowered(lowered, losses.losses(), restore, positions, described)
+
+
+def _within(request: Request, limits: UpstreamLimits, modalities: tuple[Modality, ...]) -> bool:
+    """Whether a request is surely within the limits, as nearly all are; one call at any size.
+
+    False decides nothing: the rewriting looks closer.
+    """
+    choice = request.tool_choice
+    if type(choice) is AllowedTools:
+        return False  # calls of other tools are filtered even where the upstream knows the choice
+    if limits == UNLIMITED:
+        return True
+    own_tools = limits.custom_tools and limits.namespaces
+    tools = set(map(type, request.tools))
+    if (
+        (UnknownTool in tools and not limits.hosted_tools)
+        or (CustomTool in tools and not limits.custom_tools)
+        or (Namespace in tools and not (own_tools and limits.hosted_tools))
+    ):
+        return False
+    match choice:
+        case NamedTool(kind=kind, namespace=namespace):
+            as_it_is = own_tools or (kind == "function" and namespace is None)
+            if not (limits.named_tool and as_it_is):
+                return False
+        case UnknownTool() if not limits.hosted_tools:
+            return False
+        case "none" if tools and not limits.idle_tools:
+            return False
+    if request.format is not None and not (
+        limits.json_schema and (choice is None or limits.format_beside_forced_tool)
+    ):
+        return False
+    front, renamed = limits.system_messages == "front", limits.developer_role == "system"
+    if own_tools and not (front or renamed or modalities):
+        return True
+    for number, item in enumerate(request.items):
+        match item:
+            case Message(role="developer") if front or renamed:
+                return False
+            case Message(role="system") if front and (number or request.instructions):
+                return False
+            case FunctionCall(namespace=str()) | CustomToolCall() | CustomToolCallOutput() if (
+                not own_tools
+            ):
+                return False
+            case (
+                Message(content=tuple(parts))
+                | FunctionCallOutput(output=tuple(parts))
+                | CustomToolCallOutput(output=tuple(parts))
+            ) if modalities:
+                for part in parts:
+                    if type(part) in modalities:
+                        return False
+    return True
+
+
+# ---- tools -----------------------------------------------------------------------------------
+
+
+_Numbered = list[tuple[int, Tool]]
+_HOSTED = "a hosted tool, which cannot be run here"
+
+
+def _lower_tools(
+    request: Request, limits: UpstreamLimits, losses: LossList
+) -> tuple[Request, Restore | None, tuple[int, ...], bool]:
+    """Tools, the choice among them and past calls; the other three fields of `Lowered`."""
+    tools, choice = list(enumerate(request.tools)), request.tool_choice
+    if not limits.hosted_tools:
+        tools, choice = _without_hosted(tools, choice, losses)
+    restore: Restore | None = None
+    if isinstance(choice, NamedTool) and not limits.named_tool:
+        choice = AllowedTools("required", (choice,))
+    elif choice == "none" and tools and not limits.idle_tools:
+        tools, choice = [], None
+        losses.note("tool_choice", "emulated", "no tools are offered, so that none is called")
+    if isinstance(choice, AllowedTools):
+        allowed = ToolFilter(choice, request.tools)
+        restore = CallFilter(allowed.names).feed
+        if limits.allowed_tools:
+            choice = replace(choice, tools=allowed.expanded)
+        else:
+            tools, choice = allowed.tools, choice.mode if allowed.tools else None
+            losses.note("tool_choice", "emulated", "only the allowed tools are offered")
+    if limits.custom_tools and limits.namespaces:
+        positions = tuple(number for number, _ in tools)
+        offered = tuple(tool for _, tool in tools)
+        lowered = replace(request, tools=offered, tool_choice=choice)
+        return lowered, restore, positions, False
+    box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, losses=losses)
+    items = _lower_calls(request.items, box, losses)
+    match choice:
+        case NamedTool():
+            choice = box.choose(choice)
+        case AllowedTools():
+            named = (box.choose(t) if isinstance(t, NamedTool) else t for t in choice.tools)
+            choice = replace(choice, tools=tuple(named))
+    if box.renames:
+        rename = CallRenamer(box).feed
+        restore = rename if restore is None else chained(rename, restore)
+    lowered = replace(request, tools=box.tools, items=items, tool_choice=choice)
+    return lowered, restore, box.positions, box.grammar_described
+
+
+def _without_hosted(
+    tools: _Numbered, choice: ToolChoice | None, losses: LossList
+) -> tuple[_Numbered, ToolChoice | None]:
+    """The tools and the choice without tools that a provider would have to run."""
+    left: _Numbered = []
+    for number, tool in tools:
+        match tool:
+            case UnknownTool():
+                losses.note("tools[*]", "dropped", _HOSTED, (number,))
+            case Namespace(tools=members):
+                for place, member in enumerate(members):
+                    if isinstance(member, UnknownTool):
+                        losses.note("tools[*].tools[*]", "dropped", _HOSTED, (number, place))
+                able = tuple(each for each in members if not isinstance(each, UnknownTool))
+                if able or not members:
+                    left.append((number, tool if able == members else replace(tool, tools=able)))
+            case _:
+                left.append((number, tool))
+    forced = unsupported(f"demands {_HOSTED}", "tool_choice")
+    match choice:
+        case UnknownTool():
+            raise FaultError(forced)
+        case "required" if tools and not left:
+            raise FaultError(forced)
+        case AllowedTools(mode=mode, tools=entries):
+            # An entry of an unknown kind may also name a whole namespace.
+            own = tuple(
+                entry
+                for entry in entries
+                if not isinstance(entry, UnknownTool) or entry.kind == "namespace"
+            )
+            if own == entries:
+                return left, choice
+            if own:
+                losses.note("tool_choice", "dropped", _HOSTED)
+                return left, replace(choice, tools=own)
+            if mode == "required":
+                raise FaultError(forced)
+            losses.note("tool_choice", "dropped", f"{_HOSTED}; no tools are offered")
+            return [], None
+        case _:
+            return left, choice
+
+
+def _lower_calls(items: tuple[Item, ...], box: Toolbox, losses: LossList) -> tuple[Item, ...]:
+    lowered = list(items)
+    for index, item in enumerate(items):
+        match item:
+            case FunctionCall(namespace=str()) | CustomToolCall():
+                lowered[index] = call = box.lower(item)
+                if call != item:
+                    why = "a past call has the name and kind its tool has"
+                    losses.note("items[*]", "emulated", why, (index,))
+            case CustomToolCallOutput():
+                lowered[index] = box.lower_output(item)
+    return tuple(lowered)
+
+
+# ---- format ----------------------------------------------------------------------------------
+
+
+def _lower_format(request: Request, limits: UpstreamLimits, losses: LossList) -> Request:
+    format = request.format
+    if not isinstance(format, JSONObject | JSONSchema):
+        return request
+    match request.tool_choice:
+        case None | "auto" | "none" | AllowedTools(mode="auto"):
+            forced = False
+        case _:
+            forced = True
+    if forced and not limits.format_beside_forced_tool:
+        losses.note("format", "dropped", "a tool must be called, so there is no text to format")
+        return replace(request, format=None)
+    if isinstance(format, JSONObject) or limits.json_schema:
+        return request
+    losses.note("format", "emulated", "the schema is described to the model, and not enforced")
+    about = f" ({format.description})" if format.description else ""
+    schema = msgspec.json.encode(format.schema or {}).decode()
+    wanted = f"Answer with one JSON object, {format.name}{about}, that fits this schema:\n{schema}"
+    match request.instructions:
+        case tuple(items):
+            instructions: str | tuple[Item, ...] = (*items, Message("system", wanted))
+        case text:
+            instructions = f"{text}\n\n{wanted}" if text else wanted
+    return replace(request, format=JSONObject(), instructions=instructions)
+
+
+# ---- content and system messages -------------------------------------------------------------
 
 
 def replace_modalities(
-    items: tuple[Item, ...], senses: tuple[Sense, ...], ledger: LossList
+    items: tuple[Item, ...], modalities: tuple[Modality, ...], losses: LossList
 ) -> tuple[Item, ...]:
-    """The items with words for all parts of these kinds; the same tuple where there are none.
+    """The items with text for all parts of these kinds; the same tuple where there are none.
 
     >>> seen = (Message("user", (Text("What is this?"), Image("https://example.com/cat.png"))),)
     >>> replace_modalities(seen, (Image,), LossList())[0].text
     'What is this?[image: this model cannot see it]'
     """
-    worded = tuple(_without(item, index, senses, ledger) for index, item in enumerate(items))
-    return items if all(map(_same, items, worded)) else worded
-
-
-def _same(old: object, new: object) -> bool:
-    return old is new
-
-
-def _without(item: Item, index: int, senses: tuple[Sense, ...], ledger: LossList) -> Item:
-    match item:
-        case Message(content=tuple(parts)) if _any(parts, senses):
-            where = "items[*].content[*]"
-            return replace(item, content=_worded(parts, senses, ledger, where, index))
-        case (
-            FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts))
-        ) if _any(parts, senses):
-            where = "items[*].output[*]"
-            return replace(item, output=_worded(parts, senses, ledger, where, index))
-        case _:
-            return item
-
-
-def _any(parts: tuple[Part, ...], senses: tuple[Sense, ...]) -> bool:
-    return any(isinstance(part, senses) for part in parts)
-
-
-def _worded(
-    parts: tuple[Part, ...], senses: tuple[Sense, ...], ledger: LossList, where: str, index: int
-) -> tuple[Part, ...]:
-    words: list[Part] = []
-    for number, part in enumerate(parts):
-        if not isinstance(part, senses):
-            words.append(part)
-            continue
-        match part:
-            case Audio(transcript=str(transcript)):
-                words.append(Text(transcript))
-                why = "this model cannot hear; the transcript is sent"
-                ledger.note(where, "emulated", why, (index, number))
-                continue
-            case Image():
-                text, why = "[image: this model cannot see it]", "this model cannot see"
-            case Audio():
-                text, why = "[audio: this model cannot hear it]", "this model cannot hear"
+    changed: dict[int, Item] = {}
+    for index, item in enumerate(items):
+        match item:
+            case Message(content=tuple(parts)):
+                where, name = "items[*].content[*]", "content"
+            case (
+                FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts))
+            ):
+                where, name = "items[*].output[*]", "output"
             case _:
-                text, why = "[file: this model cannot read it]", "this model cannot read files"
-        words.append(Text(text))
-        ledger.note(where, "dropped", f"{why}; a placeholder is sent", (index, number))
-    return tuple(words)
+                continue
+        if any(isinstance(part, modalities) for part in parts):
+            texts = list(parts)
+            for number, part in enumerate(parts):
+                if isinstance(part, modalities):
+                    text, action, why = _placeholder(part)
+                    texts[number] = Text(text)
+                    losses.note(where, action, why, (index, number))
+            changed[index] = replace(item, **{name: tuple(texts)})
+    if not changed:
+        return items
+    return tuple(changed.get(index, item) for index, item in enumerate(items))
+
+
+def _placeholder(part: Part) -> tuple[str, Literal["emulated", "dropped"], str]:
+    """The text sent for a part the model cannot take, and the loss that is reported."""
+    match part:
+        case Audio(transcript=str(transcript)):
+            return transcript, "emulated", "this model cannot hear; the transcript is sent"
+        case Image():
+            text, why = "[image: this model cannot see it]", "this model cannot see"
+        case Audio():
+            text, why = "[audio: this model cannot hear it]", "this model cannot hear"
+        case _:
+            text, why = "[file: this model cannot read it]", "this model cannot read files"
+    return text, "dropped", f"{why}; a placeholder is sent"
 
 
 def lower_system(
-    request: Request, ledger: LossList, *, role: Literal["developer", "system"], front: bool
+    request: Request, losses: LossList, *, role: Literal["developer", "system"], front: bool
 ) -> Request:
     """`role` is what developer messages are sent as; `front` asks for one message, before all.
 
@@ -129,23 +402,23 @@ def lower_system(
     >>> lower_system(request, LossList(), role="system", front=True).items[0].text
     'Be kind.\\n\\nBe brief.'
     """
-    spots = [index for index, item in enumerate(request.items) if _is_system(item)]
-    if front and spots and (request.instructions or spots != [0]):
-        ledger.note("items", "emulated", "all system messages are sent as one, before the others")
-        return _merged(request, ledger, role)
-    if role == "developer" or not any(_is_developer(request.items[spot]) for spot in spots):
+    found = {index: item for index, item in enumerate(request.items) if _is_system(item)}
+    if front and found and (request.instructions or list(found) != [0]):
+        losses.note("items", "emulated", "all system messages are sent as one, before the others")
+        return _system_in_front(request, losses, role)
+    renamed = {i: replace(item, role=role) for i, item in found.items() if item.role == "developer"}
+    if role == "developer" or not renamed:
         return request
-    items = list(request.items)
-    for spot in spots:
-        if _is_developer(item := items[spot]):
-            items[spot] = replace(item, role=role)
-            ledger.note(
-                "items[*].role", "emulated", "developer messages are sent as system", (spot,)
-            )
-    return replace(request, items=tuple(items))
+    for index in renamed:
+        why = "developer messages are sent as system"
+        losses.note("items[*].role", "emulated", why, (index,))
+    items = tuple(renamed.get(index, item) for index, item in enumerate(request.items))
+    return replace(request, items=items)
 
 
-def _merged(request: Request, ledger: LossList, role: Literal["developer", "system"]) -> Request:
+def _system_in_front(
+    request: Request, losses: LossList, role: Literal["developer", "system"]
+) -> Request:
     match request.instructions:
         case tuple(lead):
             pass
@@ -154,8 +427,8 @@ def _merged(request: Request, ledger: LossList, role: Literal["developer", "syst
     items = (*lead, *request.items)
     system = [item for item in items if _is_system(item)]
     if len(system) > 1 and any(item != Message(item.role, item.content) for item in system):
-        why = "what system messages say beside their text is left out where they are joined"
-        ledger.note("items", "dropped", why)
+        why = "fields of system messages beside their text are dropped where they are joined"
+        losses.note("items", "dropped", why)
     if any(item.role == "system" for item in system):
         role = "system"
     first = replace(system[0], role=role) if len(system) == 1 else _joined(system, role)
@@ -164,36 +437,36 @@ def _merged(request: Request, ledger: LossList, role: Literal["developer", "syst
 
 
 def _joined(messages: list[Message], role: Role) -> Message:
-    """One message of several; a string, unless there is more in them than plain text."""
-    spoken = [message.parts for message in messages if message.content]
+    """One message of several; its content is a string unless there is more than plain text."""
+    contents = [message.parts for message in messages if message.content]
     if all(
-        isinstance(part, Text) and part == Text(part.text) for parts in spoken for part in parts
+        isinstance(part, Text) and part == Text(part.text) for parts in contents for part in parts
     ):
         texts = (message.text for message in messages)
         return Message(role, "\n\n".join(text for text in texts if text))
-    content: list[Part] = []
-    for parts in spoken:
-        content += [Text("\n\n"), *parts] if content else parts
-    return Message(role, tuple(content))
+    joined: list[Part] = []
+    for parts in contents:
+        joined += [Text("\n\n"), *parts] if joined else parts
+    return Message(role, tuple(joined))
 
 
 def _is_system(item: Item) -> TypeGuard[Message]:
     return isinstance(item, Message) and item.role in ("system", "developer")
 
 
-def _is_developer(item: Item) -> TypeGuard[Message]:
-    return isinstance(item, Message) and item.role == "developer"
+# ---- the answer's events ---------------------------------------------------------------------
 
 
-Undo = Callable[[Event], list[Event]]
-"""Takes an event of the upstream's answer and gives what the client sees of it."""
+def chained(first: Restore, second: Restore) -> Restore:
+    """Both, one after the other."""
+    return lambda events: second(first(events))
 
 
-class Renamer:
-    """Gives calls back the names and kinds their client knows.
+class CallRenamer:
+    """Restores the client's names and kinds of tool calls.
 
     The input of a custom tool that was offered as a function is known when its arguments are
-    whole, and comes in one piece then.
+    complete, so it comes as one delta then.
     """
 
     __slots__ = ("_box", "_waiting")
@@ -202,45 +475,45 @@ class Renamer:
         self._box = box
         self._waiting: dict[int, tuple[FunctionCall, list[str]]] = {}
 
-    def feed(self, event: Event) -> list[Event]:
-        """The events to pass on for this one."""
-        match event:
-            case Delta(index=index):
-                if index not in self._waiting:
-                    return [event]
-                self._waiting[index][1].append(event.data)
-                return []
-            case ItemAdded(index=index, item=FunctionCall() | CustomToolCall() as call):
-                own = self._box.restore(call)
-                if isinstance(call, FunctionCall) and isinstance(own, CustomToolCall):
-                    self._waiting[index] = call, []
-                return [replace(event, item=own)]
-            case ItemDone(index=index, item=FunctionCall() | CustomToolCall() as call):
-                own = self._box.restore(call)
-                whole = self._waiting.pop(index, None) is not None
-                return [*(_input(index, own) if whole else ()), replace(event, item=own)]
-            case Failed():
-                return [*self._cut_short(), event]
-            case _:
-                return [event]
-
-    def _cut_short(self) -> list[Event]:
-        """What had come of inputs that will not be finished."""
-        waiting, self._waiting = self._waiting, {}
-        return [
-            delta
-            for index, (call, pieces) in waiting.items()
-            for delta in _input(index, self._box.restore(replace(call, arguments="".join(pieces))))
-        ]
+    def feed(self, events: list[Event]) -> list[Event]:
+        """The client's events for a batch of the upstream's."""
+        waiting = self._waiting
+        restored: list[Event] = []
+        for event in events:
+            match event:
+                case Delta(index=index):
+                    if index in waiting:
+                        waiting[index][1].append(event.data)
+                    else:
+                        restored.append(event)
+                case ItemAdded(index=index, item=FunctionCall() | CustomToolCall() as call):
+                    own = self._box.restore(call)
+                    if isinstance(call, FunctionCall) and isinstance(own, CustomToolCall):
+                        waiting[index] = call, []
+                    restored.append(replace(event, item=own))
+                case ItemDone(index=index, item=FunctionCall() | CustomToolCall() as call):
+                    own = self._box.restore(call)
+                    if waiting.pop(index, None) is not None:
+                        restored += _input(index, own)
+                    restored.append(replace(event, item=own))
+                case Failed():  # inputs that will not be finished, as far as they came
+                    for index, (call, pieces) in waiting.items():
+                        cut = replace(call, arguments="".join(pieces))
+                        restored += _input(index, self._box.restore(cut))
+                    waiting.clear()
+                    restored.append(event)
+                case _:
+                    restored.append(event)
+        return restored
 
 
 def _input(index: int, call: FunctionCall | CustomToolCall) -> list[Event]:
-    said = call.input if isinstance(call, CustomToolCall) else call.arguments
-    return [Delta(index, 0, "input", said)] if said else []
+    text = call.input if isinstance(call, CustomToolCall) else call.arguments
+    return [Delta(index, 0, "input", text)] if text else []
 
 
 class _Choice:
-    """What one alternative of the answer kept, and whether a call of it was held back."""
+    """One alternative of the answer: what is left of it, and whether a call was held back."""
 
     __slots__ = ("calls", "held_back", "items")
 
@@ -250,135 +523,149 @@ class _Choice:
         self.held_back = False
 
 
-class Suppressor:
-    """Holds back the calls of tools that were not allowed, and tells so at the end.
+class CallFilter:
+    """Drops calls of tools that were not allowed, and reports them at the end.
 
     `allowed` holds pairs of a namespace (or None) and a name. Indices stay dense; a choice whose
-    calls were all held back did not end with calls, and one with nothing left says nothing.
+    calls were all dropped did not end with calls, and one with nothing left is an empty message.
     """
 
-    __slots__ = ("_allowed", "_choices", "_id", "_indices", "_ledger", "_names", "_next")
+    __slots__ = ("_allowed", "_choices", "_id", "_indices", "_losses", "_names", "_next")
 
     def __init__(self, allowed: frozenset[tuple[str | None, str]]) -> None:
         self._allowed = allowed
         self._names = {name for _, name in allowed}
-        self._ledger = LossList()
+        self._losses = LossList()
         self._choices: dict[int, _Choice] = {}
-        self._indices: list[int | None] = []  # by the upstream's index: ours, or None if held back
+        self._indices: list[int | None] = []  # by the upstream's index: ours, or None if dropped
         self._next = 0
         self._id = ""
 
-    def feed(self, event: Event) -> list[Event]:
-        """The events to pass on for this one."""
-        match event:
-            case Delta() | PartAdded() | PartDone() | ItemDone() | Progress(index=int()):
-                return self._inside(event, event.index or 0)
-            case ItemAdded():
-                return self._added(event)
-            case Finished():
-                return self._finish(event)
-            case Started():
-                self._id = event.id
-        return [event]
+    def feed(self, events: list[Event]) -> list[Event]:
+        """The client's events for a batch of the upstream's."""
+        passed: list[Event] = []
+        for event in events:
+            match event:
+                case (
+                    Delta(index=index)
+                    | PartAdded(index=index)
+                    | PartDone(index=index)
+                    | ItemDone(index=index)
+                    | Progress(index=int(index))
+                ):
+                    ours = self._indices[index]
+                    if ours is not None:
+                        passed.append(event if ours == index else replace(event, index=ours))
+                    continue
+                case ItemAdded():
+                    passed += self._add(event)
+                    continue
+                case Finished():
+                    passed += self._finish(event)
+                    continue
+                case Started():
+                    self._id = event.id
+            passed.append(event)
+        return passed
 
-    def _inside(
-        self, event: Delta | PartAdded | PartDone | ItemDone | Progress, index: int
-    ) -> list[Event]:
-        ours = self._indices[index]
-        if ours == index:
-            return [event]
-        return [] if ours is None else [replace(event, index=ours)]
-
-    def _added(self, event: ItemAdded) -> list[Event]:
+    def _add(self, event: ItemAdded) -> list[Event]:
         choice = self._choices.setdefault(event.choice, _Choice())
-        called = isinstance(event.item, FunctionCall | CustomToolCall)
-        if isinstance(event.item, FunctionCall | CustomToolCall) and not self._may(event.item):
-            choice.held_back = True
-            self._indices.append(None)
-            why = f"a call of {event.item.name!r}, which is not allowed, was held back"
-            self._ledger.note("tool_choice", "dropped", why)
-            return []
+        if isinstance(call := event.item, FunctionCall | CustomToolCall):
+            # An upstream may leave the namespace out.
+            unnamed = call.namespace is None and call.name in self._names
+            if not unnamed and (call.namespace, call.name) not in self._allowed:
+                choice.held_back = True
+                self._indices.append(None)
+                why = f"a call of {call.name!r}, which is not allowed, was held back"
+                self._losses.note("tool_choice", "dropped", why)
+                return []
+            choice.calls += 1
         choice.items += 1
-        choice.calls += called
         index, self._next = self._next, self._next + 1
         self._indices.append(index)
         return [event if index == event.index else replace(event, index=index)]
 
-    def _may(self, call: FunctionCall | CustomToolCall) -> bool:
-        if call.namespace is None and call.name in self._names:
-            return True  # an upstream may leave the namespace out
-        return (call.namespace, call.name) in self._allowed
-
     def _finish(self, event: Finished) -> list[Event]:
-        losses = self._ledger.losses()
+        losses = self._losses.losses()
         if not losses:
             return [event]
         reasons = list(event.reasons)
-        said: list[Event] = []
+        passed: list[Event] = []
         for number, choice in self._choices.items():
             bereft = choice.held_back and not choice.calls
             if bereft and number < len(reasons) and reasons[number] == "tool_calls":
                 reasons[number] = "stop"
             if not choice.items:
-                said += self._silence(number)
+                # The id counts on from those of all items so far, so that no other has it.
+                id = f"msg_{self._id}_{len(self._indices)}"
+                self._indices.append(self._next)
+                message = Message("assistant", (Text(""),), id, "completed")
+                empty = replace(message, content=(), status="in_progress")
+                passed += (
+                    ItemAdded(self._next, empty, number),
+                    PartAdded(self._next, 0, Text("")),
+                    PartDone(self._next, 0, Text("")),
+                    ItemDone(self._next, message),
+                )
+                self._next += 1
         end = replace(event, reasons=tuple(reasons), losses=(*event.losses, *losses))
-        return [*said, end]
-
-    def _silence(self, choice: int) -> list[Event]:
-        """A message that says nothing. Its id counts on from those of all items so far."""
-        id = f"msg_{self._id}_{len(self._indices)}"
-        self._indices.append(self._next)
-        index, self._next = self._next, self._next + 1
-        message = Message("assistant", (Text(""),), id, "completed")
-        return [
-            ItemAdded(index, replace(message, content=(), status="in_progress"), choice),
-            PartAdded(index, 0, Text("")),
-            PartDone(index, 0, Text("")),
-            ItemDone(index, message),
-        ]
+        return [*passed, end]
 
 
-class Summariser:
-    """Gives open reasoning as the summary that was asked for, too.
+def with_summary(request: Request, restore: Restore | None = None) -> Restore | None:
+    """The same, with open reasoning as the summary too where the request asks for one."""
+    if request.reasoning is None or request.reasoning.summary is None:
+        return restore
+    summarise = SummaryEmitter().feed
+    return summarise if restore is None else chained(restore, summarise)
+
+
+class SummaryEmitter:
+    """Emits open reasoning as the summary that was asked for, as Ollama and LM Studio do.
 
     The summary comes as the model thinks; the reasoning itself follows whole, as summary parts come
     before content parts in a Responses stream. An item that begins with a summary of the upstream's
-    own is left alone.
+    own passes unchanged.
     """
 
     __slots__ = ("_items",)
 
     def __init__(self) -> None:
-        self._items: dict[int, _Summarised] = {}  # by index, once reasoning has begun in them
+        self._items: dict[int, _SummarisedItem | None] = {}  # by index; None: it has its own
 
-    def feed(self, event: Event) -> list[Event]:
-        """The events to pass on for this one."""
-        match event:
-            case PartAdded(index=index, part=Thought()) if index not in self._items:
-                self._items[index] = _Summarised()
-            case PartAdded(index=index, part=Summary()) if index not in self._items:
-                self._items[index] = _Summarised(native=True)
-        match event:
-            case PartAdded() | Delta() | PartDone() | ItemDone():
-                item = self._items.get(event.index)
-                return [event] if item is None or item.native else item.feed(event)
-            case _:
-                return [event]
+    def feed(self, events: list[Event]) -> list[Event]:
+        """The client's events for a batch of the upstream's."""
+        items = self._items
+        emitted: list[Event] = []
+        for event in events:
+            if isinstance(event, PartAdded) and event.index not in items:
+                match event.part:
+                    case Thought():
+                        items[event.index] = _SummarisedItem()
+                    case Summary():
+                        items[event.index] = None
+            match event:
+                case PartAdded() | Delta() | PartDone() | ItemDone():
+                    item = items.get(event.index)
+                    if item is not None:
+                        emitted += item.feed(event)
+                        continue
+            emitted.append(event)
+        return emitted
 
 
-class _Summarised:
+class _SummarisedItem:
     """A reasoning item with an emulated summary."""
 
-    __slots__ = ("_content", "_numbers", "_summary", "native")
+    __slots__ = ("_content", "_numbers", "_summary")
 
-    def __init__(self, *, native: bool = False) -> None:
-        self.native = native
+    def __init__(self) -> None:
         self._numbers: dict[tuple[bool, int], int] = {}  # by (is a summary, part): summary index
         self._summary: dict[int, Summary] = {}
         self._content: list[Event] = []  # which waits for the end of the item
 
     def feed(self, event: PartAdded | Delta | PartDone | ItemDone) -> list[Event]:
-        """The events to pass on for one about the item."""
+        """The client's events for one of the upstream's."""
         match event:
             case PartAdded(index, part_index, Thought() | Summary() as part):
                 number = len(self._numbers)
@@ -404,285 +691,3 @@ class _Summarised:
             case _:
                 self._content.append(event)
                 return []
-
-
-def summarised(request: Request, undo: Undo | None = None) -> Undo | None:
-    """The same, with a summary of open reasoning where the request asks for one."""
-    if request.reasoning is None or request.reasoning.summary is None:
-        return undo
-    summarise = Summariser().feed
-    return summarise if undo is None else in_turn(undo, summarise)
-
-
-def undone(undo: Undo | None, batch: list[Event]) -> list[Event]:
-    """A batch of events as the client sees it.
-
-    >>> undone(None, []), undone(Summariser().feed, [])
-    ([], [])
-    """
-    return batch if undo is None else [seen for event in batch for seen in undo(event)]
-
-
-def in_turn(first: Undo, second: Undo) -> Undo:
-    """Both, one after the other."""
-
-    def undo(event: Event) -> list[Event]:
-        return [last for between in first(event) for last in second(between)]
-
-    return undo
-
-
-class Limits(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What an upstream can take. The defaults are: everything, as it is."""
-
-    custom_tools: bool = True
-    namespaces: bool = True
-    hosted_tools: bool = True
-    """Whether tools of other kinds may be offered; else they are dropped: nobody would run them."""
-    allowed_tools: bool = True
-    named_tool: bool = True
-    """Whether a certain tool can be forced; else it alone is offered, and a call is required."""
-    idle_tools: bool = True
-    """Whether tools may be offered and their calls forbidden; else none are offered."""
-    format_beside_forced_tool: bool = True
-    """Whether an output format may be asked for where a tool must be called."""
-    json_schema: bool = True
-    """Whether the output format may be a schema; else any JSON object is asked for."""
-    developer_role: Literal["developer", "system"] = "developer"
-    system_messages: Literal["anywhere", "front"] = "anywhere"
-    """`front`: one system message, before all others."""
-    images: bool | None = None
-    audio: bool | None = None
-    files: bool | None = None
-    """Of these three, None is "not known": it is sent, and the upstream says."""
-
-
-NATIVE = Limits()
-
-
-class Lowered(Struct, frozen=True):
-    """A request as the upstream takes it, what that cost, and how to undo it on the answer.
-
-    `events` has a memory of one answer: use it for one. None: there is nothing to undo. `places`
-    says where each tool stood in the client's list. None: where it stands now. `described` is
-    whether the grammar of a tool is only described to the model.
-    """
-
-    request: Request
-    losses: tuple[Loss, ...] = ()
-    events: Undo | None = None
-    places: tuple[int, ...] | None = None
-    described: bool = False
-
-    def placed(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
-        """Losses of the lowered request, with the tools where the client has them."""
-        return tuple(replace(loss, field=self._place(loss.field)) for loss in losses)
-
-    def blamed(self, fault: Fault) -> Fault:
-        """A fault of the lowered request, with the tool it is about where the client has it."""
-        return fault if fault.param is None else about(fault, self._place(fault.param))
-
-    def _place(self, field: str) -> str:
-        places = self.places
-        if places is None or (tool := _TOOL.match(field)) is None:
-            return field
-        return f"tools[{places[int(tool[1])]}]{field[tool.end() :]}"
-
-
-_TOOL = re.compile(r"^tools\[(\d+)\]")
-
-
-def lower(request: Request, limits: Limits) -> Lowered:
-    """Rewrite a request. What the limits allow stays the very same value.
-
-    Raises FaultError where a hosted tool must be called and cannot be.
-
-    >>> request = Request(model="m", items=(Message("developer", "Be brief."),))
-    >>> lower(request, NATIVE).request is request
-    True
-    >>> lower(request, Limits(developer_role="system")).request.items[0].role
-    'system'
-    """
-    if limits == NATIVE and not isinstance(request.tool_choice, AllowedTools):
-        return Lowered(request)
-    if _is_plain(request):
-        return Lowered(request)
-    ledger = LossList()
-    lowered, undo, places, described = _lower_tools(request, limits, ledger)
-    lowered = _lower_format(lowered, limits, ledger)
-    senses: tuple[tuple[Sense, bool | None], ...] = (
-        (Image, limits.images),
-        (Audio, limits.audio),
-        (File, limits.files),
-    )
-    if missing := tuple(sense for sense, has in senses if has is False):
-        lowered = replace(lowered, items=replace_modalities(lowered.items, missing, ledger))
-    front = limits.system_messages == "front"
-    lowered = lower_system(lowered, ledger, role=limits.developer_role, front=front)
-    lowered = request if lowered == request else lowered
-    return Lowered(lowered, ledger.losses(), undo, places, described)
-
-
-def _is_plain(request: Request) -> bool:
-    """Whether every upstream can take this: text, at most one system message, no tool or format."""
-    if request.tools or request.tool_choice is not None or request.format is not None:
-        return False
-    for index, item in enumerate(request.items):
-        if type(item) is not Message or type(item.content) is not str:
-            return False
-        leads = index == 0 and item.role == "system" and request.instructions is None
-        if item.role not in ("user", "assistant") and not leads:
-            return False
-    return True
-
-
-# ---- tools -----------------------------------------------------------------------------------
-
-
-def _lower_tools(
-    request: Request, limits: Limits, ledger: LossList
-) -> tuple[Request, Undo | None, tuple[int, ...], bool]:
-    """Tools, the choice among them and past calls; what to do with calls to come, where each tool
-    that is left stood, and whether a grammar is only described."""
-    tools, choice = list(enumerate(request.tools)), request.tool_choice
-    if not limits.hosted_tools:
-        tools, choice = _without_hosted(tools, choice, ledger)
-    undo: Undo | None = None
-    if isinstance(choice, NamedTool) and not limits.named_tool:
-        choice = AllowedTools("required", (choice,))
-    elif choice == "none" and tools and not limits.idle_tools:
-        tools, choice = [], None
-        ledger.note("tool_choice", "emulated", "no tools are offered, so that none is called")
-    if isinstance(choice, AllowedTools):
-        allowed = Allowed(choice, request.tools)
-        undo = Suppressor(allowed.names).feed
-        if limits.allowed_tools:
-            choice = replace(choice, tools=allowed.expanded)
-        else:
-            tools, choice = allowed.tools, choice.mode if allowed.tools else None
-            ledger.note("tool_choice", "emulated", "only the allowed tools are offered")
-    if limits.custom_tools and limits.namespaces:
-        places = tuple(number for number, _ in tools)
-        offered = tuple(tool for _, tool in tools)
-        if type(choice) is type(request.tool_choice) and offered == request.tools:
-            return request, undo, places, False
-        return replace(request, tools=offered, tool_choice=choice), undo, places, False
-    box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, ledger=ledger)
-    items, choice = _lower_calls(request.items, box, ledger), _lower_choice(choice, box)
-    if box.renames:
-        rename = Renamer(box).feed
-        undo = rename if undo is None else in_turn(rename, undo)
-    lowered = replace(request, tools=box.tools, items=items, tool_choice=choice)
-    return lowered, undo, box.places, box.described
-
-
-_Numbered = list[tuple[int, Tool]]
-_NOBODY = "a hosted tool, which nobody here can run"
-
-
-def _without_hosted(
-    tools: _Numbered, choice: ToolChoice | None, ledger: LossList
-) -> tuple[_Numbered, ToolChoice | None]:
-    """The tools and the choice without those that somebody else would have to run."""
-    kept: _Numbered = []
-    for number, tool in tools:
-        match tool:
-            case UnknownTool():
-                ledger.note("tools[*]", "dropped", _NOBODY, (number,))
-            case Namespace(tools=members):
-                for place, member in enumerate(members):
-                    if isinstance(member, UnknownTool):
-                        ledger.note("tools[*].tools[*]", "dropped", _NOBODY, (number, place))
-                able = tuple(each for each in members if not isinstance(each, UnknownTool))
-                if able or not members:
-                    kept.append((number, tool if able == members else replace(tool, tools=able)))
-            case _:
-                kept.append((number, tool))
-    forced = unsupported(f"demands {_NOBODY}", "tool_choice")
-    match choice:
-        case UnknownTool():
-            raise FaultError(forced)
-        case "required" if tools and not kept:
-            raise FaultError(forced)
-        case AllowedTools(mode=mode, tools=entries):
-            own = tuple(each for each in entries if not _is_hosted(each))
-            if own == entries:
-                return kept, choice
-            if own:
-                ledger.note("tool_choice", "dropped", _NOBODY)
-                return kept, replace(choice, tools=own)
-            if mode == "required":
-                raise FaultError(forced)
-            ledger.note("tool_choice", "dropped", f"{_NOBODY}; no tools are offered")
-            return [], None
-        case _:
-            return kept, choice
-
-
-def _is_hosted(entry: NamedTool | UnknownTool) -> bool:
-    """Whether an allowed tool is a hosted one; an entry may also name a whole namespace."""
-    return isinstance(entry, UnknownTool) and entry.kind != "namespace"
-
-
-def _lower_choice(choice: ToolChoice | None, box: Toolbox) -> ToolChoice | None:
-    match choice:
-        case NamedTool():
-            return box.choose(choice)
-        case AllowedTools():
-            named = (box.choose(t) if isinstance(t, NamedTool) else t for t in choice.tools)
-            return replace(choice, tools=tuple(named))
-        case _:
-            return choice
-
-
-def _lower_calls(items: tuple[Item, ...], box: Toolbox, ledger: LossList) -> tuple[Item, ...]:
-    lowered = list(items)
-    for index, item in enumerate(items):
-        match item:
-            case FunctionCall(namespace=str()) | CustomToolCall():
-                lowered[index] = call = box.lower(item)
-                if call != item:
-                    why = "a past call has the name and kind its tool has"
-                    ledger.note("items[*]", "emulated", why, (index,))
-            case CustomToolCallOutput():
-                lowered[index] = box.lower_output(item)
-    return tuple(lowered)
-
-
-# ---- format ----------------------------------------------------------------------------------
-
-
-def _lower_format(request: Request, limits: Limits, ledger: LossList) -> Request:
-    format = request.format
-    if not isinstance(format, JSONObject | JSONSchema):
-        return request
-    if _forced(request.tool_choice) and not limits.format_beside_forced_tool:
-        ledger.note("format", "dropped", "a tool must be called, so there is no text to format")
-        return replace(request, format=None)
-    if isinstance(format, JSONObject) or limits.json_schema:
-        return request
-    ledger.note("format", "emulated", "the schema is described to the model, and not enforced")
-    wanted = _wanted(format)
-    match request.instructions:
-        case tuple(items):
-            return replace(
-                request, format=JSONObject(), instructions=(*items, Message("system", wanted))
-            )
-        case text:
-            instructions = f"{text}\n\n{wanted}" if text else wanted
-            return replace(request, format=JSONObject(), instructions=instructions)
-
-
-def _forced(choice: ToolChoice | None) -> bool:
-    """Whether the model must call a tool."""
-    match choice:
-        case None | "auto" | "none" | AllowedTools(mode="auto"):
-            return False
-        case _:
-            return True
-
-
-def _wanted(format: JSONSchema) -> str:
-    about = f" ({format.description})" if format.description else ""
-    schema = msgspec.json.encode(format.schema or {}).decode()
-    return f"Answer with one JSON object, {format.name}{about}, that fits this schema:\n{schema}"

@@ -31,10 +31,10 @@ _NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/=]+")
 _PADDING = re.compile("=+")
 
 
-class Pieces:
-    """Pieces of text; half a character waits for its other half.
+class TextBuffer:
+    """TextBuffer of text; half a character waits for its other half.
 
-    >>> pieces = Pieces()
+    >>> pieces = TextBuffer()
     >>> pieces.add("a\\ud83d"), pieces.add("\\ude00b"), str(pieces)
     ('a', '😀b', 'a😀b')
     """
@@ -80,8 +80,8 @@ class Pieces:
         return "".join(self.pieces)
 
 
-class Base64Pieces(Pieces):
-    """Pieces of base64, cut or padded anywhere, given on so that together they are one base64.
+class Base64Buffer(TextBuffer):
+    """TextBuffer of base64, cut or padded anywhere, given on so that together they are one base64.
 
     Bytes are given in threes, so that every piece decodes by itself too. What is no base64 is
     passed over.
@@ -149,16 +149,16 @@ _REST = frozenset(("arguments", "input", "code", "command", "output"))
 class OpenPart:
     """A part while it is being written."""
 
-    __slots__ = ("annotations", "base", "data", "index", "shut", "tokens", "transcript")
+    __slots__ = ("annotations", "base", "closed", "data", "index", "tokens", "transcript")
 
     def __init__(self, index: int, base: Part) -> None:
         self.index = index
         self.base = base
-        self.data = Base64Pieces() if isinstance(base, Audio) else Pieces()
-        self.transcript = Pieces()
+        self.data = Base64Buffer() if isinstance(base, Audio) else TextBuffer()
+        self.transcript = TextBuffer()
         self.annotations: list[Annotation] = []
         self.tokens: list[Token] = []
-        self.shut = False
+        self.closed = False
 
     def done(self) -> Part:
         """The part as it stands."""
@@ -184,9 +184,9 @@ class OpenItem:
         "_number",
         "_numbered",
         "_part",
-        "blank",
         "choice",
         "data",
+        "empty",
         "index",
         "kind",
         "parts",
@@ -197,12 +197,12 @@ class OpenItem:
     def __init__(self, index: int, choice: int, item: Item) -> None:
         self.index = index
         self.choice = choice
-        self.blank = item
+        self.empty = item
         self.status: ItemStatus = "completed"
         self.kind: DeltaKind | None = None
         self.parts: list[OpenPart] = []
         self.summaries: list[OpenPart] = []
-        self.data = Pieces()  # of a call: its arguments or input
+        self.data = TextBuffer()  # of a call: its arguments or input
         self._part: OpenPart | None = None
         self._number: int | None = None
         self._numbered: dict[tuple[type, int], OpenPart] = {}
@@ -222,16 +222,16 @@ class OpenItem:
         part that is done is noise, and so is what an item of this type cannot hold.
         """
         events: list[Event] = []
-        if kind != self.kind and kind not in _TAKES.get(type(self.blank), _REST):
+        if kind != self.kind and kind not in _TAKES.get(type(self.empty), _REST):
             return []
         if kind not in _BLANKS:
             self.kind = kind
             text = self.data.add(data)
             return [Delta(self.index, 0, kind, text)] if text else []
         part = self._part
-        if kind != self.kind or part is None or part.shut or number != self._number:
+        if kind != self.kind or part is None or part.closed or number != self._number:
             events, part = self.at(kind, number)
-            if part.shut:
+            if part.closed:
                 return []
         text = (part.transcript if kind == "transcript" else part.data).add(data)
         if tokens:
@@ -240,22 +240,22 @@ class OpenItem:
             events.append(Delta(self.index, part.index, kind, text, tokens))
         return events
 
-    def more(self, kind: DeltaKind, data: str) -> Delta | None:
+    def append(self, kind: DeltaKind, data: str) -> Delta | None:
         """A plain piece more of the part that is being written; None where `write` must look."""
         part = self._part
-        if part is None or kind != self.kind or part.shut or self._number is not None:
+        if part is None or kind != self.kind or part.closed or self._number is not None:
             return None
         if not data or part.data.carry or not data.isascii():
             return None
         part.data.pieces.append(data)
         return Delta(self.index, part.index, kind, data)
 
-    def many(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
+    def append_all(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
         """The same for several pieces, none of them empty, none ending in half a character."""
         part = self._part
-        if part is None or kind != self.kind or part.shut or self._number is not None:
+        if part is None or kind != self.kind or part.closed or self._number is not None:
             return None
-        if part.data.carry or type(part.data) is not Pieces:
+        if part.data.carry or type(part.data) is not TextBuffer:
             return None
         part.data.pieces += pieces
         index, number = self.index, part.index
@@ -266,13 +266,15 @@ class OpenItem:
     def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
         """Add a note to a text part."""
         events, part = self.at("text", number)
-        if part.shut:
+        if part.closed:
             return []
         part.annotations.append(annotation)
         events.append(Delta(self.index, part.index, "annotation", annotation))
         return events
 
-    def hear(self, *, id: str | None, format: str | None, expires_at: int | None) -> list[Event]:
+    def set_audio(
+        self, *, id: str | None, format: str | None, expires_at: int | None
+    ) -> list[Event]:
         """Facts about spoken audio."""
         opened = Audio(id=id, format=format, expires_at=expires_at)
         events, part = self.at("audio", base=opened)
@@ -286,18 +288,18 @@ class OpenItem:
             )
         return events
 
-    def keep(self, extra: Extra) -> None:
+    def add_extra(self, extra: Extra) -> None:
         """Fields of some wire that belong to this item."""
-        merged = dict(self.blank.extra or {})
+        merged = dict(self.empty.extra or {})
         for wire, fields in extra.items():
             merged[wire] = {**merged.get(wire, {}), **fields}
-        self.blank = replace(self.blank, extra=merged or None)
+        self.empty = replace(self.empty, extra=merged or None)
 
-    def seal(self, extra: Extra, encrypted: str | None) -> None:
+    def attach_reasoning(self, extra: Extra, encrypted: str | None) -> None:
         """What must go back to the model with this reasoning."""
-        if isinstance(self.blank, Reasoning):
-            self.keep(extra)
-            self.blank = replace(self.blank, encrypted=encrypted or self.blank.encrypted)
+        if isinstance(self.empty, Reasoning):
+            self.add_extra(extra)
+            self.empty = replace(self.empty, encrypted=encrypted or self.empty.encrypted)
 
     def at(
         self, kind: DeltaKind, number: int | None = None, base: Part | None = None
@@ -312,11 +314,11 @@ class OpenItem:
             part = self._numbered.get((type(base), number))
         else:
             part = parts[-1] if parts else None
-            if part is not None and (part.shut or type(part.base) is not type(base)):
+            if part is not None and (part.closed or type(part.base) is not type(base)):
                 part = None
         events: list[Event] = []
         if part is None:
-            events = self._shut_parts() if number is None else []
+            events = self._close_parts() if number is None else []
             part = OpenPart(len(parts), base)
             parts.append(part)
             events.append(PartAdded(self.index, part.index, base))
@@ -328,36 +330,36 @@ class OpenItem:
 
     # ---- closing -------------------------------------------------------------------------
 
-    def shut_part(self, part: OpenPart, final: Part | None = None) -> list[Event]:
+    def close_part(self, part: OpenPart, final: Part | None = None) -> list[Event]:
         """Close one part; `final` is the upstream's own idea of it."""
-        if part.shut:
+        if part.closed:
             return []
         events: list[Event] = []
         if final is not None and type(final) is type(part.base):
             events += self._catch_up(part, final)
-        both: tuple[tuple[Pieces, DeltaKind], ...]
+        both: tuple[tuple[TextBuffer, DeltaKind], ...]
         both = ((part.data, part_kind(part.base)), (part.transcript, "transcript"))
         for pieces, kind in both:
             if rest := pieces.rest():
                 events.append(Delta(self.index, part.index, kind, rest))
-        part.shut = True
+        part.closed = True
         events.append(PartDone(self.index, part.index, part.done()))
         return events
 
-    def shut(self, final: Item | None = None) -> tuple[list[Event], Item]:
+    def close(self, final: Item | None = None) -> tuple[list[Event], Item]:
         """Close what is open and give the events and the item as it is now known.
 
         A finished function call without arguments has the empty object for them.
         """
         events: list[Event] = []
-        if final is not None and type(final) is type(self.blank):
+        if final is not None and type(final) is type(self.empty):
             events += self._catch_up_item(final)
-            self.blank = _merge(self.blank, final)
+            self.empty = _merge(self.empty, final)
             said = getattr(final, "status", None)
             self.status = self.status if said in (None, "in_progress") else said
-        events += self._shut_parts()
+        events += self._close_parts()
         rest = self.data.rest()
-        if isinstance(self.blank, FunctionCall) and self.status == "completed":
+        if isinstance(self.empty, FunctionCall) and self.status == "completed":
             rest += "" if str(self.data).strip() else self.data.add("{}")
         if rest:
             events.append(Delta(self.index, 0, self._call_kind, rest))
@@ -365,29 +367,29 @@ class OpenItem:
 
     @property
     def _call_kind(self) -> DeltaKind:
-        return self.kind or ("input" if isinstance(self.blank, CustomToolCall) else "arguments")
+        return self.kind or ("input" if isinstance(self.empty, CustomToolCall) else "arguments")
 
-    def _shut_parts(self) -> list[Event]:
+    def _close_parts(self) -> list[Event]:
         events: list[Event] = []
         for part in (*self.summaries, *self.parts):
-            if not part.shut:
-                events += self.shut_part(part)
+            if not part.closed:
+                events += self.close_part(part)
         return events
 
     def _done(self) -> Item:
         content = tuple(part.done() for part in self.parts)
-        match self.blank:
+        match self.empty:
             case Message():
-                return replace(self.blank, content=content, status=self.status)
+                return replace(self.empty, content=content, status=self.status)
             case Reasoning():
                 summary = tuple(part.done() for part in self.summaries)
-                return replace(self.blank, content=content, summary=summary, status=self.status)
+                return replace(self.empty, content=content, summary=summary, status=self.status)
             case FunctionCall():
-                return replace(self.blank, arguments=str(self.data), status=self.status)
+                return replace(self.empty, arguments=str(self.data), status=self.status)
             case CustomToolCall():
-                return replace(self.blank, input=str(self.data), status=self.status)
+                return replace(self.empty, input=str(self.data), status=self.status)
             case _:
-                return self.blank
+                return self.empty
 
     def _catch_up_item(self, final: Item) -> list[Event]:
         """Say what the final item has and the deltas did not bring."""
@@ -409,10 +411,10 @@ class OpenItem:
                 else:
                     open_part = known.get(number)
                 if open_part is not None:
-                    events += self.shut_part(open_part, part)
+                    events += self.close_part(open_part, part)
                 else:
-                    more, fresh = self.at(part_kind(part), base=blank_part(part))
-                    events += more + self.shut_part(fresh, part)
+                    more, fresh = self.at(part_kind(part), base=empty_part(part))
+                    events += more + self.close_part(fresh, part)
         return events
 
     def _catch_up(self, part: OpenPart, final: Part) -> list[Event]:
@@ -433,7 +435,7 @@ class OpenItem:
                 events.append(Delta(self.index, part.index, "audio", piece))
             if piece := part.transcript.catch_up(final.transcript or ""):
                 events.append(Delta(self.index, part.index, "transcript", piece))
-        part.base = blank_part(final)
+        part.base = empty_part(final)
         return events
 
 
@@ -446,7 +448,7 @@ def unique(given: str | None, derived: str, taken: set[str]) -> str:
     return id
 
 
-def blank(item: Item) -> Item:
+def empty_item(item: Item) -> Item:
     """The item as it is when it opens: its identity, and nothing in it yet."""
     match item:
         case Message():
@@ -461,7 +463,7 @@ def blank(item: Item) -> Item:
             return item
 
 
-def blank_part(part: Part) -> Part:
+def empty_part(part: Part) -> Part:
     """The part as it is when it opens."""
     match part:
         case Text():
@@ -495,8 +497,8 @@ def _merge(old: Item, final: Item) -> Item:
     """The upstream's last word on an item, under the identity it was announced with."""
     match final:
         case FunctionCall() | CustomToolCall() if isinstance(old, FunctionCall | CustomToolCall):
-            return replace(blank(final), id=old.id, call_id=old.call_id, name=old.name)
+            return replace(empty_item(final), id=old.id, call_id=old.call_id, name=old.name)
         case Reasoning():
-            return replace(blank(final), id=old.id, encrypted=final.encrypted)
+            return replace(empty_item(final), id=old.id, encrypted=final.encrypted)
         case _:
-            return replace(blank(final), id=old.id)
+            return replace(empty_item(final), id=old.id)

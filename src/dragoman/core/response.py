@@ -24,7 +24,7 @@ from .request import (
 
 Guarantee = Literal["enforced", "verified", "best-effort"]
 
-WHOLE = (
+CONSTRAINT_FIELDS = (
     "guided_regex",
     "guided_choice",
     "guided_grammar",
@@ -34,11 +34,11 @@ WHOLE = (
 """Fields beyond the protocols that demand something of the whole answer."""
 
 
-def demanded(request: Request) -> bool:
+def has_constraints(request: Request) -> bool:
     """Whether the answer must be more than any text.
 
-    >>> demanded(Request(model="m")), demanded(Request(model="m", format=JSONObject()))
-    (False, True)
+    >>> has_constraints(Request(model="m", format=JSONObject()))
+    True
     """
     if request.tool_choice is None and not (request.tools or request.format or request.extra):
         return False  # as of most requests
@@ -56,16 +56,16 @@ def demanded(request: Request) -> bool:
     return any(map(_binds, request.extra.values()))
 
 
-def unsure(request: Request) -> Guarantee | None:
+def default_guarantee(request: Request) -> Guarantee | None:
     """The word for an answer of which nobody said more."""
-    return "best-effort" if demanded(request) else None
+    return "best-effort" if has_constraints(request) else None
 
 
 def _binds(fields: dict[str, JSON]) -> bool:
     """Whether a wire's own fields demand something."""
     format = fields.get("response_format")
     bound = isinstance(format, dict) and "type" in format  # of a kind that no protocol has
-    return bound or any(fields.get(name) is not None for name in WHOLE)
+    return bound or any(fields.get(name) is not None for name in CONSTRAINT_FIELDS)
 
 
 def _strict(tool: Tool) -> bool:

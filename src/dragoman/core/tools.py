@@ -49,10 +49,10 @@ _Name = tuple[str | None, str]
 class Toolbox:
     """Both names of every tool; calls of the past are renamed alike.
 
-    `tools` is what to offer, and `places` where each of them stood in the client's list.
-    `described` is whether the grammar of one of them is only described to the model.
+    `tools` is what to offer, and `positions` where each of them stood in the client's list.
+    `grammar_described` is whether the grammar of one of them is only described to the model.
 
-    >>> box = Toolbox([(0, CustomTool("patch"))], custom=False, namespaces=True, ledger=LossList())
+    >>> box = Toolbox([(0, CustomTool("patch"))], custom=False, namespaces=True, losses=LossList())
     >>> down = box.lower(CustomToolCall("c1", "patch", "*** Begin"))
     >>> down.arguments
     '{"input": "*** Begin"}'
@@ -61,12 +61,12 @@ class Toolbox:
     """
 
     def __init__(
-        self, tools: Iterable[tuple[int, Tool]], *, custom: bool, namespaces: bool, ledger: LossList
+        self, tools: Iterable[tuple[int, Tool]], *, custom: bool, namespaces: bool, losses: LossList
     ) -> None:
         self._custom = custom
         self._namespaces = namespaces
-        self._ledger = ledger
-        self.described = False
+        self._ledger = losses
+        self.grammar_described = False
         self._names: dict[_Name, str] = {}
         self._origins: dict[_Name, _Origin] = {}
         offered = list(tools)
@@ -77,7 +77,7 @@ class Toolbox:
             (number, each) for number, tool in offered for each in self._lower_tool(tool, number)
         ]
         self.tools: tuple[Tool, ...] = tuple(tool for _, tool in lowered)
-        self.places: tuple[int, ...] = tuple(number for number, _ in lowered)
+        self.positions: tuple[int, ...] = tuple(number for number, _ in lowered)
 
     @property
     def renames(self) -> bool:
@@ -162,7 +162,7 @@ class Toolbox:
         self._ledger.note(field, "emulated", "sent as a function with one string `input`", place)
         grammar = None
         if tool.grammar is not None:
-            self.described = True
+            self.grammar_described = True
             why = "the grammar is described to the model, and not enforced"
             self._ledger.note(f"{field}.format", "dropped", why, place)
             grammar = f"The input must match this {tool.syntax} grammar:\n{tool.grammar}"
@@ -234,12 +234,12 @@ def _paragraphs(*texts: str | None) -> str | None:
     return "\n\n".join(text for text in texts if text) or None
 
 
-class Allowed:
+class ToolFilter:
     """A choice, applied to the tools on offer. `tools` are those that remain, numbered as before.
 
     >>> from .request import FunctionTool
     >>> offered = (FunctionTool("read"), FunctionTool("write"))
-    >>> Allowed(AllowedTools("auto", (NamedTool("write"),)), offered).tools
+    >>> ToolFilter(AllowedTools("auto", (NamedTool("write"),)), offered).tools
     [(1, FunctionTool(name='write', description=None, parameters=None, strict=None, extra=None))]
     """
 

@@ -37,7 +37,7 @@ from .item import (
     Unknown,
 )
 from .loss import Loss
-from .open_item import OpenItem, blank, unique
+from .open_item import OpenItem, empty_item, unique
 from .response import Status, Usage
 from .tool_calls import CallFragment, CallSorter, LooseCall
 
@@ -163,10 +163,10 @@ class Choice:
         "announced",
         "calls",
         "fed",
+        "has_output",
         "number",
         "open",
         "reason",
-        "spoken",
         "think",
         "tokens",
     )
@@ -178,7 +178,7 @@ class Choice:
         self.announced: list[LooseCall] = []  # those that may be open, in order
         self.fed: dict[LooseCall, None] = {}  # those that got something since last looked at
         self.reason: str | None = None
-        self.spoken = False
+        self.has_output = False
         self.think = ThinkSplitter() if think else None
         self.tokens: list[Token] = []  # of text that is held back
 
@@ -221,7 +221,7 @@ class Turn:
     by index, for those that say which item they mean (`open`, `write`, `shut`, `complete`).
 
     >>> turn = Turn("1", 0, "m")
-    >>> turn.text("Hel"); turn.text("lo"); turn.finish("stop"); turn.end(said=True)
+    >>> turn.text("Hel"); turn.text("lo"); turn.finish("stop"); turn.end(complete=True)
     >>> [type(event).__name__ for event in turn.take()][-3:]
     ['PartDone', 'ItemDone', 'Finished']
     """
@@ -278,7 +278,7 @@ class Turn:
                 Started(self.id, self.created_at, self.model, self.losses, extra=extra)
             )
 
-    def lose(self, loss: Loss) -> None:
+    def report_loss(self, loss: Loss) -> None:
         """Something that only the answer shows to be lost; it is told once, at its end."""
         if loss not in self._late:
             self._late.append(loss)
@@ -294,7 +294,7 @@ class Turn:
         state = self._choices.get(choice) or self._choice(choice)
         if state.think is None or (not state.tokens and state.think.passes(data)):
             state.think = None
-            self._say(state, "text", data, tokens)
+            self._write(state, "text", data, tokens)
             return
         state.tokens += tokens
         self._split(state, state.think.feed(data))
@@ -305,7 +305,7 @@ class Turn:
         """Several pieces of text in a row, none empty, none ending in half a character."""
         state = self._choices.get(choice)
         item = state.open if self.direct and state is not None and state.think is None else None
-        deltas = None if item is None or self.over else item.many("text", pieces)
+        deltas = None if item is None or self.over else item.append_all("text", pieces)
         if deltas is None:
             for piece in pieces:
                 self.text(piece, choice)
@@ -315,21 +315,21 @@ class Turn:
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of a refusal."""
         if data or tokens:
-            self._say(self._settled(choice), "refusal", data, tokens)
+            self._write(self._settled(choice), "refusal", data, tokens)
 
-    def thought(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of the model's reasoning, in its own words."""
         if data or tokens:
-            self._say(self._settled(choice), "reasoning", data, tokens)
+            self._write(self._settled(choice), "reasoning", data, tokens)
 
     def summary(self, data: str, choice: int = 0) -> None:
         """More of a summary of the reasoning."""
         if data:
-            self._say(self._settled(choice), "summary", data)
+            self._write(self._settled(choice), "summary", data)
 
-    def seal(self, extra: Extra, choice: int = 0, encrypted: str | None = None) -> None:
+    def attach_reasoning(self, extra: Extra, choice: int = 0, encrypted: str | None = None) -> None:
         """What must come back with the reasoning: opaque details, a signature, a blob."""
-        self._speaker(self._settled(choice), "reasoning").seal(extra, encrypted)
+        self._item_for(self._settled(choice), "reasoning").attach_reasoning(extra, encrypted)
 
     def audio(
         self,
@@ -342,8 +342,8 @@ class Turn:
         expires_at: int | None = None,
     ) -> None:
         """More of what the model says aloud: base64 `data`, `transcript`, or facts about both."""
-        item = self._speaker(self._settled(choice), "audio")
-        self.emit(item.hear(id=id, format=format, expires_at=expires_at))
+        item = self._item_for(self._settled(choice), "audio")
+        self.emit(item.set_audio(id=id, format=format, expires_at=expires_at))
         if data:
             self.emit(item.write("audio", data))
         if transcript:
@@ -352,11 +352,11 @@ class Turn:
     def attach(self, extra: Extra, choice: int = 0) -> None:
         """Fields of some wire that stand beside what was said last."""
         state = self._settled(choice)
-        (state.open or self._speaker(state, "text")).keep(extra)
+        (state.open or self._item_for(state, "text")).add_extra(extra)
 
     def annotate(self, annotation: Annotation, choice: int = 0) -> None:
         """A note on the text so far."""
-        self.emit(self._speaker(self._settled(choice), "text").annotate(annotation))
+        self.emit(self._item_for(self._settled(choice), "text").annotate(annotation))
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         """A piece of a tool call, complete or not, indexed or not."""
@@ -364,33 +364,33 @@ class Turn:
         call = state.calls.sort(fragment)
         if call is None:
             return
-        self._hush(self._settled(choice))
+        self._close_open(self._settled(choice))
         if call.item is None and call.name:
             self._announce(call, state)
             state.fed.pop(call, None)
-            self._shut_complete(state)
+            self._close_complete(state)
         elif fragment.extra and call.item is not None and (item := self._items[call.item]):
-            item.keep(fragment.extra)
+            item.add_extra(fragment.extra)
         state.fed[call] = None
         piece = call.add(fragment.arguments)
         if piece and call.item is not None:
             self.write(call.item, "input" if call.custom else "arguments", piece)
         if fragment.last:
-            self._shut_call(call)
+            self._close_call(call)
 
     def finish(self, reason: str, choice: int = 0) -> None:
         """The choice is at its end, for this reason."""
         state = self._settled(choice)
         state.reason = reason
         if reason in ("stop", "length"):
-            self._say_nothing(state)
-        self._hush(state, "incomplete" if reason in SHORT else "completed")
+            self._add_empty_message(state)
+        self._close_open(state, "incomplete" if reason in SHORT else "completed")
         announced, state.announced = state.announced, []
         for call in announced:
             broken = reason in SHORT and not call.whole
-            self._shut_call(call, "incomplete" if broken else "completed")
+            self._close_call(call, "incomplete" if broken else "completed")
 
-    def speak(self, text: str, reason: str, model: str | None, extra: Extra) -> None:
+    def whole_answer(self, text: str, reason: str, model: str | None, extra: Extra) -> None:
         """One text that is all there is to an answer not begun: from `header` to `end` at once."""
         id, model = f"msg_{self.id}_0", model or self.model
         part = Text(text)
@@ -407,13 +407,14 @@ class Turn:
             Finished(status, (reason,), self.usage),
         )
 
-    def end(self, said: bool) -> None:
-        """The stream is over; `said` tells whether the upstream said so or merely stopped."""
+    def end(self, complete: bool) -> None:
+        """The stream is over; `complete` is whether the upstream
+        ended it, and did not merely stop."""
         if self.over:
             return
-        if not said and not self.finishing:
+        if not complete and not self.all_finished:
             self.fail(CUT)
-        elif not self.spoken:
+        elif not self.has_output:
             self.fail(EMPTY)
         else:
             for number, state in self._choices.items():
@@ -422,19 +423,19 @@ class Turn:
                 self.fail(NAMELESS)
                 return
             for state in self._choices.values():
-                self._say_nothing(state)
+                self._add_empty_message(state)
             reasons = self._reasons()
             short = any(reason in SHORT for reason in reasons)
             self.complete("incomplete" if short else "completed", reasons)
 
-    def pause(self, choice: int = 0) -> None:
+    def close_message(self, choice: int = 0) -> None:
         """The message or reasoning that is being said is whole; what follows is another."""
-        self._hush(self._settled(choice))
+        self._close_open(self._settled(choice))
 
-    def start(self, item: Item, choice: int = 0) -> int:
+    def next_item(self, item: Item, choice: int = 0) -> int:
         """Open an item once what was being said is whole. What is said of a new message or of new
         reasoning goes into it."""
-        self.pause(choice)
+        self.close_message(choice)
         opened = self._open(item, choice)
         if isinstance(item, Message | Reasoning):
             self._choice(choice).open = opened
@@ -468,7 +469,7 @@ class Turn:
         if not self.over:
             self._events += events
 
-    def shut(self, index: int, final: Item | None = None) -> None:
+    def close(self, index: int, final: Item | None = None) -> None:
         """Close an item; `final` is the upstream's own idea of the whole, where it gave one."""
         item = self._items[index]
         if item is None:
@@ -477,7 +478,7 @@ class Turn:
         state = self._choices.get(item.choice)
         if state is not None and state.open is item:
             state.open = None
-        events, done = item.shut(final)
+        events, done = item.close(final)
         self.emit([*events, ItemDone(index, done)])
 
     def progress(self, index: int | None, state: State, data: JSON = None) -> None:
@@ -496,7 +497,7 @@ class Turn:
         for index, item in enumerate(self._items):
             if item is not None:
                 item.status = "incomplete" if status == "incomplete" else "completed"
-                self.shut(index)
+                self.close(index)
         self.over = True
         self._events.append(
             Finished(
@@ -518,12 +519,12 @@ class Turn:
             self._events.append(Failed(fault, self.usage, extra=self._extra or None))
 
     @property
-    def spoken(self) -> bool:
+    def has_output(self) -> bool:
         """Whether anything of the answer itself has come."""
         return bool(self._choices or self._items)
 
     @property
-    def finishing(self) -> bool:
+    def all_finished(self) -> bool:
         """Whether every choice that spoke has given its reason to stop."""
         states = self._choices.values()
         return bool(states) and all(state.reason is not None for state in states)
@@ -544,7 +545,7 @@ class Turn:
         splitter, state.think = state.think, None
         if splitter is not None:
             self._split(state, splitter.flush())
-            self._say(state, "text", "", tuple(state.tokens))
+            self._write(state, "text", "", tuple(state.tokens))
             state.tokens = []
         return state
 
@@ -553,48 +554,52 @@ class Turn:
             match kind:
                 case "text" | "reasoning":
                     tokens, state.tokens = tuple(state.tokens), []
-                    self._say(state, kind, piece, tokens)
+                    self._write(state, kind, piece, tokens)
                 case "open" if self._think == "inline":
-                    self._hush(state)
+                    self._close_open(state)
                     opened = Reasoning(extra={"inline": {"open": piece}})
                     state.open = self._open(opened, state.number)
                 case "close" if self._think == "inline":
-                    self._speaker(state, "reasoning").seal({"inline": {"close": piece}}, None)
+                    self._item_for(state, "reasoning").attach_reasoning(
+                        {"inline": {"close": piece}}, None
+                    )
 
-    def _say(self, state: Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()) -> None:
+    def _write(
+        self, state: Choice, kind: Speech, data: str, tokens: tuple[Token, ...] = ()
+    ) -> None:
         item = state.open
-        if item is not None and not tokens and (delta := item.more(kind, data)) is not None:
+        if item is not None and not tokens and (delta := item.append(kind, data)) is not None:
             if not self.over:
                 self._events.append(delta)
         elif data or tokens:
             if item is None or item.kind != kind:
-                item = self._speaker(state, kind)
+                item = self._item_for(state, kind)
             self.emit(item.write(kind, data, None, tokens))
 
-    def _speaker(self, state: Choice, kind: Speech) -> OpenItem:
+    def _item_for(self, state: Choice, kind: Speech) -> OpenItem:
         """The open item in which this kind is said, opened where needed."""
         wanted = Reasoning if kind in ("reasoning", "summary") else Message
-        if state.open is None or not isinstance(state.open.blank, wanted):
-            self._hush(state)
-            self._shut_complete(state)
+        if state.open is None or not isinstance(state.open.empty, wanted):
+            self._close_open(state)
+            self._close_complete(state)
             fresh: Item = Reasoning() if wanted is Reasoning else Message("assistant")
             state.open = self._open(fresh, state.number)
         return state.open
 
-    def _hush(self, state: Choice, status: ItemStatus = "completed") -> None:
+    def _close_open(self, state: Choice, status: ItemStatus = "completed") -> None:
         """Close the message or reasoning that is being written."""
         if state.open is not None:
             state.open.status = status
-            self.shut(state.open.index)
+            self.close(state.open.index)
 
     def _open(self, item: Item, choice: int) -> OpenItem:
         self.begin()
         index = len(self._items)
         if choice in self._choices:
-            self._choices[choice].spoken = True
-        opened = OpenItem(index, choice, blank(self._identified(item, index)))
+            self._choices[choice].has_output = True
+        opened = OpenItem(index, choice, empty_item(self._identified(item, index)))
         self._items.append(opened)
-        self.emit([ItemAdded(index, opened.blank, choice)])
+        self.emit([ItemAdded(index, opened.empty, choice)])
         return opened
 
     def _identified(self, item: Item, index: int) -> Item:
@@ -619,21 +624,21 @@ class Turn:
         state.announced.append(call)
         self.write(call.item, "input" if call.custom else "arguments", said)
 
-    def _shut_complete(self, state: Choice) -> None:
+    def _close_complete(self, state: Choice) -> None:
         """Close the calls whose arguments are whole. Only one that got more can have become so,
         and looking at no other keeps many calls from costing their square."""
         for call in state.take_fed():
             if call.complete:
-                self._shut_call(call)
+                self._close_call(call)
 
-    def _shut_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
+    def _close_call(self, call: LooseCall, status: ItemStatus = "completed") -> None:
         if call.item is not None and (item := self._items[call.item]) is not None:
             item.status = status
-            self.shut(call.item)
+            self.close(call.item)
 
-    def _say_nothing(self, state: Choice) -> None:
+    def _add_empty_message(self, state: Choice) -> None:
         """A choice that ended well and said nothing at all still said an empty message."""
-        if not state.spoken and state.reason != "content_filter":
+        if not state.has_output and state.reason != "content_filter":
             state.open = self._open(Message("assistant"), state.number)
             self.emit(state.open.write("text", ""))
 

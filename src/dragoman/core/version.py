@@ -4,8 +4,8 @@ from __future__ import annotations
 
 VERSION = "0.1.0"
 
-MARK = "x-dragoman"
+VERSION_HEADER = "x-dragoman"
 """The header every answer carries; its value is the version."""
 
-HOPS = "x-dragoman-hops"
+HOPS_HEADER = "x-dragoman-hops"
 """The request header that counts the Dragomans passed so far."""

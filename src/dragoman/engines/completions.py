@@ -17,9 +17,9 @@ from dragoman.core.event import Delta, Event, Failed, Finished, Started
 from dragoman.core.interfaces import ANYONE, Caller, Decoder, Model
 from dragoman.core.item import JSON
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Limits, lower, summarised
+from dragoman.core.lower import UpstreamLimits, lower, with_summary
 from dragoman.core.request import AllowedTools, Completion, NamedTool, Request, TextFormat
-from dragoman.core.response import Guarantee, unsure
+from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
@@ -35,7 +35,7 @@ from .upstream_request import UpstreamRequest
 
 GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
 """What may be hoped for where a form was asked for: a server of text enforces none."""
-RAW = Limits(
+RAW = UpstreamLimits(
     custom_tools=False,
     namespaces=False,
     hosted_tools=False,
@@ -74,7 +74,7 @@ class _RawUpstream(Upstream):
             await self.models(caller)
         self.wires = (COMPLETIONS.name,)
 
-    def limits(self, model: str) -> Limits:
+    def limits(self, model: str) -> UpstreamLimits:
         return RAW
 
 
@@ -120,11 +120,11 @@ class CompletionServer(Remote):
         prompt = self.format.render(asked, setting)
         raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
         prepared = super()._prepare(raw, caller)
-        found = (*lowered.losses, *lowered.placed(prompt.losses))
+        found = (*lowered.losses, *lowered.client_losses(prompt.losses))
         told = {loss.field for loss in found}
         found += tuple(loss for loss in _lost(asked) if loss.field not in told)
-        prepared.lowered = replace(lowered, events=summarised(request, lowered.events))
-        prepared.guarantee = unsure(request)
+        prepared.lowered = replace(lowered, restore=with_summary(request, lowered.restore))
+        prepared.guarantee = default_guarantee(request)
         prepared.turn = Turn(
             prepared.raw_turn.id,
             prepared.raw_turn.created_at,
@@ -132,9 +132,8 @@ class CompletionServer(Remote):
             losses=(*worded(found, request, caller.wire), *prepared.raw_turn.losses),
             think=None,
         )
-        prepared.decoder = Parsed(
-            prepared.decoder, self.format.parser(asked, prepared.turn), prepared.turn
-        )
+        parser = self.format.parser(asked, prepared.turn)
+        prepared.decoder = Parsed(prepared.decoder, parser, prepared.turn)
         return prepared
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
-from dragoman.core.lower import summarised, undone
+from dragoman.core.lower import with_summary
 from dragoman.core.request import Request
 from dragoman.core.turn import Think, Turn
 from dragoman.wire import error as wire_error
@@ -82,11 +82,12 @@ class Function:
     async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
         asked, losses = CHAT.encode_request(request, STANDARD)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
-        hearing, restore = _Hearing(turn), summarised(request)
+        hearing, restore = _Hearing(turn), with_summary(request)
         try:
             async with aclosing(_pieces(self._answer, json.load(asked))) as pieces:
                 async for piece in pieces:
-                    for event in undone(restore, hearing.take(piece)):
+                    events = hearing.take(piece)
+                    for event in events if restore is None else restore(events):
                         yield event
         except FaultError:
             raise
@@ -95,7 +96,8 @@ class Function:
             if fault is None:
                 raise
             raise FaultError(fault) from error
-        for event in undone(restore, hearing.close()):
+        events = hearing.close()
+        for event in events if restore is None else restore(events):
             yield event
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.lower import NATIVE, Limits
+from dragoman.core.lower import UNLIMITED, UpstreamLimits
 from dragoman.core.turn import Think
 from dragoman.wire.dialect import Dialect
 
@@ -44,7 +44,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     marks: Marks = Marks()
     wires: tuple[str, ...] = ()
     dialect: Dialect = Dialect()
-    limits: Limits = NATIVE
+    limits: UpstreamLimits = UNLIMITED
     think: Think = "inline"
     markup: str | None = None
     choices: bool = True
@@ -55,7 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """The protocols it speaks so well that its answers may pass through unread."""
 
 
-_LOCAL = Limits(
+_LOCAL = UpstreamLimits(
     custom_tools=False,
     namespaces=False,
     allowed_tools=False,

@@ -163,7 +163,7 @@ class UpstreamAnswer:
             self._wait_for_late_usage()
         elif events and self._timer is not None:
             self._stop_timer()
-        if events and (request.lowered.events is not None or isinstance(events[-1], ENDS)):
+        if events and (request.lowered.restore is not None or isinstance(events[-1], ENDS)):
             events = request.restored(events)
         if events:
             self._sink.receive(events)

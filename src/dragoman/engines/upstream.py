@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from dragoman.core.error import Code, Fault, FaultError, bad_request
 from dragoman.core.interfaces import Caller, Model, Secret
 from dragoman.core.item import JSON
-from dragoman.core.lower import Limits
-from dragoman.core.version import HOPS, MARK
+from dragoman.core.lower import UpstreamLimits
+from dragoman.core.version import HOPS_HEADER, VERSION_HEADER
 from dragoman.net.client import Client, HeaderFields, Headers, Response
 from dragoman.net.errors import ConnectError, NetError, ProxyError, TLSError
 from dragoman.net.url import Proxies, parse_url
@@ -129,7 +129,7 @@ async def question(
         async with asyncio.timeout(patience), client.stream(method, url, headers, content) as reply:
             raw = await reply.read()
             fields = reply.headers
-            ours = fields.get(MARK) is not None
+            ours = fields.get(VERSION_HEADER) is not None
             return Answer(reply.status, fields.get("server"), _json(raw), ours)
     except (ConnectError, TLSError, ProxyError) as error:
         return Answer(fault=errors.broken(error))
@@ -224,7 +224,7 @@ class Upstream:
             if isinstance(entry.get("id"), str)
         )
 
-    def limits(self, model: str) -> Limits:
+    def limits(self, model: str) -> UpstreamLimits:
         """What a model can take. A server that lists one model answers every name with that."""
         if not self._senses:
             return self.profile.limits
@@ -238,7 +238,7 @@ class Upstream:
         """What goes with every request. Raises FaultError for a client's key no header takes."""
         if not self.passes_client_key and (known := self._known_headers.get(caller.hops)):
             return known
-        headers: list[tuple[str, str]] = [(HOPS, str(caller.hops + 1))]
+        headers: list[tuple[str, str]] = [(HOPS_HEADER, str(caller.hops + 1))]
         try:
             key = errors.sendable(self.key_for(caller))
         except ValueError as error:  # which does not show the key

@@ -12,9 +12,9 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Lowered, lower, summarised, undone
+from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request
-from dragoman.core.response import Guarantee, unsure
+from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.text_tool_calls import MarkedTurn
 from dragoman.net.client import HeaderFields
@@ -76,12 +76,13 @@ class UpstreamRequest(Struct):
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
             batch[-1] = self._stamped(end)
-        return undone(self.lowered.events, batch)
+        restore = self.lowered.restore
+        return batch if restore is None else restore(batch)
 
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
         turn = self.raw_turn
-        if not turn.finishing and (not turn.spoken or isinstance(error, NetTimeoutError)):
+        if not turn.all_finished and (not turn.has_output or isinstance(error, NetTimeoutError)):
             turn.fail(errors.broken(error))
         return [*self.decoder.close(), *self.turn.take()]
 
@@ -136,9 +137,9 @@ def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamReq
         except FaultError as error:
             refused = refused or error
             continue
-        lost = (*worded(lowered.losses, request, caller.wire), *lowered.placed(losses))
+        lost = (*worded(lowered.losses, request, caller.wire), *lowered.client_losses(losses))
         if wire is not RESPONSES:  # the only wire that has summaries of reasoning
-            lowered = replace(lowered, events=summarised(request, lowered.events))
+            lowered = replace(lowered, restore=with_summary(request, lowered.restore))
         turn = new_turn(profile, asked, lost, raw=raw)
         return UpstreamRequest(
             upstream,
@@ -151,6 +152,6 @@ def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamReq
             wire.decoder(turn),
             request.stream,
             turn,
-            unsure(request),
+            default_guarantee(request),
         )
     raise refused or FaultError(errors.unreachable(f"{upstream.url} speaks no wire we know"))

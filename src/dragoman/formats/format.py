@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from dragoman.core.item import Token
-from dragoman.core.lower import Limits
+from dragoman.core.lower import UpstreamLimits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 
@@ -105,7 +105,7 @@ class Format(Protocol):
         ...
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> UpstreamLimits:
         """What of a request it has words for; what it has none for is rewritten before."""
         ...
 

@@ -27,10 +27,10 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.loss import LossList
-from dragoman.core.lower import Limits, lower_system
+from dragoman.core.lower import UpstreamLimits, lower_system
 from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, type_name
 
-LIMITS = Limits(custom_tools=False, namespaces=False, hosted_tools=False)
+LIMITS = UpstreamLimits(custom_tools=False, namespaces=False, hosted_tools=False)
 """What chat templates know: functions by a name."""
 _COMPACT = "compaction_trigger"
 """An item that asks for something: leaving it out would answer another request."""

@@ -16,7 +16,7 @@ from dragoman.core.event import Event
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Encoder, Engine, Passed
 from dragoman.core.request import Request
-from dragoman.core.response import unsure
+from dragoman.core.response import default_guarantee
 from dragoman.engines.base import batches, relay, straight
 from dragoman.stores.base import Record
 from dragoman.wire.registry import Wire
@@ -127,7 +127,9 @@ class Answers:
         return _unkept(request) if memory is None else memory.plan_at_once(wire.name, request)
 
     def _speech(self, exchange: Exchange, encoder: Encoder, plan: Plan) -> Speech:
-        return Speech(exchange, encoder, self._settings, plan.losses, unsure(plan.request))
+        return Speech(
+            exchange, encoder, self._settings, plan.losses, default_guarantee(plan.request)
+        )
 
     async def _whole(
         self,
@@ -149,7 +151,7 @@ class Answers:
                         if isinstance(batch, bytes):
                             body = batch  # whole, and its end follows
                             continue
-                        fold.take(batch)
+                        fold.feed_all(batch)
                         if isinstance(batch[-1], TERMINAL):
                             break
             response = fold.response

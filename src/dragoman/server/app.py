@@ -8,7 +8,7 @@ from functools import partial
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.core.version import HOPS
+from dragoman.core.version import HOPS_HEADER
 from dragoman.engines.compaction import Compacting, Fitting
 from dragoman.engines.reasoning_cache import Recalling, Vault
 from dragoman.engines.reasoning_encryption import Seal, Sealing
@@ -48,7 +48,7 @@ def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None
 
 WIRES = (CHAT, RESPONSES)
 AtOnce = Callable[[Exchange, Caller, Outlet], Handler | None]
-_HOPS = HOPS.encode()
+_HOPS = HOPS_HEADER.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
@@ -209,7 +209,7 @@ class App:
             hops = int(passed[:9]) if passed.isdecimal() else 0
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
-            raise FaultError(bad_request(problem, HOPS))
+            raise FaultError(bad_request(problem, HOPS_HEADER))
         return Caller(self._keys.tenant(key), key, trace=exchange.id, hops=hops)
 
     async def _health(self, exchange: Exchange, caller: Caller) -> None:

@@ -167,7 +167,7 @@ class DirectWhole(Direct):
         """Nothing waits for it."""
 
     def _hear(self, events: list[Event]) -> None:
-        self._fold.take(events)
+        self._fold.feed_all(events)
         if not isinstance(events[-1], TERMINAL):
             return
         body, headers = whole(self._wire, self._fold.response, self._plan, self._settings)

@@ -13,7 +13,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.loss import Loss
 from dragoman.core.response import Guarantee
-from dragoman.core.version import MARK, VERSION
+from dragoman.core.version import VERSION, VERSION_HEADER
 from dragoman.engines.base import new_id
 from dragoman.wire import error as wire_error
 from dragoman.wire.losses import header
@@ -41,7 +41,7 @@ ABORT = "dragoman.abort"
 JSON_TYPE = (b"content-type", b"application/json")
 MARKS: Headers = [
     (b"server", f"dragoman/{VERSION}".encode()),
-    (MARK.encode(), VERSION.encode()),
+    (VERSION_HEADER.encode(), VERSION.encode()),
 ]
 """The headers of every answer."""
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)

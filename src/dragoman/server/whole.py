@@ -7,7 +7,7 @@ A response that failed, or came to no end, is none. How it is sent is not known 
 from __future__ import annotations
 
 from dragoman.core.error import FaultError
-from dragoman.core.response import Response, unsure
+from dragoman.core.response import Response, default_guarantee
 from dragoman.wire.losses import judge_answer
 from dragoman.wire.registry import Wire
 
@@ -27,5 +27,5 @@ def whole(
         raise FaultError(response.error or UNFINISHED)
     body = body or wire.encode_response(response, plan.echoed, DIALECTS[settings.dialect])
     losses = plan.losses + response.losses + judge_answer(response, wire.name)
-    sure = guarantee_header(response.guarantee or unsure(plan.request))
+    sure = guarantee_header(response.guarantee or default_guarantee(plan.request))
     return body, [*loss_header(losses), *sure]

@@ -194,7 +194,7 @@ class ChunkedDecoder:
         if not heard and not self._head:
             self._turn.fail(EMPTY)
         elif heard or (_streamed(self._head) and not self._garbled):
-            self._turn.end(said=self._said)
+            self._turn.end(complete=self._said)
         elif self._garbled:
             self._fail("The model's server sent events that are not JSON objects.")
         else:
@@ -219,7 +219,7 @@ class ChunkedDecoder:
         else:
             self._chunks.read(value)
             self._chunks.close()
-            self._turn.end(said=True)
+            self._turn.end(complete=True)
 
     def _fail(self, message: str) -> None:
         self._turn.fail(Fault("upstream_error", message, "upstream"))

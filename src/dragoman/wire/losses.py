@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError, about, unsupported
+from dragoman.core.error import Fault, FaultError, unsupported, with_param
 from dragoman.core.item import (
     JSON,
     Audio,
@@ -93,7 +93,7 @@ class Account:
             raise FaultError(unsupported(f"cannot be carried: {row.why}", where))
         if row.fate == "carried" or row.quiet:
             return
-        if not self._ledger.knows(field, row.why):
+        if not self._ledger.contains(field, row.why):
             place = self._counted(field, place)
         self._ledger.note(field, row.fate, row.why, place)
 
@@ -586,7 +586,7 @@ def blamed(fault: Fault, request: Request, wire: str | None) -> Fault:
     """
     if fault.param is None or wire not in _WORDS:
         return fault
-    return about(fault, _worded(fault.param, request, wire))
+    return with_param(fault, _worded(fault.param, request, wire))
 
 
 def _worded(name: str, request: Request, wire: str) -> str:

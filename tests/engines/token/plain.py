@@ -6,7 +6,7 @@ Each item of a conversation is a line of the prompt; the answer is text until `<
 from collections.abc import Sequence
 
 from dragoman.core.item import Message, Token
-from dragoman.core.lower import NATIVE
+from dragoman.core.lower import UNLIMITED
 from dragoman.core.request import JSONSchema, Request
 from dragoman.core.turn import Turn
 from dragoman.engines.token.planner import RawParser
@@ -21,7 +21,7 @@ class Plain:
     """Lines of text."""
 
     name = "plain"
-    limits = NATIVE
+    limits = UNLIMITED
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         lines = [item.text + "\n" for item in request.items if isinstance(item, Message)]

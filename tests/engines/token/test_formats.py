@@ -176,7 +176,7 @@ async def test_a_hosted_tool_is_refused_only_where_it_is_forced(
     (failed,) = await said(name, "", replace(CODEX, tool_choice=choice, tools=tools))
     assert isinstance(failed, Failed)
     assert (failed.fault.code, failed.fault.param) == ("unsupported", "tool_choice")
-    assert "nobody here can run" in failed.fault.message
+    assert "cannot be run here" in failed.fault.message
 
 
 async def test_a_fault_in_a_tool_names_its_place_in_the_clients_list() -> None:

@@ -57,7 +57,7 @@ def test_the_tokens_of_a_text_are_those_that_begin_in_it() -> None:
     for piece in ("one S", "T", "two", " S", "TOP", "more"):
         turn.text(piece, 0, (token(piece),))
     turn.finish("stop")
-    turn.end(said=True)
+    turn.end(complete=True)
     events = turn.take()
     check(events)
     said = [(e.data, [t.text for t in e.tokens]) for e in events if isinstance(e, Delta)]
@@ -71,13 +71,13 @@ def test_what_was_held_back_is_said_before_anything_else_is() -> None:
         turn.texts(["well ", "STO"])
         match other:
             case "thought":
-                turn.thought("P")
+                turn.reasoning("P")
             case "call":
                 turn.call(CallFragment(0, "c", "f", "{}"))
             case "refusal":
                 turn.refusal("P")
         turn.finish("stop")
-        turn.end(said=True)
+        turn.end(complete=True)
         events = turn.take()
         check(events)
         first = fold(events).output[0]
@@ -90,10 +90,10 @@ def test_after_the_stop_nothing_more_is_said() -> None:
     turn = StoppingTurn(["."], "1", 0, "m")
     turn.text("Yes. No")
     turn.text("no")
-    turn.thought("no")
+    turn.reasoning("no")
     turn.refusal("no")
     turn.call(CallFragment(0, "c", "f", "{}"))
     turn.finish("length")
-    turn.end(said=True)
+    turn.end(complete=True)
     response = fold(turn.take())
     assert (response.text, response.reasons, len(response.output)) == ("Yes", ("stop",), 1)

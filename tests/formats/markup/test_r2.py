@@ -27,7 +27,7 @@ def native(*fragments: CallFragment) -> list[tuple[str, str]]:
     for fragment in fragments:
         turn.call(fragment)
     turn.finish("tool_calls")
-    turn.end(said=True)
+    turn.end(complete=True)
     return [show(item) for item in fold(turn.take()).output]
 
 
@@ -85,7 +85,7 @@ def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
     turn.text("Hel")
     turn.text("lo <")
     turn.finish(reason)
-    turn.end(said=True)
+    turn.end(complete=True)
     assert fold(turn.take()).output[0].text == "Hello <"
 
 

@@ -33,7 +33,7 @@ def test_p5_calls_in_the_text_are_found_however_it_is_cut(cuts: list[int]) -> No
     for piece in pieces(f"<think>hm</think>\n\nLook. {CALL} Done", cuts):
         turn.text(piece)
     turn.finish("stop")
-    turn.end(said=True)
+    turn.end(complete=True)
     events = turn.take()
     check(events)
     assert [show(item) for item in fold(events).output] == [
@@ -51,7 +51,7 @@ def test_a_call_given_twice_is_said_once() -> None:
     turn.call(CallFragment(0, "c1", "get_weather", '{"city":'))
     turn.call(CallFragment(0, arguments=' "Rome"}'))
     turn.finish("tool_calls")
-    turn.end(said=True)
+    turn.end(complete=True)
     assert said(turn) == [CITY]
 
 
@@ -60,7 +60,7 @@ def test_beside_calls_of_the_server_markup_is_only_text() -> None:
     turn.text('<tool_call>{"name": "now", "arguments": {oops}}</tool_call>')
     turn.call(CallFragment(None, "c1", "get_weather", '{"city": "Rome"}'))
     turn.call(CallFragment(None, None, "now", ""))
-    turn.end(said=True)
+    turn.end(complete=True)
     assert said(turn) == [
         CITY,
         ("now", "{}"),
@@ -74,7 +74,7 @@ def test_each_choice_is_heard_by_itself() -> None:
     turn.text("<tool_", 1)
     turn.text('call>{"name": "now"}', 0)
     turn.text("box", 1)
-    turn.end(said=True)
+    turn.end(complete=True)
     events = turn.take()
     assert events[-1].reasons == ("tool_calls", "stop")
     assert [show(item) for item in fold(events).output] == [("text", "<tool_box"), ("now", "{}")]
@@ -93,7 +93,7 @@ def test_an_answer_that_breaks_keeps_what_it_said() -> None:
 def test_a_stream_that_only_stops(end: bool) -> None:
     turn = marked()
     turn.text(CALL)
-    turn.end(said=end)
+    turn.end(complete=end)
     events = turn.take()
     assert isinstance(events[-1], Finished if end else Failed)
     assert [show(item) for item in fold(events).output] == [CITY]
@@ -103,7 +103,7 @@ def test_log_probabilities_pass() -> None:
     turn = marked()
     turn.text("Hi", tokens=(Token("Hi", -1.0),))
     turn.text("", tokens=(Token("", -2.0),))
-    turn.end(said=True)
+    turn.end(complete=True)
     (message,) = fold(turn.take()).output
     assert [token.logprob for token in message.content[0].tokens] == [-1.0, -2.0]
 
@@ -112,6 +112,6 @@ def test_a_long_call_cut_short_is_incomplete() -> None:
     turn = marked()
     turn.text(CALL[:-20])
     turn.finish("length")
-    turn.end(said=True)
+    turn.end(complete=True)
     (call,) = fold(turn.take()).output
     assert call.status == "incomplete"

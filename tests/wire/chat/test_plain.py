@@ -250,7 +250,7 @@ def test_texts_in_a_row_are_the_texts_one_by_one(size: int) -> None:
             for piece in pieces:
                 turn.text(piece)
         turn.finish("stop")
-        turn.end(said=True)
+        turn.end(complete=True)
         return turn.take()
 
     for open in (True, False):
@@ -262,7 +262,7 @@ def test_texts_that_follow_something_else_are_said_one_by_one(before: str) -> No
     def said(*, together: bool) -> list[Event]:
         turn = Turn("R", 5, "m", think=None)
         if before == "thought":
-            turn.thought("hm")
+            turn.reasoning("hm")
         else:
             turn.text("a\ud83d")
         turn.texts(["a", "b"]) if together else [turn.text(each) for each in "ab"]

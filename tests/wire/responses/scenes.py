@@ -72,21 +72,21 @@ def _write(turn: Turn, index: int, part: Part, number: int) -> None:
         case Refusal() | Thought() | Summary():
             turn.write(index, part_kind(part), part.text[:2], number)
             turn.write(index, part_kind(part), part.text[2:], number)
-    turn.emit(item.shut_part(item.at(part_kind(part), number)[1]))
+    turn.emit(item.close_part(item.at(part_kind(part), number)[1]))
 
 
 def parts_with_annotations(turn: Turn) -> None:
     index = turn.open(Message("assistant", phase="final_answer"))
     _write(turn, index, Text("Hello there", (CITATION, QUOTE)), 0)
     _write(turn, index, Text("and more"), 1)
-    turn.shut(index)
+    turn.close(index)
     _end(turn)
 
 
 def probabilities(turn: Turn) -> None:
     index = turn.open(Message("assistant"))
     _write(turn, index, Text("Hello", (), TOKENS), 0)
-    turn.shut(index)
+    turn.close(index)
     _end(turn)
 
 
@@ -101,13 +101,13 @@ def text_then_refusal(turn: Turn) -> None:
     index = turn.open(Message("assistant"))
     _write(turn, index, Text("Well, "), 0)
     _write(turn, index, Refusal("no."), 1)
-    turn.shut(index)
+    turn.close(index)
     _end(turn)
 
 
 def raw_reasoning(turn: Turn) -> None:
-    turn.thought("First ")
-    turn.thought("this.")
+    turn.reasoning("First ")
+    turn.reasoning("this.")
     turn.text("Yes.")
     turn.finish("stop")
     _end(turn)
@@ -117,7 +117,7 @@ def summary_reasoning(turn: Turn) -> None:
     index = turn.open(Reasoning())
     _write(turn, index, Summary("**One**"), 0)
     _write(turn, index, Summary("**Two**"), 1)
-    turn.shut(index)
+    turn.close(index)
     turn.text("Yes.")
     turn.finish("stop")
     _end(turn)
@@ -129,8 +129,8 @@ def sealed_reasoning(turn: Turn) -> None:
     _write(turn, index, Thought("At length"), 0)
     item = turn.item(index)
     assert item is not None
-    item.seal({}, "gAAAAB+/==")
-    turn.shut(index)
+    item.attach_reasoning({}, "gAAAAB+/==")
+    turn.close(index)
     turn.text("Yes.")
     turn.finish("stop")
     _end(turn)
@@ -178,7 +178,7 @@ def commentary(turn: Turn) -> None:
     for phase, words in (("commentary", "Looking."), ("final_answer", "Found.")):
         index = turn.open(Message("assistant", phase=phase))
         turn.write(index, "text", words)
-        turn.shut(index)
+        turn.close(index)
     _end(turn)
 
 
@@ -218,7 +218,7 @@ def hosted_tool(turn: Turn) -> None:
     turn.progress(index, "searching")
     turn.progress(index, "completed")
     found = {"id": "ws_1", "status": "completed", "action": action}
-    turn.shut(index, Unknown("responses", "web_search_call", found, "ws_1"))
+    turn.close(index, Unknown("responses", "web_search_call", found, "ws_1"))
     turn.text("Found it.")
     turn.finish("stop")
     _end(turn)
@@ -230,13 +230,13 @@ def picture(turn: Turn) -> None:
     turn.progress(index, "generating")
     turn.progress(index, "partial", {"partial_image_index": 0, "partial_image_b64": "QUJD"})
     done = {"id": "ig_1", "status": "completed", "result": "QUJD"}
-    turn.shut(index, Unknown("responses", "image_generation_call", done, "ig_1"))
+    turn.close(index, Unknown("responses", "image_generation_call", done, "ig_1"))
     _end(turn)
 
 
 def compaction(turn: Turn) -> None:
     index = turn.open(Compaction("gAAAA==", "cmp_1"))
-    turn.shut(index)
+    turn.close(index)
     _end(turn)
 
 
@@ -253,7 +253,7 @@ def failed_during_calls(turn: Turn) -> None:
 
 
 def cut_off(turn: Turn) -> None:
-    turn.thought("Hm")
+    turn.reasoning("Hm")
     turn.text("Once upon")
     turn.fail(CUT)
 

@@ -110,7 +110,7 @@ async def kept(batches: Batches, bound: Bound) -> Batches:
     async with aclosing(batches):
         async for batch in batches:
             if fold is not None:
-                fold.take(batch)
+                fold.feed_all(batch)
             if isinstance(start := batch[0], Started) and bound.constraint is not None:
                 batch[0] = replace(start, guarantee=bound.sure)
             if isinstance(end := batch[-1], Finished):

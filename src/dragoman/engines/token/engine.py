@@ -18,7 +18,6 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import Token
-from dragoman.core.lower import undone
 from dragoman.core.request import Request
 from dragoman.engines.base import fault_from, now
 from dragoman.engines.fan_out import Merge
@@ -169,7 +168,9 @@ class TokenEngine:
             bound = written if plan.bound is None else kept(written, plan.bound)
             async with aclosing(bound) as batches:
                 async for events in batches:
-                    if events := undone(plan.undo, events):
+                    if plan.undo is not None:
+                        events = plan.undo(events)
+                    if events:
                         yield events
         except Exception as error:
             yield [Failed(fault_from(error))]

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import Message, Token
 from dragoman.core.loss import Loss
-from dragoman.core.lower import Lowered, Undo, lower, summarised
+from dragoman.core.lower import Lowered, Restore, lower, with_summary
 from dragoman.core.request import Request, Sampling
-from dragoman.core.response import WHOLE, demanded, unsure
+from dragoman.core.response import CONSTRAINT_FIELDS, default_guarantee, has_constraints
 from dragoman.core.turn import Turn
 from dragoman.engines.base import unsupported_fields
 from dragoman.formats.format import Format, Parser, Setting
@@ -78,7 +78,7 @@ class RawParser:
         """The model stopped."""
         self._turn.text(self._decoder.decode(b"", True))
         self._turn.finish(reason)
-        self._turn.end(said=True)
+        self._turn.end(complete=True)
 
 
 MOST_CHOICES = 128
@@ -116,7 +116,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     bound: Bound | None = None
     markers: tuple[str, ...] = ()
     echo: str | None = None
-    undo: Undo | None = None
+    undo: Restore | None = None
 
 
 class Planner(Struct, frozen=True, kw_only=True):
@@ -155,7 +155,7 @@ class Planner(Struct, frozen=True, kw_only=True):
         try:
             prompt = self.format.render(lowered.request, setting)
         except FaultError as error:
-            raise FaultError(lowered.blamed(error.fault)) from error
+            raise FaultError(lowered.client_fault(error.fault)) from error
         return lowered, prompt, prompt.ids(self.tokenizer)
 
     def _chat(self, request: Request) -> Plan:
@@ -166,9 +166,9 @@ class Planner(Struct, frozen=True, kw_only=True):
         try:
             bound = self.bounds.bound(asked, self.format.grammar(asked), ends)
         except FaultError as error:
-            raise FaultError(lowered.blamed(error.fault)) from error
+            raise FaultError(lowered.client_fault(error.fault)) from error
         unkept = tuple(_unkept(asked, bound))
-        if lowered.described and unsure(request):
+        if lowered.grammar_described and default_guarantee(request):
             bound = replace(bound or Bound(None, None), described=True)
         return Plan(
             request=asked,
@@ -177,12 +177,12 @@ class Planner(Struct, frozen=True, kw_only=True):
             parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
             losses=(
                 *lowered.losses,
-                *lowered.placed(prompt.losses),
+                *lowered.client_losses(prompt.losses),
                 *unkept,
                 *self._unheard(asked.sampling),
             ),
             markers=markers,
-            undo=summarised(request, lowered.events),
+            undo=with_summary(request, lowered.restore),
         )
 
     def _raw(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
@@ -267,7 +267,7 @@ def ids_of(ends: Iterable[int | str], tokenizer: Tokenizer) -> frozenset[int]:
 
 def _unkept(request: Request, bound: Bound | None) -> Iterator[Loss]:
     """What the prompt has no place for, and what nobody holds the model to."""
-    yield from unsupported_fields(request, heard=WHOLE)
+    yield from unsupported_fields(request, heard=CONSTRAINT_FIELDS)
     if bound is None and request.tools and request.parallel_tool_calls is False:
         yield Loss("parallel_tool_calls", "dropped", "nothing holds the model to one call")
 
@@ -279,7 +279,7 @@ async def _apart(work: Callable[[Request], Done], request: Request) -> Done:
 
 def _is_light(request: Request) -> bool:
     """Whether rendering is a matter of microseconds."""
-    if request.tools or demanded(request):
+    if request.tools or has_constraints(request):
         return False
     room = _LIGHT
     for item in request.items:

@@ -100,20 +100,20 @@ class StoppingTurn(Turn):
         if self._goes_on(choice):
             super().refusal(data, choice, tokens)
 
-    def thought(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """More of the model's reasoning."""
         if self._goes_on(choice):
-            super().thought(data, choice, tokens)
+            super().reasoning(data, choice, tokens)
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         """A piece of a tool call."""
         if self._goes_on(choice):
             super().call(fragment, choice)
 
-    def pause(self, choice: int = 0) -> None:
+    def close_message(self, choice: int = 0) -> None:
         """What is being said is whole."""
         if self._goes_on(choice):
-            super().pause(choice)
+            super().close_message(choice)
 
     def finish(self, reason: str, choice: int = 0) -> None:
         """The end, at a stop string or at the model's own."""

@@ -21,8 +21,8 @@ from dragoman.core.request import (
     ToolChoice,
     UnknownTool,
 )
-from dragoman.core.response import WHOLE
-from dragoman.core.tools import Allowed
+from dragoman.core.response import CONSTRAINT_FIELDS
+from dragoman.core.tools import ToolFilter
 
 from .schema import enforceable
 
@@ -98,7 +98,7 @@ def whole(request: Request) -> Whole | None:
 
 
 def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
-    for name in WHOLE[:-1]:
+    for name in CONSTRAINT_FIELDS[:-1]:
         if (value := fields.get(name)) is not None:
             yield _body(_NAMES[name.removeprefix("guided_")], value, name)
     given, format = fields.get("structured_outputs"), fields.get("response_format")
@@ -237,7 +237,7 @@ def _members_demand(request: Request) -> Iterator[_Member]:
     if isinstance(choice, NamedTool):
         choice = AllowedTools("required", (choice,))
     if isinstance(choice, AllowedTools):
-        tools = Allowed(choice, request.tools).tools
+        tools = ToolFilter(choice, request.tools).tools
     for number, tool in tools:
         field = f"tools[{number}]"
         if isinstance(tool, Namespace):

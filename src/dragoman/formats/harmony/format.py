@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.loss import LossList
-from dragoman.core.lower import Limits
+from dragoman.core.lower import UpstreamLimits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
@@ -99,7 +99,7 @@ class Harmony:
     """
 
     name = "harmony"
-    limits = Limits(hosted_tools=False)
+    limits = UpstreamLimits(hosted_tools=False)
     """Namespaces and tools of free text are its own; its built-in tools nobody here can run."""
 
     def __init__(self) -> None:

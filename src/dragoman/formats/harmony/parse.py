@@ -182,11 +182,11 @@ class Said:
         if self._final and self.flow is None and ending == "completed":
             self._turn.write(self._begin(), "text", "")
         if ending == "completed":
-            self._turn.pause()
+            self._turn.close_message()
 
     def _begin(self) -> int:
         self.flow = self._turn.text
-        return self._turn.start(Message("assistant", phase=self._phase))
+        return self._turn.next_item(Message("assistant", phase=self._phase))
 
 
 class Thought:
@@ -198,13 +198,13 @@ class Thought:
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
         if self.flow is None:
-            self.flow = self._turn.thought
-            self._turn.start(Reasoning())
-        self._turn.thought(text, 0, tokens)
+            self.flow = self._turn.reasoning
+            self._turn.next_item(Reasoning())
+        self._turn.reasoning(text, 0, tokens)
 
     def close(self, ending: Ending) -> None:
         if ending == "completed":
-            self._turn.pause()
+            self._turn.close_message()
 
 
 class Called:
@@ -214,7 +214,7 @@ class Called:
         self._turn = turn
         custom = callee.kind == "custom"
         kind = CustomToolCall if custom else FunctionCall
-        self._index = index = turn.start(kind("", callee.name, "", callee.namespace))
+        self._index = index = turn.next_item(kind("", callee.name, "", callee.namespace))
         self.flow: Flow = partial(turn.write, index, "input" if custom else "arguments")
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
@@ -223,7 +223,7 @@ class Called:
     def close(self, ending: Ending) -> None:
         if (item := self._turn.item(self._index)) is not None:
             item.status = ending
-        self._turn.shut(self._index)
+        self._turn.close(self._index)
 
 
 class Unsaid:
@@ -351,7 +351,7 @@ class HarmonyParser:
         self._leave("incomplete" if cut else "completed")
         self._turn.expect(0)
         self._turn.finish("tool_calls" if self._calls and reason == "stop" else reason)
-        self._turn.end(said=True)
+        self._turn.end(complete=True)
 
     def _decode(self, piece: str | bytes) -> str:
         text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)
@@ -470,7 +470,7 @@ class HarmonyParser:
         if callee is not None:
             if callee.kind == "built-in":
                 why = f"the model called its {callee.name}, which nobody here runs: said as text"
-                turn.lose(Loss("tools", "dropped", why))
+                turn.report_loss(Loss("tools", "dropped", why))
                 return Said(turn, COMMENTARY_PHASE, final=False)
             self._calls += 1
             return Called(turn, callee)

@@ -20,7 +20,7 @@ from dragoman.core.request import (
     Tool,
     UnknownTool,
 )
-from dragoman.core.tools import Allowed
+from dragoman.core.tools import ToolFilter
 
 from . import typescript
 
@@ -117,7 +117,7 @@ def _offered(request: Request) -> list[tuple[int, Tool]]:
         case "none":
             return []
         case AllowedTools() as choice:
-            return Allowed(choice, request.tools).tools
+            return ToolFilter(choice, request.tools).tools
         case _:
             return list(enumerate(request.tools))
 

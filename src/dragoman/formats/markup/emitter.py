@@ -21,10 +21,10 @@ class Sink(Protocol):
     """What a turn does with text, thought and calls."""
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
-    def thought(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
     def call(self, fragment: CallFragment, choice: int = 0) -> None: ...
     def finish(self, reason: str, choice: int = 0) -> None: ...
-    def end(self, said: bool) -> None: ...
+    def end(self, complete: bool) -> None: ...
 
 
 def schemas(request: Request) -> dict[str, JSON]:
@@ -52,7 +52,7 @@ class Voice:
         self.cut = False  # what is open now was not ended by the model
         self.warnings: list[str] = []
         self.plain_text: Say = turn.text if choice == 0 else self.text
-        self.plain_thought: Say = turn.thought if choice == 0 else self.thought
+        self.plain_thought: Say = turn.reasoning if choice == 0 else self.thought
         self._tokens: deque[tuple[Token | None, int]] = deque()  # with their characters left
         self._left = 0  # the sum of these
         self._turn = turn
@@ -68,7 +68,7 @@ class Voice:
 
     def thought(self, data: str) -> None:
         """More of the reasoning."""
-        self._turn.thought(data, self._choice, self._weighed(data))
+        self._turn.reasoning(data, self._choice, self._weighed(data))
 
     def weigh(self, token: Token, text: str) -> None:
         """A token with its log-probability is coming as this text."""
@@ -103,7 +103,7 @@ class Voice:
         if reason == "stop" and self.calls:
             reason = "tool_calls"
         self._turn.finish(reason, self._choice)
-        self._turn.end(said=True)
+        self._turn.end(complete=True)
 
     # ---- calls ---------------------------------------------------------------------------
 

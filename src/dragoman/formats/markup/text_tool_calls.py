@@ -56,9 +56,9 @@ class _Choice:
         """Text with no markup in it."""
         self._turn.say(data, self._number, tokens)
 
-    def thought(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """Reasoning that was marked as such."""
-        self._turn.thought(data, self._number, tokens)
+        self._turn.reasoning(data, self._number, tokens)
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         """A piece of a call that was found."""
@@ -76,7 +76,7 @@ class _Choice:
     def finish(self, reason: str, choice: int = 0) -> None:
         """Only the turn itself hears of ends."""
 
-    def end(self, said: bool) -> None:
+    def end(self, complete: bool) -> None:
         """Only the turn itself hears of ends."""
 
 
@@ -87,7 +87,7 @@ class MarkedTurn(Turn):
     >>> asked = Request(model="m", tools=(FunctionTool("now"),))
     >>> turn = MarkedTurn("1", 0, "m", markup="hermes", request=asked)
     >>> turn.text('<tool_call>{"name": "now"}</tool_call>')
-    >>> turn.end(said=True)
+    >>> turn.end(complete=True)
     >>> turn.take()[-1].reasons
     ('tool_calls',)
     """
@@ -132,11 +132,11 @@ class MarkedTurn(Turn):
             reason = "tool_calls"
         super().finish(reason, choice)
 
-    def end(self, said: bool) -> None:
+    def end(self, complete: bool) -> None:
         """The stream is over."""
-        for choice in list(self._heard) if said else ():
+        for choice in list(self._heard) if complete else ():
             self.finish("stop", choice)
-        super().end(said)
+        super().end(complete)
 
     def fail(self, fault: Fault) -> None:
         """The bad end. What came before stands."""

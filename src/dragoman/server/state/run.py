@@ -303,7 +303,7 @@ class Run:
 def folded(events: Sequence[Event]) -> Response:
     """What the events of a run add up to."""
     fold = Fold()
-    fold.take(events)
+    fold.feed_all(events)
     return fold.response
 
 

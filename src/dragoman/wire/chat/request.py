@@ -225,7 +225,7 @@ def read_answer(data: bytes, turn: Turn) -> bool:
     if tier is not None or stamp is not None:
         extra[NAME] = _given(("service_tier", tier), ("system_fingerprint", stamp))
     turn.usage = None if answer.usage is None else _counted(answer.usage)
-    turn.speak(said, choice.finish_reason, answer.model, extra)
+    turn.whole_answer(said, choice.finish_reason, answer.model, extra)
     return True
 
 

@@ -396,7 +396,7 @@ class Reader:
 
         def think(said: list[str]) -> None:
             for each in said:
-                turn.thought(each, choice)
+                turn.reasoning(each, choice)
 
         def call(said: list[str]) -> None:
             for each in said:
@@ -499,7 +499,7 @@ class Reader:
             thoughts = words(details)
         for thought in thoughts:
             self._voices[number] = "thought"
-            self._turn.thought(thought, number)
+            self._turn.reasoning(thought, number)
         if details:
             self._details.setdefault(number, Details()).add(details)
 
@@ -510,7 +510,7 @@ class Reader:
         for kind, piece in _pieces(content):
             if kind == "thought":
                 self._voices[number] = "thought"
-                self._turn.thought(piece, number)
+                self._turn.reasoning(piece, number)
             elif kind == "refusal":
                 self._refusal(number, piece, ())
             else:
@@ -521,7 +521,7 @@ class Reader:
         voice = self._voices.get(number, "text")
         if not tokens or calling or voice == "call":
             return tokens
-        (self._turn.text if voice == "text" else self._turn.thought)("", number, tokens)
+        (self._turn.text if voice == "text" else self._turn.reasoning)("", number, tokens)
         return ()
 
     def _annotations(self, number: int, listed: JSON) -> None:
@@ -550,7 +550,7 @@ class Reader:
         kind, usual = entry.get("type"), "function" in entry or "custom" in entry
         if isinstance(kind, str) and kind not in ("custom", "function") and not usual:
             rest = {name: v for name, v in entry.items() if name not in ("type", "index")}
-            self._turn.shut(self._turn.open(Unknown(NAME, kind, rest), number))
+            self._turn.close(self._turn.open(Unknown(NAME, kind, rest), number))
         else:
             self._turn.call(_fragment(entry, position), number)
 
@@ -558,7 +558,7 @@ class Reader:
         """What must go back with the reasoning is known once something else is said."""
         details = self._details.pop(number, None)
         if details is not None:
-            self._turn.seal({NAME: {"reasoning_details": details.take()}}, number)
+            self._turn.attach_reasoning({NAME: {"reasoning_details": details.take()}}, number)
 
 
 def _is_text(said: dict[str, JSON]) -> bool:

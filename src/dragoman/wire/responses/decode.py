@@ -392,7 +392,7 @@ class Decoder:
             self._whole(whole)
         if self._fault is not None:
             self._turn.fail(self._fault)
-        elif self._done and self._turn.spoken:
+        elif self._done and self._turn.has_output:
             self._complete("completed", {})
         self._turn.fail(CUT)
 

@@ -31,7 +31,7 @@ from dragoman.core.item import (
     Text,
     Thought,
 )
-from dragoman.core.lifecycle import FirstChoice, Serial
+from dragoman.core.lifecycle import FirstChoice, ItemSerializer
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
@@ -233,7 +233,7 @@ class Encoder:
         self._nested_error = dialect.error_event == "nested"
         self._wording = Wording(dialect.reasoning_events)
         self._fold = Fold()
-        self._serial = Serial()
+        self._serial = ItemSerializer()
         self._first: FirstChoice | None = None  # needed only where there are alternatives
         self._items = 0
         self._number = 0  # of the next event
@@ -349,7 +349,7 @@ class Encoder:
 
     def _deltas(self, run: list[Delta]) -> bytes:
         """The frames of deltas that all fit the last one."""
-        self._fold.take_run(run)
+        self._fold.feed_deltas(run)
         said = json.dump_all([event.data for event in run]).decode().split("\n")
         number, before, after = self._number, self._before.decode(), self._after.decode()
         self._number += len(run)

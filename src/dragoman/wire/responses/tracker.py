@@ -16,7 +16,7 @@ from dragoman.core.item import (
     Summary,
     Token,
 )
-from dragoman.core.open_item import OpenItem, OpenPart, blank_part, part_kind
+from dragoman.core.open_item import OpenItem, OpenPart, empty_part, part_kind
 from dragoman.core.turn import Turn
 
 from .items import hosted
@@ -140,7 +140,7 @@ class Heard:
         if (item := self._item) is not None:
             kind = part_kind(part)
             number = self._numbers[isinstance(part, Summary)].begin(kind, given)
-            self._turn.emit(item.at(kind, number, blank_part(part))[0])
+            self._turn.emit(item.at(kind, number, empty_part(part))[0])
             if text := getattr(part, "text", ""):
                 self._turn.write(item.index, kind, text, number)
 
@@ -149,8 +149,8 @@ class Heard:
         if (item := self._item) is not None:
             numbers, kind = self._numbers[isinstance(part, Summary)], part_kind(part)
             number = numbers.find(kind, given)
-            events, opened = item.at(kind, number, blank_part(part))
-            self._turn.emit([*events, *item.shut_part(opened, part)])
+            events, opened = item.at(kind, number, empty_part(part))
+            self._turn.emit([*events, *item.close_part(opened, part)])
             numbers.end(kind, number)
 
     def end(self, final: Item) -> None:
@@ -158,7 +158,7 @@ class Heard:
         self.open(final)
         self.done = True
         if self.index is not None:
-            self._turn.shut(self.index, final)
+            self._turn.close(self.index, final)
 
     def leave(self, item: Item) -> None:
         """All there is of an item in an answer that failed: it stays open if it was."""

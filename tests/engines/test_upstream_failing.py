@@ -1,4 +1,4 @@
-"""Whoever fails in a told answer, its end is told, once, and nothing is left of it."""
+"""Whoever fails in a told answer, its end is received, once, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dragoman.engines.upstream_request import Plan
 from dragoman.net.client import Pool
 from dragoman.net.connection import Connection, Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
-from tests.engines.listening import Listening, left, let_go, nothing_left, told
-from tests.engines.test_tell_stop import PHASES
+from tests.engines.receiving import Receiver, left, let_go, nothing_left, received
+from tests.engines.test_cancel_and_pause import PHASES
 from tests.mock import Reply, chunk, head, mock, plain
 from tests.mock import stream as streamed
 
@@ -86,23 +86,23 @@ async def test_a_decoder_that_fails_breaks_the_answer_once(
     async with mock(reply) as up, nothing_left():
         engine = Spoiling(up.base_url, wire="chat", header_hold=0.0)
         engine.at = at
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=stream))
+        sink = Receiver()
+        sink.start(engine, asking(stream=stream))
         with pytest.raises(BrokenError):
-            await listener.ended()
+            await sink.end()
         await let_go(engine)
         await engine.close()
 
 
 async def test_a_decoder_that_fails_when_late_news_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tell, "LATE_NEWS", 0.01)
+    monkeypatch.setattr(tell, "LATE_USAGE", 0.01)
     async with mock(Reply(HELLO_STREAM.pieces, hang=True)) as up, nothing_left():
         engine = Spoiling(up.base_url, wire="chat")
         engine.at = 99
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=True))
+        sink = Receiver()
+        sink.start(engine, asking(stream=True))
         with pytest.raises(BrokenError):
-            await listener.ended()
+            await sink.end()
         await left(up)
         await engine.close()
 
@@ -131,26 +131,26 @@ async def test_a_listener_that_fails_is_told_once_and_no_more(
 
     timeouts = Timeouts(first_byte=0.1)
     async with remote(reply, header_hold=hold, timeouts=timeouts) as (engine, _), nothing_left():
-        listener = Listening(fail)
-        assert listener.ask(engine, asking(stream=stream))
-        await listener.until(lambda: listener.error or listener.over)
-        met = any(isinstance(event, when) for event in listener.events)
-        assert isinstance(listener.error, BrokenError) is met
+        sink = Receiver(fail)
+        sink.start(engine, asking(stream=stream))
+        await sink.until(lambda: sink.error or sink.ended)
+        met = any(isinstance(event, when) for event in sink.events)
+        assert isinstance(sink.error, BrokenError) is met
         assert met or when is Started
         await let_go(engine)
 
 
 async def test_a_listener_that_fails_when_it_has_stopped_is_left_alone() -> None:
     def fail(events: list[Event]) -> None:
-        listener.stop()
+        sink.cancel()
         raise BrokenError
 
     async with remote(HELLO_STREAM) as (engine, up), nothing_left():
-        listener = Listening(fail)
-        assert listener.ask(engine, asking(stream=True))
-        await listener.until(lambda: listener.events)
+        sink = Receiver(fail)
+        sink.start(engine, asking(stream=True))
+        await sink.until(lambda: sink.events)
         await left(up)
-        assert listener.error is None
+        assert sink.error is None
 
 
 async def test_nobody_there_and_a_listener_that_fails() -> None:
@@ -162,10 +162,10 @@ async def test_nobody_there_and_a_listener_that_fails() -> None:
 
     engine = Remote(base_url, wire="chat")
     async with nothing_left():
-        listener = Listening(fail)
-        assert listener.ask(engine, asking(stream=True))
+        sink = Receiver(fail)
+        sink.start(engine, asking(stream=True))
         with pytest.raises(BrokenError):
-            await listener.ended()
+            await sink.end()
     await engine.close()
 
 
@@ -179,12 +179,12 @@ async def test_what_fails_while_it_connects_breaks_the_answer(
     monkeypatch.setattr(Pool, "acquire", acquire)
     engine = Remote("http://127.0.0.1:9/v1", wire="chat", header_hold=0.03)
     async with nothing_left():
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=True))
+        sink = Receiver()
+        sink.start(engine, asking(stream=True))
         with pytest.raises(BrokenError):
-            await listener.ended()
+            await sink.end()
         await asyncio.sleep(0.05)
-        assert not listener.events
+        assert not sink.events
     await engine.close()
 
 
@@ -226,10 +226,10 @@ LEFT = {
 @pytest.mark.parametrize("reply", LEFT.values(), ids=LEFT)
 async def test_nothing_is_left_of_an_answer(reply: Reply, stream: bool) -> None:
     async with remote(lambda asked: reply) as (engine, _):
-        await told(engine, asking(stream=stream))
+        await received(engine, asking(stream=stream))
         with no_garbage():
             for _ in range(2):
-                await told(engine, asking(stream=stream))
+                await received(engine, asking(stream=stream))
             await asyncio.sleep(0.02)
 
 
@@ -238,12 +238,12 @@ async def test_nothing_is_left_of_an_answer(reply: Reply, stream: bool) -> None:
 async def test_nothing_is_left_of_what_was_stopped(reply: Reply, stream: bool) -> None:
     async with remote(reply, retries=1) as (engine, up):
         with no_garbage():
-            listener = Listening()
-            assert listener.ask(engine, asking(stream=stream))
+            sink = Receiver()
+            sink.start(engine, asking(stream=stream))
             await up.arrived.wait()
             await asyncio.sleep(0.02)
-            listener.stop()
-            listener.telling = None
+            sink.cancel()
+            sink.handle = None
             await left(up)
             await asyncio.sleep(0.02)
-            del listener
+            del sink

@@ -22,7 +22,7 @@ from tests.chaos import stage as chaos
 from tests.chaos.cases import Case, load
 from tests.chaos.stage import WARM_UP, Hear, Stage, stage
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
-from tests.engines.listening import Listening, awaited, told
+from tests.engines.receiving import Receiver, awaited, received
 from tests.mock import Asked, Handler, Reply, chunk, head, mock, plain, response, said
 from tests.mock import stream as streamed
 
@@ -191,7 +191,7 @@ def _choice(number: int, delta: dict[str, Any], finish: str | None = None) -> di
 async def test_a_kind_of_server_is_known_by_a_told_answer() -> None:
     reply = plain(200, HELLO.pieces[0].partition(b"\r\n\r\n")[2], "server: llama.cpp")
     async with remote(reply) as (engine, _):
-        await told(engine, asking())
+        await received(engine, asking())
         assert engine.profile.name == "llama.cpp"
 
 
@@ -199,9 +199,9 @@ async def test_text_is_heard_by_a_token_format() -> None:
     answer = {"choices": [{"index": 0, "text": "Hello", "finish_reason": "stop"}]}
     async with mock(plain(200, answer)) as up:
         engine = CompletionServer(up.base_url, format="hermes")
-        assert not Listening().ask(engine, asking())  # what it speaks is not known yet
+        assert not Receiver().ask(engine, asking())  # what it speaks is not known yet
         assert fold(await awaited(engine, asking())).text == "Hello"
-        assert await told(engine, asking()) == await awaited(engine, asking())
+        assert await received(engine, asking()) == await awaited(engine, asking())
         await engine.close()
 
 
@@ -301,9 +301,9 @@ async def test_a_cut_after_the_end_is_none(stream: bool) -> None:
 async def test_many_at_once_connect_and_then_share() -> None:
     kept = plain(200, BODY)
     async with remote(lambda asked: kept) as (engine, up):
-        first = await asyncio.gather(*(told(engine, asking(f"{n}")) for n in range(20)))
+        first = await asyncio.gather(*(received(engine, asking(f"{n}")) for n in range(20)))
         assert up.connections == 20
-        then = await asyncio.gather(*(told(engine, asking(f"{n}")) for n in range(20)))
+        then = await asyncio.gather(*(received(engine, asking(f"{n}")) for n in range(20)))
         assert up.connections == 20
     assert {fold(events).text for events in (*first, *then)} == {"Hello"}
 
@@ -311,7 +311,7 @@ async def test_many_at_once_connect_and_then_share() -> None:
 async def test_who_finds_no_place_waits_for_one() -> None:
     client = Client(limits=Limits(connections=2))
     async with remote(plain(200, BODY), client=client) as (engine, up), client:
-        answers = await asyncio.gather(*(told(engine, asking()) for _ in range(7)))
+        answers = await asyncio.gather(*(received(engine, asking()) for _ in range(7)))
         assert [fold(events).text for events in answers] == ["Hello"] * 7
         assert up.connections == 2
 
@@ -356,7 +356,9 @@ async def test_nobody_is_there(stream: bool) -> None:
     async with mock(HELLO) as gone:
         base_url = gone.base_url
     engine = Remote(base_url, wire="chat")
-    assert await told(engine, asking(stream=stream)) == await awaited(engine, asking(stream=stream))
+    assert await received(engine, asking(stream=stream)) == await awaited(
+        engine, asking(stream=stream)
+    )
     await engine.close()
 
 
@@ -364,10 +366,10 @@ async def test_nobody_is_there(stream: bool) -> None:
 async def test_a_server_that_goes_away_for_good(stream: bool) -> None:
     async with mock(plain(200, BODY)) as up:
         engine = Remote(up.base_url, wire="chat")
-        await told(engine, asking())
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=stream))
-    *_, last = await listener.ended()
+        await received(engine, asking())
+        sink = Receiver()
+        sink.start(engine, asking(stream=stream))
+    *_, last = await sink.end()
     assert isinstance(last, Failed | Finished)
     await engine.close()
 
@@ -375,11 +377,11 @@ async def test_a_server_that_goes_away_for_good(stream: bool) -> None:
 @both
 async def test_closing_the_engine_ends_what_is_told(stream: bool) -> None:
     async with remote(Reply([], hang=True)) as (engine, up):
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=stream))
+        sink = Receiver()
+        sink.start(engine, asking(stream=stream))
         await up.arrived.wait()
         await engine.close()
-        *_, last = await listener.ended()
+        *_, last = await sink.end()
         assert isinstance(last, Failed)
 
 
@@ -388,16 +390,16 @@ async def test_closing_the_engine_ends_what_is_told(stream: bool) -> None:
 
 async def test_what_has_to_be_found_out_first_is_awaited() -> None:
     async with remote(HELLO, wire="auto") as (engine, up):
-        assert not Listening().ask(engine, asking())
+        assert not Receiver().ask(engine, asking())
         assert not up.probes
         assert fold(await awaited(engine, asking())).text == "Hello"
-        assert fold(await told(engine, asking())).text == "Hello"
+        assert fold(await received(engine, asking())).text == "Hello"
 
 
 async def test_several_answers_of_a_server_that_gives_one_are_awaited() -> None:
     several = asking(sampling=Sampling(n=2))
     async with remote(WHOLE["responses"], wire="responses") as (engine, up):
-        assert not Listening().ask(engine, several)
+        assert not Receiver().ask(engine, several)
         assert not up.asked
         assert len(fold(await awaited(engine, several)).reasons) == 2
 
@@ -405,7 +407,7 @@ async def test_several_answers_of_a_server_that_gives_one_are_awaited() -> None:
 async def test_what_no_wire_can_say_is_awaited() -> None:
     unsayable = asking(previous_response_id="resp_1")
     async with remote(HELLO) as (engine, up):
-        assert not Listening().ask(engine, unsayable)
+        assert not Receiver().ask(engine, unsayable)
         (failed,) = await awaited(engine, unsayable)
         assert isinstance(failed, Failed)
         assert not up.asked

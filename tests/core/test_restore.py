@@ -35,7 +35,14 @@ from dragoman.core.item import (
 )
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import LossList
-from dragoman.core.lower import Renamer, Summariser, Suppressor, Undo, in_turn, summarised
+from dragoman.core.lower import (
+    CallFilter,
+    CallRenamer,
+    Restore,
+    SummaryEmitter,
+    chained,
+    with_summary,
+)
 from dragoman.core.request import CustomTool, FunctionTool, Namespace, ReasoningOptions, Request
 from dragoman.core.response import Response, Status
 from dragoman.core.tools import Toolbox
@@ -44,9 +51,9 @@ from tests.strategies import responses, word
 TOOLS = (CustomTool("patch"), Namespace("crm", (FunctionTool("find"),)))
 
 
-def renamer() -> Renamer:
-    box = Toolbox(enumerate(TOOLS), custom=False, namespaces=False, ledger=LossList())
-    return Renamer(box)
+def renamer() -> CallRenamer:
+    box = Toolbox(enumerate(TOOLS), custom=False, namespaces=False, losses=LossList())
+    return CallRenamer(box)
 
 
 def answer(*items: Item, status: Status = "completed", reasons: tuple[str, ...]) -> Response:
@@ -67,8 +74,11 @@ def in_pieces(events: Iterator[Event]) -> Iterator[Event]:
             yield event
 
 
-def undone(response: Response, undo: Undo) -> list[Event]:
-    events = [event for heard in in_pieces(unfold(response)) for event in undo(heard)]
+def restored(response: Response, restore: Restore, size: int = 1) -> list[Event]:
+    """The client's events, restored in batches of this size."""
+    given = [*in_pieces(unfold(response))]
+    batches = [given[at : at + size] for at in range(0, len(given), size)]
+    events = [event for batch in batches for event in restore(batch)]
     check(events)
     return events
 
@@ -82,7 +92,7 @@ def deltas(events: list[Event]) -> list[tuple[int, str, str]]:
 
 def test_p16_a_custom_call_comes_back_as_one_with_its_input_in_one_piece() -> None:
     call = FunctionCall("c1", "patch", '{"input": "*** Begin"}', status="completed")
-    events = undone(answer(call, reasons=("tool_calls",)), renamer().feed)
+    events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert events[1] == ItemAdded(
         0, CustomToolCall("c1", "patch", "", id="ctc_0", status="in_progress")
     )
@@ -94,7 +104,7 @@ def test_p16_a_custom_call_comes_back_as_one_with_its_input_in_one_piece() -> No
 
 def test_p16_a_call_in_a_namespace_comes_back_with_it_as_it_streams() -> None:
     call = FunctionCall("c1", "crm__find", '{"q": 1}', status="completed")
-    events = undone(answer(call, reasons=("tool_calls",)), renamer().feed)
+    events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert deltas(events) == [(0, "arguments", '{"q"'), (0, "arguments", ": 1}")]
     (found,) = fold(events).calls
     assert (found.name, found.namespace) == ("find", "crm")
@@ -102,19 +112,19 @@ def test_p16_a_call_in_a_namespace_comes_back_with_it_as_it_streams() -> None:
 
 def test_an_empty_input_has_no_delta() -> None:
     call = FunctionCall("c1", "patch", '{"input": ""}', status="completed")
-    events = undone(answer(call, reasons=("tool_calls",)), renamer().feed)
+    events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert deltas(events) == []
 
 
 def test_parallel_calls_do_not_mix() -> None:
-    undo = renamer().feed
+    restore = renamer().feed
     for index, name in enumerate(("patch", "crm__find", "patch")):
-        undo(ItemAdded(index, FunctionCall(f"c{index}", name, "", status="in_progress")))
-    assert undo(Delta(0, 0, "arguments", '{"input"')) == []
-    assert undo(Delta(2, 0, "arguments", '{"inp')) == []
-    assert undo(piece := Delta(1, 0, "arguments", "{")) == [piece]
-    assert undo(Delta(0, 0, "arguments", ': "a"}')) == []
-    assert undo(Failed(fault := Fault("internal", "x"))) == [
+        restore([ItemAdded(index, FunctionCall(f"c{index}", name, "", status="in_progress"))])
+    assert restore([Delta(0, 0, "arguments", '{"input"')]) == []
+    assert restore([Delta(2, 0, "arguments", '{"inp')]) == []
+    assert restore([piece := Delta(1, 0, "arguments", "{")]) == [piece]
+    assert restore([Delta(0, 0, "arguments", ': "a"}')]) == []
+    assert restore([Failed(fault := Fault("internal", "x"))]) == [
         Delta(0, 0, "input", "a"),
         Delta(2, 0, "input", '{"inp'),
         Failed(fault),
@@ -135,13 +145,13 @@ def called(draw: st.DrawFn) -> Response:
 def test_p16_lowered_answers_come_back_as_they_were(
     response: Response, custom: bool, namespaces: bool
 ) -> None:
-    box = Toolbox((), custom=custom, namespaces=namespaces, ledger=LossList())
+    box = Toolbox((), custom=custom, namespaces=namespaces, losses=LossList())
 
     def lower(item: Item) -> Item:
         return box.lower(item) if isinstance(item, FunctionCall | CustomToolCall) else item
 
     lowered = replace(response, output=tuple(map(lower, response.output)))
-    assert fold(undone(lowered, Renamer(box).feed)) == response
+    assert fold(restored(lowered, CallRenamer(box).feed)) == response
 
 
 # ---- calls that are not allowed --------------------------------------------------------------
@@ -152,8 +162,8 @@ SAID = Message("assistant", (Text("So."),), status="completed")
 
 
 def suppressed(*items: Item, reasons: tuple[str, ...] = ("tool_calls",)) -> Response:
-    suppressor = Suppressor(frozenset({(None, "read"), ("files", "list")}))
-    return fold(undone(answer(*items, reasons=reasons), suppressor.feed))
+    suppressor = CallFilter(frozenset({(None, "read"), ("files", "list")}))
+    return fold(restored(answer(*items, reasons=reasons), suppressor.feed))
 
 
 def test_a_call_that_is_not_allowed_is_held_back_and_told() -> None:
@@ -184,27 +194,27 @@ def test_a_namespace_counts_and_may_be_left_out() -> None:
 
 
 def test_what_is_allowed_passes_untouched() -> None:
-    suppressor = Suppressor(frozenset({(None, "read")}))
+    suppressor = CallFilter(frozenset({(None, "read")}))
     for event in unfold(answer(SAID, READ, reasons=("tool_calls",))):
-        assert suppressor.feed(event) == [event]
-    assert suppressor.feed(failed := Failed(Fault("internal", "x"))) == [failed]
+        assert suppressor.feed([event]) == [event]
+    assert suppressor.feed([failed := Failed(Fault("internal", "x"))]) == [failed]
 
 
 def test_progress_follows_its_item() -> None:
-    undo = Suppressor(frozenset()).feed
-    assert undo(Started("1", 0, "m")) == [Started("1", 0, "m")]
-    assert undo(ItemAdded(0, WRITE)) == []
-    assert undo(ItemAdded(1, SAID)) == [ItemAdded(0, SAID)]
-    assert undo(Progress(0, "searching")) == []
-    assert undo(Progress(1, "searching")) == [Progress(0, "searching")]
-    assert undo(everywhere := Progress(None, "alive")) == [everywhere]
+    restore = CallFilter(frozenset()).feed
+    assert restore([Started("1", 0, "m")]) == [Started("1", 0, "m")]
+    assert restore([ItemAdded(0, WRITE)]) == []
+    assert restore([ItemAdded(1, SAID)]) == [ItemAdded(0, SAID)]
+    assert restore([Progress(0, "searching")]) == []
+    assert restore([Progress(1, "searching")]) == [Progress(0, "searching")]
+    assert restore([everywhere := Progress(None, "alive")]) == [everywhere]
 
 
 def test_every_choice_has_its_own_reason() -> None:
-    undo = Suppressor(frozenset({(None, "read")})).feed
+    restore = CallFilter(frozenset({(None, "read")})).feed
     for index, (item, choice) in enumerate([(READ, 0), (WRITE, 1), (SAID, 2)]):
-        undo(ItemAdded(index, item, choice))
-    *said, end = undo(Finished("completed", ("tool_calls", "tool_calls", "stop")))
+        restore([ItemAdded(index, item, choice)])
+    *said, end = restore([Finished("completed", ("tool_calls", "tool_calls", "stop"))])
     assert isinstance(end, Finished)
     assert end.reasons == ("tool_calls", "stop", "stop")
     assert [event.choice for event in said if isinstance(event, ItemAdded)] == [1]
@@ -218,8 +228,8 @@ def test_the_suppressor_takes_away_calls_and_nothing_else(
         return not isinstance(item, FunctionCall | CustomToolCall) or item.name in names
 
     spaces = {item.namespace for item in response.output if isinstance(item, Call)} | {None}
-    suppressor = Suppressor(frozenset((space, name) for space in spaces for name in names))
-    left = fold(undone(response, suppressor.feed))
+    suppressor = CallFilter(frozenset((space, name) for space in spaces for name in names))
+    left = fold(restored(response, suppressor.feed))
     kept = tuple(item for item in response.output if may(item))
     assert left.output[: len(kept)] == kept
     assert all(item.text == "" for item in left.output[len(kept) :])
@@ -228,10 +238,10 @@ def test_the_suppressor_takes_away_calls_and_nothing_else(
 
 
 def test_two_undoings_follow_one_another() -> None:
-    undo = in_turn(renamer().feed, Suppressor(frozenset({("crm", "find")})).feed)
+    restore = chained(renamer().feed, CallFilter(frozenset({("crm", "find")})).feed)
     find = FunctionCall("c1", "crm__find", "{}", status="completed")
     patch = FunctionCall("c2", "patch", '{"input": "x"}', status="completed")
-    response = fold(undone(answer(patch, find, reasons=("tool_calls",)), undo))
+    response = fold(restored(answer(patch, find, reasons=("tool_calls",)), restore))
     assert [(call.namespace, call.name) for call in response.calls] == [("crm", "find")]
 
 
@@ -240,7 +250,7 @@ def test_two_undoings_follow_one_another() -> None:
 
 @given(responses())
 def test_open_reasoning_is_the_summary_too_and_events_stay_legal(response: Response) -> None:
-    seen = fold(undone(response, Summariser().feed))
+    seen = fold(restored(response, SummaryEmitter().feed))
     for item, own in zip(seen.output, response.output, strict=True):
         if isinstance(own, Reasoning) and isinstance(item, Reasoning) and not own.summary:
             thoughts = (part for part in own.content if isinstance(part, Thought))
@@ -251,7 +261,7 @@ def test_open_reasoning_is_the_summary_too_and_events_stay_legal(response: Respo
 
 def test_a_summary_comes_as_the_model_thinks_and_the_reasoning_whole_behind_it() -> None:
     thought = Thought("So it is.", (Token("So", -0.5), Token(" it is.", -0.1)))
-    events = undone(answer(Reasoning((thought,)), reasons=("stop",)), Summariser().feed)
+    events = restored(answer(Reasoning((thought,)), reasons=("stop",)), SummaryEmitter().feed)
     deltas = [event for event in events if isinstance(event, Delta)]
     assert [(delta.kind, delta.data) for delta in deltas] == [
         ("summary", "So i"),
@@ -265,18 +275,18 @@ def test_a_summary_of_the_upstream_follows_the_emulated_one() -> None:
     """OpenRouter may send details of both kinds in any order."""
     own = Reasoning(id="rs_1", status="in_progress")
     parts = (Thought("a"), Summary("b"), UnknownPart("chat", {"type": "x"}), Thought("c"))
-    summariser, seen = Summariser(), [Started("1", 0, "m"), ItemAdded(0, own)]
+    summariser, seen = SummaryEmitter(), [Started("1", 0, "m"), ItemAdded(0, own)]
     for number, part in ((0, parts[0]), (0, parts[1]), (1, parts[2]), (2, parts[3])):
         kind = "summary" if isinstance(part, Summary) else "reasoning"
         text = getattr(part, "text", "")
-        seen += summariser.feed(PartAdded(0, number, replace(part, text="") if text else part))
+        seen += summariser.feed([PartAdded(0, number, replace(part, text="") if text else part)])
         if text:
-            seen += summariser.feed(Delta(0, number, kind, text))
-            seen += summariser.feed(Delta(0, number, kind, ""))
-        seen += summariser.feed(PartDone(0, number, part))
+            seen += summariser.feed([Delta(0, number, kind, text)])
+            seen += summariser.feed([Delta(0, number, kind, "")])
+        seen += summariser.feed([PartDone(0, number, part)])
     whole = Reasoning((parts[0], parts[2], parts[3]), (parts[1],), id="rs_1", status="completed")
-    seen += summariser.feed(ItemDone(0, whole))
-    seen += summariser.feed(Finished("completed"))
+    seen += summariser.feed([ItemDone(0, whole)])
+    seen += summariser.feed([Finished("completed")])
     check(seen)
     summary = (Summary("a"), Summary("b"), Summary("c"))
     assert fold(seen).output == (replace(whole, summary=summary),)
@@ -287,8 +297,8 @@ def test_reasoning_that_breaks_off_stands_as_a_summary() -> None:
     events = [*in_pieces(unfold(answer(thought, reasons=("stop",))))]
     cut = next(n for n, event in enumerate(events) if isinstance(event, PartDone))
     fault = Failed(Fault("upstream_error", "gone", "upstream"))
-    summariser = Summariser()
-    seen = [one for event in (*events[:cut], fault) for one in summariser.feed(event)]
+    summariser = SummaryEmitter()
+    seen = summariser.feed([*events[:cut], fault])
     check(seen)
     (item,) = fold(seen).output
     assert item.summary == (Summary("Hm, so"),)
@@ -298,13 +308,13 @@ def test_nothing_is_summarised_where_nobody_asked() -> None:
     rename = renamer().feed
     for options in (None, ReasoningOptions("low")):
         request = Request(model="m", reasoning=options)
-        assert summarised(request) is None
-        assert summarised(request, rename) is rename
+        assert with_summary(request) is None
+        assert with_summary(request, rename) is rename
     asked = Request(model="m", reasoning=ReasoningOptions(summary="auto"))
-    assert summarised(asked) is not None
-    both = summarised(asked, rename)
+    assert with_summary(asked) is not None
+    both = with_summary(asked, rename)
     assert both is not None
     call = answer(FunctionCall("c", "crm__find", "{}"), Reasoning((Thought("t"),)), reasons=("x",))
-    seen = fold(undone(call, both))
+    seen = fold(restored(call, both))
     assert seen.output[0].namespace == "crm"
     assert seen.output[1].summary == (Summary("t"),)
