@@ -15,8 +15,8 @@ from dragoman.core.event import Failed, Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
-from dragoman.engines import remote as tell
-from dragoman.engines.remote import Remote
+from dragoman.engines import remote as remote_module
+from dragoman.engines.remote import Remote, State
 from dragoman.net.connection import Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
 from tests.engines.receiving import Receiver, left, let_go, nothing_left, pools, received, unused
@@ -50,7 +50,7 @@ PHASES = {
 @pytest.mark.parametrize("begun", [False, True], ids=["", "begun"])
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("reply", PHASES.values(), ids=PHASES)
-async def test_who_stops_closes_the_connection(
+async def test_cancel_in_any_phase_closes_the_connection(
     reply: Reply, warm: bool, begun: bool, stream: bool
 ) -> None:
     hold = 0.0 if begun else 5.0
@@ -78,7 +78,7 @@ def _after(first: Reply, then: Reply, warm: bool) -> Callable[[object], Reply]:
 @both
 @pytest.mark.parametrize("pieces", [[head(500), b"oh"], [BUSY], [GZIP], [head()]], ids=len)
 @pytest.mark.parametrize("turns", range(6))
-async def test_who_stops_in_any_turn_after_the_head_closes_the_connection(
+async def test_cancel_in_any_turn_after_the_headers_closes_the_connection(
     pieces: list[bytes], turns: int, stream: bool
 ) -> None:
     async with remote(Reply(pieces, hang=True), retries=1) as (engine, up), nothing_left():
@@ -87,7 +87,7 @@ async def test_who_stops_in_any_turn_after_the_head_closes_the_connection(
         handle: Any = sink.handle
         await up.arrived.wait()
         async with asyncio.timeout(5):
-            while not (handle._reading or handle._exchange._opened):
+            while not (handle._state == State.BODY or handle._exchange._opened or handle._attempt):
                 await asyncio.sleep(0)
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -98,7 +98,7 @@ async def test_who_stops_in_any_turn_after_the_head_closes_the_connection(
 
 @both
 @pytest.mark.parametrize("turns", range(8))
-async def test_who_stops_while_it_connects_leaves_nothing(turns: int, stream: bool) -> None:
+async def test_cancel_while_connecting_leaves_nothing(turns: int, stream: bool) -> None:
     async with remote(Reply([], hang=True)) as (engine, _), nothing_left():
         sink = Receiver()
         sink.start(engine, asking(stream=stream))
@@ -112,7 +112,7 @@ async def test_who_stops_while_it_connects_leaves_nothing(turns: int, stream: bo
         await asyncio.sleep(0.02)  # the server takes in what was connected
 
 
-async def test_who_stops_while_nobody_accepts_leaves_nothing() -> None:
+async def test_cancel_while_nobody_accepts_leaves_nothing() -> None:
     with socket.socket() as server, socket.socket() as first, socket.socket() as second:
         server.bind(("127.0.0.1", 0))
         server.listen(0)  # one connection waits to be accepted, the next gets no answer
@@ -145,16 +145,16 @@ SPEAKING = {
 
 @both
 @pytest.mark.parametrize("reply", SPEAKING.values(), ids=SPEAKING)
-async def test_who_stops_when_it_is_spoken_to_hears_no_more(reply: Reply, stream: bool) -> None:
+async def test_cancel_inside_receive_ends_delivery(reply: Reply, stream: bool) -> None:
     async with remote(reply, header_hold=0.0) as (engine, _), nothing_left():
-        sink = Receiver(lambda events: sink.ended or sink.cancel())
+        sink = Receiver(lambda events: None if sink.ended else sink.cancel())
         sink.start(engine, asking(stream=stream))
         await sink.until(lambda: sink.events)
         await let_go(engine)
         await asyncio.sleep(0.02)
 
 
-async def test_to_stop_at_the_end_is_nothing() -> None:
+async def test_cancel_after_the_end_keeps_the_connection() -> None:
     async with remote(lambda asked: plain(200, BODY)) as (engine, up), nothing_left():
         for _ in range(3):
             sink = Receiver()
@@ -170,7 +170,7 @@ async def test_to_stop_at_the_end_is_nothing() -> None:
         assert [len(pool._idle) for pool in pools(engine)] == [1]
 
 
-async def test_who_stops_after_the_engine_was_closed_hears_no_more() -> None:
+async def test_cancel_after_close_ends_delivery() -> None:
     async with remote(Reply(SPOKEN, hang=True)) as (engine, up), nothing_left():
         sink = Receiver()
         sink.start(engine, asking(stream=True))
@@ -207,7 +207,7 @@ async def stalled(pieces: Counted) -> None:
 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["plain", "coded"])
-async def test_a_server_stalls_while_it_is_held(coded: bool) -> None:
+async def test_pause_stalls_the_server(coded: bool) -> None:
     many = [chunk({"content": f"{n:09}" * 7000}) for n in range(200)]
     pieces = Counted(streamed(*many, chunk(finish="stop")).pieces)
     if coded:
@@ -228,22 +228,8 @@ async def test_a_server_stalls_while_it_is_held(coded: bool) -> None:
         assert fold(events).text == "".join(f"{n:09}" * 7000 for n in range(200))
 
 
-def hold(sink: Receiver) -> None:
-    assert sink.handle is not None
-    sink.handle.pause()
-    sink.handle.pause()
-
-
-def go_on(sink: Receiver) -> None:
-    """Go on, and hold no more."""
-    assert sink.handle is not None
-    sink.then = None
-    sink.handle.resume()
-    sink.handle.resume()
-
-
 @pytest.mark.parametrize("pieces", [[], [head()], SPOKEN], ids=len)
-async def test_silence_counts_again_when_it_goes_on(pieces: list[bytes]) -> None:
+async def test_timeouts_count_again_after_resume(pieces: list[bytes]) -> None:
     options = {"timeouts": Timeouts(first_byte=0.1, idle=0.1), "header_hold": 0.0}
     async with remote(Reply(pieces, hang=True), **options) as (engine, _), nothing_left():
         sink = Receiver(lambda events: sink.pause())
@@ -257,7 +243,7 @@ async def test_silence_counts_again_when_it_goes_on(pieces: list[bytes]) -> None
         assert last.fault.code == "upstream_timeout"
 
 
-async def test_who_holds_while_it_connects_is_told_when_it_goes_on() -> None:
+async def test_pause_while_connecting_holds_until_resume() -> None:
     async with remote(HELLO_STREAM, header_hold=0.0) as (engine, up), nothing_left():
         sink = Receiver(lambda events: sink.pause())
         sink.start(engine, asking(stream=True))
@@ -269,48 +255,8 @@ async def test_who_holds_while_it_connects_is_told_when_it_goes_on() -> None:
         assert fold(await sink.end()).text == "Hello"
 
 
-async def awaiting(sink: Receiver) -> None:
-    """Wait until the answer is one that has to be awaited."""
-    handle: Any = sink.handle
-    async with asyncio.timeout(5):
-        while handle._task is None or not handle._exchange._opened:
-            await asyncio.sleep(0)
-
-
-@both
-async def test_a_refusal_waits_for_who_holds(stream: bool) -> None:
-    async with remote(Reply([head(500), b"oh"], pause=0.02)) as (engine, up), nothing_left():
-        sink = Receiver()
-        sink.start(engine, asking(stream=stream))
-        await awaiting(sink)
-        sink.pause()
-        await left(up)
-        await asyncio.sleep(0.05)
-        assert not sink.events
-        sink.resume()
-        (only,) = await sink.end()
-        assert isinstance(only, Failed)
-
-
-async def test_who_held_and_stops_hears_nothing_of_what_came_meanwhile() -> None:
-    slow = Reply([head(500), *[b"oh"] * 12], pause=0.02)
-    async with remote(slow, header_hold=0.1) as (engine, up), nothing_left():
-        sink = Receiver(lambda events: sink.cancel())
-        sink.start(engine, asking(stream=True))
-        await awaiting(sink)
-        sink.pause()
-        await left(up)
-        await asyncio.sleep(0.05)
-        assert not sink.events
-        assert sink.handle is not None
-        sink.handle.resume()
-        await sink.until(lambda: sink.events)
-        await asyncio.sleep(0.02)
-        assert [type(event) for event in sink.events] == [Started]
-
-
-async def test_late_news_waits_for_who_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tell, "LATE_USAGE", 0.1)
+async def test_late_usage_is_waited_for_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "LATE_USAGE", 0.1)
     first, *rest = HELLO_STREAM.pieces
     late = streamed(COUNTED, done=False).pieces[1]
     reply = Reply([first, b"".join(rest), late], pause=0.02)

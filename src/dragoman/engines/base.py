@@ -15,12 +15,11 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Hashable,
     Iterator,
 )
 from contextlib import aclosing
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -68,6 +67,7 @@ if hasattr(os, "register_at_fork"):  # two processes must not go on with the sam
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class LRU(Generic[K, V]):
@@ -278,29 +278,45 @@ class Driver:
         try:
             sink.receive(events)
         except Exception as error:
+            cancelled = self._sink is None
             self.cancel()
-            sink.receive([Failed(fault_from(error, self._key))])
+            fault = fault_from(error, self._key)
+            if not (cancelled or isinstance(events[-1], ENDS)):
+                receive_last([Failed(fault)], sink)
 
 
-class Deferred:
-    """The handle of an answer that something must be awaited for before it can be started.
+def receive_last(events: list[Event], sink: Sink) -> None:
+    """Deliver the last events to a sink that may have raised before. If it does so again, that is
+    only logged."""
+    try:
+        sink.receive(events)
+    except Exception as error:
+        fault_from(error)
 
-    `begin` awaits it, starts the answer and returns its handle.
-    """
 
-    def __init__(self, begin: Coroutine[Any, Any, Handle], caller: Caller, sink: Sink) -> None:
+class Deferred(Generic[T]):
+    """The handle of an answer that something must be awaited for before `begin` can start it."""
+
+    def __init__(
+        self, awaited: Awaitable[T], begin: Callable[[T], Handle], caller: Caller, sink: Sink
+    ) -> None:
+        self._begin = begin
+        self._key = caller.key
+        self._sink = sink
         self._handle: Handle | None = None
         self._paused = False
-        self._task = asyncio.get_running_loop().create_task(self._begin(begin, caller, sink))
+        self._future: asyncio.Future[T] = asyncio.ensure_future(awaited)
+        self._future.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
         """Cancel what is awaited, or the answer."""
-        self._task.cancel()
+        self._future.remove_done_callback(self._on_done)
+        self._future.cancel()
         if self._handle is not None:
             self._handle.cancel()
 
     def pause(self) -> None:
-        """Pause the answer as soon as it is started."""
+        """Pause the answer, as soon as it is started."""
         self._paused = True
         if self._handle is not None:
             self._handle.pause()
@@ -311,15 +327,13 @@ class Deferred:
         if self._handle is not None:
             self._handle.resume()
 
-    async def _begin(self, begin: Coroutine[Any, Any, Handle], caller: Caller, sink: Sink) -> None:
+    def _on_done(self, future: asyncio.Future[T]) -> None:
         try:
-            self._handle = await begin
+            self._handle = self._begin(future.result())
             if self._paused:
                 self._handle.pause()
         except Exception as error:
-            if _cancelled():
-                raise asyncio.CancelledError from error
-            sink.receive([Failed(fault_from(error, caller.key))])
+            receive_last([Failed(fault_from(error, self._key))], self._sink)
 
 
 async def stream_of(
@@ -419,8 +433,8 @@ class Wrapper:
             engine, wrapper = wrapper.engine, None
             if prepared is not None:
                 if not isinstance(prepared, Prepared):
-                    begin = _start_awaited(prepared, engine, request, caller, sink)
-                    return Deferred(begin, caller, sink)
+                    begin = partial(_start_prepared, engine, request, caller, sink)
+                    return Deferred(prepared, begin, caller, sink)
                 if prepared.answer is not None:
                     return Driver(prepared.answer, caller, sink)
                 request = prepared.request
@@ -453,14 +467,9 @@ class Wrapper:
         return getattr(self.engine, name)
 
 
-async def _start_awaited(
-    preparing: Awaitable[Prepared | None],
-    engine: Engine,
-    request: Request,
-    caller: Caller,
-    sink: Sink,
+def _start_prepared(
+    engine: Engine, request: Request, caller: Caller, sink: Sink, prepared: Prepared | None
 ) -> Handle:
-    prepared = await preparing
     if prepared is None:
         return start(engine, request, caller, sink)
     if prepared.answer is not None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import closing
 from enum import IntEnum
 from functools import partial
-from typing import Any
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed
@@ -21,7 +20,7 @@ from dragoman.net.errors import DisconnectedError, NetError
 from dragoman.wire import embeddings, json
 
 from . import errors
-from .base import ENDS, Deferred, Driver, fault_from, stream_of
+from .base import ENDS, Deferred, Driver, fault_from, receive_last, stream_of
 from .fan_out import fan_out
 from .profiles import Profile
 from .upstream import Upstream
@@ -77,7 +76,7 @@ class UpstreamAnswer:
         if self._exchange.begin(self._on_readable):
             self._state = State.HEADERS
         else:
-            self._wait_for(self._connect(fresh=False))
+            self._wait_for(self._connect, fresh=False)
         if request.stream:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(remote.header_hold, self._begin_stream)
@@ -146,11 +145,11 @@ class UpstreamAnswer:
                 self._remote.upstream.note(Headers(connection.headers))
             return True
         if connection.status or error is None:
-            self._wait_for(self._refused())
+            self._wait_for(self._refused)
         elif isinstance(error, DisconnectedError) and error.reused and error.before_first_byte:
             # The server had closed the idle connection: it never saw the request.
             self._exchange.close()
-            self._wait_for(self._connect(fresh=True))
+            self._wait_for(self._connect, fresh=True)
         else:
             self._fail(error)
         return False
@@ -206,8 +205,9 @@ class UpstreamAnswer:
             case _:
                 key = self._remote.upstream.key_for(request.caller)
                 events = [Failed(fault_from(error, key))]
-        if self._state != State.OVER:
-            self._finish(events)
+        if self._state != State.OVER:  # else nobody waits for the answer any more
+            self.cancel()
+            receive_last(request.restored(events), self._sink)
 
     def _finish(self, events: list[Event]) -> None:
         """Let go of the connection, and deliver the last events."""
@@ -222,20 +222,20 @@ class UpstreamAnswer:
 
     # ---- what must be awaited ------------------------------------------------------------
 
-    def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
+    def _wait_for(self, work: Callable[..., Awaitable[None]], **options: bool) -> None:
         self._state = State.WAITING
-        self._task = asyncio.get_running_loop().create_task(self._await(work))
+        self._task = asyncio.get_running_loop().create_task(self._await(work, **options))
 
-    async def _await(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _await(self, work: Callable[..., Awaitable[None]], **options: bool) -> None:
         try:
-            await work
+            await work(**options)
             self._task = None
         except Exception as error:
             self._task = None
             self._fail(error)
 
     async def _connect(self, *, fresh: bool) -> None:
-        """Send the request once there is a connection."""
+        """Send the request once there is a connection, or a fresh one."""
         await self._exchange.connect(self._on_readable, fresh=fresh)
         self._state = State.HEADERS
         if self._paused:
@@ -312,17 +312,17 @@ class Remote:
     def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
         """Ask the server once, or once for each choice where it gives one at a time."""
         if not self.upstream.wires:
-            return Deferred(self._find_out(request, caller, sink), caller, sink)
+            return Deferred(
+                self.upstream.find_out(caller),
+                lambda _: self.start(request, caller, sink),
+                caller,
+                sink,
+            )
         wanted = request.sampling.n
         if wanted and wanted > 1 and not ("chat" in self.upstream.wires and self.profile.choices):
             ask = partial(self.stream, caller=caller)
             return Driver(fan_out(ask, request), caller, sink)
         return UpstreamAnswer(self, self._prepare(request, caller), sink)
-
-    async def _find_out(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        """Start once it is known what the server speaks."""
-        await self.upstream.find_out(caller)
-        return self.start(request, caller, sink)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The same as an async generator."""

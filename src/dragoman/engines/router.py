@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -120,15 +121,9 @@ class Router:
         if found is None and name and len(self._open) == 1:
             found = self._open[0], name
         if found is None:
-            return Deferred(self._search(request, caller, sink), caller, sink)
-        engine, model = found
-        if model != request.model:
-            request = replace(request, model=model)
-        return start(engine, request, caller, sink)
-
-    async def _search(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        engine, model = await self.route(request.model, caller)
-        return start(engine, replace(request, model=model), caller, sink)
+            begin = partial(_start, request, caller, sink)
+            return Deferred(self.route(request.model, caller), begin, caller, sink)
+        return _start(request, caller, sink, found)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The same as an async generator."""
@@ -236,6 +231,13 @@ class Router:
         wanted = f"There is no model {name!r}." if name else "The request names no model."
         message = f"{wanted} The models are: {shown}{more}."
         return Fault("model_not_found", message, "client", "model")
+
+
+def _start(request: Request, caller: Caller, sink: Sink, found: tuple[Engine, str]) -> Handle:
+    engine, model = found
+    if model != request.model:
+        request = replace(request, model=model)
+    return start(engine, request, caller, sink)
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:
