@@ -20,8 +20,8 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 from dragoman.engines.pocket import pocket
+from dragoman.engines.token.constraints import Guide
 from dragoman.engines.token.engine import TokenEngine
-from dragoman.engines.token.guidance import Guide
 from dragoman.formats.format import Grammar
 from dragoman.formats.prompt import Tokenizer
 

@@ -1,7 +1,7 @@
 """An agent built on the official SDK, tested in this process: no port, no network, no key.
 
-The script says what the model answers, turn by turn. What the SDK sends and receives is what it
-would send to and receive from a server.
+The script has the model's answers, turn by turn. The SDK sends and receives the same
+bytes as with a server.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ TOOLS: list = [{"type": "function", "name": "get_weather", "parameters": {"type"
 
 
 async def agent(client: openai.AsyncOpenAI, question: str) -> str:
-    """The agent under test: it asks, looks at the sky when told to, and asks again."""
+    """The agent under test: asks the model, runs the tools it calls, asks again."""
     items: list = [{"role": "user", "content": question}]
     while True:
         response = await client.responses.create(model="any", input=items, tools=TOOLS)
@@ -41,7 +41,7 @@ def connected(script: Script) -> openai.AsyncOpenAI:
 
 
 def calling(name: str, arguments: str) -> Response:
-    """An answer that asks for a tool."""
+    """A response with a tool call."""
     call = FunctionCall("call_1", name, arguments)
     return Response(
         id="1",

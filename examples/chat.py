@@ -1,6 +1,6 @@
-"""A chat on the terminal: each line you type is answered as the answer is generated.
+"""A chat on the terminal that streams the answer to each line.
 
-python examples/chat.py                             # the rehearsal: no model needed
+python examples/chat.py                             # the demo engine: no model needed
 python examples/chat.py http://127.0.0.1:11434/v1   # any OpenAI-compatible server
 """
 

@@ -1,6 +1,6 @@
 """A gateway in code: two upstreams behind one address, an alias, and a wrapper that counts answers.
 
-python examples/gateway.py                # asks it in this process, two scripts behind it
+python examples/gateway.py                # in this process, in front of two scripts
 python examples/gateway.py URL URL        # serves two real servers at http://127.0.0.1:8000/v1
 """
 
@@ -20,7 +20,7 @@ from dragoman.engines.script import Script
 
 
 class Counted(Wrapper):
-    """The engine inside, and how many answers each model finished. What wraps an engine is one."""
+    """Wraps an engine and counts the finished answers of each model."""
 
     def __init__(self, engine: dragoman.Engine) -> None:
         super().__init__(engine)
@@ -37,7 +37,7 @@ class Counted(Wrapper):
 
 
 def gateway(first: dragoman.Engine, second: dragoman.Engine) -> Counted:
-    """`small` and `fast` go to the first, every other name to the second."""
+    """Routes `small` and `fast` to the first engine, every other name to the second."""
     return Counted(
         Router(
             [

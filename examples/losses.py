@@ -1,6 +1,6 @@
-"""Reading what was lost: fields that the other protocol cannot say are told, emulated or refused.
+"""Reading losses: fields that the other protocol lacks are dropped (reported), emulated or refused.
 
-The engine here is a function that is asked in Chat Completions; the client speaks Responses.
+The engine is a function with the interface of Chat Completions; the client uses Responses.
 """
 
 import httpx2
@@ -11,7 +11,7 @@ from dragoman.engines.function import Function
 
 
 def parrot(messages, **fields):
-    """Stands for a server that speaks Chat Completions only."""
+    """Represents a server with Chat Completions only."""
     yield f"{len(messages)} messages; asked with: {', '.join(sorted(fields))}"
 
 
@@ -24,13 +24,13 @@ with openai.OpenAI(base_url="http://dragoman/v1", api_key="none", http_client=ht
     print(answer.parse().output_text)
     print(answer.headers["x-dragoman-loss"])
 
-    # What would change the answer is refused, and the field is named.
+    # A field that would change the answer is refused by its name.
     try:
         client.responses.create(model="parrot", input="Hello!", prompt={"id": "pmpt_1"})
     except openai.BadRequestError as error:
         print(error.param, error.code)
 
-# The same list, as values, for whoever asks from Python.
+# The same list from Python.
 with dragoman.connect_sync(engine) as client:
     answer = client.respond("Hello!", max_tool_calls=3)
     for loss in answer.response.losses:

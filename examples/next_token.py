@@ -1,6 +1,6 @@
-"""A function that names the next token, made into a server of Responses and Chat Completions.
+"""A function that returns the next token, as a server for Responses and Chat Completions.
 
-python examples/next_token.py           # asks it once, in this process
+python examples/next_token.py           # one request, in this process
 python examples/next_token.py serve     # serves it at http://127.0.0.1:8000/v1
 """
 
@@ -17,10 +17,10 @@ ANSWER = [BYTES.controls["<|channel|>"], *b"final", BYTES.controls["<|message|>"
 
 
 def next_token(ids: list[int], sampling: Sampling) -> int:
-    """Says backwards what the user said: ids in, the next id out."""
+    """Reverses the user's text: takes all ids so far, returns the next id."""
     first = max(at for at, id in enumerate(ids) if id == BYTES.controls["<|start|>"])
-    said = bytes(id for id in ids[:first] if id < 256).rpartition(b"user")[2]
-    answer = [*ANSWER, *said[::-1], BYTES.controls["<|return|>"]]
+    text = bytes(id for id in ids[:first] if id < 256).rpartition(b"user")[2]
+    answer = [*ANSWER, *text[::-1], BYTES.controls["<|return|>"]]
     return answer[len(ids) - first - len("?assistant")]
 
 

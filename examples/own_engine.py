@@ -1,6 +1,6 @@
-"""An engine of one's own, served: everything that can answer is one.
+"""A custom engine, called in process or served.
 
-python examples/own_engine.py           # asks it once, in this process
+python examples/own_engine.py           # one request, in this process
 python examples/own_engine.py serve     # serves it at http://127.0.0.1:8000/v1
 """
 
@@ -19,19 +19,18 @@ from dragoman.engines.base import enforce_contract, new_id, now
 
 
 class Shout:
-    """Says what was said again, louder."""
+    """Repeats the last message in capitals."""
 
     def stream(
         self, request: dragoman.Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        return enforce_contract(
-            self._answer(request), request.model
-        )  # an exception becomes a failed answer
+        # An exception becomes a failed answer.
+        return enforce_contract(self._answer(request), request.model)
 
     async def _answer(self, request: dragoman.Request) -> AsyncGenerator[Event, None]:
-        said = [item.text for item in request.items if isinstance(item, Message)]
+        texts = [item.text for item in request.items if isinstance(item, Message)]
         turn = Turn(new_id(), now(), request.model)
-        for word in said[-1].upper().split():
+        for word in texts[-1].upper().split():
             turn.text(f"{word} ")
             for event in turn.take():
                 yield event

@@ -1,6 +1,6 @@
-"""A loop over tools, by hand: ask, run what the model asks for, tell it what came out, ask again.
+"""A tool loop: ask the model, run the tools it calls, return their outputs, ask again.
 
-Works with any engine; here with the rehearsal, which calls a tool that the question is about.
+Works with any engine; here with the demo engine, which calls the tool that fits the question.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ WEATHER = dragoman.FunctionTool(
     "Today's weather in a city.",
     {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 )
-MOST_ROUNDS = 5
+MAX_ROUNDS = 5
 
 
 def get_weather(city: str) -> str:
@@ -23,9 +23,9 @@ def get_weather(city: str) -> str:
 async def main() -> None:
     items: list = [dragoman.Message("user", "What is the weather in Paris?")]
     async with dragoman.connect("script") as client:
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             answer = await client.respond(items, tools=[WEATHER])
-            items += answer.output  # calls, text and reasoning go back as they came
+            items += answer.output  # calls, text and reasoning go back unchanged
             if not answer.calls:
                 break
             for call in answer.calls:
@@ -33,7 +33,7 @@ async def main() -> None:
                 try:
                     result = get_weather(**arguments(call))
                 except (TypeError, dragoman.FaultError) as error:
-                    result = f"This cannot be called so: {error}"  # the model may try again
+                    result = f"Invalid call: {error}"  # the model may try again
                 items.append(dragoman.FunctionCallOutput(call.call_id, result))
         print(answer.text)
 

@@ -13,11 +13,10 @@ import pytest
 
 from dragoman.core.error import FaultError
 from dragoman.engines import transformers as room
-from dragoman.engines.causal import Causal
 from dragoman.engines.find_format import HARMONY
 from dragoman.engines.pocket import FOLDER, pocket
 from dragoman.engines.pocket.model import load
-from dragoman.engines.transformers import transformers
+from dragoman.engines.transformers import Causal, transformers
 from tests.engines.stage import answered
 from tests.engines.test_llamacpp import asking
 

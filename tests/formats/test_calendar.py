@@ -5,7 +5,7 @@ from datetime import date
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.formats.sandbox import strftime
+from dragoman.formats.template import strftime
 
 
 @given(st.dates(date(1000, 1, 1)))

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from importlib import import_module
 
 import pytest
 from hypothesis import given
@@ -197,7 +198,7 @@ def test_an_answer_may_begin_inside_the_reasoning() -> None:
     for number in range(70):  # what is remembered of options is bounded
         extra = {"chat": {"chat_template_kwargs": {"n": number}}}
         template.parser(request(extra=extra), Turn("1", 0, "m"))
-    assert len(template._thinks) <= 65
+    assert len(template._starts_thinking) <= 65
 
 
 def test_the_date_is_given_and_never_looked_up() -> None:
@@ -247,7 +248,7 @@ def test_a_template_that_fails_is_our_fault(text: str) -> None:
 
 
 def test_a_prompt_has_a_greatest_length(monkeypatch) -> None:
-    monkeypatch.setattr("dragoman.formats.template.MOST_CHARACTERS", 1000)
+    monkeypatch.setattr("dragoman.formats.template.MAX_CHARACTERS", 1000)
     text = "{% for i in range(1000) %}{{ i }} {% endfor %}"
     assert "longer than 1000 characters" in refusal(text).fault.message
 
@@ -389,15 +390,22 @@ def test_p36_a_folder_is_read_by_its_configuration() -> None:
         ("", ("<｜tool▁calls▁begin｜>",), "deepseek"),
         ("<|start_header_id|>", (), "llama"),
         ("<|header_start|>", (), "llama4"),
-        ("anything", (), "hermes"),
     ],
 )
 def test_families_are_recognised(text: str, controls: tuple[str, ...], name: str) -> None:
-    assert profile_of(text, controls).name == name
+    profile = profile_of(text, controls)
+    assert profile is not None
+    assert profile.name == name
+
+
+def test_f7_unknown_family_is_parsed_as_hermes_and_says_so() -> None:
+    assert profile_of("anything") is None
+    assert (Template("x").name, Template("x").recognised) == ("hermes", False)
+    assert Template("<|im_start|> <tool_call>").recognised
 
 
 def test_without_jinja_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "dragoman.formats.sandbox", raising=False)
+    monkeypatch.delitem(sys.modules, "dragoman.formats.template", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'dragoman\[local\]'"):
-        Template("x")
+        import_module("dragoman.formats.template")

@@ -1,29 +1,31 @@
-"""Finds a token format by what a user wrote: its name, or the folder of a model that brings one.
-
-It reads the files of a folder, the one thing that formats themselves must not do. What is in them
-is the business of `formats.template`.
-"""
+"""Finds a token format by its name or in a model folder, whose files it reads."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
 from dragoman.formats.format import Format
 from dragoman.formats.registry import NAMES, by_name
-from dragoman.formats.template import from_config
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
+UNKNOWN_FAMILY = (
+    "The chat template of {} is of no known family: its tool calls are parsed as {} writes them, "
+    "and come as text if the model writes them otherwise."
+)
 HARMONY = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>"})
-"""The control tokens that only models of harmony have."""
+"""Control tokens that only harmony models have."""
+
+_log = logging.getLogger("dragoman")
 
 
 def find_format(named: str) -> Format:
-    """The format of this name, or the one a model's folder has in its chat template.
+    """The format of this name, or that of a model folder.
 
-    Raises ValueError for what is neither, or is a folder without a template, and ImportError where
-    the template cannot be rendered here.
+    Raises ValueError for what is neither, or a folder without a template, and ImportError where
+    jinja2 is missing.
 
     >>> find_format("hermes").name
     'hermes'
@@ -35,26 +37,37 @@ def find_format(named: str) -> Format:
 
 
 def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
-    """The format of the model in a folder: harmony where the vocabulary is made for it, else its
-    chat template. `controls` are the control tokens of its vocabulary, where they are known.
-
-    Raises as `find_format` does.
+    """The format of the model in a folder: harmony where its vocabulary (`controls`, if known) has
+    harmony's control tokens, else its chat template. Raises as `find_format` does.
     """
     known = None if controls is None else frozenset(controls)
     if known is not None and known >= HARMONY:
         return by_name("harmony")
     template = folder / TEMPLATE
     try:
+        """The format of the model in a folder: harmony where its vocabulary (`controls`, if known)
+        has
+        harmony's control tokens, else its chat template. Raises as `find_format` does.
+        """
         config = (folder / CONFIG).read_text(encoding="utf-8")
         own = template.read_text(encoding="utf-8") if template.exists() else None
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    from dragoman.formats.template import FALLBACK, from_config  # needs the `local` extra
+
     try:
-        return from_config(config, own, known)
+        """The format of the model in a folder: harmony where its vocabulary (`controls`, if known)
+        has
+        harmony's control tokens, else its chat template. Raises as `find_format` does.
+        """
+        found = from_config(config, own, known)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
+    if not found.recognised:
+        _log.warning(UNKNOWN_FAMILY.format(folder, FALLBACK))
+    return found
 
 
 def is_format(named: str) -> bool:
-    """Whether this is the name of a format, or a folder there is."""
+    """Whether this is the name of a format, or an existing folder."""
     return named in NAMES or Path(named).is_dir()

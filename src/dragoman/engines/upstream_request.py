@@ -16,7 +16,7 @@ from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
-from dragoman.formats.markup.text_tool_calls import MarkedTurn
+from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from dragoman.net.client import HeaderFields
 from dragoman.net.errors import NetError, NetTimeoutError
 from dragoman.wire.chat import CHAT
@@ -41,7 +41,7 @@ def new_turn(
     id, at, model = new_id(), now(), request.model
     if raw or profile.markup is None:
         return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
-    return MarkedTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
+    return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
 
 
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}

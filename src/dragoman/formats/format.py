@@ -1,8 +1,5 @@
-"""What a token format promises: render a request, and parse what the model writes.
-
-Only signatures and plain values live here. A parser works for tokens and for text alike, holds back
-what may still become a marker, never raises, and feeds the one assembler of the house.
-"""
+"""Protocol of a token format: render a request to a prompt, parse a model's tokens or text into a
+turn."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from .prompt import Prompt, Tokenizer
 
 
 class Setting(Struct, frozen=True):
-    """What a prompt says beyond the request, given from outside so that rendering stays pure.
+    """What a prompt says beside the request. Passed in, so that rendering stays pure.
 
-    `today` is an ISO date, or None to leave the date out: a date in the prompt empties every
+    `today` is an ISO date; None leaves the date out, because a date in the prompt empties every
     prompt cache at midnight.
     """
 
@@ -35,18 +32,17 @@ PLAIN = Setting()
 
 
 class Stops(Struct, frozen=True):
-    """What ends an answer of this format: control tokens by their text, and strings."""
+    """What ends an answer: control tokens by their text, and strings."""
 
     controls: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
 
 class Marker(Struct, frozen=True):
-    """A marker of a format, and the rule of a grammar that stands for it.
+    """A marker of a format, and the grammar rule that stands for it.
 
-    Whether it is one token or ordinary text is for a vocabulary to say. `after text` is the text
-    of the rule `before` and then the marker; of the `end` markers those that are no tokens are left
-    out.
+    Whether it is one token or ordinary text depends on the vocabulary. `after text` is the rule
+    `before` followed by the marker; `end` markers without a token are left out.
     """
 
     rule: str
@@ -56,11 +52,11 @@ class Marker(Struct, frozen=True):
 
 
 class Grammar(Struct, frozen=True):
-    """A grammar the answer must match, from its first token on (markers included).
+    """A grammar for the whole answer, markers included.
 
-    `lark` is in llguidance's Lark dialect (`%json {…}` for schemas); the rules of its `markers`
-    are left to be written, and `inner` are whole grammars that it refers to as `@name`. `parts`
-    are the demands in it: a field of the request, and the expression made of it.
+    `lark` is in llguidance's Lark dialect (`%json {…}` for schemas); the rules of `markers` are
+    filled in later, and `inner` are whole grammars that it references as `@name`. `parts` pair a
+    field of the request with its expression, so that an error can name the field.
     """
 
     lark: str
@@ -70,24 +66,28 @@ class Grammar(Struct, frozen=True):
 
 
 class Parser(Protocol):
-    """Hears a model's tokens, or its text, in pieces of any size, into a turn."""
+    """Parses an answer, in pieces of any size, into a turn. It never raises, and holds back text
+    that may still become a marker.
+    """
 
     def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
-        """More tokens. `tokens` are the same ones with log-probabilities, where asked for."""
+        """Parse tokens. `tokens` are the same ones with log-probabilities, where requested."""
         ...
 
     def write(self, text: str) -> None:
-        """More text, from a source that has no ids; markers are found in the text."""
+        """Parse text, from a source without ids; markers are found in the text."""
         ...
 
     def close(self, reason: str) -> None:
-        """The model stopped, for `stop` (its own end or a stop string) or `length`. Ends the turn:
-        what was held back is said as what it turned out to be."""
+        """End the turn, for `stop` (the model's own end or a stop string) or `length`. Text held
+        back
+        is emitted as what it turned out to be.
+        """
         ...
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens were reasoning, markers included."""
+        """Reasoning tokens, markers included."""
         ...
 
     @property
@@ -101,17 +101,16 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and in the model listing."""
+        """The name on the command line and in the model listing."""
         ...
 
     @property
     def limits(self) -> UpstreamLimits:
-        """What of a request it has words for; what it has none for is rewritten before."""
+        """Which kinds of tools it can render; others are lowered before."""
         ...
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
-        """The prompt, up to where the model begins to write. Raises FaultError, naming the field,
-        for what cannot be said in this format."""
+        """The prompt. Raises FaultError, naming the field, for what the format cannot express."""
         ...
 
     def stops(self, request: Request) -> Stops:
@@ -123,6 +122,8 @@ class Format(Protocol):
         ...
 
     def grammar(self, request: Request) -> Grammar | None:
-        """What the whole answer must match, or None where the request demands nothing. Raises
-        FaultError, naming the field, for a demand that cannot be kept."""
+        """The grammar of the whole answer; None where the request constrains nothing. Raises
+        FaultError,
+        naming the field, for a constraint that cannot be enforced.
+        """
         ...

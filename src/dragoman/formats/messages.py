@@ -1,7 +1,7 @@
-"""A request as the plain messages and tools that chat templates know.
+"""Converts a request into the messages and tools that chat templates take.
 
-One message for each turn: what an assistant thought, said and called stands in one. What has no
-place there (pictures, sound) is refused by name; what a hosted tool did is left out and reported.
+Reasoning, text and calls of one assistant turn become one message. Images and audio are refused by
+name; items of hosted tools are dropped and reported.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from dragoman.core.lower import UpstreamLimits, lower_system
 from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, type_name
 
 LIMITS = UpstreamLimits(custom_tools=False, namespaces=False, hosted_tools=False)
-"""What chat templates know: functions by a name."""
-_COMPACT = "compaction_trigger"
-"""An item that asks for something: leaving it out would answer another request."""
+_COMPACTION = "compaction_trigger"
+"""This item asks for an action: to leave it out would answer another request."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Verbatim(dict[str, JSON]):
-    """Arguments as an object that remembers how the model wrote it."""
+    """Arguments as an object that keeps the text the model wrote, so that it can be repeated
+    byte for byte and the prompt cache survives.
+    """
 
     def __init__(self, value: dict[str, JSON], text: str) -> None:
         super().__init__(value)
         self.text = text
 
 
-Turns = list[dict[str, JSON]]
+Messages = list[dict[str, JSON]]
 
 
-def messages(request: Request, ledger: LossList, id_length: int | None = None) -> Turns:
-    """The conversation, with one system message in front. Raises FaultError for what a template
-    has no words for.
+def messages(request: Request, losses: LossList, id_length: int | None = None) -> Messages:
+    """The conversation, with one system message in front. Raises FaultError for an item that
+    templates cannot express.
 
-    Reasoning is kept in the turn that is still running and left out of those that are over: models
-    are trained so.
+    Reasoning is kept in the running turn and left out of finished ones: models are trained so.
     """
     places = {id(item): number for number, item in enumerate(request.items)}
-    request = _one_system(request, ledger)
+    request = _with_system_item(request, losses)
     last = max((n for n, item in enumerate(request.items) if _is_user(item)), default=-1)
-    turns: Turns = []
+    turns: Messages = []
     names: dict[str, str] = {}
     for number, item in enumerate(request.items):
         where = f"items[{(at := places.get(id(item), 0))}]"
@@ -87,21 +87,21 @@ def messages(request: Request, ledger: LossList, id_length: int | None = None) -
                         "name": names.get(item.call_id, ""),
                     }
                 )
-            case Unknown(kind=kind) if kind != _COMPACT:
-                ledger.note(
+            case Unknown(kind=kind) if kind != _COMPACTION:
+                losses.note(
                     "items[*]", "dropped", f"the model cannot read a {type_name(item)}", (at,)
                 )
             case _:
                 problem = f"this model's prompt has no place for an item of type {type_name(item)}"
                 raise FaultError(unsupported(problem, where))
-    return _with_format(turns, request)
+    return _with_format_instruction(turns, request)
 
 
-def tools(request: Request) -> Turns:
-    """The tools on offer, as templates know them; none where calls are forbidden."""
+def tools(request: Request) -> Messages:
+    """The tools in the shape templates take; none where calls are forbidden."""
     if request.tool_choice == "none":
         return []
-    found: Turns = []
+    found: Messages = []
     for number, tool in enumerate(request.tools):
         if not isinstance(tool, FunctionTool):
             problem = f"this model's prompt only has functions, and this is a {type_name(tool)}"
@@ -114,7 +114,7 @@ def tools(request: Request) -> Turns:
 
 
 def short_id(id: str, length: int | None) -> str:
-    """A call id of the length a family wants; the same for the same id.
+    """A call id of the length a family requires; the same for the same id.
 
     >>> short_id("call_1", 9)
     'RksXkbv4v'
@@ -131,13 +131,13 @@ def short_id(id: str, length: int | None) -> str:
     return "".join(digits)
 
 
-def _one_system(request: Request, ledger: LossList) -> Request:
-    lowered = lower_system(request, ledger, role="system", front=True)
+def _with_system_item(request: Request, losses: LossList) -> Request:
+    lowered = lower_system(request, losses, role="system", front=True)
     match lowered.instructions:
         case None:
             return lowered
-        case str(words):
-            lead: tuple[Item, ...] = (Message("system", words),) if words else ()
+        case str(text):
+            lead: tuple[Item, ...] = (Message("system", text),) if text else ()
         case lead:
             pass
     return replace(lowered, instructions=None, items=(*lead, *lowered.items))
@@ -147,21 +147,21 @@ def _is_user(item: Item) -> bool:
     return isinstance(item, Message) and item.role == "user"
 
 
-def _assistant(turns: Turns, *, fresh: bool = False) -> dict[str, JSON]:
-    """The assistant's turn that is running; a new one after calls, where words begin one."""
+def _assistant(turns: Messages, *, fresh: bool = False) -> dict[str, JSON]:
+    """The running assistant turn; a new one where text follows calls."""
     if not turns or turns[-1]["role"] != "assistant" or (fresh and "tool_calls" in turns[-1]):
         turns.append({"role": "assistant", "content": ""})
     return turns[-1]
 
 
 def _text(parts: tuple[Part, ...], where: str) -> str:
-    said: list[str] = []
+    texts: list[str] = []
     for number, part in enumerate(parts):
         if not isinstance(part, Text | Refusal):
             problem = f"this model reads text only, and this is {type_name(part)}"
             raise FaultError(unsupported(problem, f"{where}[{number}]"))
-        said.append(part.text)
-    return "".join(said)
+        texts.append(part.text)
+    return "".join(texts)
 
 
 def _call(call: FunctionCall | CustomToolCall, id_length: int | None) -> dict[str, JSON]:
@@ -180,17 +180,19 @@ def _call(call: FunctionCall | CustomToolCall, id_length: int | None) -> dict[st
     return {"type": "function", "id": short_id(call.call_id, id_length), "function": function}
 
 
-def _with_format(turns: Turns, request: Request) -> Turns:
-    """Tell the model what form its answer must have, besides whatever enforces it."""
+def _with_format_instruction(turns: Messages, request: Request) -> Messages:
+    """Add the required output format to the system message: models answer better when they know
+    it, even where a grammar enforces it.
+    """
     match request.format:
         case JSONSchema(schema=dict(schema)):
             shape = json.dumps(schema, ensure_ascii=False)
-            words = f"Answer with JSON that matches this schema, and nothing else:\n{shape}"
+            text = f"Answer with JSON that matches this schema, and nothing else:\n{shape}"
         case JSONSchema() | JSONObject():
-            words = "Answer with one JSON object, and nothing else."
+            text = "Answer with one JSON object, and nothing else."
         case _:
             return turns
     if turns and turns[0]["role"] == "system":
-        first = {**turns[0], "content": f"{turns[0]['content']}\n\n{words}"}
+        first = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
         return [first, *turns[1:]]
-    return [{"role": "system", "content": words}, *turns]
+    return [{"role": "system", "content": text}, *turns]

@@ -1,4 +1,4 @@
-"""A rendered conversation: text and control tokens, and the tokenizers that make ids of them."""
+"""A rendered prompt: text and control tokens, and the tokenizers that turn them into ids."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> Sequence[int]:
-        """The ids of ordinary text; what looks like a control token in it stays text."""
+        """The ids of ordinary text; text that looks like a control token stays text."""
         ...
 
     def piece(self, id: int) -> bytes:
-        """The bytes a token adds; of a control token its text, of an unknown id nothing."""
+        """The bytes of a token; of a control token its text, of an unknown id none."""
         ...
 
 
 class ByteTokenizer:
-    """A token for each byte, and control tokens after them: for tests, examples and first steps.
+    """One token per byte, and control tokens after them: for tests and examples.
 
     >>> toy = ByteTokenizer(["<|end|>"])
     >>> toy.encode("hé"), toy.controls["<|end|>"], toy.piece(256)
@@ -47,20 +47,17 @@ class ByteTokenizer:
 
     @property
     def size(self) -> int:
-        """256 bytes and the control tokens."""
         return len(self._pieces)
 
     @property
     def controls(self) -> Mapping[str, int]:
-        """The ids of the control tokens, by their text."""
         return self._controls
 
     def encode(self, text: str) -> Sequence[int]:
-        """The UTF-8 bytes of the text; halves of characters become U+FFFD."""
+        """The UTF-8 bytes; lone surrogates become question marks."""
         return list(text.encode("utf-8", "replace"))
 
     def piece(self, id: int) -> bytes:
-        """The byte, or the control token's text."""
         return self._pieces[id] if 0 <= id < len(self._pieces) else b""
 
 
@@ -74,7 +71,7 @@ Piece = str | Control
 
 
 class Prompt(Struct, frozen=True):
-    """What the model is to read, and what of the request could not be said in it.
+    """A prompt, and what of the request it could not express.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
     >>> prompt = Prompt((Control("<|go|>"), "<|go|>"))
@@ -86,7 +83,7 @@ class Prompt(Struct, frozen=True):
     losses: tuple[Loss, ...] = ()
 
     def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """The prompt as token ids. A control token the vocabulary lacks is written as text."""
+        """The token ids. A control token that the vocabulary lacks is encoded as text."""
         ids: list[int] = []
         for piece in self.pieces:
             if isinstance(piece, str):
@@ -99,5 +96,5 @@ class Prompt(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The prompt as one text, for servers that read control tokens in it."""
+        """One text, for servers that find control tokens in it."""
         return "".join(piece if isinstance(piece, str) else piece.text for piece in self.pieces)

@@ -1,4 +1,4 @@
-"""Token formats by name, for the command line and configurations."""
+"""Registry of token formats by name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .markup.format import Markup
 NAMES: dict[str, Callable[[], Format]] = {"harmony": Harmony} | {
     profile.name: partial(Markup, profile) for profile in PROFILES
 }
-"""How each format is made, by its name."""
+"""Constructors of the formats, by name."""
 
 
 def by_name(name: str) -> Format:
-    """The format of this name. Raises ValueError, which names those there are.
+    """The format of this name. Raises ValueError listing the known names.
 
     >>> by_name("hermes").name
     'hermes'

@@ -1,8 +1,7 @@
-"""A model's own chat template as a format: rendered in a sandbox, parsed by a profile of markup.
+"""Renders a model's own chat template in a sandbox; a markup profile parses its answer.
 
-Words of the conversation never become control tokens: they are marked before the template sees
-them, and the marks are taken out once the real control tokens were found. Where a template comes
-from is not known here; the `local` extra (jinja2) is needed to render one.
+Text of the conversation never becomes a control token: a separator is put into whatever looks like
+one before rendering, and taken out once the real control tokens were split off. Needs jinja2.
 """
 
 from __future__ import annotations
@@ -11,6 +10,17 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from typing import Any, NoReturn
+
+try:
+    from jinja2 import TemplateError, TemplateSyntaxError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+except ImportError as error:
+    raise ImportError(
+        "Chat templates need jinja2: pip install 'dragoman[local]'.", name=error.name
+    ) from error
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.item import JSON
@@ -23,27 +33,30 @@ from .markup.families import PROFILES
 from .markup.format import Markup
 from .markup.parser import MarkupParser
 from .markup.profile import Profile
-from .messages import LIMITS, Verbatim, messages, tools
+from .messages import LIMITS, Messages, Verbatim, messages, tools
 from .prompt import Control, Piece, Prompt, Tokenizer
 
-MOST_CHARACTERS = 16_000_000
-"""A prompt longer than this is refused: no context is that long."""
+MAX_CHARACTERS = 16_000_000
+"""Longer prompts are refused: no context is that long."""
 
-_THINKING = ("<think>", "[THINK]")
-_OUR_NAMES = frozenset(
+FALLBACK = "hermes"
+"""The family that most models are trained on, for templates of none that is known."""
+_REASONING_OPENS = ("<think>", "[THINK]")
+_RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
-_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-"""The characters that mean nothing but what one agrees on."""
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+"""Unicode's private use areas: characters without a meaning of their own."""
 
 
 class Template:
-    """A format for the models that bring a chat template.
+    """The format of a model that brings a chat template.
 
-    - `text` is the template, in Jinja; a fault in it raises ValueError.
-    - `profile` says how the model writes calls: a profile or its name; by default recognised.
+    - `text` is the template, in Jinja; an error in it raises ValueError.
+    - `profile` says how the model writes calls: a profile or its name; by default recognised from
+      the template (`recognised` is False where `FALLBACK` had to be taken).
     - `controls` are the texts of the vocabulary's control tokens.
-    - `variables` are what the template knows besides, such as `bos_token`.
+    - `variables` are further template variables, such as `bos_token`.
 
     >>> chat = Template("{% for m in messages %}<s>{{ m.content }}{% endfor %}", "hermes", ["<s>"])
     >>> from dragoman.core.item import Message
@@ -60,45 +73,42 @@ class Template:
         controls: Iterable[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        try:
-            from .sandbox import Sandbox
-        except ImportError as error:
-            raise ImportError(
-                "Chat templates need jinja2: pip install 'dragoman[local]'.", name=error.name
-            ) from error
         self._controls = sorted({each for each in controls if len(each) > 1}, key=len, reverse=True)
-        self._markup = Markup(profile or profile_of(text, self._controls))
-        self._sandbox = Sandbox(text, MOST_CHARACTERS)
+        found = profile or profile_of(text, self._controls)
+        self.recognised = found is not None
+        self._markup = Markup(found or FALLBACK)
+        self._sandbox = Sandbox(text, MAX_CHARACTERS)
         self._variables = dict(variables or {})
         any_control = "|".join(map(re.escape, self._controls)) or r"(?!)"
         self._split = re.compile(f"({any_control})")
-        self._begins = re.compile(f"(?=(?:{any_control}))(.)", re.DOTALL)
-        self._longest = len(self._controls[0]) if self._controls else 0
-        self._partial = {each[:size] for each in self._controls for size in range(1, len(each))}
-        self._thinks: dict[str, bool] = {}
+        self._control_start = re.compile(f"(?=(?:{any_control}))(.)", re.DOTALL)
+        self._longest_control = len(self._controls[0]) if self._controls else 0
+        self._control_prefixes = {
+            each[:size] for each in self._controls for size in range(1, len(each))
+        }
+        self._starts_thinking: dict[str, bool] = {}
 
     @property
     def name(self) -> str:
-        """The name of the markup the model writes."""
         return self._markup.name
 
     @property
     def profile(self) -> Profile:
-        """The markup the model writes."""
         return self._markup.profile
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
-        """The prompt. Raises FaultError, naming the item, for what is not text, and with the
-        template's own words where it refuses the conversation."""
-        ledger = LossList()
-        turns = messages(request, ledger, self.profile.id_length)
-        known = tools(request)
-        text, sign = self._rendered(turns, known, _options(request), setting)
+        """The prompt. Raises FaultError naming the item for what is not text, and with the
+        template's
+        own message where it refuses the conversation.
+        """
+        losses = LossList()
+        turns = messages(request, losses, self.profile.id_length)
+        text, separator = self._run(turns, tools(request), _options(request), setting)
         pieces: list[Piece] = []
         for place, piece in enumerate(self._split.split(text)):
             if piece:
-                pieces.append(Control(piece) if place % 2 else piece.replace(sign, ""))
-        return Prompt(tuple(pieces), ledger.losses())
+                pieces.append(Control(piece) if place % 2 else piece.replace(separator, ""))
+        return Prompt(tuple(pieces), losses.losses())
 
     def stops(self, request: Request) -> Stops:
         """The control tokens that end an answer: the family's, and the model's own."""
@@ -109,32 +119,32 @@ class Template:
     def parser(
         self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
     ) -> MarkupParser:
-        """A parser for the answer to this request. Without a tokenizer only `write` works."""
-        thinking = self._ends_in_thought(request)
-        return self._markup.hear(request, turn, tokenizer, thinking=thinking)
+        thinking = self._prompt_ends_in_reasoning(request)
+        return self._markup.parser(request, turn, tokenizer, thinking=thinking)
 
     def grammar(self, request: Request) -> Grammar | None:
-        """What the whole answer must match, or None where the request demands nothing."""
-        return self._markup.demanded(request, thinking=self._ends_in_thought(request))
+        return self._markup.grammar(request, thinking=self._prompt_ends_in_reasoning(request))
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _rendered(
+    def _run(
         self,
-        turns: list[dict[str, JSON]],
-        known: list[dict[str, JSON]],
+        turns: Messages,
+        tools: Messages,
         options: dict[str, JSON],
         setting: Setting,
     ) -> tuple[str, str]:
-        """The template's text, and the sign in it that is to be taken out."""
-        given = {"messages": turns, "tools": known or None, **options}
+        """The template's output, and the separator in it that is to be taken out."""
+        given = {"messages": turns, "tools": tools or None, **options}
         try:
-            sign = _unused(given)
-            variables = {name: self._marked(value, sign) for name, value in given.items()}
+            """The template's output, and the separator in it that is to be taken out."""
+            separator = _unused_character(given)
+            variables = {name: self._separated(value, separator) for name, value in given.items()}
         except RecursionError as problem:
-            told = "the conversation is nested too deeply for a chat template"
-            raise FaultError(bad_request(told)) from problem
+            problem_text = "the conversation is nested too deeply for a chat template"
+            raise FaultError(bad_request(problem_text)) from problem
         try:
+            """The template's output, and the separator in it that is to be taken out."""
             text = self._sandbox.render(
                 {**self._variables, **variables, "add_generation_prompt": True}, setting.today
             )
@@ -146,58 +156,64 @@ class Template:
             raise FaultError(
                 Fault("internal", f"The model's chat template failed: {problem}")
             ) from problem
-        return text, sign
+        return text, separator
 
-    def _marked(self, value: JSON, sign: str) -> JSON:
+    def _separated(self, value: JSON, separator: str) -> JSON:
         """A value in which no text is a control token, or can become one at its end."""
         match value:
             case str():
-                return self._mark(value, sign)
+                return self._separate(value, separator)
             case Verbatim():
-                marked = {name: self._marked(each, sign) for name, each in value.items()}
-                return Verbatim(marked, self._mark(value.text, sign))
+                marked = {name: self._separated(each, separator) for name, each in value.items()}
+                return Verbatim(marked, self._separate(value.text, separator))
             case dict():
                 return {
-                    self._marked(name, sign): self._marked(each, sign)
+                    self._separated(name, separator): self._separated(each, separator)
                     for name, each in value.items()
                 }
             case list():
-                return [self._marked(each, sign) for each in value]
+                return [self._separated(each, separator) for each in value]
             case _:
                 return value
 
-    def _mark(self, text: str, sign: str) -> str:
-        text = self._begins.sub(rf"\1{sign}", text)
-        for at in range(len(text) - 1, max(-1, len(text) - self._longest), -1):
-            if text[at:] in self._partial:
-                text = f"{text[: at + 1]}{sign}{text[at + 1 :]}"
+    def _separate(self, text: str, separator: str) -> str:
+        text = self._control_start.sub(rf"\1{separator}", text)
+        for at in range(len(text) - 1, max(-1, len(text) - self._longest_control), -1):
+            if text[at:] in self._control_prefixes:
+                text = f"{text[: at + 1]}{separator}{text[at + 1 :]}"
         return text
 
-    def _ends_in_thought(self, request: Request) -> bool:
-        """Whether the prompt opens the reasoning, so that the answer begins inside it."""
+    def _prompt_ends_in_reasoning(self, request: Request) -> bool:
+        """Whether the template opens the reasoning, so that the answer begins inside it (Qwen3 and
+        DeepSeek-R1 templates do). Found by rendering one message.
+        """
         options = _options(request)
         key = json.dumps(options, sort_keys=True, default=str)
-        known = self._thinks.get(key)
+        known = self._starts_thinking.get(key)
         if known is None:
             try:
+                """Whether the template opens the reasoning, so that the answer begins inside it
+                (Qwen3 and
+                DeepSeek-R1 templates do). Found by rendering one message.
+                """
                 hello: dict[str, JSON] = {"role": "user", "content": "hello"}
-                text, _ = self._rendered([hello], [], options, PLAIN)
+                text, _ = self._run([hello], [], options, PLAIN)
             except FaultError:
                 text = ""
-            if len(self._thinks) > 64:
-                self._thinks.clear()
-            known = self._thinks[key] = text.rstrip().endswith(_THINKING)
+            if len(self._starts_thinking) > 64:
+                self._starts_thinking.clear()
+            known = self._starts_thinking[key] = text.rstrip().endswith(_REASONING_OPENS)
         return known
 
 
 def from_config(
     config: str, template: str | None = None, controls: Iterable[str] | None = None
 ) -> Template:
-    """The format of a model's folder, from the text of its `tokenizer_config.json`.
+    """The format of a model folder, from the text of its `tokenizer_config.json`.
 
-    `template` is the text of `chat_template.jinja`, where the folder has one; `controls` are the
-    control tokens of its vocabulary, by default those the configuration names. Raises ValueError
-    where there is no template to be found.
+    `template` is the text of `chat_template.jinja`, where there is one; `controls` are the control
+    tokens of the vocabulary, by default those that the configuration names. Raises ValueError where
+    there is no template.
     """
     value = json.loads(config)
     if not isinstance(value, dict):
@@ -218,26 +234,18 @@ def from_config(
     return Template(found, None, controls, variables)
 
 
-def profile_of(template: str, controls: Iterable[str] = ()) -> Profile:
-    """The profile that a template's text and a vocabulary's control tokens give away.
-
-    All hints of a profile must be found; where none fits, it is the one most are trained on.
+def profile_of(template: str, controls: Iterable[str] = ()) -> Profile | None:
+    """The profile all of whose hints are found in a template or among the control tokens.
 
     >>> profile_of("[INST]{{ x }}[/INST]", ["[TOOL_CALLS]"]).name
     'mistral'
     """
-    seen = "\n".join((template, *controls))
-    for profile in PROFILES:
-        if all(hint in seen for hint in profile.hints):
-            return profile
-    return next(profile for profile in PROFILES if profile.name == _USUAL)
-
-
-_USUAL = "hermes"
+    text = "\n".join((template, *controls))
+    return next((p for p in PROFILES if all(hint in text for hint in p.hints)), None)
 
 
 def _options(request: Request) -> dict[str, JSON]:
-    """What else the client wants the template to know."""
+    """Template variables the client sets; `chat_template_kwargs` and `documents` are vLLM's."""
     options: dict[str, JSON] = {}
     effort = request.reasoning.effort if request.reasoning else None
     if effort is not None:
@@ -248,21 +256,22 @@ def _options(request: Request) -> dict[str, JSON]:
             options.update(given)
         if isinstance(documents := fields.get("documents"), list):
             options["documents"] = documents
-    return {name: value for name, value in options.items() if name not in _OUR_NAMES}
+    return {name: value for name, value in options.items() if name not in _RESERVED}
 
 
-def _unused(value: JSON) -> str:
-    """A character for private use that occurs nowhere in the value. Raises FaultError where they
-    all do."""
+def _unused_character(value: JSON) -> str:
+    """A private use character that does not occur in the value. Raises FaultError if all do."""
     used = set(json.dumps(value, ensure_ascii=False, default=str))
-    sign = next((chr(number) for number in chain(*_PRIVATE) if chr(number) not in used), None)
-    if sign is None:
+    separator = next(
+        (chr(number) for number in chain(*_PRIVATE_USE) if chr(number) not in used), None
+    )
+    if separator is None:
         raise FaultError(bad_request("the conversation leaves no character for private use"))
-    return sign
+    return separator
 
 
 def _template(value: JSON) -> str | None:
-    """The template of a configuration, which may have several by name."""
+    """The template of a configuration; where it has several by name, the one for tools."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("tool_use") or named.get("default")
@@ -270,6 +279,156 @@ def _template(value: JSON) -> str | None:
 
 
 def _content(value: JSON) -> str | None:
-    """The text of a token, given as a string or as an object."""
+    """The text of a token, which is given as a string or as an object."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) and text else None
+
+
+# ---- the sandbox ---------------------------------------------------------------------------
+
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July"),
+    *("August", "September", "October", "November", "December"),
+)
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
+_DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
+
+
+def strftime(form: str, date: str) -> str:
+    """An ISO date in this form; any other text unchanged. By hand: formats import no clock.
+
+    >>> strftime("%A, %d %b %Y", "2026-11-21")
+    'Saturday, 21 Nov 2026'
+    """
+    match = _DATE.match(date)
+    if match is None or not 1 <= int(match[2]) <= 12:
+        return date
+    year, month, day = (int(part) for part in match.groups())
+    leaps = (year - 1) // 4 - (year - 1) // 100 + (year - 1) // 400
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    number = _DAYS_BEFORE[month - 1] + day + (leap and month > 2)
+    weekday = _DAYS[(365 * (year - 1) + leaps + number - 1) % 7]
+    name = _MONTHS[month - 1]
+    known = {
+        "Y": f"{year:04}",
+        "y": f"{year % 100:02}",
+        "m": f"{month:02}",
+        "d": f"{day:02}",
+        "B": name,
+        "b": name[:3],
+        "A": weekday,
+        "a": weekday[:3],
+        "j": f"{number:03}",
+        "-d": str(day),
+        "-m": str(month),
+        "e": f"{day:2}",
+        "F": date[:10],
+        "%": "%",
+        "H": "00",
+        "M": "00",
+        "S": "00",
+        "I": "12",
+        "p": "AM",
+    }
+    return re.sub(r"%(-?.)", lambda code: known.get(code[1], code[0]), form)
+
+
+_MAX_REPEATED = 1_000_000
+
+
+class _RejectedError(TemplateError):
+    """The template called `raise_exception`."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; rendering ignores it."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with limits on small expressions that make something huge."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        sizes = [each if isinstance(each, int) else len(each) for each in (left, right)]
+        if operator == "**" and sizes[1] > 64:
+            raise TemplateError("a power too high")
+        plain = isinstance(left, int | float) and isinstance(right, int | float)
+        if operator == "*" and not plain and sizes[0] * sizes[1] > _MAX_REPEATED:
+            raise TemplateError("a text repeated too often")
+        return super().call_binop(context, operator, left, right)
+
+
+class Sandbox:
+    """One compiled template. Raises ValueError where it cannot be parsed."""
+
+    def __init__(self, text: str, max_size: int) -> None:
+        self._max_size = max_size
+        self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
+        environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _reject
+        try:
+            self._template = environment.from_string(text)
+        except TemplateSyntaxError as error:
+            raise ValueError(
+                f"the chat template cannot be read: line {error.lineno}: {error.message}"
+            ) from error
+
+    def render(self, variables: Mapping[str, JSON], today: str | None) -> str:
+        """The output. Raises ValueError with the template's message where it refuses the
+        conversation,
+        and RuntimeError where it fails.
+        """
+        given = dict(variables)
+        if today is not None or self._needs_date:
+            given["strftime_now"] = lambda form: strftime(form, today) if today else ""
+        pieces: list[str] = []
+        size = 0
+        try:
+            """The output. Raises ValueError with the template's message where it refuses the
+            conversation,
+            and RuntimeError where it fails.
+            """
+            for piece in self._template.generate(given):
+                pieces.append(piece)
+                size += len(piece)
+                if size > self._max_size:
+                    raise ValueError(f"the prompt is longer than {self._max_size} characters")
+        except _RejectedError as refusal:
+            raise ValueError(refusal.message) from refusal
+        except (TemplateError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        return "".join(pieces)
+
+
+def _reject(message: str) -> NoReturn:
+    raise _RejectedError(message)
+
+
+def _tojson(
+    value: JSON,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if isinstance(value, Verbatim) and indent is None and separators is None and not sort_keys:
+        return value.text
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=str,
+    )

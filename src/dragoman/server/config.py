@@ -30,72 +30,74 @@ _T = TypeVar("_T", bound=Struct)
 class Upstream(Struct, frozen=True, kw_only=True):
     """A server that models are behind."""
 
-    name: Annotated[str, Meta(description="What this upstream is called in messages.")]
-    url: Annotated[str, Meta(description="Its base URL, as its own clients are given it.")]
+    name: Annotated[str, Meta(description="The name of this upstream in messages.")]
+    url: Annotated[str, Meta(description="Its base URL, as its own clients use it.")]
     key_env: Annotated[
         str | None, Meta(description="The environment variable that holds our key to it.")
     ] = None
     wire: Annotated[
         Literal["auto", "chat", "responses", "completions"],
-        Meta(description="The protocol it is spoken to in; auto finds out."),
+        Meta(description="The protocol to call it with; auto detects it."),
     ] = "auto"
     format: Annotated[
         str | None,
         Meta(
-            description="The token format of its models, where it is spoken to over completions: "
-            "conversations become prompts in it. A name, or the folder of a model that brings one."
+            description="The token format of its models, for the completions protocol: "
+            "conversations are rendered as prompts in it. A name, or a model's folder with a chat "
+            "template."
         ),
     ] = None
-    profile: Annotated[
-        str | None, Meta(description="The kind of server it is; by default it is recognised.")
-    ] = None
+    profile: Annotated[str | None, Meta(description="The kind of server; detected by default.")] = (
+        None
+    )
     models: Annotated[
         tuple[str, ...],
-        Meta(description="The models asked of it; none listed means every name goes there."),
+        Meta(description="The models to request from it; empty sends every name to it."),
     ] = ()
     aliases: Annotated[
-        dict[str, str], Meta(description="Names clients may use, and the model each stands for.")
+        dict[str, str],
+        Meta(description="Names that clients may use, each with the model it stands for."),
     ] = {}
     pass_client_key: Annotated[
-        bool, Meta(description="Whether a client's own key travels to it in place of ours.")
+        bool, Meta(description="Whether the client's own key is sent to it in place of ours.")
     ] = False
     retries: Annotated[
         int,
         Meta(
             ge=0,
             le=10,
-            description="How often a 429 or 503 is tried again, as its Retry-After says, before "
-            "it is passed on; 0 passes it on at once.",
+            description="How often a 429 or 503 is retried, as its Retry-After says, before it is "
+            "passed on; 0 passes it on at once.",
         ),
     ] = 0
 
 
 EVENTS = ("response.completed", "response.failed", "response.incomplete", "response.cancelled")
-"""What a webhook can be told."""
+"""The events that a webhook can receive."""
 
 
 class Webhook(Struct, frozen=True, kw_only=True):
-    """A server that is told when a background response has ended."""
+    """A server that is notified when a background response has ended."""
 
-    url: Annotated[str, Meta(description="Where it is told.")]
+    url: Annotated[str, Meta(description="The URL to send messages to.")]
     secret_env: Annotated[
         str,
         Meta(
-            description="The environment variable that holds the secret messages to it are signed "
-            "with: whsec_ and then base64."
+            description="The environment variable that holds the secret for signing messages: "
+            "whsec_ and then base64."
         ),
     ]
     events: Annotated[
         tuple[str, ...],
         Meta(
-            description="What it is told: response.completed, response.failed, "
+            description="The events to send: response.completed, response.failed, "
             "response.incomplete, response.cancelled."
         ),
     ] = EVENTS
     allow: Annotated[
         tuple[str, ...],
         Meta(
-            description="Addresses and networks it may be at though they are not public, such as "
+            description="Addresses and networks that are allowed though not public, such as "
             "127.0.0.1 or 10.0.0.0/8."
         ),
     ] = ()

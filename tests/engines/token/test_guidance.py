@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.engines.token.guidance import COMPILED, Guide
+from dragoman.engines.token.constraints import COMPILED, Guide
 from dragoman.formats.format import Grammar, Marker
 from dragoman.formats.grammar.demand import JSONBody, Lark, Regex
 from dragoman.formats.grammar.lark import Writer

@@ -3,7 +3,7 @@
 import re
 
 from dragoman.core.error import FaultError
-from dragoman.engines.token.guidance import Guide
+from dragoman.engines.token.constraints import Guide
 from dragoman.formats.format import Grammar
 from dragoman.formats.prompt import ByteTokenizer
 

@@ -20,7 +20,7 @@ from dragoman.formats.grammar.demand import Regex
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.markup.families import PROFILES
-from dragoman.formats.markup.format import Envelope, Markup, grammar
+from dragoman.formats.markup.format import Markup
 from tests.formats.grammar.accepts import verdict
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -180,18 +180,6 @@ def test_r4_w21_hermes_must_call_where_a_call_is_required(hermes: Any) -> None:
     assert hermes(CALLED.format("roll", '{"n": 1}') + "<|im_end|>", **required) == "whole"
 
 
-def test_custom_tools_are_functions_of_one_string(hermes: Any) -> None:
-    tools = (CustomTool("note"), CustomTool("dice", syntax="regex", grammar="[1-6]"))
-    asked = {"tools": tools, "tool_choice": "required"}
-    assert hermes(CALLED.format("note", '{"input": "x"}') + "<|im_end|>", **asked) == "whole"
-    assert hermes(CALLED.format("dice", '{"input": "6"}') + "<|im_end|>", **asked) == "whole"
-    assert hermes(CALLED.format("dice", '{"input": "7"}'), **asked).startswith("wrong")
-    lark = CustomTool("patch", syntax="lark", grammar="start: /a/")
-    with pytest.raises(FaultError) as raised:
-        HERMES.grammar(Request(model="m", tools=(lark,)))
-    assert raised.value.fault.param == "tools[0].grammar"
-
-
 def test_a_regex_or_a_choice_in_place_of_the_text(hermes: Any) -> None:
     def bound(**fields: Any) -> dict[str, Any]:
         return {"extra": {"chat": fields}}
@@ -209,7 +197,7 @@ def test_a_regex_or_a_choice_in_place_of_the_text(hermes: Any) -> None:
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_every_family_has_a_grammar_of_its_own_calls(profile: Any) -> None:
     """A call as the family writes it is what its grammar takes, with text before it or not."""
-    writing, end = profile.writing, profile.ends[0]
+    writing, end = profile.syntax, profile.ends[0]
     arguments = "<parameter=n>\n7\n</parameter>\n" if writing.body == "xml" else '{"n": 7}'
     one = f"{writing.opening}roll{writing.separator}{arguments}{writing.closing}"
     several = f"{writing.first}{one}{writing.between}{one}{writing.last}{end}"
@@ -288,17 +276,12 @@ def test_a_tool_without_arguments_as_tags() -> None:
     assert verdict(found, said, *qwen.profile.controls) == "whole"
 
 
-def test_a_prompt_may_end_inside_the_reasoning_and_a_family_may_have_none() -> None:
-    plain = {"opening": "<c>", "separator": " ", "closing": "</c>", "marks": ("<c>", "</c>")}
-    request = asked(format=TEXT)
-    inside = grammar(request, Envelope(**plain, thought=("<t>", "</t>"), thinking=True))
+def test_prompt_that_ends_inside_the_reasoning_is_constrained_after_it() -> None:
+    inside = HERMES.grammar(asked(format=TEXT), thinking=True)
     assert inside is not None
-    assert verdict(inside, 'hm</t>{"t": "x"}') == "whole"
+    assert verdict(inside, 'hm</think>{"t": "x"}') == "whole"
     assert verdict(inside, '{"t": "x"}') == "begun"
-    without = grammar(request, Envelope(**plain))
-    assert without is not None
-    assert verdict(without, '{"t": "x"}') == "whole"
-    assert grammar(asked(), Envelope(**plain)) is None
+    assert HERMES.grammar(asked(), thinking=True) is None
 
 
 def test_where_nothing_is_demanded_there_is_no_grammar() -> None:

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.engines.token.guidance import Guide
+from dragoman.engines.token.constraints import Guide
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.schema import LLGUIDANCE, OPENAI_STRICT, enforceable, fit
 from dragoman.formats.prompt import ByteTokenizer

@@ -38,8 +38,8 @@ from dragoman.core.loss import LossList
 from dragoman.core.request import FunctionTool, ReasoningOptions, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
-from dragoman.formats.harmony.layout import Entry
-from dragoman.formats.harmony.render import message
+from dragoman.formats.harmony.layout import HistoryItem
+from dragoman.formats.harmony.render import history_message
 from dragoman.formats.prompt import Prompt
 from tests.samples import samples
 
@@ -62,7 +62,7 @@ def encoding():
 def vocabulary():
     """The same vocabulary as one of ours: the oracle encodes text, the file tells its bytes."""
 
-    class Vocabulary:
+    class TokenTable:
         size = 201_088
         controls = {
             text: encoding().encode(text, allowed_special="all")[0]
@@ -79,7 +79,7 @@ def vocabulary():
         def piece(self, id):
             return self.pieces.get(id, b"")
 
-    return Vocabulary()
+    return TokenTable()
 
 
 # ---- conversations -----------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_answers_are_read_the_same(answer: list[Item], size: int) -> None:
     pieces = []
     for item in answer:
         final = isinstance(item, Message) and item.phase == "final_answer"
-        pieces += message(Entry(item, 0, final), LossList())
+        pieces += history_message(HistoryItem(item, 0, final), LossList())
     ids = Prompt(tuple(pieces[2:])).ids(vocabulary())
     groups = [ids[at : at + size] for at in range(0, len(ids), size)]
     request = Request(model="m", tools=(FunctionTool("f"),))

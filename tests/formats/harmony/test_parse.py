@@ -220,7 +220,7 @@ def test_a_call_of_a_built_in_is_said_as_text_and_told_since_nobody_runs_it(
     assert (end.status, end.reasons) == ("completed", ("stop",))
     (loss,) = end.losses
     assert (loss.field, loss.action) == ("tools", "dropped")
-    assert "nobody here runs" in loss.why
+    assert "cannot be run here" in loss.why
 
 
 @pytest.mark.parametrize("name", ["browser", "python"])
@@ -318,7 +318,7 @@ def test_without_a_vocabulary_there_is_only_text() -> None:
     parser.close("stop")
     parser.close("stop")
     assert turn.over
-    assert parser.warnings[0] == "tokens without a vocabulary were passed over"
+    assert parser.warnings[0] == "tokens without a vocabulary were dropped"
     assert [event.data for event in turn.take() if isinstance(event, Delta)] == ["Hi ", "<|"]
 
 

@@ -345,7 +345,9 @@ def test_what_the_model_cannot_take_is_told_or_refused() -> None:
     assert "[image: this model cannot see it]" in said(seen)
     assert losses(seen) == [("items[0].content[1]", "dropped")]
     for item, kind in ((ItemReference("x"), "item_reference"), (Compaction("x"), "compaction")):
-        with pytest.raises(FaultError, match=rf"^input\[1\]: .* keeps the '{kind}' ") as refused:
+        with pytest.raises(
+            FaultError, match=rf"^input\[1\]: the '{kind}' can only be resolved "
+        ) as refused:
             prompt(USER, item)
         assert refused.value.fault.param == "input[1]"
     strange = UnknownTool("responses", "teleport", {})

@@ -15,7 +15,7 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import Format
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.profile import marks
+from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
 
 WEATHER = FunctionTool(
@@ -151,5 +151,8 @@ def tokens(format: str, text: str) -> tuple[list[int], ByteTokenizer]:
 def vocabulary(format: str) -> ByteTokenizer:
     """Bytes, and the marks of a family as control tokens, the longest first."""
     profile = BY_NAME[format]
-    names = {*profile.controls, *(mark for mark in marks(profile) if mark[-1] in ">]" and mark[1:])}
+    names = {
+        *profile.controls,
+        *(mark for mark in all_marks(profile) if mark[-1] in ">]" and mark[1:]),
+    }
     return ByteTokenizer(sorted(names, key=len, reverse=True))

@@ -4,11 +4,18 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.item import FunctionCall, Message
-from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request, UnknownTool
+from dragoman.core.request import (
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    Namespace,
+    Request,
+    UnknownTool,
+)
 from dragoman.formats.format import Setting
 from dragoman.formats.markup.emitter import schemas
 from dragoman.formats.markup.families import BY_NAME
-from dragoman.formats.markup.format import Markup, enveloped
+from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import State
 from tests.formats.markup.hearing import NOW, Heard, hear, hear_ids, tokens
 
@@ -276,7 +283,7 @@ BROKEN = [
         "hermes",
         "hm</think>Hi",
         [("text", "hmHi")],
-        "</think> has no business there and is left out",
+        "</think> does not belong there and is left out",
     ),
     ("hermes", "Hi<|im_end|>\nmore", [("text", "Hi")], "the model wrote on after its end"),
     ("hermes", "<tool_call>now(</tool_call>", [("text", "now(")], "a call could not be read: now("),
@@ -313,7 +320,7 @@ BROKEN = [
         [("get_weather", "Rome"), ("now", "{}")],
         "the arguments of get_weather are not a JSON object",
     ),
-    ("mistral", "Hi[ARGS]!", [("text", "Hi!")], "[ARGS] has no business there and is left out"),
+    ("mistral", "Hi[ARGS]!", [("text", "Hi!")], "[ARGS] does not belong there and is left out"),
     ("deepseek", f"{CALLS}Hm{CALL}now{SEP}{{}}{END}", [("text", "Hm"), ("now", "{}")], None),
     (
         "llama",
@@ -381,17 +388,21 @@ def test_what_a_request_may_call() -> None:
     assert schemas(request) == {"read": None, "patch": None, "now": None}
 
 
-def test_a_family_without_reasoning_has_no_marks_for_it() -> None:
+def test_family_without_reasoning_has_a_grammar_without_it() -> None:
     silent = replace(BY_NAME["llama"], states={**BY_NAME["llama"].states, "start": State("start")})
-    assert enveloped(silent).thought is None
+    grammar = Markup(silent).grammar(Request(model="m", format=JSONObject()))
+    assert grammar is not None
+    assert not any("think" in marker.text for marker in grammar.markers)
 
 
-def test_the_marks_of_reasoning_are_found_behind_others() -> None:
+def test_marks_of_reasoning_are_found_after_other_marks() -> None:
     hermes = BY_NAME["hermes"]
     start = hermes.states["start"]
     turned = replace(start, marks=dict(reversed(start.marks.items())))
     profile = replace(hermes, states={**hermes.states, "start": turned})
-    assert enveloped(profile).thought == ("<think>", "</think>")
+    grammar = Markup(profile).grammar(Request(model="m", format=JSONObject()))
+    assert grammar is not None
+    assert [marker.text for marker in grammar.markers][:2] == ["</think>", "<think>"]
 
 
 def test_a_frame_tells_of_the_day_and_of_whom_one_speaks_to() -> None:

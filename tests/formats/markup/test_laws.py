@@ -14,7 +14,7 @@ from dragoman.core.request import Request
 from dragoman.engines.token.planner import raw_ids
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.profile import marks
+from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.hearing import (
     FAMILIES,
@@ -38,7 +38,7 @@ WORDS = (
 
 def soup(family: str) -> st.SearchStrategy[list[str]]:
     """Marks of the family and words in any order."""
-    known = sorted({*marks(BY_NAME[family]), *BY_NAME[family].controls})
+    known = sorted({*all_marks(BY_NAME[family]), *BY_NAME[family].controls})
     return st.lists(st.sampled_from(known) | st.sampled_from(WORDS), max_size=14)
 
 
@@ -90,7 +90,7 @@ def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reas
 @given(st.sampled_from(FAMILIES), st.integers(0, 2**32), tools, reasons)
 def test_nothing_is_raised_on_any_tokens(family, seed, offered, reason) -> None:
     """A hundred token soups for each example."""
-    known = sorted({*marks(BY_NAME[family]), *BY_NAME[family].controls, "<|other|>"})
+    known = sorted({*all_marks(BY_NAME[family]), *BY_NAME[family].controls, "<|other|>"})
     tokenizer = ByteTokenizer(known)
     format, dice = Markup(family), random.Random(seed)
     for _ in range(100):
@@ -143,7 +143,7 @@ def test_what_is_rendered_is_what_is_parsed(family, thought, text, called, size)
     prefix = format.render(Request(model="m", items=(user,)))
     whole = format.render(Request(model="m", items=(user, *items)))
     tokenizer = ByteTokenizer(format.profile.controls)
-    suffix = raw_ids(format.profile.frame.assistant.before, tokenizer)
+    suffix = raw_ids(format.profile.layout.assistant.before, tokenizer)
     ids = whole.ids(tokenizer)[len(prefix.ids(tokenizer)) : -len(suffix) or None]
     outcome = hear_ids(family, ids, tokenizer, size)
     expected = [
@@ -168,7 +168,7 @@ def test_the_cost_grows_with_the_length_only(family: str, monkeypatch) -> None:
         return step(self, text, at)
 
     monkeypatch.setattr(module.MarkupParser, "_step", counted)
-    mark = sorted(BY_NAME[family].tags or marks(BY_NAME[family]))[-1]
+    mark = sorted(BY_NAME[family].tags or all_marks(BY_NAME[family]))[-1]
     unit = f'a < b [ {mark}{{"name": "now", "arguments": {{"a": "x"}}}}\n'
     counts = []
     for size in (50, 200):

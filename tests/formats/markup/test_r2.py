@@ -12,7 +12,7 @@ from dragoman.core.request import FunctionTool, JSONSchema, Request
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.text_tool_calls import MarkedTurn
+from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.hearing import TOOLS, asked, hear, show
 
@@ -23,7 +23,7 @@ CODE = FunctionTool("code_interpreter")
 
 def native(*fragments: CallFragment) -> list[tuple[str, str]]:
     """What a turn makes of calls that a server gave as such."""
-    turn = MarkedTurn("1", 0, "m", markup="llama", request=asked())
+    turn = TextToolCallTurn("1", 0, "m", markup="llama", request=asked())
     for fragment in fragments:
         turn.call(fragment)
     turn.finish("tool_calls")
@@ -81,7 +81,7 @@ def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
 def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
-    turn = MarkedTurn("1", 0, "m", markup="llama", request=asked())
+    turn = TextToolCallTurn("1", 0, "m", markup="llama", request=asked())
     turn.text("Hel")
     turn.text("lo <")
     turn.finish(reason)

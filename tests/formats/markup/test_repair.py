@@ -10,18 +10,18 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Token
 from dragoman.core.lifecycle import check
 from dragoman.core.tool_calls import CallFragment
-from dragoman.formats.markup.text_tool_calls import MarkedTurn
+from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from tests.formats.markup.hearing import asked, pieces, show
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
 CITY = ("get_weather", '{"city": "Rome"}')
 
 
-def marked() -> MarkedTurn:
-    return MarkedTurn("1", 0, "m", markup="hermes", request=asked())
+def marked() -> TextToolCallTurn:
+    return TextToolCallTurn("1", 0, "m", markup="hermes", request=asked())
 
 
-def said(turn: MarkedTurn) -> list[tuple[str, str]]:
+def said(turn: TextToolCallTurn) -> list[tuple[str, str]]:
     events = turn.take()
     check(events)
     return [show(item) for item in fold(events).output]

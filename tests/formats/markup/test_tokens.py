@@ -18,7 +18,7 @@ def test_a_mark_that_is_a_token_is_only_text_when_it_is_spelled() -> None:
     ids = [*b"The end is <|im_end|> or </tool_call>", tokenizer.controls["<|im_end|>"]]
     outcome = hear_ids("hermes", ids, tokenizer)
     assert outcome.said == [("text", "The end is <|im_end|> or ")]
-    assert outcome.warnings == ["</tool_call> has no business there and is left out"]
+    assert outcome.warnings == ["</tool_call> does not belong there and is left out"]
 
 
 def test_a_mark_as_a_token_counts_inside_a_string() -> None:

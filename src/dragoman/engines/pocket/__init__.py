@@ -1,9 +1,6 @@
-"""The pocket model: half a million parameters in the package, so that there is always something
-real to talk to.
-
-It is a demonstration: it knows little and says so. What it computes stands in `network`, what
-it was taught beside its training script; here its parts are put together. It needs the `local`
-extra, which nothing imports before `pocket` is called.
+"""The pocket model: a demonstration model of half a million parameters in the package, so that
+there is
+always a real model to talk to. Needs the `local` extra, which is imported when `pocket` is called.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .engine import DescribedEngine
+    from dragoman.engines.token import TokenEngine
 
 NAME = "pocket"
 DESCRIPTION = (
@@ -21,14 +18,14 @@ DESCRIPTION = (
     "counts, calls a weather tool and writes small JSON objects; it knows nothing else."
 )
 FOLDER = Path(__file__).parent
-"""Where the model is, laid out as any Llama's folder."""
+"""The model's files, laid out as any Llama's folder."""
 NEEDED = ("numpy", "llguidance", "jinja2")
-"""What the `local` extra brings."""
+"""What the `local` extra installs."""
 MISSING = "The pocket model needs the local extra: pip install 'dragoman[local]'"
 
 
 def available() -> bool:
-    """Whether everything that the pocket model needs is installed.
+    """Whether the `local` extra is installed.
 
     >>> available()
     True
@@ -36,7 +33,7 @@ def available() -> bool:
     return all(find_spec(name) is not None for name in NEEDED)
 
 
-def pocket() -> DescribedEngine:
+def pocket() -> TokenEngine:
     """The pocket model as an engine. Raises ImportError where the `local` extra is missing.
 
     >>> engine = pocket()
@@ -45,7 +42,8 @@ def pocket() -> DescribedEngine:
     """
     if not available():
         raise ImportError(MISSING)
-    from .engine import DescribedEngine
+    from dragoman.engines.token import TokenEngine
+
     from .model import load
 
-    return DescribedEngine(*load(FOLDER), name=NAME, description=DESCRIPTION)
+    return TokenEngine(*load(FOLDER), name=NAME, description=DESCRIPTION)

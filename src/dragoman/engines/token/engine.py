@@ -76,6 +76,7 @@ class TokenEngine:
         tokenizer: Tokenizer,
         *,
         name: str = "local",
+        description: str | None = None,
         setting: Setting | Callable[[], Setting] = PLAIN,
         max_tokens: int = MAX_TOKENS,
         ends: Iterable[int | str] = (),
@@ -84,6 +85,7 @@ class TokenEngine:
         queue: int = QUEUE,
     ) -> None:
         self.name = name
+        self.description = description
         self.format = format
         self.tokenizer = tokenizer
         self.context = model.context
@@ -136,6 +138,7 @@ class TokenEngine:
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The one model there is."""
         extra = {
+            "description": self.description,
             "format": self.format.name,
             "context_window": self.context,
             "guarantees": list(self._planner.bounds.guarantees),

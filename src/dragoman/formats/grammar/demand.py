@@ -28,7 +28,7 @@ from .schema import enforceable
 
 
 class JSONBody(Struct, frozen=True):
-    """JSON that fits a schema, which is one that the grammar can enforce."""
+    """JSON that fits a schema, which the grammar can enforce."""
 
     param: str
     schema: dict[str, JSON]
@@ -49,24 +49,24 @@ class Choice(Struct, frozen=True):
 
 
 class Lark(Struct, frozen=True):
-    """Text of a grammar, whose first rule is `start`."""
+    """Text of a Lark grammar, whose first rule is `start`."""
 
     param: str
     lark: str
 
 
-_QUIET = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
-"""What stands in a grammar and is none of its operators: texts, expressions, comments."""
+_LITERALS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+"""What is no operator in a grammar: strings, expressions, comments."""
 
 
 def lark(param: str, text: str) -> Lark:
-    """A grammar a client wrote. Raises FaultError for the operators `&` and `~`: a few of them
-    keep the compiler busy for minutes, and everybody else waiting.
+    """A client's grammar. Raises FaultError for the operators `&` and `~`: a few of them keep
+    llguidance's compiler busy for minutes, and every other request waits.
 
     >>> lark("grammar", 'start: "a & b" /x&/').lark
     'start: "a & b" /x&/'
     """
-    if re.search(r"[&~]", _QUIET.sub("", text)):
+    if re.search(r"[&~]", _LITERALS.sub("", text)):
         raise FaultError(unsupported("the operators & and ~ are not taken from a request", param))
     return Lark(param, text)
 
@@ -80,17 +80,19 @@ Body = JSONBody | Regex | Choice | Lark | Anything
 
 _NAMES = {"regex": "regex", "pattern": "regex", "choice": "choice", "grammar": "lark"}
 _NAMES |= {"json": "json", "schema": "json"}
-_UNHEARD = frozenset(
+_IGNORED = frozenset(
     ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 ) | {"whitespace_pattern", "type"}
-"""Members that choose how, not what."""
+"""Members of vLLM's `structured_outputs` that do not change what is accepted."""
 
 
 Whole = Regex | Choice | Lark | JSONBody
 
 
-def whole(request: Request) -> Whole | None:
-    """What the whole answer must match. Raises FaultError for what is no such demand."""
+def structured_output(request: Request) -> Whole | None:
+    """What the whole answer must match, by vLLM's fields (`guided_*`, `structured_outputs`,
+    `response_format`). Raises FaultError for what is no such demand.
+    """
     found = [body for fields in (request.extra or {}).values() for body in _bodies(fields)]
     if len(found) > 1:
         raise FaultError(bad_request("the answer cannot be bound twice", found[1].param))
@@ -116,7 +118,7 @@ def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
 
 def _members(given: dict[str, JSON], where: str) -> Iterator[Whole]:
     for name, value in given.items():
-        if name in _UNHEARD or value is None:
+        if name in _IGNORED or value is None:
             continue
         if name not in _NAMES:
             raise FaultError(unsupported("is not known here", f"{where}.{name}"))
@@ -140,9 +142,10 @@ def _body(kind: str, value: JSON, param: str) -> Whole:
 ANY_OBJECT: dict[str, JSON] = {"type": "object"}
 
 
-class Callee(Struct, frozen=True):
-    """A tool that may be called, and what its arguments (or its input) should be; where it is
-    strict, they must."""
+class AllowedTool(Struct, frozen=True):
+    """A tool that may be called, and what its arguments (or its input) should match; where it is
+    strict, they must.
+    """
 
     name: str
     namespace: str | None
@@ -152,28 +155,28 @@ class Callee(Struct, frozen=True):
 
 
 class Demand(Struct, frozen=True):
-    """What the answer must be: text that is `text`, or calls of some of `tools`.
+    """What the answer must be: text that matches `text`, or calls of some of `tools`.
 
-    Without `text` there must be a call; `several` says that there may be more than one. `strict` is
-    whether text that is something else is worse than no answer.
+    Without `text` there must be a call; `several` allows more than one. `strict` is whether text
+    that
+    does not match is an error.
     """
 
     text: Body | None
-    tools: tuple[Callee, ...]
+    tools: tuple[AllowedTool, ...]
     several: bool
     strict: bool = False
 
 
 def demand(request: Request) -> Demand | None:
-    """What a request demands; None where it demands nothing.
-
-    Raises FaultError naming the field for a demand that means nothing or cannot be enforced.
+    """What a request demands; None where it demands nothing. Raises FaultError naming the field for
+    a demand that is invalid or cannot be enforced.
     """
     text, choice = _text(request), request.tool_choice
     tools = tuple(_tools(request))
-    must = _must(choice)
+    must = _call_required(choice)
     bound = text is not None or must or isinstance(choice, AllowedTools)
-    if not bound and not any(_is_strict(tool) for _, _, tool in _members_demand(request)):
+    if not bound and not any(_is_strict(tool) for _, _, tool in _offered(request)):
         return None
     if must and not tools:
         raise FaultError(bad_request("a tool must be called, and there is none", "tool_choice"))
@@ -187,8 +190,7 @@ def demand(request: Request) -> Demand | None:
     )
 
 
-def _must(choice: ToolChoice | None) -> bool:
-    """Whether a tool must be called."""
+def _call_required(choice: ToolChoice | None) -> bool:
     match choice:
         case UnknownTool(kind=kind):
             problem = f"a call of {kind} cannot be enforced"
@@ -200,8 +202,8 @@ def _must(choice: ToolChoice | None) -> bool:
 
 
 def _text(request: Request) -> Body | None:
-    """What the text must be, if anything in particular."""
-    asked = whole(request)
+    """What the text must match, if anything."""
+    asked = structured_output(request)
     match request.format:
         case JSONObject():
             body: Body | None = JSONBody("format", ANY_OBJECT)
@@ -218,19 +220,18 @@ def _text(request: Request) -> Body | None:
 
 
 _Member = tuple[str, str | None, FunctionTool | CustomTool]
-"""The field a tool stands in, its namespace, and the tool."""
+"""The field a tool is in, its namespace, and the tool."""
 
 
-def _tools(request: Request) -> Iterator[Callee]:
-    """The tools that may be called, each with what must be in a call."""
-    for field, group, tool in _members_demand(request):
+def _tools(request: Request) -> Iterator[AllowedTool]:
+    for field, group, tool in _offered(request):
         custom = isinstance(tool, CustomTool)
         body = _input(tool, field) if isinstance(tool, CustomTool) else _arguments(tool, field)
-        yield Callee(tool.name, group, custom, body, _is_strict(tool))
+        yield AllowedTool(tool.name, group, custom, body, _is_strict(tool))
 
 
-def _members_demand(request: Request) -> Iterator[_Member]:
-    """The functions and custom tools that the choice leaves."""
+def _offered(request: Request) -> Iterator[_Member]:
+    """The functions and custom tools that the tool choice leaves."""
     tools, choice = list(enumerate(request.tools)), request.tool_choice
     if choice == "none":
         return
@@ -254,8 +255,9 @@ def _is_strict(tool: FunctionTool | CustomTool) -> bool:
 
 
 def _arguments(tool: FunctionTool, field: str) -> Body:
-    """What the arguments must be. A schema that cannot be enforced is refused where it must be,
-    and is any object elsewhere."""
+    """What the arguments must match. A schema that cannot be enforced is refused where the tool is
+    strict, and is any object elsewhere.
+    """
     param = f"{field}.parameters"
     schema = {"type": "object", **(tool.parameters or {})}
     try:

@@ -1,8 +1,7 @@
 """Writes grammars in llguidance's Lark dialect, one rule at a time.
 
-It knows how literals, schemas, regular expressions and markers are spelled; what an answer should
-look like is said by others. Whether a marker is one token or ordinary text depends on a vocabulary,
-so markers are left open here and settled where there is one.
+Whether a marker is one token or ordinary text depends on a vocabulary, so the rules of markers are
+left open and filled in where there is one.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class Separators:
 
 
 SPACED = Separators(", ", ": ")
-"""As `json.dumps` writes, which is what most models were trained on."""
+"""As `json.dumps` writes, which most models were trained on."""
 EITHER = Separators(", ?", ": ?")
-"""Compact or spaced, as the model likes."""
+"""Compact or spaced."""
 
 
 class Writer:
-    """A grammar being written. Every method gives an expression to be used in rules.
+    """A grammar being written. Every method returns an expression to be used in rules.
 
     >>> writer = Writer()
     >>> print(writer.grammar(writer.text("ok") + " " + writer.marker("<|end|>")).lark)
@@ -61,29 +60,28 @@ class Writer:
         return json.dumps(text, ensure_ascii=False)
 
     def marker(self, text: str) -> str:
-        """A marker of the format."""
         return self._mark("marker", text, "alone")
 
     def until(self, text: str, without: Iterable[str] = ()) -> str:
-        """Any text, up to and with a marker, in which neither it stands nor any of the others."""
+        """Any text up to and with a marker, without it or any of the others inside."""
         before = self.free((text, *without))
         return self._mark("until", text, "after text", before)
 
     def end(self, texts: Iterable[str]) -> str:
-        """One of the tokens that end an answer. Nothing, in a vocabulary that has none of them."""
+        """One of the tokens that end an answer; empty in a vocabulary that has none of them."""
         ends = [self._mark("end", text, "end") for text in texts]
         return self.rule("end", self.any_of(ends)) if ends else '""'
 
     def free(self, without: Iterable[str] = (), start: str = _ANY) -> str:
-        """Any text in which none of these stands, and that a regular expression matches."""
+        """Any text that a regular expression matches and none of these stands in."""
         return self.rule("FREE", f"/{start}/{_barred(without)}")
 
     def tail(self, text: str, without: Iterable[str] = ()) -> str:
-        """Any text, up to and with a text that no vocabulary has as a token of its own."""
+        """Any text up to and with a text that is never a token of its own."""
         return self.rule("tail", f"{self.free(without)} {self.text(text)}", "[lazy]")
 
     def rule(self, name: str, expression: str, options: str = "") -> str:
-        """A rule of its own. The same one twice is one; names in capitals are terminals."""
+        """A named rule; the same one twice is one. Names in capitals are terminals."""
         key = f"{name}: {expression}"
         if key not in self._named:
             self._named[key] = numbered = f"{name}_{len(self._named) + 1}"
@@ -91,13 +89,12 @@ class Writer:
         return self._named[key]
 
     def any_of(self, expressions: Iterable[str]) -> str:
-        """One of these."""
         several = list(dict.fromkeys(expressions))
         return several[0] if len(several) == 1 else f"({' | '.join(several)})"
 
     def body(self, body: Body, without: Iterable[str] = ()) -> str:
-        """What must stand in an answer, or in a call; where it may be any text, or any of a
-        regular expression, without some texts in it."""
+        """What an answer or a call must match; free text and regular expressions `without` some
+        texts."""
         match body:
             case Anything():
                 return self.free(without)
@@ -116,7 +113,7 @@ class Writer:
         return made
 
     def grammar(self, start: str) -> Grammar:
-        """The grammar, of what an answer is from its beginning to its end."""
+        """The complete grammar; `start` is its first rule."""
         rules = (f"{name}: {expression}" for name, expression in self._rules.items())
         lark = "\n".join((f"start: {start}", *rules))
         return Grammar(lark, tuple(self._markers), tuple(self._inner), tuple(self._parts))
@@ -144,7 +141,7 @@ class Writer:
 
 
 def _barred(texts: Iterable[str]) -> str:
-    """What to add to a terminal, so that none of the texts stands in it."""
+    """The part of a terminal that keeps these texts out of it."""
     barred = "|".join(re.escape(text).replace("/", "\\/") for text in texts)
     return f" & ~/{_ANY}(?:{barred}){_ANY}/" if barred else ""
 
@@ -156,8 +153,8 @@ def _dumped(schema: JSON) -> str:
 def _slashed(pattern: str) -> str:
     """A regular expression between slashes, on one line.
 
-    The whole text is matched in any case, so anchors around it say nothing. A digit is one of ten:
-    which others there are is not the same for everyone who reads the answer.
+    The whole text is matched anyway, so outer anchors are dropped. `\\d` is 0-9: which other digits
+    there are differs between regular expression engines.
     """
     pattern = pattern.removeprefix("^")
     if pattern.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", pattern):

@@ -1,8 +1,7 @@
-"""One compiler for JSON schemas, with what each kind of validator can take as a value.
+"""Fits a JSON schema to the keywords of a strict validator.
 
-Every strict validator refuses another set of keywords. `fit` gives the schema to send to one of
-them, and every keyword whose meaning is lost on the way, by its place. What to do about a loss is
-for the caller to decide: a grammar refuses, a remote server may be told less.
+`fit` returns the schema to send, and every keyword that is lost, by its place. The caller decides
+about the losses: a grammar refuses, a remote server may be sent less.
 """
 
 from __future__ import annotations
@@ -15,89 +14,38 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
 
 _DEEPEST = 100
-"""Levels of a schema that are looked at; what lies deeper is refused."""
+"""Levels of a schema that are read; deeper ones are refused."""
 _ONE = frozenset(
-    {
-        "items",
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "propertyNames",
-        "not",
-        "if",
-        "then",
-        "else",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    }
+    {"items", "additionalItems", "additionalProperties", "contains", "propertyNames"}
+    | {"not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"}
 )
 _LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 _MAP = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset(
-    {
-        "type",
-        "enum",
-        "const",
-        "$ref",
-        "$dynamicRef",
-        "$recursiveRef",
-        "required",
-        "dependencies",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
-        "minContains",
-        "maxContains",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-    }
+    {"type", "enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "required", "dependencies"}
+    | {"minProperties", "maxProperties", "dependentRequired", "minItems", "maxItems"}
+    | {"uniqueItems", "minContains", "maxContains", "minLength", "maxLength", "pattern", "format"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 )
 _CONSTRAINTS = _ONE | _LIST | _MAP | _VALUES
-"""The keywords that say which values fit; all others are notes."""
+"""The keywords that constrain values; all others are annotations."""
 _KNOWN_FORMATS = frozenset(
-    {
-        "date-time",
-        "date",
-        "time",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "uuid",
-        "uri",
-    }
+    {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-_FORMATS = _KNOWN_FORMATS | {
-    "idn-email",
-    "idn-hostname",
-    "uri-reference",
-    "iri",
-    "iri-reference",
-    "uri-template",
-    "json-pointer",
-    "relative-json-pointer",
-    "regex",
-}
-"""The formats JSON Schema defines. Any other is a note to the reader, and constrains nothing."""
+_FORMATS = (
+    _KNOWN_FORMATS
+    | {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"}
+    | {"json-pointer", "relative-json-pointer", "regex"}
+)
+"""The formats that JSON Schema defines. Any other is an annotation."""
 
 
 class Target(Struct, frozen=True):
-    """What a validator can take: keywords and formats.
+    """The keywords and formats of a validator.
 
-    Where objects are `closed`, every property must be listed as required, and no others may be
-    there. Where they are `bounded`, those that list properties have no others unless the schema
-    says so: what fits is still what was asked for, and a weak model comes to an end.
+    `closed`: every property must be listed as required, and no others are allowed. `bounded`:
+    objects that list properties have no others unless the schema says so, so that a weak model
+    comes to an end; what fits is still what was asked for.
     """
 
     name: str
@@ -130,7 +78,7 @@ OPENAI_STRICT = Target(
 
 
 class Lost(Struct, frozen=True):
-    """A keyword that a target cannot take, and where it stands (`properties.a.not`)."""
+    """A keyword that a target does not have, and its place (`properties.a.not`)."""
 
     place: str
     keyword: str
@@ -138,7 +86,7 @@ class Lost(Struct, frozen=True):
 
 
 class Fitted(Struct, frozen=True):
-    """A schema as a target takes it, and what its author meant and it does not say."""
+    """The schema for a target, and its losses."""
 
     schema: dict[str, JSON]
     losses: tuple[Lost, ...]
@@ -169,15 +117,13 @@ def enforceable(schema: Mapping[str, JSON], param: str) -> dict[str, JSON]:
 
 
 class _Fitter:
-    """One walk through a schema."""
-
     def __init__(self, target: Target, *, bound: bool) -> None:
         self._target = target
         self._bound = bound
         self.losses: list[Lost] = []
 
     def schema(self, schema: JSON, place: str, depth: int) -> JSON:
-        """A schema, fitted; true and false are schemas as well."""
+        """A schema, fitted; true and false are schemas too."""
         if not isinstance(schema, dict):
             if not isinstance(schema, bool):
                 self._lose(place, "", "is no schema")
@@ -203,7 +149,7 @@ class _Fitter:
         return self._closed(fitted, place) if self._target.closed else fitted
 
     def _inside(self, keyword: str, value: JSON, place: str, depth: int) -> JSON:
-        """A keyword's value, with the schemas in it fitted."""
+        """The value of a keyword, with the schemas in it fitted."""
         if keyword in _MAP and isinstance(value, dict):
             return {
                 name: self.schema(each, f"{place}.{name}", depth) for name, each in value.items()
@@ -221,7 +167,8 @@ class _Fitter:
         return name in self._target.formats
 
     def _closed(self, schema: dict[str, JSON], place: str) -> dict[str, JSON]:
-        """An object with all of its properties required, the optional ones as null, and closed."""
+        """An object whose properties are all required, the optional ones nullable, and no others
+        allowed."""
         properties = schema.get("properties")
         if not isinstance(properties, dict):
             return schema
@@ -238,16 +185,17 @@ class _Fitter:
 
 
 def _says_something(keyword: str, value: JSON) -> bool:
-    """Whether a keyword with this value constrains anything."""
+    """Whether a keyword constrains anything with this value."""
     return (keyword, value) not in (("uniqueItems", False), ("unevaluatedProperties", True))
 
 
 _OPEN = frozenset({"additionalProperties", "patternProperties"})
-"""Keywords that say whether an object may have more properties than it lists."""
+"""Keywords that say which other properties an object may have."""
 
 
 def _joins(schema: JSON) -> bool:
-    """Whether properties may come together from several places: then none may close the others."""
+    """Whether the properties of an object may come from several places: then none may exclude
+    others."""
     waiting = [schema]
     while waiting:
         match waiting.pop():

@@ -1,4 +1,4 @@
-"""Validates a finished answer against what was demanded, for engines that cannot enforce it."""
+"""Validates a finished answer against the demand, for engines that cannot enforce it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from dragoman.core.item import JSON, Call, FunctionCall, Item, Message
 
-from .demand import Anything, Body, Callee, Choice, Demand, JSONBody
+from .demand import AllowedTool, Anything, Body, Choice, Demand, JSONBody
 
 Judge = Callable[[dict[str, JSON], str], bool]
-"""Whether a text fits a schema of a string with a `pattern` or a `format`."""
+"""Whether a text fits a string schema with a `pattern` or a `format`."""
 
 _MOST = 100
-"""References followed one after the other before they count as a circle."""
+"""References followed in a row before they count as a circle."""
 
 
 def valid(value: JSON, schema: JSON, judge: Judge) -> bool:
-    """Whether a value fits.
+    """Whether a value fits a schema.
 
     >>> valid({"n": 3}, {"properties": {"n": {"maximum": 2}}}, lambda schema, text: True)
     False
@@ -35,7 +35,6 @@ class _Validator:
         self._judge = judge
 
     def fits(self, value: JSON, schema: JSON, steps: int) -> bool:
-        """Whether a value fits a part of the schema."""
         if not isinstance(schema, dict):
             return schema is not False
         return all(self._checks(value, schema, steps))
@@ -90,7 +89,7 @@ class _Validator:
             yield self.fits(each, first[place] if place < len(first) else rest, 0)
 
     def _found(self, address: JSON) -> JSON:
-        """What a reference means; nothing fits one that means nothing."""
+        """The target of a reference; nothing fits one without a target."""
         found = self._root
         for step in str(address).removeprefix("#").split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
@@ -111,7 +110,7 @@ def _is(value: JSON, kind: JSON) -> bool:
 
 
 def _same(one: JSON, other: JSON) -> bool:
-    """Equality as JSON has it: true is not 1."""
+    """Equality in JSON: true is not 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
@@ -136,21 +135,21 @@ def _within(value: float, schema: dict[str, Any]) -> bool:
 
 
 Matches = Callable[[Body, str], bool]
-"""Whether a text is of a grammar, or of a JSON schema that reads from left to right."""
+"""Whether a text matches a grammar, or a JSON schema whose keys are in order."""
 
 
 class Problem(Struct, frozen=True):
-    """What is wrong with an answer, and whether it is worse than no answer."""
+    """What is wrong with an answer, and whether that is worse than no answer."""
 
     what: str
-    grave: bool = True
+    fatal: bool = True
 
 
 def problem(asked: Demand, items: Sequence[Item], matches: Matches) -> Problem | None:
     """What is wrong with an answer; None where nothing is.
 
     >>> problem(Demand(None, (), True), [Message("assistant", "Hm.")], lambda body, text: True)
-    Problem(what='it calls no tool', grave=True)
+    Problem(what='it calls no tool', fatal=True)
     """
     calls = [item for item in items if isinstance(item, Call)]
     if not calls:
@@ -164,7 +163,7 @@ def problem(asked: Demand, items: Sequence[Item], matches: Matches) -> Problem |
     return next(filter(None, (_wrong(call, asked.tools, matches) for call in calls)), None)
 
 
-def _wrong(call: Call, tools: Sequence[Callee], matches: Matches) -> Problem | None:
+def _wrong(call: Call, tools: Sequence[AllowedTool], matches: Matches) -> Problem | None:
     """What is wrong with a call."""
     for tool in tools:
         if (tool.name, tool.namespace) == (call.name, call.namespace):
@@ -194,5 +193,5 @@ def _fits(body: Body, text: str, matches: Matches) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """A text as JSON, in the one way that a grammar knows."""
+    """A text as JSON, escaped as llguidance's grammar has it."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

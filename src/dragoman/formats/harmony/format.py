@@ -10,40 +10,40 @@ from dragoman.core.lower import UpstreamLimits
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.grammar.demand import Anything, Callee, Demand, JSONBody, demand
+from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import EITHER, Writer
 from dragoman.formats.prompt import Prompt, Tokenizer
 
-from .layout import CALL, RETURN, Vocabulary, opening
+from .layout import CALL, RETURN, TokenTable, prefill
 from .parse import HarmonyParser
 from .render import render
 from .tools import Toolkit
 
 
 def grammar(
-    request: Request, opened: str | None = None, recipient: str | None = None
+    request: Request, channel: str | None = None, recipient: str | None = None
 ) -> Grammar | None:
-    """What the answer must match, or None where nothing is demanded.
+    """The grammar of the answer, or None where the request constrains nothing.
 
-    `opened` is the channel of a message in the midst of which the prompt ends, and `recipient`
-    whom it calls. Raises FaultError for a demand on an answer that has already begun.
+    `channel` and `recipient` are those of a message that the prompt leaves open. Raises FaultError
+    for a constraint on an answer that has already begun.
     """
     asked = demand(request)
     if asked is None:
         return None
-    return _Envelope(asked).grammar(opened, recipient)
+    return _GrammarBuilder(asked).grammar(channel, recipient)
 
 
-class _Envelope:
-    """One demand, laid into messages."""
+class _GrammarBuilder:
+    """The grammar of one demand, as messages."""
 
     def __init__(self, asked: Demand) -> None:
         self._asked = asked
         self._writer = Writer(EITHER)
 
-    def grammar(self, opened: str | None, recipient: str | None) -> Grammar:
+    def grammar(self, channel: str | None, recipient: str | None) -> Grammar:
         writer, header = self._writer, self._writer.marker("<|channel|>")
-        if opened is not None and recipient is not None:
+        if channel is not None and recipient is not None:
             called = [tool for tool in self._asked.tools if _recipient(tool) == recipient]
             return writer.grammar(self._called(called[0]))
         next_message = (
@@ -54,7 +54,7 @@ class _Envelope:
         if isinstance(self._asked.text, Anything | None):  # else it would be part of the text
             free.append(f'"commentary" {self._message()}')
         start = f"({writer.any_of(free)} {writer.free()} {next_message})* {answer}"
-        match opened:
+        match channel:
             case None:
                 return writer.grammar(f"{header} {start}")
             case "analysis":
@@ -62,7 +62,7 @@ class _Envelope:
             case _ if isinstance(self._asked.text, Anything):
                 return writer.grammar(f"{writer.free()} {writer.end(['<|return|>'])}")
             case _:
-                problem = "the answer is begun, and what it must be is told too late"
+                problem = "the answer has begun, so it cannot be constrained any more"
                 raise FaultError(bad_request(problem, "items"))
 
     def _answers(self) -> Iterator[str]:
@@ -78,14 +78,14 @@ class _Envelope:
             body = writer.body(asked.text)
             yield f'"final" {kind}{self._message()} {body} {writer.end(["<|return|>"])}'
 
-    def _called(self, tool: Callee) -> str:
+    def _called(self, tool: AllowedTool) -> str:
         return f"{self._writer.body(tool.body)} {self._writer.end(['<|call|>'])}"
 
     def _message(self) -> str:
         return self._writer.marker("<|message|>")
 
 
-def _recipient(tool: Callee) -> str:
+def _recipient(tool: AllowedTool) -> str:
     return f"{tool.namespace or 'functions'}.{tool.name}"
 
 
@@ -100,44 +100,40 @@ class Harmony:
 
     name = "harmony"
     limits = UpstreamLimits(hosted_tools=False)
-    """Namespaces and tools of free text are its own; its built-in tools nobody here can run."""
+    """It has namespaces and free-text tools; its built-in tools cannot be run here."""
 
     def __init__(self) -> None:
-        self._known: tuple[Tokenizer, Vocabulary] | None = None
+        self._table: tuple[Tokenizer, TokenTable] | None = None
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
-        """The prompt, up to where the model begins to write: `<|start|>assistant`, or the midst of
-        a message where one is to be continued or a certain tool must be called.
+        """The prompt, up to `<|start|>assistant`, or inside a message that is to be continued or a
+        call
+        that is forced.
 
-        Raises FaultError: for the output of a call that does not come before it, and for an item
-        that stands for something kept elsewhere.
+        Raises FaultError for an output without its call before it, and for an unresolved reference.
         """
         return render(request, setting)
 
     def stops(self, request: Request) -> Stops:
-        """The end of the answer, and the end of a call."""
         return Stops((RETURN, CALL))
 
     def parser(
         self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
     ) -> HarmonyParser:
-        """A parser for the answer to this request. Without a tokenizer only `write` works."""
         tools = Toolkit(request, LossList())
-        vocabulary = self._vocabulary(tokenizer) if tokenizer is not None else None
-        return HarmonyParser(turn, tools, opening(request), vocabulary)
+        table = self._token_table(tokenizer) if tokenizer is not None else None
+        return HarmonyParser(turn, tools, prefill(request), table)
 
     def grammar(self, request: Request) -> Grammar | None:
-        """What the whole answer must match, or None where the request demands nothing. Raises
-        FaultError, naming the field, for a demand that cannot be kept."""
-        begun = opening(request)
-        return grammar(request, *((begun.channel, begun.recipient) if begun else ()))
+        prefilled = prefill(request)
+        return grammar(request, *((prefilled.channel, prefilled.recipient) if prefilled else ()))
 
-    def _vocabulary(self, tokenizer: Tokenizer) -> Vocabulary:
-        """What the ids stand for; the last one is remembered, since a model has but one."""
-        if self._known is None or self._known[0] is not tokenizer:
-            self._known = tokenizer, Vocabulary(tokenizer)
-        return self._known[1]
+    def _token_table(self, tokenizer: Tokenizer) -> TokenTable:
+        """The table of a vocabulary; the last one is kept, since a model has but one."""
+        if self._table is None or self._table[0] is not tokenizer:
+            self._table = tokenizer, TokenTable(tokenizer)
+        return self._table[1]
 
 
 HARMONY = Harmony()
-"""For all who need no more than one."""
+"""Stateless but for a cache, so that one is enough."""

@@ -1,6 +1,4 @@
-"""What rendering and parsing harmony share: special tokens, which messages are kept, and the
-prefill of a prompt.
-"""
+"""Special tokens, which items of a conversation are in the prompt, and the prefill that ends it."""
 
 from __future__ import annotations
 
@@ -37,26 +35,26 @@ CALL = "<|call|>"
 END_OF_TEXT = "<|endoftext|>"
 
 ENDS = frozenset((END, RETURN, CALL, END_OF_TEXT))
-_ALL = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS, "<|startoftext|>")
-_LONGEST = max(map(len, _ALL))
+_ALL_TOKENS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS, "<|startoftext|>")
+_LONGEST = max(map(len, _ALL_TOKENS))
 
-IN_TEXT = re.compile("|".join(map(re.escape, _ALL)))
+SPECIAL_TOKENS = re.compile("|".join(map(re.escape, _ALL_TOKENS)))
 
 
-class Mark(Struct, frozen=True):
+class SpecialToken(Struct, frozen=True):
     """A control token, by its text."""
 
     text: str
 
 
-class Vocabulary(dict[int, str | bytes | Mark]):
-    """What each id stands for: text, bytes of a character that is torn apart, or a mark.
+class TokenTable(dict[int, str | bytes | SpecialToken]):
+    """The meaning of each id: text, bytes of an incomplete character, or a special token.
 
-    `marked` is whether the marks are tokens of it; else they are looked for in the text.
+    `marked` is whether the vocabulary has the special tokens; else they are searched in the text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__((id, Mark(text)) for text, id in tokenizer.controls.items())
+        super().__init__((id, SpecialToken(text)) for text, id in tokenizer.controls.items())
         self.marked = MESSAGE in tokenizer.controls
         self._tokenizer = tokenizer
 
@@ -71,15 +69,15 @@ class Vocabulary(dict[int, str | bytes | Mark]):
         return known
 
 
-def certain(text: str) -> int:
-    """How much of the text cannot be the beginning of a mark that is still to come.
+def certain_length(text: str) -> int:
+    """How much of the text cannot be the beginning of a special token.
 
-    >>> certain("one <|en"), certain("one <|end|>")
+    >>> certain_length("one <|en"), certain_length("one <|end|>")
     (4, 11)
     """
     at = text.rfind("<", max(len(text) - _LONGEST + 1, 0))
     tail = text[at:]
-    held = at >= 0 and any(mark.startswith(tail) and mark != tail for mark in _ALL)
+    held = at >= 0 and any(mark.startswith(tail) and mark != tail for mark in _ALL_TOKENS)
     return at if held else len(text)
 
 
@@ -95,26 +93,26 @@ _EFFORTS = {
     "xhigh": "high",
     "max": "high",
 }
-"""The nearest that harmony knows to each effort a client may ask for."""
+"""The nearest effort that harmony has for each that a client may ask for."""
 
 
-def effort(request: Request, ledger: LossList) -> str:
-    """How hard the model is told to think: low, medium (where nothing was asked for) or high."""
+def effort(request: Request, losses: LossList) -> str:
+    """The reasoning effort: low, medium (the default) or high."""
     asked = request.reasoning.effort if request.reasoning is not None else None
     if asked is None:
         return "medium"
-    told = _EFFORTS.get(asked)
-    if told is None:
+    sent = _EFFORTS.get(asked)
+    if sent is None:
         why = "the model knows low, medium and high; medium is sent"
-        ledger.note("reasoning.effort", "dropped", why)
-    elif told != asked:
-        ledger.note("reasoning.effort", "emulated", f"the nearest the model knows, {told}, is sent")
-    return told or "medium"
+        losses.note("reasoning.effort", "dropped", why)
+    elif sent != asked:
+        losses.note("reasoning.effort", "emulated", f"the nearest the model knows, {sent}, is sent")
+    return sent or "medium"
 
 
 def partial(request: Request) -> Message | Reasoning | None:
-    """What the model is to go on with: an assistant's message or reasoning at the very end that
-    is marked as unfinished, or a message there of which the caller says that it is.
+    """The assistant's message or reasoning to continue: the last item, if it is unfinished or the
+    request sets `continue_final_message` (vLLM).
 
     >>> unfinished = Message("assistant", "Once upon", status="incomplete")
     >>> partial(Request(model="m", items=(unfinished,))) is unfinished
@@ -128,16 +126,15 @@ def partial(request: Request) -> Message | Reasoning | None:
             return last
         case Message(role="assistant"):
             wires = (request.extra or {}).values()
-            told = any(fields.get("continue_final_message") is True for fields in wires)
-            return last if told else None
+            sent = any(fields.get("continue_final_message") is True for fields in wires)
+            return last if sent else None
         case _:
             return None
 
 
 def is_final(items: Sequence[Item], index: int) -> bool:
-    """Whether the item is an answer that closes its turn.
-
-    A message without a phase that leads straight to a call is a preamble of it.
+    """Whether the item is an answer that closes its turn. A message without a phase directly before
+    a call is a preamble of it.
     """
     match items[index]:
         case Message(role="assistant", phase=phase):
@@ -148,9 +145,11 @@ def is_final(items: Sequence[Item], index: int) -> bool:
             return False
 
 
-class Entry(Struct, frozen=True):
-    """An item to be read again: its place in the input, whether it is an answer that closes its
-    turn, and of an output the name and the namespace of the tool it comes from."""
+class HistoryItem(Struct, frozen=True):
+    """An item to be rendered: its place in the input, whether it is a final answer, and of an
+    output
+    the name and namespace of its tool.
+    """
 
     item: Item
     place: int
@@ -158,34 +157,31 @@ class Entry(Struct, frozen=True):
     called: tuple[str, str | None] = ("", None)
 
 
-def reread(items: Sequence[Item], first: int = 0) -> list[Entry]:
-    """What the model reads again of a conversation, in the order in which it reads it. `first` is
-    the place of the first item in the input.
+def visible_history(items: Sequence[Item], first: int = 0) -> list[HistoryItem]:
+    """The items that are rendered, in order. `first` is the place of the first one in the input.
 
-    What it thought, its calls of built-ins among it, is dropped from turns that a final answer
-    has closed and kept in the current one. Every call is followed by its own outputs.
-
-    Raises FaultError for an output whose call does not come before it.
+    Reasoning is dropped from turns that a final answer has closed (the model was trained so), and
+    every call is followed by its own outputs. Raises FaultError for an output without a call.
     """
     finals = [is_final(items, index) for index in range(len(items))]
     closed = max((index for index, final in enumerate(finals) if final), default=-1)
     outputs = _outputs(items, first)
-    entries: list[Entry] = []
+    entries: list[HistoryItem] = []
     for index, item in enumerate(items):
         match item:
             case FunctionCallOutput() | CustomToolCallOutput():
                 continue
             case Reasoning() | Unknown() if index < closed:
                 continue
-        entries.append(Entry(item, first + index, finals[index]))
+        entries.append(HistoryItem(item, first + index, finals[index]))
         entries += outputs.get(index, ())
     return entries
 
 
-def _outputs(items: Sequence[Item], first: int) -> dict[int, list[Entry]]:
+def _outputs(items: Sequence[Item], first: int) -> dict[int, list[HistoryItem]]:
     """The outputs of every call, by the index of the call."""
     calls: dict[str, tuple[int, Call]] = {}
-    outputs: dict[int, list[Entry]] = {}
+    outputs: dict[int, list[HistoryItem]] = {}
     for index, item in enumerate(items):
         match item:
             case FunctionCall() | CustomToolCall():
@@ -195,13 +191,13 @@ def _outputs(items: Sequence[Item], first: int) -> dict[int, list[Entry]]:
                 if known is None:
                     problem = f"no call with the id {item.call_id!r} comes before this output"
                     raise FaultError(bad_request(problem, f"input[{first + index}].call_id"))
-                entry = Entry(item, first + index, called=(known[1].name, known[1].namespace))
+                entry = HistoryItem(item, first + index, called=(known[1].name, known[1].namespace))
                 outputs.setdefault(known[0], []).append(entry)
     return outputs
 
 
-class Opening(Struct, frozen=True):
-    """A header, and the text already said under it."""
+class Prefill(Struct, frozen=True):
+    """An open message: its header, and the text already in it."""
 
     channel: str
     recipient: str | None = None
@@ -209,12 +205,11 @@ class Opening(Struct, frozen=True):
     text: str = ""
 
 
-def opening(request: Request) -> Opening | None:
-    """The message the prompt of a request ends in the midst of, if it does.
+def prefill(request: Request) -> Prefill | None:
+    """The message that the prompt leaves open, if any. A forced call is opened, so that only its
+    arguments are left to the model.
 
-    A tool that must be called is called at once, and only its arguments are left to the model.
-
-    >>> opening(Request(model="m", tool_choice=NamedTool("roll"))).recipient
+    >>> prefill(Request(model="m", tool_choice=NamedTool("roll"))).recipient
     'functions.roll'
     """
     unfinished = partial(request)
@@ -222,17 +217,17 @@ def opening(request: Request) -> Opening | None:
         match unfinished:
             case Message(phase=phase, text=text):
                 channel = "commentary" if phase == COMMENTARY_PHASE else "final"
-                return Opening(channel, text=text)
+                return Prefill(channel, text=text)
             case _:
-                return Opening("analysis", text=unfinished.text)
+                return Prefill("analysis", text=unfinished.text)
     match request.tool_choice:
         case NamedTool(name=name, kind=kind, namespace=namespace):
             content_type = "json" if kind == "function" else None
-            return Opening("commentary", recipient(name, namespace), content_type)
+            return Prefill("commentary", recipient(name, namespace), content_type)
         case _:
             return None
 
 
 def recipient(name: str, namespace: str | None) -> str:
-    """How a tool is addressed."""
+    """The address of a tool."""
     return f"{namespace or FUNCTIONS}.{name}"

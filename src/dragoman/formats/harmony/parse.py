@@ -20,21 +20,21 @@ from .layout import (
     CONSTRAIN,
     ENDS,
     FINAL_PHASE,
-    IN_TEXT,
     MESSAGE,
+    SPECIAL_TOKENS,
     START,
-    Mark,
-    Opening,
-    Vocabulary,
-    certain,
+    Prefill,
+    SpecialToken,
+    TokenTable,
+    certain_length,
 )
-from .tools import NOBODY, Callee, Toolkit
+from .tools import NOT_TOOLS, CalledTool, Toolkit
 
 Channel = Literal["analysis", "commentary", "final"]
 
 _CHANNELS: tuple[Channel, ...] = ("analysis", "commentary", "final")
 _CONTENT_TYPES = frozenset(("json", "code", "text", "python"))
-_STRANGERS = ("user", "system", "developer", "tool")
+_OTHER_ROLES = ("user", "system", "developer", "tool")
 _ASSISTANT = re.compile(r"\s*assistant(?::[^\s<]*)?")
 _CONSTRAINT = re.compile(re.escape(CONSTRAIN) + r"\s*")
 _WORD = re.compile(r"\s*([^\s<]*)")
@@ -42,20 +42,20 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Header(Struct, frozen=True):
-    """What a header says, and what was wrong with it."""
+    """A parsed message header, and what was wrong with it."""
 
     channel: Channel | None = None
     recipient: str | None = None
     content_type: str | None = None
-    foreign: bool = False
-    """Whether somebody else speaks: the model went on and wrote the user's or a tool's part."""
+    other_role: bool = False
+    """Whether the model went on and wrote a message of the user or of a tool."""
     rest: str = ""
-    """What stands behind the channel, for a message whose header never ended."""
+    """The text after the channel, for a message whose header never ended."""
     warnings: tuple[str, ...] = ()
 
 
 def read_header(text: str) -> Header:
-    """What the text between the start of a message and its content says.
+    """Parse the text between the start of a message and its content.
 
     >>> read_header("<|channel|>commentary to=functions.f <|constrain|>json").recipient
     'functions.f'
@@ -63,11 +63,11 @@ def read_header(text: str) -> Header:
     'json'
     """
     before, _, after = text.partition(CHANNEL)
-    foreign = _is_foreign(before)
+    other_role = _is_other_role(before)
     before = without_role(before)
     warnings: list[str] = []
     name, after = _first_word(after)
-    if not name:  # the mark is missing, or its channel is
+    if not name:  # the token is missing, or its channel is
         name, before = _first_word(before)
         if _channel(name) is None:
             name, before = "", f"{name}{before}"
@@ -75,13 +75,13 @@ def read_header(text: str) -> Header:
     if name and name != channel:
         warnings.append(f"the channel {name!r} was read as {channel or 'final'}")
     recipient, content_type = _addressed(_words(f"{before} {after}"), warnings)
-    return Header(channel, recipient, content_type, foreign, after, tuple(warnings))
+    return Header(channel, recipient, content_type, other_role, after, tuple(warnings))
 
 
-def looks_like_one(text: str) -> bool:
-    """Whether text at the place of a header whose start was left out may be one.
+def may_be_header(text: str) -> bool:
+    """Whether text in the place of a header, without `<|start|>`, may be one.
 
-    >>> looks_like_one("assist"), looks_like_one(" to=functions"), looks_like_one("Hello")
+    >>> may_be_header("assist"), may_be_header(" to=functions"), may_be_header("Hello")
     (True, True, False)
     """
     word = text.lstrip()
@@ -94,15 +94,15 @@ def looks_like_one(text: str) -> bool:
 
 
 def without_role(text: str) -> str:
-    """The text without an assistant's role in front."""
+    """The text without the assistant's role in front."""
     role = _ASSISTANT.match(text)
     return text[role.end() :] if role else text
 
 
-def _is_foreign(before: str) -> bool:
+def _is_other_role(before: str) -> bool:
     name, _ = _first_word(before)
     role, _, _ = name.partition(":")
-    return role in _STRANGERS or "to=assistant" in before.split()
+    return role in _OTHER_ROLES or "to=assistant" in before.split()
 
 
 def _first_word(text: str) -> tuple[str, str]:
@@ -111,7 +111,7 @@ def _first_word(text: str) -> tuple[str, str]:
 
 
 def _channel(name: str) -> Channel | None:
-    """The channel a name begins with or is the beginning of."""
+    """The channel that a name begins with or abbreviates: models misspell them."""
     letters = name.rstrip("?!.:;,")
     for channel in _CHANNELS:
         if letters and (channel.startswith(letters) or letters.startswith(channel)):
@@ -125,7 +125,7 @@ def _words(text: str) -> list[str]:
 
 
 def _addressed(words: list[str], warnings: list[str]) -> tuple[str | None, str | None]:
-    """Recipient and content type. Without `to=`, a lone word that names no type is a recipient."""
+    """Recipient and content type. Without `to=`, a lone word that is no type is the recipient."""
     recipients = [word[3:] for word in words if word.startswith("to=")]
     others = [word for word in words if not word.startswith("to=")]
     types = [word for word in others if word in _CONTENT_TYPES or CONSTRAIN in word]
@@ -141,213 +141,200 @@ def _addressed(words: list[str], warnings: list[str]) -> tuple[str | None, str |
     return recipients[0] if recipients else None, content_type
 
 
-Ending = Literal["completed", "incomplete"]
+ItemStatus = Literal["completed", "incomplete"]
 
 
-Flow = Callable[[str], None]
+Write = Callable[[str], None]
 
 
 class Body(Protocol):
-    """The content of a message while it comes."""
+    """The content of a message while it arrives."""
 
     @property
-    def flow(self) -> Flow | None:
-        """Where more of it may go straight on, once there is some: the same as `add`, sooner."""
+    def write(self) -> Write | None:
+        """Takes plain text once some has been added: the same as `add`, with fewer calls."""
         ...
 
-    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        """More of it."""
-        ...
+    def add(self, text: str, tokens: tuple[Token, ...]) -> None: ...
 
-    def close(self, ending: Ending) -> None:
-        """It is at its end; an incomplete one was cut."""
-        ...
+    def close(self, status: ItemStatus) -> None: ...
 
 
-class Said:
-    """A message to the user, in a phase of the answer. A final one is said even if it is empty."""
+class MessageBody:
+    """A message in a phase of the answer. A final one is emitted even if it is empty."""
 
     def __init__(self, turn: Turn, phase: str, final: bool) -> None:
         self._turn = turn
         self._phase = phase
         self._final = final
-        self.flow: Flow | None = None
+        self.write: Write | None = None
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        if self.flow is None:
+        if self.write is None:
             self._begin()
         self._turn.text(text, 0, tokens)
 
-    def close(self, ending: Ending) -> None:
-        if self._final and self.flow is None and ending == "completed":
+    def close(self, status: ItemStatus) -> None:
+        if self._final and self.write is None and status == "completed":
             self._turn.write(self._begin(), "text", "")
-        if ending == "completed":
+        if status == "completed":
             self._turn.close_message()
 
     def _begin(self) -> int:
-        self.flow = self._turn.text
+        self.write = self._turn.text
         return self._turn.next_item(Message("assistant", phase=self._phase))
 
 
-class Thought:
-    """Reasoning."""
-
+class ReasoningBody:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self.flow: Flow | None = None
+        self.write: Write | None = None
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        if self.flow is None:
-            self.flow = self._turn.reasoning
+        if self.write is None:
+            self.write = self._turn.reasoning
             self._turn.next_item(Reasoning())
         self._turn.reasoning(text, 0, tokens)
 
-    def close(self, ending: Ending) -> None:
-        if ending == "completed":
+    def close(self, status: ItemStatus) -> None:
+        if status == "completed":
             self._turn.close_message()
 
 
-class Called:
+class CallBody:
     """A call of one of the client's tools, its arguments exactly as the model writes them."""
 
-    def __init__(self, turn: Turn, callee: Callee) -> None:
+    def __init__(self, turn: Turn, called_tool: CalledTool) -> None:
         self._turn = turn
-        custom = callee.kind == "custom"
+        custom = called_tool.kind == "custom"
         kind = CustomToolCall if custom else FunctionCall
-        self._index = index = turn.next_item(kind("", callee.name, "", callee.namespace))
-        self.flow: Flow = partial(turn.write, index, "input" if custom else "arguments")
+        self._index = index = turn.next_item(kind("", called_tool.name, "", called_tool.namespace))
+        self.write: Write = partial(turn.write, index, "input" if custom else "arguments")
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        self.flow(text)
+        self.write(text)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, status: ItemStatus) -> None:
         if (item := self._turn.item(self._index)) is not None:
-            item.status = ending
+            item.status = status
         self._turn.close(self._index)
 
 
-class Unsaid:
-    """What somebody else would have said."""
-
-    flow = None
+class DiscardedBody:
+    write = None
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
         pass
 
-    def close(self, ending: Ending) -> None:
+    def close(self, status: ItemStatus) -> None:
         pass
 
 
 _LONGEST_HEADER = 512
-"""Characters after which a header is none: the model forgot it and is speaking already."""
-_MOST_WARNINGS = 100
+"""Longer text is content: the model left the header out."""
+_MAX_WARNINGS = 100
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class HarmonyParser:
-    """One answer. It begins in the header of an assistant's message, or where the prompt ended."""
+    """Parses one answer, from the header of an assistant message or from where the prompt ended."""
 
     def __init__(
         self,
         turn: Turn,
         tools: Toolkit,
-        opening: Opening | None = None,
-        vocabulary: Vocabulary | None = None,
+        prefill: Prefill | None = None,
+        table: TokenTable | None = None,
     ) -> None:
         self._turn = turn
         self._tools = tools
-        self._vocabulary = vocabulary
+        self._table = table
         self._warnings: list[str] = []
         self._decoder = _utf8("replace")
-        self._torn = False  # bytes of a character wait for the rest of it
-        self._held = ""  # text that may become a mark
-        self._tokens: list[Token] = []  # with log-probabilities, not said yet
+        self._partial = False  # bytes of an incomplete character
+        self._held = ""  # text that may become a special token
+        self._tokens: list[Token] = []  # with log-probabilities, not emitted yet
         self._head = ""  # the header, while there is no body
-        self._started = False  # the header's start was marked
+        self._started = False  # `<|start|>` was found
         self._body: Body | None = None
-        self._flow: Flow | None = None  # where a token goes that is plain text of the body
+        self._fast_path: Write | None = None  # takes plain text of the body
         self._calls = 0
-        self._seen = 0  # tokens in all
-        self._since = 0  # of them those before the message
+        self._token_count = 0  # tokens in all
+        self._message_start = 0  # of them those before the message
         self._thinking = False
         self._reasoning = 0
         self._over = False
-        if opening is not None:
-            self._enter(read_header(_header_text(opening)))
+        if prefill is not None:
+            self._enter(read_header(_header_text(prefill)))
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens were reasoning, markers included."""
-        return self._reasoning + (self._seen - self._since if self._thinking else 0)
+        return self._reasoning + (self._token_count - self._message_start if self._thinking else 0)
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What was malformed and how it was read; a hundred at most."""
         return self._warnings
 
-    # ---- hearing ---------------------------------------------------------------------------
+    # ---- the protocol `Parser` -------------------------------------------------------------
 
     def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
-        """More tokens. `tokens` are the same ones with log-probabilities, where asked for."""
-        vocabulary = self._vocabulary
-        if vocabulary is None:
-            self._warn("tokens without a vocabulary were passed over")
+        table = self._table
+        if table is None:
+            self._warn("tokens without a vocabulary were dropped")
             return
-        if self._flow is not None and len(ids) == 1 and not tokens:
-            piece = vocabulary[ids[0]]
+        if self._fast_path is not None and len(ids) == 1 and not tokens:
+            piece = table[ids[0]]
             if type(piece) is str:
-                self._seen += 1
-                self._flow(piece)
+                self._token_count += 1
+                self._fast_path(piece)
                 return
-        self._flow = None
-        hear = self._hear if vocabulary.marked else self.write
-        seen, said = self._seen, []
+        self._fast_path = None
+        parse = self._parse_text if table.marked else self.write
+        seen, pieces = self._token_count, list[str]()
         for place, id in enumerate(ids):
-            piece = vocabulary[id]
-            if type(piece) is str and not self._torn:
-                said.append(piece)
-            elif isinstance(piece, Mark):
-                hear("".join(said))
-                said = []
-                self._mend()
-                self._seen = seen + place + 1
-                self._mark(piece.text)
+            piece = table[id]
+            if type(piece) is str and not self._partial:
+                pieces.append(piece)
+            elif isinstance(piece, SpecialToken):
+                parse("".join(pieces))
+                pieces = []
+                self._flush_partial_character()
+                self._token_count = seen + place + 1
+                self._special_token(piece.text)
                 continue
             else:
-                said.append(self._decode(piece))
+                pieces.append(self._decode(piece))
             if tokens:
                 self._tokens += tokens[place : place + 1]
-        self._seen = seen + len(ids)
-        if said:
-            hear("".join(said))
-        if self._body is not None and vocabulary.marked and not (self._torn or self._tokens):
-            self._flow = self._body.flow
+        self._token_count = seen + len(ids)
+        if pieces:
+            parse("".join(pieces))
+        if self._body is not None and table.marked and not (self._partial or self._tokens):
+            self._fast_path = self._body.write
 
     def write(self, text: str) -> None:
-        """More text, from a source that has no ids; marks are found in the text."""
         text = self._held + text
-        end = certain(text)
+        end = certain_length(text)
         self._held = text[end:]
         at = 0
-        for mark in IN_TEXT.finditer(text, 0, end):
-            self._hear(text[at : mark.start()])
-            self._mark(mark[0])
-            at = mark.end()
-        self._hear(text[at:end])
+        for token in SPECIAL_TOKENS.finditer(text, 0, end):
+            self._parse_text(text[at : token.start()])
+            self._special_token(token[0])
+            at = token.end()
+        self._parse_text(text[at:end])
 
     def close(self, reason: str) -> None:
-        """The model stopped, for `stop` or `length`. What was held back is said, what is open is
-        closed, and the turn ends; a second time nothing happens."""
+        """End the turn, for `stop` or `length`. A second call does nothing."""
         if self._over:
             return
         self._over = True
-        self._mend()
+        self._flush_partial_character()
         held, self._held = self._held, ""
-        self._hear(held)
+        self._parse_text(held)
         cut = reason == "length"
         if self._body is None:
-            self._give_up(cut)
+            self._end_in_header(cut)
         self._leave("incomplete" if cut else "completed")
         self._turn.expect(0)
         self._turn.finish("tool_calls" if self._calls and reason == "stop" else reason)
@@ -355,49 +342,49 @@ class HarmonyParser:
 
     def _decode(self, piece: str | bytes) -> str:
         text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)
-        self._torn = bool(self._decoder.getstate()[0])
+        self._partial = bool(self._decoder.getstate()[0])
         return text
 
-    def _mend(self) -> None:
-        """Say half a character that will not become whole."""
-        if self._torn:
-            self._torn = False
-            self._hear(self._decoder.decode(b"", True))
+    def _flush_partial_character(self) -> None:
+        """Emit an incomplete character that will not be completed."""
+        if self._partial:
+            self._partial = False
+            self._parse_text(self._decoder.decode(b"", True))
             self._decoder.reset()
 
-    def _hear(self, text: str) -> None:
+    def _parse_text(self, text: str) -> None:
         if not text:
             return
         if self._body is None:
-            self._hear_header(text)
+            self._parse_header(text)
         elif self._tokens:
             tokens, self._tokens = tuple(self._tokens), []
             self._body.add(text, tokens)
         else:
             self._body.add(text, ())
 
-    # ---- marks -----------------------------------------------------------------------------
+    # ---- special tokens ----------------------------------------------------------------------
 
-    def _mark(self, mark: str) -> None:
-        if mark == MESSAGE and self._body is None:
+    def _special_token(self, token: str) -> None:
+        if token == MESSAGE and self._body is None:
             self._enter(read_header(self._head))
-        elif mark in ENDS:
+        elif token in ENDS:
             self._end(cut=False)
-        elif mark == START:
-            self._finish_unended()
+        elif token == START:
+            self._end_unfinished()
             self._started = True
-        elif mark == CHANNEL:
-            self._finish_unended(header=False)
+        elif token == CHANNEL:
+            self._end_unfinished(header=False)
             head, again, _ = self._head.partition(CHANNEL)
             if again:
                 self._warn("a header named two channels; the second was taken")
             self._head = head + CHANNEL
-        elif mark == CONSTRAIN and self._body is None and self._head.strip():
-            self._head += mark
+        elif token == CONSTRAIN and self._body is None and self._head.strip():
+            self._head += token
         else:
-            self._warn(f"{mark} was out of place and was passed over")
+            self._warn(f"{token} was out of place and is dropped")
 
-    def _finish_unended(self, header: bool = True) -> None:
+    def _end_unfinished(self, header: bool = True) -> None:
         """Another message begins: end the one before it, if the model did not."""
         if self._body is not None or (header and self._head.strip()):
             self._warn("a message had no end")
@@ -405,103 +392,104 @@ class HarmonyParser:
 
     def _end(self, cut: bool) -> None:
         if self._body is None:
-            self._give_up(cut)
+            self._end_in_header(cut)
         self._leave("completed")
 
     # ---- messages --------------------------------------------------------------------------
 
-    def _hear_header(self, text: str) -> None:
-        """More of what stands at the place of a header, as long as it can be one; then it is the
-        content of a message without one."""
+    def _parse_header(self, text: str) -> None:
+        """More text in the place of a header. What cannot be one is content without a header."""
         size = len(self._head)
         if self._started or CHANNEL in self._head:
             end = _LONGEST_HEADER - size
         else:
             head = self._head + text
             tries = range(size + 1, min(len(head), _LONGEST_HEADER) + 1)
-            end = next((at - 1 - size for at in tries if not looks_like_one(head[:at])), len(text))
+            end = next((at - 1 - size for at in tries if not may_be_header(head[:at])), len(text))
             end = min(end, _LONGEST_HEADER - size)
         self._head += text[: end + 1]
         if len(text) > end:
-            header, said = self._unheaded()
-            self._say_unheaded(header, said + text[end + 1 :])
+            header, content = self._content_in_header()
+            self._emit_content_in_header(header, content + text[end + 1 :])
 
-    def _give_up(self, cut: bool) -> None:
-        """The message ends in its header: find out what is to be said of it."""
+    def _end_in_header(self, cut: bool) -> None:
+        """The message ends in its header: emit what of it is content."""
         head = self._head
         if not head.strip() and not self._started:
             self._head = ""
             return
-        header, said = self._unheaded()
-        unsaid = header.foreign or "to=" in said or not said.strip()
-        if unsaid or (cut and (self._started or CHANNEL in head)):
+        header, text = self._content_in_header()
+        dropped = header.other_role or "to=" in text or not text.strip()
+        if dropped or (cut and (self._started or CHANNEL in head)):
             self._warn(f"a header was not ended: {head[:80]!r}")
         else:
-            self._say_unheaded(header, said)
+            self._emit_content_in_header(header, text)
 
-    def _unheaded(self) -> tuple[Header, str]:
-        """What is known of a message whose content stands in its header, and that content."""
+    def _content_in_header(self) -> tuple[Header, str]:
+        """The header, as far as there is one, and the content found in its place."""
         head, self._head = self._head, ""
         header = read_header(head)
         marked = CHANNEL in head
-        said = (header.rest if marked else without_role(head)).replace(CONSTRAIN, "")
-        return Header(header.channel if marked else None, foreign=header.foreign), said
+        text = (header.rest if marked else without_role(head)).replace(CONSTRAIN, "")
+        return Header(header.channel if marked else None, other_role=header.other_role), text
 
-    def _say_unheaded(self, header: Header, said: str) -> None:
+    def _emit_content_in_header(self, header: Header, text: str) -> None:
         self._warn("the content of a message stood in its header")
         self._enter(header)
-        self._hear(said)
+        self._parse_text(text)
 
     def _enter(self, header: Header) -> None:
-        """The header is read, and the content begins."""
+        """The header is complete, and the content begins."""
         self._head = ""
         for warning in header.warnings:
             self._warn(warning)
-        self._body = self._choose(header)
-        self._thinking = isinstance(self._body, Thought)
+        self._body = self._body_for(header)
+        self._thinking = isinstance(self._body, ReasoningBody)
         self._tokens = []
 
-    def _choose(self, header: Header) -> Body:
+    def _body_for(self, header: Header) -> Body:
         turn, recipient = self._turn, header.recipient or ""
-        if header.foreign:
-            self._warn("the model wrote somebody else's message, which was passed over")
-            return Unsaid()
-        callee = self._tools.callee(recipient)
-        if callee is not None:
-            if callee.kind == "built-in":
-                why = f"the model called its {callee.name}, which nobody here runs: said as text"
+        if header.other_role:
+            self._warn("the model wrote a message of another role, which is dropped")
+            return DiscardedBody()
+        called_tool = self._tools.called_tool(recipient)
+        if called_tool is not None:
+            if called_tool.kind == "built-in":
+                why = (
+                    f"the model called its {called_tool.name}, which cannot be run here: it is text"
+                )
                 turn.report_loss(Loss("tools", "dropped", why))
-                return Said(turn, COMMENTARY_PHASE, final=False)
+                return MessageBody(turn, COMMENTARY_PHASE, final=False)
             self._calls += 1
-            return Called(turn, callee)
-        if recipient not in NOBODY:
-            self._warn(f"{recipient!r} was called, and there are no tools; it is said as text")
-            return Said(turn, COMMENTARY_PHASE, final=False)
+            return CallBody(turn, called_tool)
+        if recipient not in NOT_TOOLS:
+            self._warn(f"{recipient!r} was called, and there are no tools; it is text")
+            return MessageBody(turn, COMMENTARY_PHASE, final=False)
         match header.channel:
             case "analysis":
-                return Thought(turn)
+                return ReasoningBody(turn)
             case "commentary":
-                return Said(turn, COMMENTARY_PHASE, final=False)
+                return MessageBody(turn, COMMENTARY_PHASE, final=False)
             case _:
-                return Said(turn, FINAL_PHASE, final=True)
+                return MessageBody(turn, FINAL_PHASE, final=True)
 
-    def _leave(self, ending: Ending) -> None:
+    def _leave(self, status: ItemStatus) -> None:
         """The message is over."""
         body, self._body = self._body, None
         if body is not None:
             if self._tokens:
                 tokens, self._tokens = tuple(self._tokens), []
                 body.add("", tokens)
-            body.close(ending)
+            body.close(status)
         self._reasoning = self.reasoning_tokens
-        self._since, self._thinking = self._seen, False
+        self._message_start, self._thinking = self._token_count, False
         self._head, self._started = "", False
 
     def _warn(self, warning: str) -> None:
-        if len(self._warnings) < _MOST_WARNINGS:
+        if len(self._warnings) < _MAX_WARNINGS:
             self._warnings.append(warning)
 
 
-def _header_text(opening: Opening) -> str:
-    to = f" to={opening.recipient}" if opening.recipient else ""
-    return f"{CHANNEL}{opening.channel}{to}"
+def _header_text(prefill: Prefill) -> str:
+    to = f" to={prefill.recipient}" if prefill.recipient else ""
+    return f"{CHANNEL}{prefill.channel}{to}"

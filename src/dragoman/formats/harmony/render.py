@@ -1,7 +1,6 @@
-"""Writes a request as a harmony prompt, up to where the model begins to write.
-
-Text and control tokens stay apart, so that nothing a client says can end its own message. What
-the model reads again is decided in `policy`, and what tools look like in `tools`.
+"""Renders a request as a harmony prompt. Text and control tokens stay apart, so that no text of a
+client
+can end its own message.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from dragoman.formats.format import Setting
 from dragoman.formats.prompt import Control, Piece, Prompt
 
 from . import layout, typescript
-from .layout import Entry, Opening, effort, opening, partial, recipient, reread
+from .layout import HistoryItem, Prefill, effort, partial, prefill, recipient, visible_history
 from .texts import IDENTITY, KNOWLEDGE_CUTOFF
 from .tools import Toolkit
 
@@ -51,41 +50,43 @@ _CHANNELS = (
 )
 _FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_SENSES = (Image, Audio, File)
+_MODALITIES = (Image, Audio, File)
 
 
 def render(request: Request, setting: Setting) -> Prompt:
-    """The prompt. Raises FaultError, naming the field, for what the format cannot say."""
-    ledger = LossList()
-    tools = Toolkit(request, ledger)
-    folded, items, first = _instructed(request, replace_modalities(request.items, _SENSES, ledger))
-    pieces = _plain("system", _system(tools, setting, effort(request, ledger)))
-    if developer := _developer(folded, tools, request.format):
-        pieces += _plain("developer", developer)
-    for entry in reread(items, first):
-        pieces += message(entry, ledger)
+    """The prompt. Raises FaultError, naming the field, for what the format cannot express."""
+    losses = LossList()
+    tools = Toolkit(request, losses)
+    instructions, items, first = _split_instructions(
+        request, replace_modalities(request.items, _MODALITIES, losses)
+    )
+    pieces = _message("system", _system(tools, setting, effort(request, losses)))
+    if developer := _developer(instructions, tools, request.format):
+        pieces += _message("developer", developer)
+    for entry in visible_history(items, first):
+        pieces += history_message(entry, losses)
     pieces += [START, "assistant"]
-    if (begun := opening(request)) is not None:
-        pieces += _begun(begun)
-    return Prompt(tuple(pieces), ledger.losses())
+    if (prefilled := prefill(request)) is not None:
+        pieces += _open_message(prefilled)
+    return Prompt(tuple(pieces), losses.losses())
 
 
 # ---- what stands before the conversation ---------------------------------------------------
 
 
-def _instructed(
+def _split_instructions(
     request: Request, items: tuple[Item, ...]
 ) -> tuple[list[str], tuple[Item, ...], int]:
-    """The instructions in their order, the items after them, and the place of the first of these.
+    """The instructions, the items after them, and the place of the first of these.
 
-    System and developer messages at the front are instructions. Later ones stay where they are;
-    and what the prompt leaves open is not among the items.
+    System and developer messages at the front are instructions; later ones stay where they are.
+    The item that the prompt leaves open is left out.
     """
     texts: list[str] = []
     place = 0
     match request.instructions:
-        case str() as told:
-            texts.append(told)
+        case str() as text:
+            texts.append(text)
         case tuple(lead):
             items, place = (*lead, *items), -len(lead)
     if partial(request) is not None:
@@ -94,7 +95,7 @@ def _instructed(
     for item in items:
         if not (isinstance(item, Message) and item.role in ("system", "developer")):
             break
-        texts.append(said(item))
+        texts.append(message_text(item))
         count += 1
     return [text for text in texts if text], items[count:], place + count
 
@@ -106,7 +107,7 @@ def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
     if setting.today:
         about.append(f"Current date: {setting.today}")
     channels = [_CHANNELS]
-    if tools.gives_functions:
+    if tools.has_functions:
         channels.append(_FUNCTIONS_CHANNEL)
     return _paragraphs(
         "\n".join(line for line in about if line),
@@ -116,8 +117,8 @@ def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
 
 
 def _developer(instructions: Sequence[str], tools: Toolkit, format: OutputFormat | None) -> str:
-    told = _paragraphs("# Instructions", *instructions) if instructions else ""
-    return _paragraphs(told, tools.developer_section(), _response_format(format))
+    text = _paragraphs("# Instructions", *instructions) if instructions else ""
+    return _paragraphs(text, tools.developer_section(), _response_format(format))
 
 
 def _response_format(format: OutputFormat | None) -> str:
@@ -135,93 +136,93 @@ def _response_format(format: OutputFormat | None) -> str:
 # ---- the conversation ----------------------------------------------------------------------
 
 
-def message(entry: Entry, ledger: LossList) -> list[Piece]:
-    """An item as the model reads it again; nothing of one that it cannot read."""
+def history_message(entry: HistoryItem, losses: LossList) -> list[Piece]:
+    """An item as a message of the prompt; nothing of one that the model cannot read."""
     item, place = entry.item, entry.place
     match item:
         case Message(role="assistant"):
-            return _spoken("final" if entry.final else "commentary", said(item))
+            return _assistant_message("final" if entry.final else "commentary", message_text(item))
         case Message(role="user"):
-            return _plain(f"user{_speaker(item, place, ledger)}", said(item))
+            return _message(f"user{_user_name(item, place, losses)}", message_text(item))
         case Message():
-            text = said(item)
-            return _plain("developer", f"# Instructions\n\n{text}") if text else []
+            text = message_text(item)
+            return _message("developer", f"# Instructions\n\n{text}") if text else []
         case Reasoning():
             if not item.text and item.encrypted is not None:
-                why = "the model cannot read sealed reasoning"
-                ledger.note("items[*].encrypted_content", "dropped", why, (place,))
-            return _spoken("analysis", item.text) if item.text else []
+                why = "the model cannot read encrypted reasoning"
+                losses.note("items[*].encrypted_content", "dropped", why, (place,))
+            return _assistant_message("analysis", item.text) if item.text else []
         case FunctionCall():
             return _call(recipient(item.name, item.namespace), "json", item.arguments)
         case CustomToolCall():
             return _call(recipient(item.name, item.namespace), None, item.input)
         case FunctionCallOutput() | CustomToolCallOutput():
-            return _returned(recipient(*entry.called), "commentary", _words(item.output))
+            return _tool_result(recipient(*entry.called), "commentary", _content_text(item.output))
         case Unknown():
-            return _hosted(item, place, ledger)
+            return _hosted(item, place, losses)
         case _:
-            problem = f"only the server that keeps the {type_name(item)} knows what it stands for"
+            problem = f"the {type_name(item)} can only be resolved by the server that stored it"
             raise FaultError(unsupported(problem, f"input[{place}]"))
 
 
-def _hosted(item: Unknown, place: int, ledger: LossList) -> list[Piece]:
-    """A hosted tool's doings; of those the model can read code, and what came of it."""
+def _hosted(item: Unknown, place: int, losses: LossList) -> list[Piece]:
+    """A hosted tool's call; of those the model knows code and its output."""
     match item.kind, item.value:
-        case "code_interpreter_call", {"code": str(code), "outputs": list(told)}:
-            logs = [each["logs"] for each in told if isinstance(each, dict) and "logs" in each]
+        case "code_interpreter_call", {"code": str(code), "outputs": list(text)}:
+            logs = [each["logs"] for each in text if isinstance(each, dict) and "logs" in each]
             header = "analysis to=python code"
             call: list[Piece] = [START, "assistant", CHANNEL, header, MESSAGE, code, CALL]
-            return call + _returned("python", "analysis", "\n".join(map(str, logs)))
+            return call + _tool_result("python", "analysis", "\n".join(map(str, logs)))
         case _:
-            ledger.note(
+            losses.note(
                 "items[*]", "dropped", f"the model cannot read a {type_name(item)}", (place,)
             )
             return []
 
 
-def _plain(author: str, text: str) -> list[Piece]:
+def _message(author: str, text: str) -> list[Piece]:
     return [START, author, MESSAGE, text, END]
 
 
-def _spoken(channel: str, text: str) -> list[Piece]:
+def _assistant_message(channel: str, text: str) -> list[Piece]:
     return [START, "assistant", CHANNEL, channel, MESSAGE, text, END]
 
 
 def _call(recipient: str, content_type: str | None, body: str) -> list[Piece]:
-    begun = _begun(Opening("commentary", recipient, content_type, body))
-    return [START, "assistant", *begun, CALL]
+    prefilled = _open_message(Prefill("commentary", recipient, content_type, body))
+    return [START, "assistant", *prefilled, CALL]
 
 
-def _returned(tool: str, channel: str, text: str) -> list[Piece]:
+def _tool_result(tool: str, channel: str, text: str) -> list[Piece]:
     return [START, f"{tool} to=assistant", CHANNEL, channel, MESSAGE, text, END]
 
 
-def _begun(begun: Opening) -> list[Piece]:
-    """A message after its role, without an end: in the form in which the model writes it."""
-    header = begun.channel + (f" to={begun.recipient}" if begun.recipient else "")
+def _open_message(prefilled: Prefill) -> list[Piece]:
+    """A message after its role, without an end, as the model itself writes it."""
+    header = prefilled.channel + (f" to={prefilled.recipient}" if prefilled.recipient else "")
     kind: list[Piece] = [header]
-    if begun.content_type:
-        kind = [f"{header} ", CONSTRAIN, begun.content_type]
-    return [CHANNEL, *kind, MESSAGE, *([begun.text] if begun.text else [])]
+    if prefilled.content_type:
+        kind = [f"{header} ", CONSTRAIN, prefilled.content_type]
+    return [CHANNEL, *kind, MESSAGE, *([prefilled.text] if prefilled.text else [])]
 
 
-def said(item: Message) -> str:
-    """All a message says, refusals among it."""
-    return _words(item.content)
+def message_text(item: Message) -> str:
+    """All text of a message, refusals included."""
+    return _content_text(item.content)
 
 
-def _words(content: str | tuple[Part, ...]) -> str:
+def _content_text(content: str | tuple[Part, ...]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if isinstance(part, Text | Refusal))
 
 
-def _speaker(item: Message, place: int, ledger: LossList) -> str:
+def _user_name(item: Message, place: int, losses: LossList) -> str:
     if item.name is None:
         return ""
     if _NAME.fullmatch(item.name):
         return f":{item.name}"
-    ledger.note("items[*].name", "dropped", "the name cannot stand in a header", (place,))
+    losses.note("items[*].name", "dropped", "the name cannot stand in a header", (place,))
     return ""
 
 

@@ -1,7 +1,7 @@
-"""The fixed words of a harmony prompt: who the model is told it is.
+"""The fixed texts of a harmony prompt.
 
-Taken word for word from the package openai-harmony 0.0.8 (Copyright OpenAI, Apache License 2.0; see
-NOTICE), because a model was trained on exactly these.
+Verbatim from the package openai-harmony 0.0.8 (Copyright OpenAI, Apache License 2.0; see NOTICE),
+because the model was trained on exactly these.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The tools of a request as harmony knows them: namespaces to show, and recipients to call.
+"""The tools of a request as harmony has them: namespaces to render, and recipients to call.
 
-A namespace stays a namespace; a tool that takes free text is a function of one string. The
-format's built-in tools are never shown, since nobody here can run them.
+A tool that takes free text is a function of one string. The format's built-in tools are never
+rendered, since nothing here runs them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from dragoman.core.tools import ToolFilter
 from . import typescript
 
 FUNCTIONS = "functions"
-"""The namespace of tools that were given without one."""
+"""The namespace of tools without one."""
 
 _BUILT_IN = ("browser", "python")
-"""Tools that the model was trained to have, and calls now and then though it has none."""
+"""Tools that the model was trained with, and calls at times though the prompt has none."""
 
-NOBODY = ("", "assistant", "all", "user")
-"""Recipients of what is said, and of no call."""
-
-
-_Named = tuple[FunctionTool | CustomTool, str]
-"""A tool, and the field of the request it stands in."""
-
-_Section = tuple[str | None, list[_Named]]
-"""The description of a namespace, and what is in it."""
+NOT_TOOLS = ("", "assistant", "all", "user")
+"""Recipients of text, not of a call."""
 
 
-class Callee(Struct, frozen=True):
-    """Whom a message of the model calls. A built-in is nobody that could answer."""
+_FieldTool = tuple[FunctionTool | CustomTool, str]
+"""A tool, and the field of the request it is in."""
+
+_Section = tuple[str | None, list[_FieldTool]]
+"""The description of a namespace, and its tools."""
+
+
+class CalledTool(Struct, frozen=True):
+    """The tool a message calls. Nothing here runs a built-in one."""
 
     kind: Literal["function", "custom", "built-in"]
     name: str
@@ -50,17 +50,17 @@ class Callee(Struct, frozen=True):
 
 
 class Toolkit:
-    """What the model may call in its answer to a request. Losses are entered in the ledger."""
+    """The tools that may be called in an answer to a request."""
 
-    def __init__(self, request: Request, ledger: LossList) -> None:
+    def __init__(self, request: Request, losses: LossList) -> None:
         self._sections: dict[str, _Section] = {}
         self._custom: dict[tuple[str | None, str], bool] = {}
-        self._ledger = ledger
+        self._losses = losses
         for number, tool in _offered(request):
             self._offer(tool, number)
 
     @property
-    def gives_functions(self) -> bool:
+    def has_functions(self) -> bool:
         """Whether there is any tool without a namespace."""
         return FUNCTIONS in self._sections
 
@@ -68,23 +68,24 @@ class Toolkit:
         """The request's own tools, for the developer message."""
         return _section(self._sections)
 
-    def callee(self, recipient: str) -> Callee | None:
-        """Whom a recipient means; None where nobody is called.
+    def called_tool(self, recipient: str) -> CalledTool | None:
+        """The tool a recipient names; None where none is called.
 
         Names are taken with and without `functions.`. An unknown name is a function, as long as
-        there is any tool at all: a client can tell the model so, where text would only confuse.
+        there
+        is any tool: a client can report that to the model, where text would only confuse.
         """
-        if recipient in NOBODY:
+        if recipient in NOT_TOOLS:
             return None
         bare = recipient.removeprefix(f"{FUNCTIONS}.") or recipient
         space, _, name = bare.partition(".")
         for key in ((None, bare), (space, name)):
             if (custom := self._custom.get(key)) is not None:
-                return Callee("custom" if custom else "function", key[1], key[0])
+                return CalledTool("custom" if custom else "function", key[1], key[0])
         if space in _BUILT_IN and space not in self._sections:
-            return Callee("built-in", space)
+            return CalledTool("built-in", space)
         if bare != recipient or self._custom:
-            return Callee("function", bare)
+            return CalledTool("function", bare)
         return None
 
     # ---- inside --------------------------------------------------------------------------
@@ -99,13 +100,13 @@ class Toolkit:
                 for place, member in enumerate(tool.tools):
                     if isinstance(member, UnknownTool):
                         why = "the model has no such tool"
-                        self._ledger.note("tools[*].tools[*]", "dropped", why, (number, place))
+                        self._losses.note("tools[*].tools[*]", "dropped", why, (number, place))
                         continue
                     self._show(member, tool.name, f"tools[{number}].tools[{place}]")
                     group = None if tool.name == FUNCTIONS else tool.name
                     self._custom[group, member.name] = isinstance(member, CustomTool)
             case _:
-                self._ledger.note("tools[*]", "dropped", "the model has no such tool", (number,))
+                self._losses.note("tools[*]", "dropped", "the model has no such tool", (number,))
 
     def _show(self, tool: FunctionTool | CustomTool, group: str, field: str) -> None:
         self._sections.setdefault(group, (None, []))[1].append((tool, field))
@@ -141,7 +142,7 @@ def _section(namespaces: dict[str, _Section]) -> str:
     return "\n\n".join(["# Tools", *each])
 
 
-def _namespace(name: str, description: str | None, tools: list[_Named]) -> str:
+def _namespace(name: str, description: str | None, tools: list[_FieldTool]) -> str:
     functions = [_shown(tool, field) for tool, field in tools]
     if not functions:
         return "\n\n".join([f"## {name}", *([description] if description else [])])

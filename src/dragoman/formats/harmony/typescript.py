@@ -1,8 +1,8 @@
-"""A JSON schema in the syntax of TypeScript, which is how harmony shows a model its tools.
+"""Renders a JSON schema as TypeScript, which is how harmony shows a model its tools.
 
-What a schema says about shape is written (references, unions, intersections, constants and what
-further keys may hold among it); bounds and patterns are not, as the syntax has no words for them.
-Which tools there are and where they are shown is not known here.
+Shape is written (references, unions, intersections, constants, additional keys); bounds and
+patterns
+are not, because the syntax cannot express them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_TYPES = 20_000
 
 
 def function(name: str, description: str | None, parameters: JSON, param: str = "tools") -> str:
-    """A function that takes one object. `param` is named in the FaultError for too large a schema.
+    """A function of one object. `param` is named in the FaultError for too large a schema.
 
     >>> print(function("roll", "Rolls dice.", {"properties": {"sides": {"type": "integer"}}}))
     // Rolls dice.
@@ -44,7 +44,7 @@ def function(name: str, description: str | None, parameters: JSON, param: str = 
 
 
 def free(name: str, description: str | None) -> str:
-    """A function that takes one text of any shape."""
+    """A function of one text."""
     return "\n".join([*comment(description), f"type {name} = (_: string) => any;"])
 
 
@@ -60,8 +60,8 @@ def comment(text: JSON, indent: str = "") -> list[str]:
 class _Writer:
     """Writes the types of one function.
 
-    What is referred to once is written in its place. What is referred to more often, or by itself,
-    gets a name and a type of its own, so that no schema grows by more than it says.
+    A definition that is referenced once is written inline. One that is referenced more often, or by
+    itself, gets a type of its own, so that no schema grows beyond its size.
     """
 
     def __init__(self, function: str, root: JSON, param: str) -> None:
@@ -69,7 +69,7 @@ class _Writer:
         self._root = root
         self._param = param
         self._uses = _uses(root)
-        self._names: dict[str, str] = {}  # of types that stand by themselves, by their pointer
+        self._names: dict[str, str] = {}  # of types of their own, by pointer
         self._named: list[str] = []
         self._taken = {function}
         self._depth = 0
@@ -80,9 +80,9 @@ class _Writer:
         return " | ".join(self._members(schema, indent))
 
     def aliases(self) -> list[str]:
-        """The types that got a name while others were written, each with its own."""
+        """The types that were given a name while others were written."""
         blocks: list[str] = []
-        for pointer in self._named:  # grows while it is gone through
+        for pointer in self._named:  # grows during the loop
             target = self._find(pointer)
             line = f"type {self._names[pointer]} = {self.type(target, '')};"
             blocks.append("\n".join([*self._comments(target, ""), line]))
@@ -91,7 +91,7 @@ class _Writer:
     # ---- types -----------------------------------------------------------------------------
 
     def _members(self, schema: JSON, indent: str) -> list[str]:
-        """The types a value may have one of."""
+        """The types of which a value may have one."""
         if not isinstance(schema, dict):
             return ["never"] if schema is False else ["any"]
         self._written += 1
@@ -111,7 +111,7 @@ class _Writer:
         return members
 
     def _parts(self, schema: dict[str, JSON], indent: str) -> list[list[str]]:
-        """All that a schema demands at once."""
+        """The types of which a value must have all."""
         if "const" in schema:
             return [[_json(schema["const"])]]
         if values := _list(schema, "enum"):
@@ -185,8 +185,8 @@ class _Writer:
         return [*lines, f"{indent},"]
 
     def _variants(self, schema: JSON) -> list[JSON]:
-        """The variants to be written one on a line: those of oneOf, and any that have a remark."""
-        if not isinstance(schema, dict) or schema.keys() & _BESIDES:
+        """The variants to be written one per line: those of oneOf, and any with a remark."""
+        if not isinstance(schema, dict) or schema.keys() & _NOT_VARIANTS:
             return []
         variants = _list(schema, "oneOf") or _list(schema, "anyOf")
         if not ("oneOf" in schema or any(map(self._remark, variants))):
@@ -201,7 +201,7 @@ class _Writer:
         target = self._find(pointer)
         if target is None:
             return ["any"]
-        if self._stands_in_place(pointer):
+        if self._is_inline(pointer):
             return self._members(target, indent)
         name = self._names.get(pointer)
         if name is None:
@@ -214,7 +214,7 @@ class _Writer:
             self._named.append(pointer)
         return [name]
 
-    def _stands_in_place(self, pointer: str) -> bool:
+    def _is_inline(self, pointer: str) -> bool:
         return self._uses.get(pointer) == 1 and _DEFINITION.fullmatch(pointer) is not None
 
     def _find(self, pointer: str) -> JSON:
@@ -233,10 +233,10 @@ class _Writer:
                 return None
         return place
 
-    # ---- words -----------------------------------------------------------------------------
+    # ---- comments --------------------------------------------------------------------------
 
     def _comments(self, schema: JSON, indent: str, depth: int = 0) -> list[str]:
-        """What a schema says about itself in words, and what its items and parts say."""
+        """A schema's descriptions, and those of its items and parts."""
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return []
         schema = self._described(schema)
@@ -252,18 +252,18 @@ class _Writer:
         return lines
 
     def _remark(self, schema: JSON) -> str:
-        """The same on one line, behind the type it is about."""
+        """The description on one line, after the type it is about."""
         if not isinstance(schema, dict):
             return ""
         about = self._described(schema).get("description")
         words = [" ".join(about.split())] if _is_text(about) else []
-        said = " ".join(word for word in (*words, _default(schema)) if word)
-        return said and f" // {said}"
+        text = " ".join(word for word in (*words, _default(schema)) if word)
+        return text and f" // {text}"
 
     def _described(self, schema: dict[str, JSON]) -> dict[str, JSON]:
-        """A schema that stands for another, with the words of the other where it has none."""
+        """A reference that is written inline, with the texts of its target where it has none."""
         pointer = schema.get("$ref")
-        if not _is_text(pointer) or not self._stands_in_place(pointer):
+        if not _is_text(pointer) or not self._is_inline(pointer):
             return schema
         target = self._find(pointer)
         words = target if isinstance(target, dict) else {}
@@ -271,11 +271,11 @@ class _Writer:
 
 
 _WORDS = ("title", "description", "examples")
-_BESIDES = {"const", "enum", "$ref", "allOf", "properties"}
+_NOT_VARIANTS = {"const", "enum", "$ref", "allOf", "properties"}
 
 
 def _uses(schema: JSON) -> dict[str, int]:
-    """How often each pointer is referred to."""
+    """How often each pointer is referenced."""
     uses: dict[str, int] = {}
     waiting = [schema]
     while waiting:

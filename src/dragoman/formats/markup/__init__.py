@@ -1,5 +1,1 @@
-"""Markup of many families, heard by one engine: tags, brackets and control tokens around calls.
-
-What differs between families is data (`families`); how a conversation becomes a prompt is the
-business of a frame or of a chat template.
-"""
+"""Markup families: formats whose calls and reasoning stand between marks in the text."""

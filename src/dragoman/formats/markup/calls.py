@@ -1,4 +1,4 @@
-"""Parses and writes tool calls in the notations models use: JSON objects, Python, bare values."""
+"""Parses tool calls in the notations models use: JSON objects, Python, bare values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dragoman.core.item import JSON
 
-from .emitter import Voice
+from .emitter import Emitter
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _KINDS: dict[type, str] = {
@@ -25,7 +25,7 @@ _STRING = frozenset({"string"})
 
 
 def typed(text: str, name: str, schema: JSON) -> str:
-    """The JSON for an argument that was written as bare text.
+    """The JSON of an argument that was written as bare text.
 
     >>> typed("3", "n", {"properties": {"n": {"type": "integer"}}})
     '3'
@@ -46,7 +46,7 @@ def typed(text: str, name: str, schema: JSON) -> str:
 
 
 def bare(value: JSON) -> str:
-    """The bare text of an argument: a string as it is, all else as JSON.
+    """The bare text of an argument: a string as it is, else JSON.
 
     >>> bare("x"), bare([1])
     ('x', '[1]')
@@ -60,7 +60,7 @@ def _property(schema: JSON, name: str) -> JSON:
 
 
 def _kinds(schema: JSON, root: JSON, depth: int = 8) -> frozenset[str]:
-    """The types a schema allows; a string where it says nothing."""
+    """The types a schema allows; a string where it gives none."""
     if not isinstance(schema, dict) or depth == 0:
         return _STRING
     match schema:
@@ -104,7 +104,7 @@ _BESIDE = ("type", "function", "name", *_ARGUMENTS, *_IDS)
 
 
 class Value:
-    """Follows one JSON value to its end. `quoted` tells whether we are inside a string."""
+    """Finds the end of one JSON value. `quoted` is whether the position is inside a string."""
 
     __slots__ = ("_depth", "_escaped", "_scalar", "_started", "done", "quoted")
 
@@ -147,18 +147,20 @@ class Value:
         self.done = self._depth <= 0 and not self.quoted and not self._escaped
 
 
-class Envelope:
-    """One object that names a function and holds its arguments.
+class CallObject:
+    """One JSON object that names a function and holds its arguments, which are emitted as they
+    come.
 
-    With `known` it is a call only if it names one of them and has nothing in it that a call has
-    not; else `rejected` becomes true, and nothing was said. `raw` is its text so far.
+    With `known` it is a call only if it names one of them and has no other members than a call;
+    else
+    `rejected` turns true, and nothing was emitted. `raw` is its text so far.
     """
 
-    def __init__(self, voice: Voice, known: frozenset[str] | None = None) -> None:
+    def __init__(self, emitter: Emitter, known: frozenset[str] | None = None) -> None:
         self.done = False
         self.rejected = False
         self.raw: list[str] = []
-        self._voice = voice
+        self._emitter = emitter
         self._known = known
         self._value = Value()
         self._pieces: list[str] = []
@@ -167,11 +169,10 @@ class Envelope:
         self._name: str | None = None
         self._id: str | None = None
         self._arguments: str | None = None
-        self._said = False  # the arguments, or a part of them
+        self._emitted = False  # the arguments, or part of them
 
     @property
     def quoted(self) -> bool:
-        """Whether we are inside a string."""
         return self._value.quoted
 
     def feed(self, text: str, at: int) -> int:
@@ -179,30 +180,30 @@ class Envelope:
         start = at
         while at < len(text) and not (self.done or self.rejected):
             at = self._step(text, at)
-        if not self._said:
+        if not self._emitted:
             self.raw.append(text[start:at])
             if self.done:
                 self._nameless("a call without a name")
         return at
 
     def close(self) -> None:
-        """No more comes: say what there is as what it is."""
-        voice = self._voice
+        """The text is over: emit what there is as what it is."""
+        emitter = self._emitter
         self.done = True
-        if self._known is not None and not self._said:
+        if self._known is not None and not self._emitted:
             self.rejected = True
-        elif self._said:
+        elif self._emitted:
             junk = "".join(self._pieces) if self._step == self._lost else ""
-            voice.warn(f"the call of {self._name} was not closed{junk and f': {junk}'}")
-            voice.shut()
+            emitter.warn(f"the call of {self._name} was not closed{junk and f': {junk}'}")
+            emitter.close_call()
         elif self._name and self._arguments is not None:
-            voice.warn(f"the call of {self._name} was not closed")
+            emitter.warn(f"the call of {self._name} was not closed")
             self._whole(self._name)
         else:
             raw = "".join(self.raw)
             found = _NAME.search(raw)
             if name := self._name or (found and found[1]):
-                voice.warn(f"the call of {name} could not be read: {raw}")
+                emitter.warn(f"the call of {name} could not be read: {raw}")
                 self._whole(name, raw)
             else:
                 self._nameless("a call could not be read")
@@ -237,17 +238,17 @@ class Envelope:
         at = _end(_COLON, text, at)
         if at < len(text):
             self._value, self._pieces = Value(), []
-            streams = self._key in _ARGUMENTS and self._name and not self._said
+            streams = self._key in _ARGUMENTS and self._name and not self._emitted
             if streams and self._arguments is None and text[at] == "{":
-                self._said = True
-                self._voice.open(self._name or "", self._id)
+                self._emitted = True
+                self._emitter.open_call(self._name or "", self._id)
             self._step = self._in_value if text[at] not in ",}]" else self._lost
         return at
 
     def _in_value(self, text: str, at: int) -> int:
-        if self._said and self._key in _ARGUMENTS and self._arguments is None:
+        if self._emitted and self._key in _ARGUMENTS and self._arguments is None:
             end = self._value.feed(text, at)
-            self._voice.more(text[at:end])
+            self._emitter.add_arguments(text[at:end])
             if self._value.done:
                 self._arguments = ""
                 self._step = self._before_key
@@ -259,8 +260,8 @@ class Envelope:
         return end
 
     def _lost(self, text: str, at: int) -> int:
-        """It is no JSON: all that follows is its raw text."""
-        if self._known is not None and not self._said:
+        """Not JSON: all that follows is raw text."""
+        if self._known is not None and not self._emitted:
             self.rejected = True
         self._pieces.append(text[at:])
         return len(text)
@@ -270,7 +271,7 @@ class Envelope:
         self._pieces.append(text[at:end])
         return end
 
-    # ---- what it says --------------------------------------------------------------------
+    # ---- emitting ------------------------------------------------------------------------
 
     def _learn(self, value: str) -> None:
         if self._key == "name" or (self._key == "function" and value[0] == '"'):
@@ -294,19 +295,19 @@ class Envelope:
             self.rejected = True
             return
         self.done = True
-        if self._said:
-            self._voice.shut()
+        if self._emitted:
+            self._emitter.close_call()
         elif self._name:
             self._whole(self._name)
 
     def _nameless(self, what: str) -> None:
         raw = "".join(self.raw)
-        self._voice.warn(f"{what}: {raw}")
-        self._voice.text(raw)
+        self._emitter.warn(f"{what}: {raw}")
+        self._emitter.text(raw)
 
     def _whole(self, name: str, raw: str | None = None) -> None:
-        self._said = True
-        self._voice.whole(name, _plain(self._arguments) if raw is None else raw, self._id)
+        self._emitted = True
+        self._emitter.emit_call(name, _plain(self._arguments) if raw is None else raw, self._id)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
@@ -315,7 +316,7 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _string(literal: str) -> str | None:
-    """What a JSON string says; None for any other value."""
+    """The value of a JSON string; None for any other value."""
     try:
         value = json.loads(literal, strict=False)
     except ValueError:
@@ -332,7 +333,9 @@ def _object(text: str) -> dict[str, object]:
 
 
 def _plain(arguments: str | None) -> str:
-    """Arguments as an object: nothing is the empty one, and one in a string is let out."""
+    """Arguments as an object: none is the empty one, and one inside a string is unquoted (some
+    models copy OpenAI's `arguments` string).
+    """
     if arguments is None or arguments in ("null", '""'):
         return "{}"
     inside = _string(arguments) if arguments[0] == '"' else None
@@ -340,7 +343,7 @@ def _plain(arguments: str | None) -> str:
 
 
 DEEPEST = 64
-"""Values nested deeper than this are not read."""
+"""The deepest nesting of Python literals that is read."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -372,17 +375,17 @@ _JOINT = re.compile(r"\s*(?:[,;]\s*|\Z)")
 METHOD = ".call"
 
 Call = tuple[str, str]
-"""A name, and its arguments as JSON text, or raw where they could not be read."""
+"""A name, and its arguments as JSON text, or raw where they could not be parsed."""
 
 
-class UnreadableError(ValueError):
-    """A text is no literal we read."""
+class _UnreadableError(ValueError):
+    pass
 
 
 def calls(text: str) -> tuple[list[Call], str] | None:
-    """The calls a text begins with and what follows them, or None where it is something else.
+    """The Python calls a text begins with and the text after them; None where it is something else.
 
-    Arguments that cannot be read are given as they stand.
+    Arguments that cannot be parsed are given as they stand.
 
     >>> calls('[get(city="Rome", n=2), now()]')
     ([('get', '{"city": "Rome", "n": 2}'), ('now', '{}')], '')
@@ -411,7 +414,7 @@ def calls(text: str) -> tuple[list[Call], str] | None:
 
 
 def closing(text: str, at: int) -> int | None:
-    """Where the bracket that stands at `at` is closed, strings left out; None if it is not."""
+    """Where the bracket at `at` is closed, strings left out; None if it is not."""
     depth, quote = 0, ""
     skip = -1
     for found in _BRACKET.finditer(text, at):
@@ -439,7 +442,7 @@ def _arguments(text: str) -> str:
 
 
 class _Reader:
-    """Reads literals from left to right."""
+    """Reads Python literals. By hand: `ast` warns of escapes, and may overflow the stack."""
 
     def __init__(self, text: str) -> None:
         self._text = text.rstrip()
@@ -452,16 +455,16 @@ class _Reader:
         while self._at < len(self._text):
             kind, name = self._next()
             if kind != "name" or self._next() != ("sign", "="):
-                raise UnreadableError(name)
+                raise _UnreadableError(name)
             found[name] = self._value()
             if self._at < len(self._text) and self._next() != ("sign", ","):
-                raise UnreadableError(name)
+                raise _UnreadableError(name)
         return found
 
     def _next(self) -> tuple[str, str]:
         match = _TOKEN.match(self._text, self._at)
         if match is None or match.lastgroup is None:
-            raise UnreadableError(self._text)
+            raise _UnreadableError(self._text)
         self._at = match.end()
         return match.lastgroup, match[match.lastgroup]
 
@@ -479,26 +482,26 @@ class _Reader:
             return self._many("]" if word == "[" else ")", self._meant)
         if word == "{":
             return dict(self._many("}", self._pair))
-        raise UnreadableError(word)
+        raise _UnreadableError(word)
 
     def _strings(self, word: str) -> str:
-        """Strings that stand side by side are one."""
-        said = _string_python_call(word)
+        """Adjacent strings are one."""
+        text = _python_string(word)
         while (more := _TOKEN.match(self._text, self._at)) and more["string"]:
             self._at = more.end()
-            said += _string_python_call(more["string"])
-        return said
+            text += _python_string(more["string"])
+        return text
 
     def _pair(self, kind: str, word: str) -> tuple[str, JSON]:
         key = self._meant(kind, word)
         if self._next() != ("sign", ":"):
-            raise UnreadableError(word)
+            raise _UnreadableError(word)
         return key if isinstance(key, str) else json.dumps(key), self._value()
 
     def _many(self, end: str, one: Callable[[str, str], JSON]) -> list[JSON]:
         self._depth += 1
         if self._depth > DEEPEST:
-            raise UnreadableError("too deep")
+            raise _UnreadableError("too deep")
         found: list[JSON] = []
         while True:
             kind, word = self._next()
@@ -509,7 +512,7 @@ class _Reader:
             if (kind, word) == ("sign", end):
                 break
             if word != ",":
-                raise UnreadableError(word)
+                raise _UnreadableError(word)
         self._depth -= 1
         return found
 
@@ -518,17 +521,17 @@ def _number(word: str) -> JSON:
     plain = word.replace("_", "").lstrip("+")
     number = int(plain) if plain.lstrip("-").isdigit() else float(plain)
     if number in _ENDLESS:
-        raise UnreadableError(word)
+        raise _UnreadableError(word)
     return number
 
 
-def _string_python_call(literal: str) -> str:
+def _python_string(literal: str) -> str:
     body = literal.lstrip("rbuRBU")
     raw = "r" in literal[: len(literal) - len(body)].lower()
     size = 3 if body[:3] in ("'''", '"""') and len(body) >= 6 else 1
     inside = body[size:-size]
-    said = inside if raw else _ESCAPE.sub(_unescaped, inside)
-    return said.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    text = inside if raw else _ESCAPE.sub(_unescaped, inside)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -14,11 +14,11 @@ from dragoman.core.tool_calls import CallFragment
 Schemas = Mapping[str, JSON]
 """The tools of a request by name, each with the schema of its arguments, or None."""
 
-Say = Callable[[str], None]
+Emit = Callable[[str], None]
 
 
-class Sink(Protocol):
-    """What a turn does with text, thought and calls."""
+class TurnLike(Protocol):
+    """The methods of a turn that an emitter calls."""
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
     def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
@@ -43,16 +43,16 @@ def schemas(request: Request) -> dict[str, JSON]:
     return known
 
 
-class Voice:
-    """One choice of an answer, spoken into a turn."""
+class Emitter:
+    """One choice of an answer, written into a turn."""
 
-    def __init__(self, turn: Sink, tools: Schemas, choice: int = 0) -> None:
+    def __init__(self, turn: TurnLike, tools: Schemas, choice: int = 0) -> None:
         self.tools = tools
         self.calls = 0
-        self.cut = False  # what is open now was not ended by the model
+        self.truncated = False  # the open call was not ended by the model
         self.warnings: list[str] = []
-        self.plain_text: Say = turn.text if choice == 0 else self.text
-        self.plain_thought: Say = turn.reasoning if choice == 0 else self.thought
+        self.plain_text: Emit = turn.text if choice == 0 else self.text
+        self.plain_thought: Emit = turn.reasoning if choice == 0 else self.thought
         self._tokens: deque[tuple[Token | None, int]] = deque()  # with their characters left
         self._left = 0  # the sum of these
         self._turn = turn
@@ -60,28 +60,24 @@ class Voice:
         self._name: str | None = None  # of the call that is open
         self._arguments: list[str] = []
 
-    # ---- words ---------------------------------------------------------------------------
-
     def text(self, data: str) -> None:
-        """More of the answer."""
-        self._turn.text(data, self._choice, self._weighed(data))
+        self._turn.text(data, self._choice, self._take_tokens(data))
 
     def thought(self, data: str) -> None:
-        """More of the reasoning."""
-        self._turn.reasoning(data, self._choice, self._weighed(data))
+        self._turn.reasoning(data, self._choice, self._take_tokens(data))
 
-    def weigh(self, token: Token, text: str) -> None:
-        """A token with its log-probability is coming as this text."""
+    def add_token(self, token: Token, text: str) -> None:
+        """A token with its log-probability arrives as this text."""
         self._tokens.append((token, len(text)))
         self._left += len(text)
 
-    def forget(self, left: int) -> None:
-        """Only the last `left` characters that came may still be said."""
+    def drop_tokens(self, left: int) -> None:
+        """Only the last `left` characters that arrived may still be emitted."""
         while self._tokens and self._left > left:
             self._left -= self._tokens.popleft()[1]
 
-    def _weighed(self, data: str) -> tuple[Token, ...]:
-        """The tokens that begin in this text, and those before it that had none."""
+    def _take_tokens(self, data: str) -> tuple[Token, ...]:
+        """The tokens that begin in this text, and earlier ones without text."""
         found: list[Token] = []
         size = len(data)
         while self._tokens and (size > 0 or self._tokens[0][1] == 0):
@@ -95,11 +91,10 @@ class Voice:
         return tuple(found)
 
     def warn(self, what: str) -> None:
-        """Something was malformed."""
         self.warnings.append(what)
 
     def finish(self, reason: str) -> None:
-        """The answer ends."""
+        """End the answer."""
         if reason == "stop" and self.calls:
             reason = "tool_calls"
         self._turn.finish(reason, self._choice)
@@ -108,13 +103,12 @@ class Voice:
     # ---- calls ---------------------------------------------------------------------------
 
     @property
-    def calling(self) -> bool:
-        """Whether a call is open."""
+    def in_call(self) -> bool:
         return self._name is not None
 
-    def open(self, name: str, id: str | None = None) -> None:
-        """A call begins. One without a name is text in the end."""
-        self.shut()
+    def open_call(self, name: str, id: str | None = None) -> None:
+        """Begin a call. One without a name becomes text in the end."""
+        self.close_call()
         self._name, self._arguments = name, []
         if not name:
             return
@@ -123,14 +117,13 @@ class Voice:
         self._turn.call(CallFragment(self.calls, id, name), self._choice)
         self.calls += 1
 
-    def more(self, piece: str) -> None:
-        """More of its arguments."""
+    def add_arguments(self, piece: str) -> None:
         self._arguments.append(piece)
         if self._name:
             self._turn.call(CallFragment(self.calls - 1, arguments=piece), self._choice)
 
-    def shut(self) -> None:
-        """The call ends; without arguments it has the empty object."""
+    def close_call(self) -> None:
+        """End the call; without arguments it has the empty object."""
         if self._name is None:
             return
         said = "".join(self._arguments)
@@ -142,17 +135,17 @@ class Voice:
             return
         if not is_object(said or "{}"):
             self.warn(f"the arguments of {self._name} are not a JSON object")
-        if not self.cut:
+        if not self.truncated:
             missing = "" if said.strip() else "{}"
             fragment = CallFragment(self.calls - 1, arguments=missing, last=True)
             self._turn.call(fragment, self._choice)
         self._name, self._arguments = None, []
 
-    def whole(self, name: str, arguments: str, id: str | None = None) -> None:
-        """A call, all of it at once."""
-        self.open(name, id)
-        self.more(arguments)
-        self.shut()
+    def emit_call(self, name: str, arguments: str, id: str | None = None) -> None:
+        """A complete call."""
+        self.open_call(name, id)
+        self.add_arguments(arguments)
+        self.close_call()
 
 
 def is_object(text: str) -> bool:

@@ -1,12 +1,8 @@
-"""The families of markup there are, one profile each.
-
-Only data: what the marks are, where they lead, how a call is written and how a conversation is laid
-out. Which model belongs to which family is found by the hints in its template.
-"""
+"""The profiles of the known families, as data: marks, call syntax, chat layout, hints."""
 
 from __future__ import annotations
 
-from .profile import Frame, Profile, Side, State, Writing
+from .profile import CallSyntax, ChatLayout, Profile, State, TurnLayout
 
 _THOUGHT = State("thought", {"</think>": "start"})
 _OVER = State("over")
@@ -22,12 +18,12 @@ _CHATML = ("<|im_start|>", "<|im_end|>")
 _CHATML_HEADER = State("header", {"\n": "start"})
 
 
-def _chatml(tools: str) -> Frame:
-    return Frame(
-        system=Side("<|im_start|>system\n", "<|im_end|>\n"),
-        user=Side("<|im_start|>user\n", "<|im_end|>\n"),
-        assistant=Side("<|im_start|>assistant\n", "<|im_end|>\n"),
-        tool=Side("<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n"),
+def _chatml(tools: str) -> ChatLayout:
+    return ChatLayout(
+        system=TurnLayout("<|im_start|>system\n", "<|im_end|>\n"),
+        user=TurnLayout("<|im_start|>user\n", "<|im_end|>\n"),
+        assistant=TurnLayout("<|im_start|>assistant\n", "<|im_end|>\n"),
+        tool=TurnLayout("<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n"),
         tools=tools,
     )
 
@@ -46,13 +42,13 @@ HERMES = Profile(
     ends=("<|im_end|>", "<|endoftext|>"),
     strays=("</tool_call>", "</think>"),
     tags=frozenset({"<tool_call>", "</tool_call>"}),
-    writing=Writing(
+    syntax=CallSyntax(
         opening='<tool_call>\n{"name": "',
         separator='", "arguments": ',
         closing="}\n</tool_call>",
         between="\n",
     ),
-    frame=_chatml(
+    layout=_chatml(
         f"{_JSON_LINE} in tags, one pair for each call:\n"
         '<tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>'
     ),
@@ -87,14 +83,14 @@ QWEN_XML = Profile(
     ends=HERMES.ends,
     strays=HERMES.strays,
     tags=HERMES.tags | {"<function="},
-    writing=Writing(
+    syntax=CallSyntax(
         opening="<tool_call>\n<function=",
         separator=">\n",
         closing="</function>\n</tool_call>",
         between="\n",
         body="xml",
     ),
-    frame=_chatml(
+    layout=_chatml(
         "You may call functions. Their signatures, one a line:\n{tools}\n\n"
         "To call a function, write a tag for each of its arguments:\n"
         "<tool_call>\n<function=NAME>\n<parameter=ARGUMENT>\nVALUE\n</parameter>\n"
@@ -126,15 +122,15 @@ MISTRAL = Profile(
     },
     ends=("</s>",),
     strays=("[ARGS]", "[CALL_ID]", "[/THINK]"),
-    writing=Writing(opening="[TOOL_CALLS]", separator="[ARGS]", closing=""),
-    frame=Frame(
+    syntax=CallSyntax(opening="[TOOL_CALLS]", separator="[ARGS]", closing=""),
+    layout=ChatLayout(
         begin="<s>",
-        system=Side("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-        user=Side("[INST]", "[/INST]"),
-        assistant=Side("", "</s>"),
-        tool=Side("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+        system=TurnLayout("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+        user=TurnLayout("[INST]", "[/INST]"),
+        assistant=TurnLayout("", "</s>"),
+        tool=TurnLayout("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
         tools="[AVAILABLE_TOOLS][{tools}][/AVAILABLE_TOOLS]",
-        thought=Side("[THINK]", "[/THINK]"),
+        thought=TurnLayout("[THINK]", "[/THINK]"),
     ),
     id_length=9,
     controls=(
@@ -166,24 +162,24 @@ DEEPSEEK = Profile(
     },
     ends=(_EOS,),
     strays=(_SEP, _CALL_END, _CALLS_END, "</think>"),
-    writing=Writing(
+    syntax=CallSyntax(
         first=_CALLS,
         opening=_CALL,
         separator=_SEP,
         closing=_CALL_END,
         last=_CALLS_END,
     ),
-    frame=Frame(
+    layout=ChatLayout(
         begin="<｜begin▁of▁sentence｜>",
-        system=Side("", "\n\n"),
-        user=Side("<｜User｜>", ""),
-        assistant=Side("<｜Assistant｜>", _EOS),
-        tool=Side(f"{_RESULTS}{_RESULT}", f"{_RESULT_END}{_RESULTS_END}"),
+        system=TurnLayout("", "\n\n"),
+        user=TurnLayout("<｜User｜>", ""),
+        assistant=TurnLayout("<｜Assistant｜>", _EOS),
+        tool=TurnLayout(f"{_RESULTS}{_RESULT}", f"{_RESULT_END}{_RESULTS_END}"),
         tools=(
             "You may call functions. Their signatures, one a line:\n{tools}\n\n"
             "Write calls between the markers you were trained on, arguments as a JSON object."
         ),
-        thought=Side("<think>", "</think>"),
+        thought=TurnLayout("<think>", "</think>"),
     ),
     controls=(
         *("<｜begin▁of▁sentence｜>", _EOS, "<｜User｜>", "<｜Assistant｜>"),
@@ -218,13 +214,15 @@ LLAMA = Profile(
     bare=True,
     code="code_interpreter",
     builtins=_BUILTINS,
-    writing=Writing(opening='{"name": "', separator='", "parameters": ', closing="}", between="; "),
-    frame=Frame(
+    syntax=CallSyntax(
+        opening='{"name": "', separator='", "parameters": ', closing="}", between="; "
+    ),
+    layout=ChatLayout(
         begin="<|begin_of_text|>",
-        system=Side(f"{_HEAD}system{_HEAD_END}\n\n", "<|eot_id|>"),
-        user=Side(f"{_HEAD}user{_HEAD_END}\n\n", "<|eot_id|>"),
-        assistant=Side(f"{_HEAD}assistant{_HEAD_END}\n\n", "<|eot_id|>"),
-        tool=Side(f"{_HEAD}ipython{_HEAD_END}\n\n", "<|eot_id|>"),
+        system=TurnLayout(f"{_HEAD}system{_HEAD_END}\n\n", "<|eot_id|>"),
+        user=TurnLayout(f"{_HEAD}user{_HEAD_END}\n\n", "<|eot_id|>"),
+        assistant=TurnLayout(f"{_HEAD}assistant{_HEAD_END}\n\n", "<|eot_id|>"),
+        tool=TurnLayout(f"{_HEAD}ipython{_HEAD_END}\n\n", "<|eot_id|>"),
         call_end="<|eom_id|>",
         tools=(
             "Environment: ipython\n\nYou may call functions. Their signatures, one a line:\n"
@@ -258,7 +256,7 @@ LLAMA4 = Profile(
     bare=True,
     code=LLAMA.code,
     builtins=_BUILTINS,
-    writing=Writing(
+    syntax=CallSyntax(
         first=_PYTHON,
         opening='{"name": "',
         separator='", "parameters": ',
@@ -266,14 +264,14 @@ LLAMA4 = Profile(
         between="; ",
         last=_PYTHON_END,
     ),
-    frame=Frame(
+    layout=ChatLayout(
         begin="<|begin_of_text|>",
-        system=Side(f"{_HEAD4}system{_HEAD4_END}\n\n", "<|eot|>"),
-        user=Side(f"{_HEAD4}user{_HEAD4_END}\n\n", "<|eot|>"),
-        assistant=Side(f"{_HEAD4}assistant{_HEAD4_END}\n\n", "<|eot|>"),
-        tool=Side(f"{_HEAD4}ipython{_HEAD4_END}\n\n", "<|eom|>"),
+        system=TurnLayout(f"{_HEAD4}system{_HEAD4_END}\n\n", "<|eot|>"),
+        user=TurnLayout(f"{_HEAD4}user{_HEAD4_END}\n\n", "<|eot|>"),
+        assistant=TurnLayout(f"{_HEAD4}assistant{_HEAD4_END}\n\n", "<|eot|>"),
+        tool=TurnLayout(f"{_HEAD4}ipython{_HEAD4_END}\n\n", "<|eom|>"),
         call_end="<|eom|>",
-        tools=LLAMA.frame.tools,
+        tools=LLAMA.layout.tools,
     ),
     controls=(
         *("<|begin_of_text|>", "<|end_of_text|>", _HEAD4, _HEAD4_END),
@@ -283,6 +281,6 @@ LLAMA4 = Profile(
 )
 
 PROFILES = (QWEN_XML, HERMES, MISTRAL, DEEPSEEK, LLAMA4, LLAMA)
-"""All of them; of two whose hints are all found, the first is meant."""
+"""In the order of recognition: of two whose hints are all found, the first is taken."""
 
 BY_NAME = {profile.name: profile for profile in PROFILES}

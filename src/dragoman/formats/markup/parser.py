@@ -1,7 +1,8 @@
-"""Hears a model's markup into a turn: tokens or text, in pieces of any size.
+"""Parses a model's markup into a turn: tokens or text, in pieces of any size.
 
-One engine for all families. Control tokens are told by their ids, other marks are found in the
-text, held back as long as they may still become one; what each leads to is in the profile's table.
+One state machine for all families; the profile's tables say where each mark leads. Control tokens
+are
+recognised by id; other marks are found in the text, which is held back while it may become one.
 """
 
 from __future__ import annotations
@@ -11,80 +12,83 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dragoman.core.item import Token
 
-from .emitter import Say, Voice
-from .profile import Marks, Profile, Vocabulary
+from .emitter import Emit, Emitter
+from .profile import MarkTable, Profile, TokenTexts
 from .states import (
     BLANKS,
-    Argument,
     Arguments,
-    Blanks,
-    Body,
     Calls,
-    Draft,
+    Discarded,
     Gap,
     Id,
-    Key,
+    LeadingBlanks,
     Name,
-    Said,
-    Typed,
-    Unsaid,
+    NamedArguments,
+    ParameterKey,
+    ParameterValue,
+    PendingCall,
+    Segment,
+    TextSegment,
 )
 
 _BLOCK = 4096
-"""Characters looked at together, so that a long text costs no more than many short ones."""
+"""Characters scanned together, so that a long text costs no more than many short ones."""
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class MarkupParser:
-    """One answer of one choice."""
+    """Parses one choice of an answer."""
 
     def __init__(
         self,
         profile: Profile,
-        table: Mapping[str, Marks],
-        voice: Voice,
-        vocabulary: Vocabulary | None = None,
+        table: Mapping[str, MarkTable],
+        emitter: Emitter,
+        token_texts: TokenTexts | None = None,
         start: str = "start",
     ) -> None:
         self._profile = profile
         self._table = table
-        self._voice = voice
-        self._vocabulary = vocabulary
-        self._plain = vocabulary.plain if vocabulary else {}
+        self._emitter = emitter
+        self._token_texts = token_texts
+        self._plain = token_texts.plain if token_texts else {}
         self._decoder = _decoder("replace")
-        self._draft = Draft()
+        self._pending = PendingCall()
         self._begun = False
         self._held = ""
-        self._again = ""  # what must be heard once more
-        self._doubt = False  # what is held is a mark that may be data
-        self._flow: Say | None = None  # where plain text goes that needs no look
+        self._replay = ""  # text to be parsed again
+        self._ambiguous = False  # the held mark may be data of a string
+        self._fast_path: Emit | None = None  # where text goes that needs no scan
         self._thinking = False
         self._reasoning = 0
-        self._origin = ("text", "", "")  # where the last call began, the blanks before it, its mark
-        self._make: dict[str, Callable[[Marks], Body]] = {
-            "start": lambda _: Blanks(voice, not self._begun),
-            "text": lambda _: Said(voice.text, voice.plain_text),
-            "thought": lambda _: Said(voice.thought, voice.plain_thought, fresh=True),
+        self._call_start = (
+            "text",
+            "",
+            "",
+        )
+        self._make: dict[str, Callable[[MarkTable], Segment]] = {
+            "start": lambda _: LeadingBlanks(emitter, not self._begun),
+            "text": lambda _: TextSegment(emitter.text, emitter.plain_text),
+            "thought": lambda _: TextSegment(emitter.thought, emitter.plain_thought, fresh=True),
             "call": self._calls,
             "name": self._name,
-            "id": lambda _: Id(self._draft),
-            "typed": lambda _: Typed(voice, self._draft),
-            "arguments": lambda _: Arguments(voice, self._draft),
-            "gap": lambda _: Gap(voice, self._draft),
-            "key": lambda _: Key(voice, self._draft),
-            "value": lambda _: Argument(voice, self._draft),
-            "header": lambda _: Unsaid(voice, False),
-            "over": lambda _: Unsaid(voice, True),
+            "id": lambda _: Id(self._pending),
+            "typed": lambda _: NamedArguments(emitter, self._pending),
+            "arguments": lambda _: Arguments(emitter, self._pending),
+            "gap": lambda _: Gap(emitter, self._pending),
+            "key": lambda _: ParameterKey(emitter, self._pending),
+            "value": lambda _: ParameterValue(emitter, self._pending),
+            "header": lambda _: Discarded(emitter, False),
+            "over": lambda _: Discarded(emitter, True),
         }
         self._marks = table[start]
-        self._body: Body
+        self._segment: Segment
         self._enter(start)
 
-    # ---- the parser's promises -----------------------------------------------------------
+    # ---- the protocol `Parser` -------------------------------------------------------------
 
     def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
-        """More tokens. `tokens` are the same ones with log-probabilities, where asked for."""
         if tokens:
             for id, token in zip(ids, tokens, strict=False):
                 self._token(id, token)
@@ -92,104 +96,105 @@ class MarkupParser:
             return
         plain = self._plain.get
         for id in ids:
-            if (say := self._flow) is not None and (piece := plain(id)) is not None:
+            if (say := self._fast_path) is not None and (piece := plain(id)) is not None:
                 say(piece)
             else:
                 self._token(id)
             self._reasoning += self._thinking
 
     def write(self, text: str, tokens: Sequence[Token] = ()) -> None:
-        """More text, from a source that has no ids; `tokens` are those it is made of."""
+        """Parse text, from a source without ids; `tokens` are those it consists of."""
         if tokens:
             for token in tokens:
-                self._voice.weigh(token, token.text)
-        elif (say := self._flow) and text and not (text[-1].isspace() or self._marks.touches(text)):
+                self._emitter.add_token(token, token.text)
+        elif (
+            (say := self._fast_path)
+            and text
+            and not (text[-1].isspace() or self._marks.touches(text))
+        ):
             say(text)
             return
         for at in range(0, len(text), _BLOCK):
-            self._hear(text[at : at + _BLOCK])
+            self._parse_text(text[at : at + _BLOCK])
 
     def flush(self) -> None:
-        """Say what is held back as what it turned out to be, and begin anew."""
-        self._hear(self._decoder.decode(b"", final=True))
-        self._settle()
-        if isinstance(self._body, Calls) and self._body.doubtful:
-            self._back(self._body)
-            self._settle_again()
-        self._voice.cut = True
-        self._body.leave(None)
-        self._voice.shut()
-        self._voice.cut = False
+        """Emit what is held back as what it turned out to be, and begin anew."""
+        self._parse_text(self._decoder.decode(b"", final=True))
+        self._release_held()
+        if isinstance(self._segment, Calls) and self._segment.unproven:
+            self._backtrack(self._segment)
+            self._parse_replay()
+        self._emitter.truncated = True
+        self._segment.leave(None)
+        self._emitter.close_call()
+        self._emitter.truncated = False
         self._enter("over" if self._marks.kind == "over" else "start")
 
     def close(self, reason: str) -> None:
-        """The model stopped. Ends the turn."""
         self.flush()
-        self._voice.finish(reason)
+        self._emitter.finish(reason)
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of the tokens were reasoning, markers included."""
         return self._reasoning
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What was malformed and how it was read."""
-        return self._voice.warnings
+        return self._emitter.warnings
 
     # ---- tokens --------------------------------------------------------------------------
 
     def _token(self, id: int, token: Token | None = None) -> None:
-        vocabulary = self._vocabulary
-        if vocabulary is None:
-            raise TypeError("this parser was made without a tokenizer, and hears text only")
-        control = vocabulary.controls.get(id)
+        token_texts = self._token_texts
+        if token_texts is None:
+            raise TypeError("this parser was made without a tokenizer, and parses text only")
+        control = token_texts.controls.get(id)
         if control is not None:
-            self._hear(self._decoder.decode(b"", final=True))
+            self._parse_text(self._decoder.decode(b"", final=True))
             self._decoder.reset()
             self._control(control)
             return
-        text = self._decoder.decode(vocabulary.piece(id))
+        text = self._decoder.decode(token_texts.piece(id))
         if token is not None:
-            self._voice.weigh(token, text)
-        self._hear(text)
-        if self._flow is not None and self._decoder.getstate()[0]:
-            self._flow = None  # the rest of a character must come first
+            self._emitter.add_token(token, text)
+        self._parse_text(text)
+        if self._fast_path is not None and self._decoder.getstate()[0]:
+            self._fast_path = None  # the rest of a character comes first
 
     def _control(self, mark: str) -> None:
-        """A control token: a mark, whatever stands around it, or else nothing to be said."""
-        self._settle()
+        """A control token: a mark, whatever stands around it, or else dropped."""
+        self._release_held()
         if mark in self._marks.leads:
-            self._take(mark)
+            self._follow_mark(mark)
         elif mark in self._profile.tags and self._marks.kind in ("start", "text", "thought"):
-            self._hear_body(mark)  # no tools are on offer: it is only a word
+            self._feed_rest(mark)  # the request has no tools: it is text
         else:
-            self._voice.warn(f"{mark} was not expected and is left out")
-        self._look_ahead()
+            self._emitter.warn(f"{mark} was not expected and is left out")
+        self._choose_fast_path()
 
     # ---- text ----------------------------------------------------------------------------
 
-    def _hear(self, text: str) -> None:
+    def _parse_text(self, text: str) -> None:
         if not text:
             return
-        if self._flow is not None and not self._marks.touches(text):
-            self._body.feed(text, 0, len(text))
-            self._look_ahead()
+        if self._fast_path is not None and not self._marks.touches(text):
+            self._segment.feed(text, 0, len(text))
+            self._choose_fast_path()
             return
         text, self._held = self._held + text, ""
-        self._doubt = False
+        self._ambiguous = False
         self._run(text)
-        self._look_ahead()
+        self._choose_fast_path()
 
     def _run(self, text: str) -> None:
         at = 0
         while at < len(text):
             at = self._step(text, at)
-            if self._again:
-                text, at, self._again = self._again + text[at:], 0, ""
+            if self._replay:
+                text, at, self._replay = self._replay + text[at:], 0, ""
 
     def _step(self, text: str, at: int) -> int:
-        """Hear up to the next mark, or to where a mark may be beginning."""
+        """Read up to the next mark, or to where a mark may be beginning."""
         marks = self._marks
         start, end = marks.find(text, at)
         stop = start if start < len(text) else marks.held(text, at)
@@ -200,135 +205,137 @@ class MarkupParser:
         if start == len(text):
             self._held = text[stop:]
             return len(text)
-        if self._body.quoted and not self._ends(text, end):
-            if self._doubt:
+        if self._segment.quoted and not self._is_mark(text, end):
+            if self._ambiguous:
                 self._held = text[start:]
                 return len(text)
             return self._feed(text, start, end)
-        self._take(text[start:end], len(text) - end)
+        self._follow_mark(text[start:end], len(text) - end)
         return end
 
-    def _ends(self, text: str, at: int) -> bool:
-        """Whether a mark inside a string is one after all: only another mark may follow it.
+    def _is_mark(self, text: str, at: int) -> bool:
+        """Whether a mark inside a string is a mark after all: only another mark may follow it.
 
-        `_doubt` tells that it cannot be known yet.
+        `_ambiguous` says that it cannot be known yet.
         """
         rest = text[at:].lstrip()
-        self._doubt = False
+        self._ambiguous = False
         if len(text) - at - len(rest) > BLANKS:
             return False
         target = self._table["start"]
         start, _ = target.find(rest, 0)
         if start == 0 and rest:
             return True
-        self._doubt = target.held(rest, 0) == 0
+        self._ambiguous = target.held(rest, 0) == 0
         return False
 
-    def _settle(self) -> None:
+    def _release_held(self) -> None:
         """No more text belongs to what is held: it is what it is."""
         held, self._held = self._held, ""
-        if held and self._doubt:
+        if held and self._ambiguous:
             _, end = self._marks.find(held, 0)
-            self._take(held[:end], len(held) - end)
+            self._follow_mark(held[:end], len(held) - end)
             held = held[end:]
-        self._doubt = False
+        self._ambiguous = False
         if held:
-            self._hear_body(held)
-            self._settle_again()
+            self._feed_rest(held)
+            self._parse_replay()
 
-    def _settle_again(self) -> None:
-        """Hear once more what must be, and nothing after it."""
-        while self._again:
-            again, self._again = self._again, ""
-            self._run(again)
+    def _parse_replay(self) -> None:
+        """Parse again what must be, and nothing after it."""
+        while self._replay:
+            replay, self._replay = self._replay, ""
+            self._run(replay)
             held, self._held = self._held, ""
-            self._hear_body(held)
+            self._feed_rest(held)
 
-    def _hear_body(self, text: str) -> None:
+    def _feed_rest(self, text: str) -> None:
         at = 0
         while at < len(text):
             at = self._feed(text, at, len(text))
-            if self._again:
-                self._again += text[at:]
+            if self._replay:
+                self._replay += text[at:]
                 return
 
     # ---- states --------------------------------------------------------------------------
 
     def _feed(self, text: str, at: int, end: int) -> int:
-        """Hear text[at:end] in this state, and go where it leads if it ends by itself."""
-        body = self._body
-        at = body.feed(text, at, end)
-        if isinstance(body, Calls | Name) and body.refused:
-            self._back(body)
+        """Read text[at:end] in this state, and change it if the segment ends by itself."""
+        segment = self._segment
+        at = segment.feed(text, at, end)
+        if isinstance(segment, Calls | Name) and segment.rejected:
+            self._backtrack(segment)
         elif at < end:
-            self._ended(body, text[at], len(text) - at)
+            self._leave_segment(segment, text[at], len(text) - at)
         return at
 
-    def _ended(self, body: Body, char: str, left: int) -> None:
-        """A body ended by itself, before this character."""
+    def _leave_segment(self, segment: Segment, char: str, left: int) -> None:
+        """A segment ended by itself, before this character."""
         state, self._begun = self._marks.state, True
-        if isinstance(body, Blanks):
-            bare = self._profile.bare and self._voice.tools and char in "{["
-            kept = body.kept
+        if isinstance(segment, LeadingBlanks):
+            bare = self._profile.bare and self._emitter.tools and char in "{["
+            kept = segment.kept
             if not kept:
-                self._voice.forget(left)
+                self._emitter.drop_tokens(left)
             self._enter("bare" if bare else "text")
-            self._body.feed(kept, 0, len(kept))
-        elif isinstance(body, Name):
-            if self._draft.name:
+            self._segment.feed(kept, 0, len(kept))
+        elif isinstance(segment, Name):
+            if self._pending.name:
                 self._enter(state.then)
             else:
                 self._enter(state.braces or state.then)
         else:
-            body.leave("start")
-            self._voice.forget(left)
+            segment.leave("start")
+            self._emitter.drop_tokens(left)
             self._enter(state.then)
 
-    def _back(self, body: Calls | Name) -> None:
-        """What looked like a call is none: it is heard again as what stood before it."""
-        raw = "".join(body.raw if isinstance(body, Calls) else body.pieces)
-        name, blanks, mark = self._origin
+    def _backtrack(self, segment: Calls | Name) -> None:
+        """What looked like a call is none: parse it again as text of the state before it."""
+        raw = "".join(segment.raw if isinstance(segment, Calls) else segment.pieces)
+        name, blanks, mark = self._call_start
         self._enter(name)
         if mark:
-            self._voice.warn(f"{mark} was not followed by a call")
+            self._emitter.warn(f"{mark} was not followed by a call")
         before = blanks + (mark if mark in self._profile.tags else "")
-        self._body.feed(before, 0, len(before))
-        self._again = raw
+        self._segment.feed(before, 0, len(before))
+        self._replay = raw
 
-    def _take(self, mark: str, left: int = 0) -> None:
+    def _follow_mark(self, mark: str, left: int = 0) -> None:
         target = self._marks.leads[mark]
         if target is None:
-            self._voice.warn(f"{mark} has no business there and is left out")
+            self._emitter.warn(f"{mark} does not belong there and is left out")
             return
-        self._reasoning += self._thinking and self._vocabulary is not None
+        self._reasoning += self._thinking and self._token_texts is not None
         self._begun = True
-        kind, body = self._table[target].kind, self._body
+        kind, segment = self._table[target].kind, self._segment
         if kind in ("call", "name"):
-            blanks = body.blanks if isinstance(body, Said) else ""
-            self._origin = ("thought" if self._thinking else "text", blanks, mark)
-        body.leave(kind)
-        self._voice.forget(left)
+            blanks = segment.blanks if isinstance(segment, TextSegment) else ""
+            self._call_start = ("thought" if self._thinking else "text", blanks, mark)
+        segment.leave(kind)
+        self._emitter.drop_tokens(left)
         self._enter(target)
 
     def _enter(self, name: str) -> None:
         self._marks = self._table[name]
-        self._body = self._make[self._marks.kind](self._marks)
+        self._segment = self._make[self._marks.kind](self._marks)
         self._thinking = self._marks.kind == "thought"
-        self._look_ahead()
+        self._choose_fast_path()
 
-    def _calls(self, marks: Marks) -> Calls:
+    def _calls(self, marks: MarkTable) -> Calls:
         if marks.name != "bare":
-            return Calls(self._voice, self._profile.code)
-        self._origin = ("text", "", "")
-        return Calls(self._voice, None, frozenset(self._voice.tools))
+            return Calls(self._emitter, self._profile.code)
+        self._call_start = ("text", "", "")
+        return Calls(self._emitter, None, frozenset(self._emitter.tools))
 
-    def _name(self, marks: Marks) -> Name:
-        tag = self._origin[2] in self._profile.tags
-        return Name(self._voice, self._draft, marks.state.braces is not None, tag)
+    def _name(self, marks: MarkTable) -> Name:
+        tag = self._call_start[2] in self._profile.tags
+        return Name(self._emitter, self._pending, marks.state.braces is not None, tag)
 
-    def _look_ahead(self) -> None:
-        """Whether plain text may be said without a look."""
-        body = self._body
-        self._flow = (
-            body.plain if isinstance(body, Said) and body.flows and not self._held else None
+    def _choose_fast_path(self) -> None:
+        """Whether plain text may be emitted without a scan."""
+        segment = self._segment
+        self._fast_path = (
+            segment.plain
+            if isinstance(segment, TextSegment) and segment.flows and not self._held
+            else None
         )

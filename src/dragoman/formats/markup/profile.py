@@ -1,4 +1,4 @@
-"""What is known of one family's markup, as data, and the scanning tables made of it."""
+"""A family's markup as data (`Profile`), and the scanning tables made from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from dragoman.formats.prompt import Tokenizer
 
 Kind = Literal[
-    "start",  # nothing said yet: blanks, then text, or a call without a mark
+    "start",  # nothing yet: blanks, then text, or a call without a mark
     "text",
     "thought",
     "call",  # one or more whole calls, as JSON or as Python
@@ -22,16 +22,17 @@ Kind = Literal[
     "gap",  # between things; blanks only
     "key",  # the name of one argument
     "value",  # one argument, as bare text
-    "header",  # whose turn it is: not said
-    "over",  # after the end: not said
+    "header",  # the role of the next turn: discarded
+    "over",  # after the end: discarded
 ]
 
 
 class State(Struct, frozen=True):
-    """What the text between two marks is, and where each mark leads.
+    """How the text between two marks is read, and the state each mark leads to.
 
-    `ids` are marks that count only as tokens of their own, not when spelled. `then` is where a
-    body leads that ends by itself, `braces` where a name leads that is none: JSON stands there.
+    `ids` are marks that count only as tokens, not when spelled. `then` is the next state of a
+    segment
+    that ends by itself; `braces` is the next state of a name that is empty: JSON follows.
     """
 
     kind: Kind
@@ -41,11 +42,12 @@ class State(Struct, frozen=True):
     braces: str | None = None
 
 
-class Writing(Struct, frozen=True, kw_only=True):
-    """How calls are written: what stands before the name, between name and arguments, after them.
+class CallSyntax(Struct, frozen=True, kw_only=True):
+    """How calls are written: the text before the name, between name and arguments, after them.
 
-    `first` and `last` frame all calls of a message, `between` stands between two of them. With
-    `body` "xml" the arguments are a tag for each, else they are JSON, word for word.
+    `first` and `last` enclose all calls of a message, `between` separates two. With `body` "xml"
+    each
+    argument is a tag, else they are JSON, kept byte for byte.
     """
 
     opening: str
@@ -57,48 +59,48 @@ class Writing(Struct, frozen=True, kw_only=True):
     body: Literal["json", "xml"] = "json"
 
 
-class Side(Struct, frozen=True):
-    """How a turn of one role is framed."""
+class TurnLayout(Struct, frozen=True):
+    """The text before and after a turn of one role."""
 
     before: str
     after: str
 
 
-class Frame(Struct, frozen=True, kw_only=True):
-    """How a conversation is laid out for a model that brings no template.
+class ChatLayout(Struct, frozen=True, kw_only=True):
+    """The layout of a conversation for a model that brings no template.
 
-    `call_end` ends an assistant's turn that calls tools (None: as any other). `tools` is how the
-    tools are told, with `{tools}` in the place of one JSON object a line.
+    `call_end` ends an assistant turn with calls (None: as any other). `tools` introduces the tools;
+    `{tools}` stands for one JSON object per line.
     """
 
     begin: str = ""
-    system: Side
-    user: Side
-    assistant: Side
-    tool: Side
+    system: TurnLayout
+    user: TurnLayout
+    assistant: TurnLayout
+    tool: TurnLayout
     call_end: str | None = None
     tools: str
-    thought: Side = Side("<think>\n", "\n</think>\n\n")
+    thought: TurnLayout = TurnLayout("<think>\n", "\n</think>\n\n")
 
 
 class Profile(Struct, frozen=True, kw_only=True):
     """One family's markup. Parsing begins in the state `start`.
 
     - `ends` are the control tokens that end the answer, in every state.
-    - `strays` have no business in text and are dropped from it, with a warning.
-    - `tags` are marks made of ordinary words: where no tools are on offer they are text.
+    - `strays` do not belong in text and are removed with a warning.
+    - `tags` are marks made of ordinary characters: they are text where the request has no tools.
     - `bare` says that a message may be a call without any mark.
-    - `code` is the tool that code in the place of a call is for; `builtins` take one `query` and
-      are called as `name.call(query="…")`.
-    - `id_length` is the length that call ids must have.
-    - `hints` are texts found in the chat templates and vocabularies of this family only.
+    - `code` is the tool that is called where code stands in place of a call; `builtins` take one
+      `query` and are called as `name.call(query="…")` (Llama 3.1).
+    - `id_length` is the length of call ids (Mistral: nine characters).
+    - `hints` are texts that only templates and vocabularies of this family contain.
     """
 
     name: str
     states: dict[str, State]
     ends: tuple[str, ...]
-    writing: Writing
-    frame: Frame
+    syntax: CallSyntax
+    layout: ChatLayout
     strays: tuple[str, ...] = ()
     tags: frozenset[str] = frozenset()
     bare: bool = False
@@ -109,15 +111,23 @@ class Profile(Struct, frozen=True, kw_only=True):
     hints: tuple[str, ...] = field(default_factory=tuple)
 
 
-_SAID = ("start", "text", "thought")
+_TEXT_KINDS = ("start", "text", "thought")
 _BLANK_END = re.compile(r"\s\Z")
 
 
-class Marks:
-    """The marks that count in one state; where each leads is in `leads`, None for a stray."""
+class MarkTable:
+    """The marks of one state; `leads` has the next state of each, None for a stray."""
 
-    __slots__ = ("_begins", "_first", "_longest", "_pattern", "kind", "leads", "name", "state")
-    # `_first` are the characters marks begin with, `_begins` all that may become a mark.
+    __slots__ = (
+        "_first",
+        "_longest",
+        "_pattern",
+        "_prefixes",
+        "kind",
+        "leads",
+        "name",
+        "state",
+    )
 
     def __init__(
         self, name: str, state: State, leads: dict[str, str | None], spelled: Iterable[str]
@@ -128,38 +138,38 @@ class Marks:
         self.leads = leads
         marks = sorted(spelled, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self._begins = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
+        self._prefixes = frozenset(m[:size] for m in marks for size in range(1, len(m)))
         self._first = frozenset(mark[0] for mark in marks)
         self._longest = max(map(len, marks), default=1) - 1
 
     def find(self, text: str, at: int) -> tuple[int, int]:
-        """Where the next mark begins and ends; beyond the text if there is none."""
+        """The span of the next mark; beyond the text if there is none."""
         found = self._pattern.search(text, at)
         return found.span() if found else (len(text), len(text))
 
     def touches(self, text: str) -> bool:
-        """Whether there is anything in the text that a mark begins with."""
+        """Whether the text has a character that a mark begins with."""
         return not self._first.isdisjoint(text)
 
     def held(self, text: str, at: int) -> int:
         """Where at the end of the text a mark may be beginning."""
         for start in range(max(at, len(text) - self._longest), len(text)):
-            if text[start] in self._first and text[start:] in self._begins:
+            if text[start] in self._first and text[start:] in self._prefixes:
                 return start
         return len(text)
 
 
-class Vocabulary:
-    """What the tokens of one vocabulary say, learnt as they come.
+class TokenTexts:
+    """The texts of a vocabulary's tokens, filled in as they occur.
 
-    `plain` holds the text of those that cannot have to do with any mark.
+    `plain` holds those that cannot be part of any mark.
     """
 
     def __init__(self, tokenizer: Tokenizer, profile: Profile) -> None:
         self.controls = {id: text for text, id in tokenizer.controls.items()}
         self.plain: dict[int, str] = {}
         self._tokenizer = tokenizer
-        firsts = {mark[0] for mark in marks(profile) if len(mark) > 1}
+        firsts = {mark[0] for mark in all_marks(profile) if len(mark) > 1}
         self._first = re.compile(f"[{re.escape(''.join(sorted(firsts)))}]")
 
     def piece(self, id: int) -> bytes:
@@ -174,7 +184,7 @@ class Vocabulary:
         return raw
 
 
-def marks(profile: Profile) -> frozenset[str]:
+def all_marks(profile: Profile) -> frozenset[str]:
     """Every mark of a profile."""
     found = {*profile.ends, *profile.strays}
     for state in profile.states.values():
@@ -182,21 +192,23 @@ def marks(profile: Profile) -> frozenset[str]:
     return frozenset(found)
 
 
-def table(profile: Profile, calls: bool, controls: Iterable[str] = ()) -> dict[str, Marks]:
-    """The states of a profile, with calls or, where no tools are on offer, without."""
+def mark_tables(
+    profile: Profile, calls: bool, controls: Iterable[str] = ()
+) -> dict[str, MarkTable]:
+    """The tables of all states, with calls or, where the request has no tools, without."""
     as_tokens = frozenset(controls)
     return {
-        name: _marks(profile, name, state, calls, as_tokens)
+        name: _mark_table(profile, name, state, calls, as_tokens)
         for name, state in profile.states.items()
     }
 
 
-def _marks(
+def _mark_table(
     profile: Profile, name: str, state: State, calls: bool, as_tokens: frozenset[str]
-) -> Marks:
+) -> MarkTable:
     leads: dict[str, str | None] = {**state.ids, **state.marks}
     spelled = set(state.marks)
-    if state.kind in _SAID:
+    if state.kind in _TEXT_KINDS:
         for mark in profile.strays:
             leads.setdefault(mark, None)
             spelled.add(mark)
@@ -204,9 +216,9 @@ def _marks(
             for mark, target in list(leads.items()):
                 if mark in profile.tags:
                     del leads[mark]
-                elif target and profile.states[target].kind not in (*_SAID, "header", "over"):
+                elif target and profile.states[target].kind not in (*_TEXT_KINDS, "header", "over"):
                     leads[mark] = None
     for mark in profile.ends:
         leads[mark] = "over"
         spelled.add(mark)
-    return Marks(name, state, leads, (spelled & leads.keys()) - as_tokens)
+    return MarkTable(name, state, leads, (spelled & leads.keys()) - as_tokens)

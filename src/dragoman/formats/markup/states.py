@@ -1,4 +1,4 @@
-"""Parser states between two markers, and how each reads its text."""
+"""Segments: how the parser reads the text of each state between two marks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import re
 from typing import Protocol
 
-from .calls import METHOD, Envelope, Value, calls, typed
-from .emitter import Say, Voice
+from .calls import METHOD, CallObject, Value, calls, typed
+from .emitter import Emit, Emitter
 
 BLANKS = 64
-"""How many blanks before a mark belong to it; what is beyond is text, and held no longer."""
+"""How many blanks before a mark belong to it; more are text, so that no text waits for long."""
 
 _LONGEST_NAME = 128
 _BLANK = re.compile(r"\s")
@@ -19,7 +19,7 @@ _LEADING = re.compile(r"\s*")
 _JUNK = re.compile(r"[\s`]*")
 
 
-class Draft:
+class PendingCall:
     """What is known of a call before it begins."""
 
     __slots__ = ("id", "key", "name", "parameters")
@@ -31,37 +31,37 @@ class Draft:
         self.parameters = 0
 
 
-class Body(Protocol):
+class Segment(Protocol):
     """The text between two marks."""
 
     @property
     def quoted(self) -> bool:
-        """Whether we are in a string, where a mark may be data."""
+        """Whether the position is inside a string, where a mark may be data."""
         ...
 
     def feed(self, text: str, at: int, end: int) -> int:
-        """Hear text[at:end], and tell where the body ended if it did before that."""
+        """Read text[at:end]; returns where the segment ended, if it did before that."""
         ...
 
     def leave(self, target: str | None) -> None:
-        """A mark came that leads to a state of this kind, or (None) there is no more."""
+        """A mark was found that leads to a state of this kind, or (None) the text is over."""
         ...
 
 
-class Said:
-    """Text or thought. Blanks wait, for they may stand before a mark and belong to it."""
+class TextSegment:
+    """Text or reasoning. Blanks wait, because blanks before a mark belong to it."""
 
     quoted = False
 
-    def __init__(self, say: Say, plain: Say, *, fresh: bool = False) -> None:
-        self.say = say
+    def __init__(self, emit: Emit, plain: Emit, *, fresh: bool = False) -> None:
+        self.emit = emit
         self.plain = plain
         self.blanks = ""
         self._fresh = fresh  # blanks before it belong to the mark
 
     @property
     def flows(self) -> bool:
-        """Whether text may be said without a look."""
+        """Whether plain text may be emitted without a scan."""
         return not (self.blanks or self._fresh)
 
     def feed(self, text: str, at: int, end: int) -> int:
@@ -74,22 +74,22 @@ class Said:
         if len(self.blanks) > BLANKS:
             words, self.blanks = more[:-BLANKS], self.blanks[-BLANKS:]
         if words:
-            self.say(words)
+            self.emit(words)
         return end
 
     def leave(self, target: str | None) -> None:
         if self.blanks and target in (None, "over"):
-            self.say(self.blanks)
+            self.emit(self.blanks)
         self.blanks = ""
 
 
-class Blanks:
-    """The start of a message. It ends with the first thing that is no blank."""
+class LeadingBlanks:
+    """The start of a message. It ends at the first character that is not blank."""
 
     quoted = False
 
-    def __init__(self, voice: Voice, first: bool) -> None:
-        self._voice = voice
+    def __init__(self, emitter: Emitter, first: bool) -> None:
+        self._emitter = emitter
         self._first = first
         self._kept: list[str] = []
 
@@ -101,7 +101,7 @@ class Blanks:
 
     def leave(self, target: str | None) -> None:
         if target in (None, "over") and (kept := self.kept):
-            self._voice.text(kept)
+            self._emitter.text(kept)
 
     @property
     def kept(self) -> str:
@@ -109,7 +109,7 @@ class Blanks:
         return "".join(self._kept) if self._first else ""
 
 
-class Collected:
+class CollectedText:
     """A short text that is needed whole: a name, an id, a key."""
 
     def __init__(self) -> None:
@@ -125,23 +125,22 @@ class Collected:
 
     @property
     def text(self) -> str:
-        """What was collected."""
         return "".join(self.pieces)
 
 
-class Name(Collected):
+class Name(CollectedText):
     """The name of a call, up to a mark.
 
-    Where `braces` may end it, they begin arguments, or calls that carry their own names. In a `tag`
-    there is no blank; with one it is no tag but a word.
+    With `braces` a brace may end it: arguments follow, or calls that carry their own names. A `tag`
+    has no blanks in its name: with one it is ordinary text.
     """
 
-    def __init__(self, voice: Voice, draft: Draft, braces: bool, tag: bool) -> None:
+    def __init__(self, emitter: Emitter, pending: PendingCall, braces: bool, tag: bool) -> None:
         super().__init__()
-        draft.name, draft.id, draft.parameters = "", None, 0
-        self.refused = False
-        self._voice = voice
-        self._draft = draft
+        pending.name, pending.id, pending.parameters = "", None, 0
+        self.rejected = False
+        self._emitter = emitter
+        self._pending = pending
         self._braces = braces
         self._tag = tag
         self._size = 0
@@ -152,40 +151,40 @@ class Name(Collected):
         super().feed(text, at, stop)
         self._size += stop - at
         blank = self._tag and _BLANK.search(text, at, stop) is not None
-        self.refused = self._size > _LONGEST_NAME or blank
+        self.rejected = self._size > _LONGEST_NAME or blank
         if found:
-            self._draft.name = self.text.strip()
+            self._pending.name = self.text.strip()
         return stop
 
     def leave(self, target: str | None) -> None:
         name = self.text.strip()
         if target in ("arguments", "typed", "gap", "id", "key") and name:
-            self._draft.name = name
+            self._pending.name = name
         elif name:
-            self._voice.warn(f"a call could not be read: {name}")
-            self._voice.text(name)
+            self._emitter.warn(f"a call could not be read: {name}")
+            self._emitter.text(name)
 
 
-class Id(Collected):
+class Id(CollectedText):
     """The id of a call."""
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, pending: PendingCall) -> None:
         super().__init__()
-        self._draft = draft
+        self._pending = pending
 
     def leave(self, target: str | None) -> None:
-        self._draft.id = self.text.strip() or None
+        self._pending.id = self.text.strip() or None
 
 
 class Arguments:
-    """JSON, given on as it comes. It ends with its last brace; other text lasts to the mark."""
+    """JSON, emitted as it arrives. It ends with its last brace; other text lasts to the mark."""
 
-    def __init__(self, voice: Voice, draft: Draft) -> None:
-        self._voice = voice
+    def __init__(self, emitter: Emitter, pending: PendingCall) -> None:
+        self._emitter = emitter
         self._value: Value | None = None
         self._raw = False
-        voice.open(draft.name, draft.id)
-        draft.name = ""
+        emitter.open_call(pending.name, pending.id)
+        pending.name = ""
 
     @property
     def quoted(self) -> bool:
@@ -202,22 +201,22 @@ class Arguments:
         if self._value.done:
             return skip(_JUNK, text, at, end)
         stop = end if self._raw else self._value.feed(text[:end] if end < len(text) else text, at)
-        self._voice.more(text[at:stop])
+        self._emitter.add_arguments(text[at:stop])
         if stop < end:
             return skip(_JUNK, text, stop, end)
         return end
 
     def leave(self, target: str | None) -> None:
-        self._voice.shut()
+        self._emitter.close_call()
 
 
-class Typed(Collected):
-    """A name and a fence, or nothing at all, before the arguments; then those."""
+class NamedArguments(CollectedText):
+    """DeepSeek's `function` type: a name, perhaps in a fence, before the arguments; then those."""
 
-    def __init__(self, voice: Voice, draft: Draft) -> None:
+    def __init__(self, emitter: Emitter, pending: PendingCall) -> None:
         super().__init__()
-        self._voice = voice
-        self._draft = draft
+        self._emitter = emitter
+        self._pending = pending
         self._arguments: Arguments | None = None
 
     @property
@@ -236,96 +235,98 @@ class Typed(Collected):
 
     def _begin(self) -> Arguments:
         name = self.text.split("```")[0].strip()
-        self._draft.name = name or self._draft.name
-        self._arguments = Arguments(self._voice, self._draft)
+        self._pending.name = name or self._pending.name
+        self._arguments = Arguments(self._emitter, self._pending)
         return self._arguments
 
     def leave(self, target: str | None) -> None:
         (self._arguments or self._begin()).leave(target)
 
 
-class Gap(Collected):
-    """Between two things. What is said there is told, and not lost."""
+class Gap(CollectedText):
+    """Between two parts of a call. Text there is reported, and emitted after the call."""
 
-    def __init__(self, voice: Voice, draft: Draft) -> None:
+    def __init__(self, emitter: Emitter, pending: PendingCall) -> None:
         super().__init__()
-        self._voice = voice
-        self._draft = draft
-        if draft.name and not voice.calling:
-            voice.open(draft.name)
+        self._emitter = emitter
+        self._pending = pending
+        if pending.name and not emitter.in_call:
+            emitter.open_call(pending.name)
 
     def leave(self, target: str | None) -> None:
-        said = self.text.strip()
-        if said:
-            self._voice.warn(f"not expected there: {said}")
-        if target not in ("key", "value") and self._voice.calling:
-            close_parameters(self._voice, self._draft)
-        if said:
-            self._voice.text(said)
+        text = self.text.strip()
+        if text:
+            self._emitter.warn(f"not expected there: {text}")
+        if target not in ("key", "value") and self._emitter.in_call:
+            close_parameters(self._emitter, self._pending)
+        if text:
+            self._emitter.text(text)
 
 
-class Argument(Collected):
+class ParameterValue(CollectedText):
     """One argument as bare text, typed by the schema of its tool."""
 
-    def __init__(self, voice: Voice, draft: Draft) -> None:
+    def __init__(self, emitter: Emitter, pending: PendingCall) -> None:
         super().__init__()
-        self._voice = voice
-        self._draft = draft
+        self._emitter = emitter
+        self._pending = pending
 
     def leave(self, target: str | None) -> None:
         text = self.text.removeprefix("\n")
         if target not in ("gap", "key"):
             text = text.rstrip().removesuffix("</function>")
         text = text.removesuffix("\n")
-        draft = self._draft
-        value = typed(text, draft.key, self._voice.tools.get(draft.name))
-        if self._voice.cut:
+        pending = self._pending
+        value = typed(text, pending.key, self._emitter.tools.get(pending.name))
+        if self._emitter.truncated:
             value = json.dumps(text, ensure_ascii=False)[:-1]
-        sign = ", " if draft.parameters else "{"
-        draft.parameters += 1
-        self._voice.more(f"{sign}{json.dumps(draft.key, ensure_ascii=False)}: {value}")
+        sign = ", " if pending.parameters else "{"
+        pending.parameters += 1
+        self._emitter.add_arguments(f"{sign}{json.dumps(pending.key, ensure_ascii=False)}: {value}")
         if target not in ("gap", "key"):
-            self._voice.warn(f"an argument of {draft.name} was not closed")
-            close_parameters(self._voice, draft)
+            self._emitter.warn(f"an argument of {pending.name} was not closed")
+            close_parameters(self._emitter, pending)
 
 
-def close_parameters(voice: Voice, draft: Draft) -> None:
-    """End a call whose arguments came one by one."""
-    if draft.parameters and not voice.cut:
-        voice.more("}")
-    voice.shut()
-    draft.name, draft.parameters = "", 0
+def close_parameters(emitter: Emitter, pending: PendingCall) -> None:
+    """End a call whose arguments were tags."""
+    if pending.parameters and not emitter.truncated:
+        emitter.add_arguments("}")
+    emitter.close_call()
+    pending.name, pending.parameters = "", 0
 
 
-class Key(Collected):
+class ParameterKey(CollectedText):
     """The name of an argument."""
 
-    def __init__(self, voice: Voice, draft: Draft) -> None:
+    def __init__(self, emitter: Emitter, pending: PendingCall) -> None:
         super().__init__()
-        self._voice = voice
-        self._draft = draft
+        self._emitter = emitter
+        self._pending = pending
 
     def leave(self, target: str | None) -> None:
-        self._draft.key = self.text.strip()
+        self._pending.key = self.text.strip()
         if target != "value":
-            self._voice.warn(f"an argument of {self._draft.name} has no value: {self._draft.key}")
-            close_parameters(self._voice, self._draft)
+            self._emitter.warn(
+                f"an argument of {self._pending.name} has no value: {self._pending.key}"
+            )
+            close_parameters(self._emitter, self._pending)
 
 
-class Unsaid:
-    """Not said: whose turn it is, or what comes after the end."""
+class Discarded:
+    """Text that is not emitted: the role of the next turn, or what follows the end."""
 
     quoted = False
 
-    def __init__(self, voice: Voice, after: bool) -> None:
-        self._voice = voice
+    def __init__(self, emitter: Emitter, after: bool) -> None:
+        self._emitter = emitter
         self._after = after
         self._warned = False
 
     def feed(self, text: str, at: int, end: int) -> int:
         if self._after and not self._warned and text[at:end].strip():
             self._warned = True
-            self._voice.warn("the model wrote on after its end")
+            self._emitter.warn("the model wrote on after its end")
         return end
 
     def leave(self, target: str | None) -> None:
@@ -333,7 +334,7 @@ class Unsaid:
 
 
 def skip(pattern: re.Pattern[str], text: str, at: int, end: int) -> int:
-    """Where what the pattern matches ends."""
+    """Where the match of a pattern ends."""
     found = pattern.match(text, at, end)
     return found.end() if found else at
 
@@ -342,66 +343,66 @@ _AFTER = re.compile(r"[\s,;`}\]]*")
 _AFTER_BARE = re.compile(r"[\s,;]*")
 _CALL = re.compile(r"\[?\s*(?:([^\W\d][\w.\-]*)\s*(\()?)?")
 _LONGEST = 256
-"""How long a name, with the blanks around it, may be."""
+"""The longest name, with the blanks around it."""
 
 
 class Calls:
-    """The body between the marks of calls.
+    """The text between the marks of calls.
 
-    With `known` they must name one of these. `refused` becomes true where they are no calls at
-    all; `raw` is then what was heard. `code` is the tool for what is neither JSON nor a call.
+    With `known` they must name one of these. `rejected` turns true where the text is no call at
+    all;
+    `raw` is then that text. `code` is the tool for what is neither JSON nor a call (Llama 3.1).
     """
 
-    def __init__(self, voice: Voice, code: str | None, known: frozenset[str] | None = None) -> None:
-        self.refused = False
+    def __init__(
+        self, emitter: Emitter, code: str | None, known: frozenset[str] | None = None
+    ) -> None:
+        self.rejected = False
         self.raw: list[str] = []
-        self._voice = voice
+        self._emitter = emitter
         self._code = code if known is None else None
         self._known = known
         self._list = False
-        self._envelope: Envelope | None = None
+        self._object: CallObject | None = None
         self._python = False
         self._proven = self._code is not None  # that Python may stand here
-        self._said = False  # a call
+        self._emitted = False  # a call
 
     @property
     def quoted(self) -> bool:
-        """Whether we are in a string of JSON."""
-        return self._envelope is not None and self._envelope.quoted
+        return self._object is not None and self._object.quoted
 
     @property
-    def doubtful(self) -> bool:
+    def unproven(self) -> bool:
         """Whether nothing yet shows that this is a call."""
         return self._python and not self._proven
 
     def feed(self, text: str, at: int, end: int) -> int:
-        """Hear text[at:end], and tell where the calls ended if they did before that."""
         text = text[:end]
-        while at < end and not self.refused:
-            if self._envelope is not None:
-                at = self._in_envelope(self._envelope, text, at)
+        while at < end and not self.rejected:
+            if self._object is not None:
+                at = self._in_object(self._object, text, at)
             elif self._python:
                 at = self._in_python(text, at)
-            elif not self._said:
+            elif not self._emitted:
                 at = self._before(text, at)
             else:
                 at = self._after(text, at)
-                if self._envelope is None:
+                if self._object is None:
                     return at
         return at
 
     def leave(self, target: str | None) -> None:
-        """A mark came, or the end: say what there is as what it is."""
-        voice, raw = self._voice, "".join(self.raw)
-        if self._envelope is not None:
-            self._envelope.close()
-            if self._envelope.rejected:
-                voice.text(raw + "".join(self._envelope.raw))
+        emitter, raw = self._emitter, "".join(self.raw)
+        if self._object is not None:
+            self._object.close()
+            if self._object.rejected:
+                emitter.text(raw + "".join(self._object.raw))
         elif self._python:
-            self._say_python(raw)
-        elif not self._said and raw.strip():
-            voice.warn(f"a call could not be read: {raw}")
-            voice.text(raw)
+            self._emit_python(raw)
+        elif not self._emitted and raw.strip():
+            emitter.warn(f"a call could not be read: {raw}")
+            emitter.text(raw)
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -412,7 +413,7 @@ class Calls:
         if stop == len(text):
             return stop
         if text[stop] == "{":
-            self._envelope = Envelope(self._voice, self._known)
+            self._object = CallObject(self._emitter, self._known)
         elif text[stop] == "[" and not self._list:
             self._list = True
             self.raw.append("[")
@@ -421,53 +422,53 @@ class Calls:
             self._python = True
         return stop
 
-    def _in_envelope(self, envelope: Envelope, text: str, at: int) -> int:
-        at = envelope.feed(text, at)
-        if envelope.rejected:
-            self.raw += envelope.raw
-            self.refused = True
-        elif envelope.done:
-            self._envelope, self._said, self.raw = None, True, []
+    def _in_object(self, object: CallObject, text: str, at: int) -> int:
+        at = object.feed(text, at)
+        if object.rejected:
+            self.raw += object.raw
+            self.rejected = True
+        elif object.done:
+            self._object, self._emitted, self.raw = None, True, []
         return at
 
     def _after(self, text: str, at: int) -> int:
-        """A call was said. What follows it needs no proof of its own."""
+        """After a call. Another object here needs no proof that it is one."""
         bare = self._known is not None and not self._list
         stop = skip(_AFTER_BARE if bare else _AFTER, text, at, len(text))
         if "}" in text[at:stop]:
-            self._voice.warn("a brace too many after a call")
+            self._emitter.warn("a brace too many after a call")
         if stop < len(text) and text[stop] == "{":
-            self._envelope = Envelope(self._voice)
+            self._object = CallObject(self._emitter)
         return stop
 
     def _in_python(self, text: str, at: int) -> int:
-        """Python is needed whole. It must soon look like a call, if it need not be code."""
+        """Python is parsed when complete; it must soon look like a call, if it may not be code."""
         self.raw.append(text[at:])
         if not self._proven:
             raw = "".join(self.raw).lstrip()
             match = _CALL.match(raw)
             if match is not None and match[2]:
                 self._proven = self._known is None or match[1] in self._known
-                self.refused = not self._proven
+                self.rejected = not self._proven
             else:
-                self.refused = match is None or match.end() < len(raw) or len(raw) > _LONGEST
+                self.rejected = match is None or match.end() < len(raw) or len(raw) > _LONGEST
         return len(text)
 
-    def _say_python(self, raw: str) -> None:
-        voice, read = self._voice, calls(raw)
+    def _emit_python(self, raw: str) -> None:
+        emitter, read = self._emitter, calls(raw)
         if read is not None and (self._code is None or _is_call(raw, read[1])):
             for name, arguments in read[0]:
-                voice.whole(name, arguments)
+                emitter.emit_call(name, arguments)
             if read[1].strip():
-                voice.text(read[1].strip())
+                emitter.text(read[1].strip())
         elif self._code is not None:
-            voice.whole(self._code, json.dumps({"code": raw.strip()}, ensure_ascii=False))
+            emitter.emit_call(self._code, json.dumps({"code": raw.strip()}, ensure_ascii=False))
         else:
-            voice.warn(f"a call could not be read: {raw}")
-            voice.text(raw)
+            emitter.warn(f"a call could not be read: {raw}")
+            emitter.text(raw)
 
 
 def _is_call(raw: str, rest: str) -> bool:
-    """Whether what may be code is a call: a list of them, or a method named `call`."""
+    """Whether what may be code is a call: a list of calls, or a method named `call`."""
     head = raw.lstrip().partition("(")[0]
     return not rest.strip() and (head[:1] == "[" or head.endswith(METHOD))
