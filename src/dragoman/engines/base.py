@@ -245,6 +245,10 @@ class Driver:
             self._resumed.set()
             self._resumed = None
 
+    async def wait_closed(self) -> None:
+        """Wait until the engine has cleaned up."""
+        await asyncio.wait((self._task,))
+
     async def _drive(self, source: AsyncGenerator[Event, None]) -> None:
         ended = False
         try:
@@ -327,6 +331,11 @@ class Deferred(Generic[T]):
         if self._handle is not None:
             self._handle.resume()
 
+    async def wait_closed(self) -> None:
+        """Wait until what was cancelled has cleaned up."""
+        await asyncio.wait((self._future,))
+        await wait_closed(self._handle)
+
     def _on_done(self, future: asyncio.Future[T]) -> None:
         try:
             self._handle = self._begin(future.result())
@@ -353,6 +362,14 @@ async def stream_of(
     finally:
         if not inbox.ended:
             inbox.handle.cancel()
+            await wait_closed(inbox.handle)
+
+
+async def wait_closed(handle: Handle | None) -> None:
+    """Wait until the work of a cancelled answer has ended, where its handle can tell."""
+    wait: Callable[[], Awaitable[None]] | None = getattr(handle, "wait_closed", None)
+    if wait is not None:
+        await wait()
 
 
 class _Inbox:

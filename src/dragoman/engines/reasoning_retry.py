@@ -15,7 +15,7 @@ from dragoman.core.item import Item, Reasoning
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
-from .base import LRU, Wrapper, start
+from .base import LRU, Wrapper, start, wait_closed
 from .reasoning_encryption import ASKING, ENCRYPTED, all_in_words, is_opaque
 
 MODELS = 1_000
@@ -114,6 +114,10 @@ class _Attempts:
         """Resume the attempt."""
         self._paused = False
         self._handle.resume()
+
+    async def wait_closed(self) -> None:
+        """Wait until the attempt has cleaned up."""
+        await wait_closed(self._handle)
 
     def _receive_first(self, events: list[Event]) -> None:
         second = self._second(self._try, events)
