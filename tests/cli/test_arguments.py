@@ -1,4 +1,4 @@
-"""The grammar: what is taken, what is refused, and that the help teaches both."""
+"""Arguments that are accepted and refused, and the help texts."""
 
 import pytest
 
@@ -6,39 +6,39 @@ from dragoman.cli.main import parser
 from dragoman.core.version import VERSION
 
 
-def told(words: str, capsys: pytest.CaptureFixture[str], status: str) -> str:
-    """What the parser says when it ends the program."""
+def output(words: str, capsys: pytest.CaptureFixture[str], status: str) -> str:
+    """The text that the parser prints when it exits."""
     with pytest.raises(SystemExit, match=f"^{status}$"):
         parser().parse_args(words.split())
     shown = capsys.readouterr()
     return " ".join((shown.err if status == "2" else shown.out).split())
 
 
-TAUGHT = {
-    "--help": ["serve models over", "dragoman ask", "Ctrl-C stops an answer", "rehearsal"],
+HELP = {
+    "--help": ["serve models over", "dragoman ask", "Ctrl-C stops an answer", "demo engine"],
     "serve --help": ["looks for model servers", "127.0.0.1", "8000", "--upstream-key-env NAME"],
     "ask --help": ["standard input", "first listed", "`script`"],
-    "chat --help": ["how hard to think", "instructions for the model"],
-    "models --help": ["whatever answers on this machine", "--key-env NAME"],
+    "chat --help": ["reasoning effort", "instructions for the model"],
+    "models --help": ["the one found on this machine", "--key-env NAME"],
 }
 
 
-@pytest.mark.parametrize("words", TAUGHT)
-def test_help_teaches(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = told(words, capsys, "0")
-    assert not [text for text in TAUGHT[words] if text not in shown], shown
+@pytest.mark.parametrize("words", HELP)
+def test_help_lists_options_and_defaults(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = output(words, capsys, "0")
+    assert not [text for text in HELP[words] if text not in shown], shown
 
 
-def test_every_command_is_named_and_has_a_help_of_its_own(
+def test_every_command_is_listed_and_has_its_own_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for command in ("serve", "models", "ask", "chat", "tokens"):
-        assert command in told("--help", capsys, "0")
-        assert "usage: dragoman " + command in told(f"{command} --help", capsys, "0")
+        assert command in output("--help", capsys, "0")
+        assert "usage: dragoman " + command in output(f"{command} --help", capsys, "0")
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told("--version", capsys, "0") == f"dragoman {VERSION}"
+def test_version_option_prints_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert output("--version", capsys, "0") == f"dragoman {VERSION}"
 
 
 REFUSED = {
@@ -59,15 +59,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_words_that_make_no_sense_are_refused_and_named(
+def test_invalid_arguments_are_refused_by_name(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = told(words, capsys, "2")
+    shown = output(words, capsys, "2")
     assert REFUSED[words] in shown
     assert "usage: dragoman" in shown
 
 
-def test_what_is_said_is_understood() -> None:
+def test_arguments_are_parsed() -> None:
     words = "serve script --port 0 --upstream http://a --upstream http://b --workers 2"
     options = parser().parse_args(words.split())
     assert options.targets == ["script"]
