@@ -23,7 +23,6 @@ from dragoman.engines.reasoning_encryption import ENCRYPTED, Seal, Sealing
 from dragoman.engines.reasoning_retry import Resending
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
-from dragoman.server.log import Noted
 from tests.engines.receiving import Receiver, received
 from tests.engines.stage import ASKED, heard
 
@@ -328,7 +327,6 @@ OURS = Seal(lambda: b"k" * 32)
 OUR_BLOB = OURS.close(Reasoning((Thought("hm"),)), "", ASKED.model)
 WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, object]]] = {
     "a user's stream": (Changing, {}),
-    "a log": (Noted, {}),
     "mischief": (lambda engine: Chaos(engine, Mischief()), {}),
     "calls to remember": (Recalling, {"tools": (FunctionTool("f"),)}),
     "reasoning to put back": (Recalling, {"items": SEALED}),

@@ -79,7 +79,7 @@ class Answers:
             return go_on
         caller = replace(caller, wire=wire.name)
         engine = straight(self._engine, plan.request, caller)
-        unread = settings.relay and request.stream and wire.through is not None
+        unread = settings.relay and request.stream
         if unread and self._passed(body, request, caller, plan) is not None:
             return go_on  # a stream may pass unread, which costs less
         common = (exchange, outlet, caller, settings, self._roster, self._gate)
@@ -104,7 +104,7 @@ class Answers:
         watch = Watch(self._roster)
         plan = await self._plan(wire, request, caller)
         caller = replace(caller, wire=wire.name, stored=plan.run is not None)
-        unread = self._settings.relay and wire.through is not None
+        unread = self._settings.relay
         passed = self._passed(body, request, caller, plan) if unread else None
         answer = self._streamed if plan.request.stream else self._whole
         await answer(wire, exchange, caller, plan, watch, passed)

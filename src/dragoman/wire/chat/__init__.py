@@ -5,12 +5,12 @@ each direction; the other rooms hold one kind of thing each, both ways. What thi
 know is kept under its name (`extras`) and said again on it.
 """
 
-from dragoman.wire.registry import Through, Wire
+from dragoman.wire.registry import Wire
 
 from .request import decode, encode
 from .response import Encoder
 from .response import encode as encode_response
-from .stream import Decoder, Passing, passes, whole
+from .stream import Decoder
 
 CHAT = Wire(
     name="chat",
@@ -20,6 +20,5 @@ CHAT = Wire(
     encoder=Encoder,
     encode_response=encode_response,
     decoder=Decoder,
-    through=Through(passes=passes, passing=Passing, whole=whole),
 )
 """The wire as one value."""
