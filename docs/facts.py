@@ -110,7 +110,7 @@ def fates(fields: Table) -> str:
 
 
 def faults() -> str:
-    """Every fault, and what a client sees of it."""
+    """Every fault, as clients see it."""
     rows = [
         (f"`{code}`", str(row.status), f"`{row.type}`", f"`{row.code}`" if row.code else "null")
         for code, row in TABLE.items()
@@ -122,7 +122,7 @@ def faults() -> str:
 
 
 def fields(kind: type[Struct]) -> str:
-    """The settings of a struct, with their defaults as the file would have them."""
+    """The settings of a struct, with defaults in TOML form."""
     hints = get_type_hints(kind, include_extras=True)
     rows = []
     for field in msgspec.structs.fields(kind):
@@ -136,7 +136,7 @@ def fields(kind: type[Struct]) -> str:
 
 
 def default(field: msgspec.structs.FieldInfo) -> str:
-    """The value that is taken where the file has none."""
+    """The default of a field."""
     if field.required:
         return "required"
     value = field.default
@@ -146,7 +146,7 @@ def default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def range_of(hint: object, meta: Meta) -> str:
-    """What values are taken, where not all of the type are."""
+    """The allowed values, if not all of the type."""
     words = [json.dumps(value) for value in get_args(hint) if isinstance(value, str)]
     if words:
         return f" One of {', '.join(f'`{word}`' for word in words)}."
@@ -154,52 +154,53 @@ def range_of(hint: object, meta: Meta) -> str:
 
 
 def profiles() -> str:
-    """The kinds of server, and what is taken into account for each."""
+    """The kinds of server, with their marks, wires and habits."""
     rows = [
-        (f"`{p.name}`", "; ".join(marks(p)) or "–", " and ".join(p.wires) or "found out", habits(p))
+        (f"`{p.name}`", "; ".join(marks(p)) or "–", " and ".join(p.wires) or "detected", habits(p))
         for p in (GENERIC, *PROFILES)
     ]
     return table(("profile", "recognised by", "wires", "habits"), rows)
 
 
 def marks(profile: Profile) -> Iterator[str]:
-    """By what a server is recognised."""
-    told = {
+    """The marks by which a server is recognised."""
+    known = {
         "address": profile.marks.hosts,
         "`Server`": profile.marks.server,
         "`owned_by`": profile.marks.owned_by,
     }
-    for where, values in told.items():
+    for where, values in known.items():
         if values:
             yield f"{where} {', '.join(f'`{value}`' for value in values)}"
 
 
 def habits(profile: Profile) -> str:
-    """What differs from a server that takes everything and says everything well."""
+    """The differences from a server without limits or quirks."""
     limits, dialect = profile.limits, profile.dialect
     strict = msgspec.structs.replace(limits, named_tool=True, idle_tools=True, json_schema=True)
     careful = profile is not GENERIC and strict == GENERIC.limits
-    told = {
+    found = {
         "as `generic`": careful,
         "custom tools become functions": not (careful or limits.custom_tools),
         "namespaces become prefixes": not (careful or limits.namespaces),
-        "allowed tools are the only ones offered": not (careful or limits.allowed_tools),
+        "only allowed tools are sent": not (careful or limits.allowed_tools),
         "developer messages become system messages": not careful
         and limits.developer_role == "system",
-        "one system message, in front": not careful and limits.system_messages == "front",
-        "a tool forced by its name is the only one offered": not limits.named_tool,
-        "tools that may not be called are not offered": not limits.idle_tools,
-        "a schema is described to the model, and some JSON asked for": not limits.json_schema,
-        f"a limit is `{dialect.max_tokens}`": dialect.max_tokens != GENERIC.dialect.max_tokens,
-        f"reasoning goes back as `{dialect.reasoning_field}`": dialect.reasoning_field
+        "one leading system message": not careful and limits.system_messages == "front",
+        "only the tool named in `tool_choice` is sent": not limits.named_tool,
+        "tools are not sent with `tool_choice: none`": not limits.idle_tools,
+        "a schema becomes a prompt and `json_object`": not limits.json_schema,
+        f"the token limit is `{dialect.max_tokens}`": dialect.max_tokens
+        != GENERIC.dialect.max_tokens,
+        f"reasoning is sent as `{dialect.reasoning_field}`": dialect.reasoning_field
         != GENERIC.dialect.reasoning_field,
-        "`n` is asked one by one": not profile.choices,
-        f"an answer that fills {profile.silent_context} tokens is suspected of a cut prompt": (
+        "`n` becomes separate requests": not profile.choices,
+        f"a total of {profile.silent_context} tokens logs a warning about truncation": (
             profile.silent_context is not None
         ),
-        f"the key goes in `{profile.key_header}`": profile.key_header != GENERIC.key_header,
+        f"the key is sent in `{profile.key_header}`": profile.key_header != GENERIC.key_header,
     }
-    return ", ".join(habit for habit, has in told.items() if has)
+    return ", ".join(habit for habit, has in found.items() if has)
 
 
 # ---- command line ------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def commands() -> str:
 
 
 def signature(action: argparse.Action) -> str:
-    """How an argument is written."""
+    """The syntax of an argument."""
     if not action.option_strings:
         name = str(action.metavar or action.dest.upper())
         return f"`[{name} …]`" if action.nargs == "*" else f"`{name}`"
@@ -230,6 +231,6 @@ def signature(action: argparse.Action) -> str:
 
 
 def meaning(action: argparse.Action) -> str:
-    """What an argument is for."""
+    """The description of an argument."""
     repeated = isinstance(action, argparse._AppendAction)
     return f"{action.help}{'; may be given several times' if repeated else ''}"

@@ -272,10 +272,10 @@ def test_long_arguments_are_not_read_again_for_every_fragment(size: int) -> None
     sorter = CallSorter()
     call = sorter.sort(F(name="f", arguments='{"a":"'))
     assert call is not None
-    call.add('{"a":"')
+    call.pieces.append('{"a":"')
     for _ in range(size):
         assert sorter.sort(F(arguments="{}")) is call
-        call.add("{}")
+        call.pieces.append("{}")
     assert not call.complete
 
 

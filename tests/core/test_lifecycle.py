@@ -87,7 +87,7 @@ def test_p17_legal_orders_pass(events: list[Event]) -> None:
         ([START, ADDED, TEXT, DONE[0]], "the deltas of part 0 of item 0 do not add up"),
         ([START, ADDED, TEXT, HI, DONE[1]], "item 0 was done while parts of it were open"),
         ([START, ADDED, ItemDone(0, Message("assistant", id="n"))], "item 0 changed its id"),
-        ([START, ADDED, ItemDone(0, SAID)], "item 0 is done and is not what its events said"),
+        ([START, ADDED, ItemDone(0, SAID)], "item 0 is done and is not what its events add up to"),
         ([START, ADDED, TEXT, HI, *DONE, HI], "item 0 is done"),
         ([START, ADDED, END], r"the answer finished while items \[0\] were open"),
         ([START, Finished("completed", ())], "the answer finished without a reason"),
@@ -134,5 +134,5 @@ def test_a_reasoning_item_is_made_of_its_parts() -> None:
     ]
     begun = [START, ItemAdded(0, Reasoning()), *parts]
     check([*begun, ItemDone(0, Reasoning((Thought("t"),), (Summary(""),), "blob")), END])
-    with pytest.raises(LifecycleError, match="not what its events said"):
+    with pytest.raises(LifecycleError, match="not what its events add up to"):
         check([*begun, ItemDone(0, Reasoning((Thought("t"),)))])

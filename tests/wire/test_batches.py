@@ -97,7 +97,7 @@ def test_alternatives_that_speak_in_turn_are_kept_apart(wire: Wire) -> None:
 def test_a_run_of_arguments_is_added_up() -> None:
     fold, call = Fold(), FunctionCall("c", "f", "", id="fc", status="in_progress")
     fold.feed_all([Started("1", 0, "m"), ItemAdded(0, call)])
-    fold.feed_deltas([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
+    fold.feed_all([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
     assert fold.response.output == (FunctionCall("c", "f", "{}", id="fc", status="in_progress"),)
 
 

@@ -1,5 +1,5 @@
-"""What a conversation is: items, requests, events, responses, and the laws that bind them.
+"""The conversation model: items, requests, events and responses, and the order of events.
 
-The core is pure. It awaits nothing, opens nothing, reads no clock and rolls no dice, and it
-knows neither a protocol's field names nor a provider's habits.
+The core is pure: no await, no socket, no file, no clock, no randomness. It knows no protocol's
+field names and no provider.
 """

@@ -1,8 +1,7 @@
-"""How much a conversation weighs, and how it is made to fit a model's context.
+"""Estimates the tokens of a conversation, and drops the oldest turns so that it fits a context.
 
-Weights are estimates in tokens, for when nobody can count. Fitting leaves the oldest turns out and
-never half of something: no output without its call, no reasoning without what it led to. The work
-is linear in the number of items.
+Turns are dropped whole: no output without its call, no reasoning without the message it led to.
+The work is linear in the number of items.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from .item import (
 from .request import Request
 
 BYTES_PER_TOKEN = 4
-"""Of English text and JSON in the vocabularies of today; other scripts take more bytes for each
-character, which evens out."""
+"""Of English text and JSON in common vocabularies; other scripts take more bytes per character,
+which evens out."""
 PER_ITEM = 4
 """Tokens that frame an item."""
 PER_IMAGE = 800
-"""A picture of ordinary size, whatever its bytes."""
+"""A picture of ordinary size; its bytes do not matter."""
 PER_AUDIO_BYTE = 1 / 4000
-"""Sound as base64 of PCM: about ten tokens for each second."""
+"""Audio as base64 of PCM: about ten tokens per second."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def estimate(request: Request) -> int:
-    """About how many tokens a request's prompt has.
+    """About how many tokens the prompt of a request has.
 
     >>> estimate(Request(model="m", items=(Message("user", "Good morning to you"),)))
     9
@@ -67,8 +66,8 @@ def weight(item: Item) -> int:
         case Message():
             return PER_ITEM + sum(map(_part, item.parts))
         case Reasoning():
-            sealed = _text(item.encrypted or "")
-            return PER_ITEM + (sum(map(_part, item.content or item.summary)) or sealed)
+            encrypted = _text(item.encrypted or "")
+            return PER_ITEM + (sum(map(_part, item.content or item.summary)) or encrypted)
         case FunctionCall():
             return PER_ITEM + _text(item.name) + _text(item.arguments)
         case CustomToolCall():
@@ -84,11 +83,12 @@ def weight(item: Item) -> int:
 
 
 def fit(items: Sequence[Item], budget: int) -> tuple[Item, ...]:
-    """The latest items that weigh no more than `budget` together, behind all that stands under
-    the roles system and developer. The last turn stays even where it alone is too much.
+    """The latest turns of at most `budget` tokens, and all system and developer messages.
 
-    >>> said = [Message("user", "a" * 400), Message("assistant", "b" * 400), Message("user", "c")]
-    >>> [item.text for item in fit(said, 50)]
+    The last turn stays even where it alone is over the budget.
+
+    >>> turns = [Message("user", "a" * 400), Message("assistant", "b" * 400), Message("user", "c")]
+    >>> [item.text for item in fit(turns, 50)]
     ['c']
     """
     weights = list(map(weight, items))
@@ -108,8 +108,8 @@ def fit(items: Sequence[Item], budget: int) -> tuple[Item, ...]:
 
 
 def _whole(items: Sequence[Item]) -> list[bool]:
-    """Whether the items from each place on stand by themselves: a turn begins there, as somebody
-    speaks, and no output behind it belongs to a call before it."""
+    """Whether the items from each place on are complete: a turn begins there with a user's message,
+    and no output after it belongs to a call before it."""
     owed: set[str] = set()
     whole = [False] * len(items)
     for place in range(len(items) - 1, -1, -1):

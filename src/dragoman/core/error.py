@@ -1,8 +1,8 @@
-"""What can go wrong, and who is to blame.
+"""Faults: what went wrong, on whose side, and which field it is about.
 
-A `Fault` is a value: it travels in a `Failed` event and is told to people in the shape of their
-protocol. `FaultError` is the same fault as an exception. This module has no table of HTTP
-statuses; where the other side named one, the fault only remembers the number.
+A `Fault` is a value: it travels in a `Failed` event and is encoded in the error shape of each
+protocol. `FaultError` is the same fault as an exception. HTTP statuses are the business of wires;
+a fault only has the status an upstream answered with.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Code = Literal[
     "model_not_found",
     "previous_response_not_found",
     "method_not_allowed",
-    "upgrade_required",  # the path speaks WebSocket to whoever asks with GET
+    "upgrade_required",  # the path answers GET with a WebSocket only
     "connection_limit",  # a connection has lasted as long as one may
     "unsupported_media_type",
     "too_large",  # the body is over the limit
     "rate_limited",
     "overloaded",  # too much at once; try again later
-    "upstream_error",  # the model's server failed or answered nonsense
-    "upstream_refused",  # the model's server refused the request, and said why
+    "upstream_error",  # the model's server failed, or its answer makes no sense
+    "upstream_refused",  # the model's server refused the request, with a reason
     "upstream_authentication",  # our own key to the upstream was refused
     "upstream_unreachable",
     "upstream_timeout",
@@ -45,11 +45,11 @@ Code = Literal[
 
 
 class Fault(Struct, frozen=True, omit_defaults=True):
-    """What happened, whose fault it is, and which field it is about.
+    """What happened, on whose side, and which field it is about.
 
     `code` is one of `Code` for our own faults and stays stable; `upstream_code` and
-    `upstream_type` are the other side's own words. `status` is the HTTP status an upstream
-    answered with. `retry_after` is kept as it was said (seconds, or an HTTP date).
+    `upstream_type` are the upstream's own. `status` is the HTTP status an upstream
+    answered with. `retry_after` is the header as it came (seconds, or an HTTP date).
     """
 
     code: Code

@@ -1,8 +1,8 @@
-"""The smallest things that can happen while an engine answers: exactly nine.
+"""The nine events of an answer.
 
-Events are a language of brackets: started … finished, item added … item done, part added … part
-done, with deltas inside. Their legal order is a table in `lifecycle`. An event knows no wire and
-carries no sequence number: those belong to the encoder that says it.
+Events are brackets: started … finished, item added … item done, part added … part done, with
+deltas inside. Their legal order is a table in `lifecycle`. An event knows no wire and has no
+sequence number: encoders number what they emit.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ State = Literal[
 class Started(Struct, frozen=True, omit_defaults=True, tag="started"):
     """The answer has begun. `id` has no prefix (wires add theirs); times are Unix seconds.
 
-    What the upstream said of itself (its own id among it) is in `extra["upstream"]`. `guarantee`
-    is how sure it is that the answer will be what was demanded, where that is known already.
+    What the upstream reported of itself (its own id, too) is in `extra["upstream"]`. `guarantee` is
+    how sure it is that the answer meets its constraints, where that is known already.
     """
 
     id: str
@@ -80,7 +80,7 @@ class PartAdded(Struct, frozen=True, omit_defaults=True, tag="part_added"):
 
 
 class Delta(Struct, frozen=True, omit_defaults=True, tag="delta"):
-    """A piece more of what is open.
+    """The next piece of what is open.
 
     `data` is text; for `annotation` an `Annotation`; for `audio` base64 text that decodes by
     itself. `tokens` are the tokens the piece is made of, where known.
@@ -94,7 +94,7 @@ class Delta(Struct, frozen=True, omit_defaults=True, tag="delta"):
 
 
 class PartDone(Struct, frozen=True, omit_defaults=True, tag="part_done"):
-    """A part closed; it is here whole."""
+    """A part closed; `part` is complete."""
 
     index: int
     part_index: int
@@ -102,17 +102,17 @@ class PartDone(Struct, frozen=True, omit_defaults=True, tag="part_done"):
 
 
 class ItemDone(Struct, frozen=True, omit_defaults=True, tag="item_done"):
-    """An item closed; it is here whole."""
+    """An item closed; `item` is complete."""
 
     index: int
     item: Item
 
 
 class Progress(Struct, frozen=True, omit_defaults=True, tag="progress"):
-    """Something is going on that adds nothing to the answer's items.
+    """Progress that adds nothing to the answer's items.
 
     `index` is the item it concerns, or None for the whole answer. State `raw` carries, by wire
-    name, what an upstream said beside the protocol: it is said again on that wire only.
+    name, an upstream's event beside the protocol, which is emitted on that wire only.
     """
 
     index: int | None
@@ -121,7 +121,7 @@ class Progress(Struct, frozen=True, omit_defaults=True, tag="progress"):
 
 
 class Finished(Struct, frozen=True, omit_defaults=True, tag="finished"):
-    """The end, and a good one. `reasons` holds the finish reason of every choice."""
+    """The answer ended well. `reasons` holds the finish reason of every choice."""
 
     status: Status
     reasons: tuple[str, ...] = ("stop",)
@@ -133,7 +133,7 @@ class Finished(Struct, frozen=True, omit_defaults=True, tag="finished"):
 
 
 class Failed(Struct, frozen=True, omit_defaults=True, tag="failed"):
-    """The end, and a bad one. Items may be left open; what came before stands."""
+    """The answer failed. Items may be left open; what came before stands."""
 
     fault: Fault
     usage: Usage | None = None

@@ -1,12 +1,12 @@
-"""Events add up to a response, and a response falls apart into events.
+"""Folds events into a response, and unfolds a response into events.
 
-`fold` and `unfold` are inverses, so that an answer given whole and the same answer streamed
-cannot differ: there is one reducer for both. Neither knows a wire.
+`fold` and `unfold` are inverses, so that a whole answer and the same answer streamed cannot
+differ: there is one reducer for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -16,7 +16,6 @@ from .item import (
     Annotation,
     Audio,
     CustomToolCall,
-    Extra,
     FunctionCall,
     Item,
     Message,
@@ -32,9 +31,9 @@ from .response import Response
 
 _CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))
 """Deltas that belong to a part of the content."""
-_UNEXPLAINED = Fault("upstream_error", "The answer failed, and nobody said why.", "upstream")
+_UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
-"""What ended an answer that does not say."""
+"""The finish reason of an answer that has none."""
 
 
 class Fold:
@@ -54,70 +53,47 @@ class Fold:
         self._end: Finished | Failed | None = None
         self._items: list[Item] = []
         self._choices: list[int] = []
-        self._open: dict[int, _Tally] = {}
+        self._open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
 
     def feed(self, event: Event) -> None:
-        """Take one event."""
-        match event:
-            case Started():
-                self._start = event
-            case Finished() | Failed():
-                self._end = event
-            case Delta():
-                self._open[event.index].delta(event)
-            case ItemDone():
-                self._items[event.index] = event.item
-                self._open.pop(event.index, None)
-            case ItemAdded():
-                self._items.append(event.item)
-                self._choices.append(event.choice)
-                self._open[event.index] = _Tally(event.item)
-            case PartAdded() | PartDone():
-                self._open[event.index].part(event.part_index, event.part)
+        """Add one event."""
+        self.feed_all((event,))
 
-    def feed_all(self, events: Sequence[Event]) -> None:
-        """Take several events."""
-        if self._start is None and events and _is_good_end(events[-1]):
-            self._feed_whole(events)
-            return
-        # Deltas are nearly all there is; the others are told apart by `feed`.
-        items = self._open
+    def feed_all(self, events: Iterable[Event]) -> None:
+        """Add several events."""
         for event in events:
-            if type(event) is Delta:
-                items[event.index].delta(event)
-            else:
-                self.feed(event)
-
-    def feed_deltas(self, run: Sequence[Delta]) -> None:
-        """Take deltas that are all of one kind and belong to one place."""
-        first = run[0]
-        place = self._open[first.index].place(first)
-        if place is None:
-            self.feed_all(run)
-        else:
-            place += run
-
-    def _feed_whole(self, events: Sequence[Event]) -> None:
-        """Every item is done by the good end, so what led there need not be added up."""
-        for event in events:
-            if type(event) is ItemAdded:
-                self._items.append(event.item)
-                self._choices.append(event.choice)
-            elif type(event) is ItemDone:
-                self._items[event.index] = event.item
-            elif type(event) is Started or type(event) is Finished:
-                self.feed(event)
+            match event:
+                case Delta() | PartAdded() | PartDone():
+                    self._open[event.index].append(event)
+                case ItemDone():
+                    self._items[event.index] = event.item
+                    self._open.pop(event.index, None)
+                case ItemAdded():
+                    self._items.append(event.item)
+                    self._choices.append(event.choice)
+                    self._open[event.index] = []
+                case Started():
+                    self._start = event
+                case Finished() | Failed():
+                    self._end = event
 
     @property
     def response(self) -> Response:
         """What has come so far, open items as far as they are."""
         start = self._start or Started("", 0, "")
         items = list(self._items)
-        for index, tally in self._open.items():
-            items[index] = tally.item()
+        for index, events in self._open.items():
+            items[index] = _open_item(items[index], events)
         end = self._end
         finished = end if isinstance(end, Finished) else None
         failed = end if isinstance(end, Failed) else None
+        extra = start.extra
+        if end is not None and end.extra:
+            first = start.extra or {}
+            extra = {
+                wire: {**first.get(wire, {}), **end.extra.get(wire, {})}
+                for wire in {**first, **end.extra}
+            }
         return Response(
             id=start.id,
             created_at=start.created_at,
@@ -130,103 +106,74 @@ class Fold:
             error=failed.fault if failed else None,
             completed_at=end.completed_at if end else None,
             losses=start.losses + (finished.losses if finished else ()),
-            extra=_joined(start.extra, end.extra if end else None),
+            extra=extra,
             guarantee=(finished.guarantee if finished else None) or start.guarantee,
         )
 
 
-def _is_good_end(event: Event) -> bool:
-    """Whether every item is done by then; one who is cancelled leaves items open."""
-    return isinstance(event, Finished) and event.status != "cancelled"
-
-
-class _Tally:
-    """An item that is still open, as deltas tell of it."""
-
-    __slots__ = ("content", "empty", "said", "summary")
-
-    def __init__(self, item: Item) -> None:
-        self.empty = item
-        self.said: list[str] = []
-        self.content: dict[int, _PartTally] = {}
-        self.summary: dict[int, _PartTally] = {}
-
-    def part(self, index: int, part: Part) -> None:
-        parts = self.summary if isinstance(part, Summary) else self.content
-        parts[index] = _PartTally(part)
-
-    def delta(self, event: Delta) -> None:
-        place = self.place(event)
-        if place is None:
-            self.said.append(event.data)
+def _open_item(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
+    """An item that is still open, as far as its events go."""
+    content: dict[int, tuple[Part, list[Delta]]] = {}
+    summary: dict[int, tuple[Part, list[Delta]]] = {}
+    own: list[str] = []  # deltas of the item itself: a call's arguments or input
+    for event in events:
+        if isinstance(event, Delta):
+            if event.kind in _CONTENT:
+                content[event.part_index][1].append(event)
+            elif event.kind == "summary":
+                summary[event.part_index][1].append(event)
+            else:
+                own.append(event.data)
         else:
-            place.append(event)
-
-    def place(self, event: Delta) -> list[Delta] | None:
-        """The deltas of the part that this one belongs to; None if it belongs to the item."""
-        if event.kind in _CONTENT:
-            return self.content[event.part_index].deltas
-        return self.summary[event.part_index].deltas if event.kind == "summary" else None
-
-    def item(self) -> Item:
-        said = "".join(self.said)
-        content = tuple(self.content[n].part() for n in sorted(self.content))
-        match self.empty:
-            case Message() as item:
-                return replace(item, content=content)
-            case Reasoning() as item:
-                summary = tuple(self.summary[n].part() for n in sorted(self.summary))
-                return replace(item, content=content, summary=summary)
-            case FunctionCall() as item:
-                return replace(item, arguments=said)
-            case CustomToolCall() as item:
-                return replace(item, input=said)
-            case item:
-                return item
+            parts = summary if isinstance(event.part, Summary) else content
+            parts[event.part_index] = event.part, []
+    parts_so_far = tuple(_open_part(*content[number]) for number in sorted(content))
+    match item:
+        case Message():
+            return replace(item, content=parts_so_far)
+        case Reasoning():
+            summaries = tuple(_open_part(*summary[number]) for number in sorted(summary))
+            return replace(item, content=parts_so_far, summary=summaries)
+        case FunctionCall():
+            return replace(item, arguments="".join(own))
+        case CustomToolCall():
+            return replace(item, input="".join(own))
+        case _:
+            return item
 
 
-class _PartTally:
-    """A part as added or done, and the deltas since."""
-
-    __slots__ = ("base", "deltas")
-
-    def __init__(self, base: Part) -> None:
-        self.base = base
-        self.deltas: list[Delta] = []
-
-    def part(self) -> Part:
-        base = self.base
-        words = "".join(d.data for d in self.deltas if d.kind not in ("annotation", "transcript"))
-        tokens = tuple(token for d in self.deltas for token in d.tokens)
-        match base:
-            case Text():
-                notes = tuple(d.data for d in self.deltas if d.kind == "annotation")
-                return replace(
-                    base,
-                    text=base.text + words,
-                    annotations=base.annotations + notes,
-                    tokens=base.tokens + tokens,
-                )
-            case Refusal() | Thought():
-                return replace(base, text=base.text + words, tokens=base.tokens + tokens)
-            case Summary():
-                return replace(base, text=base.text + words)
-            case Audio():
-                heard = "".join(d.data for d in self.deltas if d.kind == "transcript")
-                return replace(
-                    base,
-                    data=((base.data or "") + words) or None,
-                    transcript=((base.transcript or "") + heard) or None,
-                )
-            case _:
-                return base
+def _open_part(part: Part, deltas: list[Delta]) -> Part:
+    """A part as it was added or done, and the deltas since."""
+    data = "".join(d.data for d in deltas if d.kind not in ("annotation", "transcript"))
+    tokens = tuple(token for d in deltas for token in d.tokens)
+    match part:
+        case Text():
+            notes = tuple(d.data for d in deltas if d.kind == "annotation")
+            return replace(
+                part,
+                text=part.text + data,
+                annotations=part.annotations + notes,
+                tokens=part.tokens + tokens,
+            )
+        case Refusal() | Thought():
+            return replace(part, text=part.text + data, tokens=part.tokens + tokens)
+        case Summary():
+            return replace(part, text=part.text + data)
+        case Audio():
+            transcript = "".join(d.data for d in deltas if d.kind == "transcript")
+            return replace(
+                part,
+                data=((part.data or "") + data) or None,
+                transcript=((part.transcript or "") + transcript) or None,
+            )
+        case _:
+            return part
 
 
 def fold(events: Iterable[Event]) -> Response:
     """The response that these events add up to."""
     total = Fold()
-    for event in events:
-        total.feed(event)
+    total.feed_all(events)
     return total.response
 
 
@@ -260,7 +207,7 @@ def unfold(response: Response) -> Iterator[Event]:
 
 
 def item_closed(item: Item) -> bool:
-    """Whether an item says of itself that it is done."""
+    """Whether the status of an item is a final one."""
     return getattr(item, "status", None) in ("completed", "incomplete")
 
 
@@ -273,14 +220,14 @@ def unfold_item(index: int, item: Item, choice: int = 0, *, closed: bool = True)
             parts: tuple[Part, ...] = item.parts
         case Reasoning():
             parts = (*item.summary, *item.content)
-        case FunctionCall(arguments=said):
+        case FunctionCall(arguments=text):
             parts = ()
-            if said:
-                yield Delta(index, 0, "arguments", said)
-        case CustomToolCall(input=said):
+            if text:
+                yield Delta(index, 0, "arguments", text)
+        case CustomToolCall(input=text):
             parts = ()
-            if said:
-                yield Delta(index, 0, "input", said)
+            if text:
+                yield Delta(index, 0, "input", text)
         case _:
             parts = ()
     counts = [0, 0]
@@ -311,9 +258,3 @@ def _unfold_part(index: int, number: int, part: Part, *, closed: bool) -> Iterat
             pass
     if closed:
         yield PartDone(index, number, part)
-
-
-def _joined(first: Extra | None, last: Extra | None) -> Extra | None:
-    if not first or not last:
-        return first or last
-    return {wire: {**first.get(wire, {}), **last.get(wire, {})} for wire in {**first, **last}}

@@ -1,9 +1,8 @@
-"""The things said, thought, called or returned in a conversation, and the parts they hold.
+"""Items of a conversation (messages, reasoning, calls, outputs) and the parts they are made of.
 
-An item is a frozen value in the vocabulary of Open Responses, with what only other wires have
-(a speaker's name, spoken audio, log-probabilities of a refusal) as fields of its own. This
-module knows no wire: what a wire said that we have no field for rides in `extra`, under that
-wire's name, and is said again on that wire only.
+An item is a frozen value in the vocabulary of Open Responses; what only other wires have (a
+speaker's name, spoken audio, log-probabilities of a refusal) is a field too. Fields of a wire
+that we do not know are in `extra`, under that wire's name, and are emitted on that wire only.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Octets = bytes
 
 
 class Token(Struct, frozen=True, omit_defaults=True):
-    """One token a model wrote or weighed: its text, natural-log probability and alternatives."""
+    """One token of a model: its text, natural-log probability and alternatives."""
 
     text: str
     logprob: float | None = None
@@ -63,7 +62,7 @@ class Text(Struct, frozen=True, omit_defaults=True, tag="text"):
 
 
 class Refusal(Struct, frozen=True, omit_defaults=True, tag="refusal"):
-    """The model's words of refusal."""
+    """The text of a refusal."""
 
     text: str
     tokens: tuple[Token, ...] = ()
@@ -119,7 +118,7 @@ class Summary(Struct, frozen=True, omit_defaults=True, tag="summary"):
 
 
 class UnknownPart(Struct, frozen=True, tag="unknown"):
-    """A part of a kind we have no struct for, kept word for word for the wire it came on."""
+    """A part of a kind we have no struct for, unchanged, for the wire it came on."""
 
     wire: str
     value: dict[str, JSON]
@@ -129,7 +128,7 @@ Part = Text | Refusal | Image | Audio | File | Thought | Summary | UnknownPart
 
 
 class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
-    """Something said in a role. Content is a plain string or parts; `()` means none was given."""
+    """A message in a role. Content is a plain string or parts; `()` means none was given."""
 
     role: Role
     content: str | tuple[Part, ...] = ()
@@ -157,9 +156,9 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
 
 
 class Reasoning(Struct, frozen=True, omit_defaults=True, tag="reasoning"):
-    """What the model thought before it spoke: in words, in summary, or sealed.
+    """The model's reasoning: as text, as a summary, or encrypted.
 
-    `encrypted` is an opaque blob that must come back to its maker byte for byte.
+    `encrypted` is an opaque blob that must be sent back byte for byte.
     """
 
     content: tuple[Thought | UnknownPart, ...] = ()
@@ -171,7 +170,7 @@ class Reasoning(Struct, frozen=True, omit_defaults=True, tag="reasoning"):
 
     @property
     def text(self) -> str:
-        """The words of the reasoning, or of its summary where the words are not given."""
+        """The text of the reasoning, or of its summary where there is none."""
         parts = self.content or self.summary
         return "".join(part.text for part in parts if not isinstance(part, UnknownPart))
 
@@ -236,7 +235,7 @@ class ItemReference(Struct, frozen=True, omit_defaults=True, tag="item_reference
 
 
 class Unknown(Struct, frozen=True, omit_defaults=True, tag="unknown"):
-    """An item of a kind we have no struct for (hosted tools among them), kept word for word.
+    """An item of a kind we have no struct for (hosted tools among them), unchanged.
 
     `kind` is its type on that wire and `value` every other field, ids and all.
     """

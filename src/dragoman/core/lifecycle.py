@@ -1,5 +1,5 @@
-"""The legal order of events as a table with a checker, and a serializer for readers that need one
-open item at a time.
+"""Checks the legal order of events by a table, and serialises or filters events for readers that
+need one open item at a time, or one choice.
 """
 
 from __future__ import annotations
@@ -68,28 +68,28 @@ PART_DELTAS: dict[str, type] = {
 
 
 class LifecycleError(ValueError):
-    """An event came where it may not come; the message names both the event and the place."""
+    """An event came where it may not come; the message names the event and the place."""
 
 
 class _Part:
-    """What the checker remembers of a part: its kind, and what deltas brought, by kind."""
+    """A part for the checker: its type, and the data of its deltas by kind."""
 
-    __slots__ = ("said", "type")
+    __slots__ = ("data", "type")
 
     def __init__(self, part: Part) -> None:
         self.type = type(part)
-        self.said: dict[str, list[JSON]] = {}
+        self.data: dict[str, list[JSON]] = {}
 
     def take(self, delta: Delta) -> None:
-        self.said.setdefault(delta.kind, []).append(delta.data)
-        self.said.setdefault("tokens", []).extend(delta.tokens)
+        self.data.setdefault(delta.kind, []).append(delta.data)
+        self.data.setdefault("tokens", []).extend(delta.tokens)
 
     def total(self, kind: str) -> str:
-        return "".join(self.said.get(kind, ()))
+        return "".join(self.data.get(kind, ()))
 
     def adds_up_to(self, part: Part) -> bool:
-        """Whether the deltas are the part that is done."""
-        tokens, notes = self.said.get("tokens", []), self.said.get("annotation", [])
+        """Whether the deltas add up to the part that is done."""
+        tokens, notes = self.data.get("tokens", []), self.data.get("annotation", [])
         match part:
             case Text():
                 whole = (part.text, list(part.tokens), list(part.annotations))
@@ -101,27 +101,27 @@ class _Part:
             case Summary():
                 return self.total("summary") == part.text
             case Audio():
-                heard = (part.data or "", part.transcript or "")
-                return (self.total("audio"), self.total("transcript")) == heard
+                audio = (part.data or "", part.transcript or "")
+                return (self.total("audio"), self.total("transcript")) == audio
             case _:
                 return True
 
 
 class _Item:
-    """What the checker remembers of an open item."""
+    """An open item for the checker."""
 
-    __slots__ = ("done", "id", "open", "said")
+    __slots__ = ("data", "done", "id", "open")
 
     def __init__(self, item: Item) -> None:
         self.id = item.id
         self.open: dict[tuple[bool, int], _Part] = {}
         # The parts of each list (content, summary), None while they are open.
         self.done: tuple[list[Part | None], list[Part | None]] = ([], [])
-        self.said: list[str] = []  # deltas that belong to the item itself
+        self.data: list[str] = []  # deltas that belong to the item itself
 
 
 class Lifecycle:
-    """Walks the table one event at a time; `feed` raises LifecycleError at the first misstep.
+    """Checks events one at a time; `feed` raises LifecycleError at the first that is not legal.
 
     >>> from dragoman.core.event import Finished
     >>> Lifecycle().feed(Finished("completed"))
@@ -136,7 +136,7 @@ class Lifecycle:
         self._ids: set[str] = set()
 
     def feed(self, event: Event) -> None:
-        """Take one event."""
+        """Check one event."""
         following = TRANSITIONS[self.state].get(type(event))
         if following is None:
             name = type(event).__name__
@@ -200,7 +200,7 @@ class Lifecycle:
         item = self._open(event.index)
         wanted = PART_DELTAS.get(event.kind)
         if wanted is None:
-            item.said.append(event.data)
+            item.data.append(event.data)
             return
         found = item.open.get((wanted is Summary, event.part_index))
         if found is None or found.type is not wanted:
@@ -227,8 +227,8 @@ class Lifecycle:
             raise LifecycleError(f"item {event.index} changed its id")
         content, summary = item.done
         match event.item:
-            case FunctionCall(arguments=said) | CustomToolCall(input=said):
-                same = "".join(item.said) == said
+            case FunctionCall(arguments=data) | CustomToolCall(input=data):
+                same = "".join(item.data) == data
             case Message(parts=parts):
                 same = content == list(parts)
             case Reasoning():
@@ -236,7 +236,7 @@ class Lifecycle:
             case _:
                 same = True
         if not same:
-            raise LifecycleError(f"item {event.index} is done and is not what its events said")
+            raise LifecycleError(f"item {event.index} is done and is not what its events add up to")
         self._items[event.index] = None
 
     def _finish(self, reasons: tuple[str, ...]) -> None:
@@ -249,8 +249,8 @@ class Lifecycle:
 
 def _holds_something(item: Item) -> bool:
     match item:
-        case Message(content=said) | FunctionCall(arguments=said) | CustomToolCall(input=said):
-            return bool(said)
+        case Message(content=data) | FunctionCall(arguments=data) | CustomToolCall(input=data):
+            return bool(data)
         case Reasoning(content=content, summary=summary):
             return bool(content or summary)
         case _:
@@ -266,11 +266,11 @@ def check(events: Iterable[Event]) -> None:
 
 
 class ItemSerializer:
-    """Feed it events in any legal order; it gives them on with one item open at a time.
+    """Orders events so that one item is open at a time.
 
-    Items come out in the order of their index: what belongs to a later one waits until the one
-    before it is done, and what concerns the whole answer passes. On failure what still waits is
-    let go: the open item stays open and the fold has the rest.
+    Items come out in the order of their index: events of a later one wait until the one before it
+    is done, and events of the whole answer pass. At the end waiting events are dropped: after a
+    failure the open item stays open, and the fold has the rest.
     """
 
     __slots__ = ("_head", "_waiting")
@@ -280,7 +280,7 @@ class ItemSerializer:
         self._waiting: dict[int, list[Event]] = {}
 
     def feed(self, event: Event) -> list[Event]:
-        """The events that may go out now."""
+        """The events that may be emitted now."""
         index = _index(event)
         if index is None:
             if isinstance(event, Finished | Failed):
@@ -294,7 +294,7 @@ class ItemSerializer:
         return [event, *self._advance()]
 
     def _advance(self) -> list[Event]:
-        """Let out what waited for the head item to be done, and make the next one the head."""
+        """Emit what waited for the head item, and make the next one the head."""
         ready: list[Event] = []
         done = True
         while done:
@@ -315,7 +315,7 @@ def _index(event: Event) -> int | None:
 
 
 class FirstChoice:
-    """Leaves out every alternative but the first, and closes the gaps that leaves in the indices.
+    """Drops every choice but the first, and keeps the indices dense.
 
     >>> from dragoman.core.item import Message
     >>> first = FirstChoice()
@@ -327,12 +327,12 @@ class FirstChoice:
     __slots__ = ("_count", "_places")
 
     def __init__(self, count: int = 0) -> None:
-        """`count` items have gone by already, all of the first alternative."""
+        """`count` items have passed already, all of the first choice."""
         self._count = count
         self._places: dict[int, int | None] = {index: index for index in range(count)}
 
     def feed(self, event: Event) -> Event | None:
-        """The event as that reader sees it; None where it has no part in the first alternative."""
+        """The event with its new index; None where it belongs to another choice."""
         match event:
             case ItemAdded(index=index, choice=0):
                 self._places[index] = self._count

@@ -1,4 +1,4 @@
-"""Losses: request fields that could not be carried as they stood."""
+"""Losses: fields that could not be carried unchanged, and the list that collects them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Loss(Struct, frozen=True):
-    """One field that was emulated by other means, or dropped and told.
+    """One field that was emulated by other means, or dropped.
 
     `field` is the client's own name for it, as a path (`tools[0].format`).
     """
@@ -53,7 +53,7 @@ class LossList:
         why: str,
         place: tuple[int, ...] = (),
     ) -> None:
-        """Enter a loss. What happened in several places is entered without a place."""
+        """Add a loss. One that occurs in several places is listed once, without a place."""
         known = self._losses.get((field, why))
         if known is None:
             self._losses[field, why] = Loss(path(field, place), action, why)
@@ -61,9 +61,9 @@ class LossList:
             self._losses[field, why] = Loss(field, action, why)
 
     def contains(self, field: str, why: str) -> bool:
-        """Whether such a loss was entered before."""
+        """Whether this loss is in the list."""
         return (field, why) in self._losses
 
     def losses(self) -> tuple[Loss, ...]:
-        """All that was entered."""
+        """All losses."""
         return tuple(self._losses.values())

@@ -1,4 +1,4 @@
-"""One item while it is being assembled: its parts, its buffers, and how it is closed."""
+"""Assembles one item: its parts, the buffers of their text, and how they are closed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PADDING = re.compile("=+")
 
 
 class TextBuffer:
-    """TextBuffer of text; half a character waits for its other half.
+    """Text in pieces; half a surrogate pair waits for its other half.
 
     >>> pieces = TextBuffer()
     >>> pieces.add("a\\ud83d"), pieces.add("\\ude00b"), str(pieces)
@@ -46,14 +46,14 @@ class TextBuffer:
         self.carry = ""
 
     def add(self, data: str) -> str:
-        """The text that is whole now."""
+        """Add a piece; what of it is complete now."""
         if self.carry or not data.isascii():
             data = self._whole(self.carry + data)
         self.pieces.append(data)
         return data
 
     def rest(self) -> str:
-        """What is left at the end: a half that never met its other half."""
+        """What is left at the end: a replacement for half a pair that is still waiting."""
         if not self.carry:
             return ""
         self.carry = ""
@@ -61,12 +61,12 @@ class TextBuffer:
         return "\ufffd"
 
     def catch_up(self, whole: str) -> str:
-        """What was missing from the text as it should be; nothing if it is another text."""
-        said = str(self)
-        if not whole.startswith(said):
+        """Add what is missing from the final text; nothing if it is another text."""
+        so_far = str(self)
+        if not whole.startswith(so_far):
             return ""
         self.carry = ""  # the other half, if there is one, is in `whole`
-        return self.add(whole[len(said) :])
+        return self.add(whole[len(so_far) :])
 
     def _whole(self, data: str) -> str:
         self.carry = ""
@@ -81,10 +81,10 @@ class TextBuffer:
 
 
 class Base64Buffer(TextBuffer):
-    """TextBuffer of base64, cut or padded anywhere, given on so that together they are one base64.
+    """Base64 in pieces, cut or padded anywhere; what `add` gives is one base64 when joined.
 
-    Bytes are given in threes, so that every piece decodes by itself too. What is no base64 is
-    passed over.
+    Bytes are given in threes, so that every piece decodes by itself too. Characters that are not
+    base64 are ignored.
     """
 
     __slots__ = ("_raw",)
@@ -95,39 +95,39 @@ class Base64Buffer(TextBuffer):
 
     def add(self, data: str) -> str:
         *padded, data = _PADDING.split(self.carry + _NOT_BASE64.sub("", data))
-        for stretch in padded:  # each ends where padding says that bytes end
-            self._raw += _bytes(stretch)
+        for segment in padded:  # each ends where padding says that bytes end
+            self._raw += _bytes(segment)
         whole = len(data) - len(data) % 4
         self.carry = data[whole:]
         raw = self._raw + a2b_base64(data[:whole])
         cut = len(raw) - len(raw) % 3
         self._raw = raw[cut:]
-        return self._give(raw[:cut])
+        return self._encode(raw[:cut])
 
     def rest(self) -> str:
         raw = self._raw + _bytes(self.carry)
         self._raw, self.carry = b"", ""
-        return self._give(raw)
+        return self._encode(raw)
 
     def catch_up(self, whole: str) -> str:
         if whole.startswith(str(self)):
             self._raw = b""
         return super().catch_up(whole)
 
-    def _give(self, raw: bytes) -> str:
+    def _encode(self, raw: bytes) -> str:
         text = b2a_base64(raw, newline=False).decode("ascii")
         if text:
             self.pieces.append(text)
         return text
 
 
-def _bytes(stretch: str) -> bytes:
+def _bytes(segment: str) -> bytes:
     """The bytes of base64 without its padding; a lone character at the end holds none."""
-    stretch = stretch[:-1] if len(stretch) % 4 == 1 else stretch
-    return a2b_base64(stretch + "=" * (-len(stretch) % 4))
+    segment = segment[:-1] if len(segment) % 4 == 1 else segment
+    return a2b_base64(segment + "=" * (-len(segment) % 4))
 
 
-_BLANKS: dict[str, Part] = {
+_EMPTY: dict[str, Part] = {
     "text": Text(""),
     "annotation": Text(""),
     "refusal": Refusal(""),
@@ -136,14 +136,14 @@ _BLANKS: dict[str, Part] = {
     "audio": Audio(),
     "transcript": Audio(),
 }
-_TAKES: dict[type, frozenset[str]] = {
+_DELTAS: dict[type, frozenset[str]] = {
     Message: frozenset(("text", "refusal", "audio", "transcript")),
     Reasoning: frozenset(("reasoning", "summary")),
     FunctionCall: frozenset(("arguments",)),
     CustomToolCall: frozenset(("input",)),
 }
-"""The kinds of delta an item is made of."""
-_REST = frozenset(("arguments", "input", "code", "command", "output"))
+"""The kinds of delta each item is made of."""
+_ITEM_DELTAS = frozenset(("arguments", "input", "code", "command", "output"))
 
 
 class OpenPart:
@@ -216,42 +216,38 @@ class OpenItem:
         number: int | None = None,
         tokens: tuple[Token, ...] = (),
     ) -> list[Event]:
-        """Add a piece and say what happened.
+        """Add a piece; the events of it.
 
-        `number` is the upstream's own number of the part; None means wherever we are. More of a
-        part that is done is noise, and so is what an item of this type cannot hold.
+        `number` is the upstream's own number of the part; None means the current one. Ignored are
+        more of a part that is closed, and deltas that an item of this type does not have.
         """
         events: list[Event] = []
-        if kind != self.kind and kind not in _TAKES.get(type(self.empty), _REST):
-            return []
-        if kind not in _BLANKS:
-            self.kind = kind
-            text = self.data.add(data)
-            return [Delta(self.index, 0, kind, text)] if text else []
-        part = self._part
-        if kind != self.kind or part is None or part.closed or number != self._number:
-            events, part = self.at(kind, number)
-            if part.closed:
-                return []
-        text = (part.transcript if kind == "transcript" else part.data).add(data)
-        if tokens:
+        if kind != self.kind and kind not in _DELTAS.get(type(self.empty), _ITEM_DELTAS):
+            return events
+        if kind not in _EMPTY:
+            self.kind, buffer, place, tokens = kind, self.data, 0, ()
+        else:
+            part = self._part
+            if kind != self.kind or part is None or part.closed or number != self._number:
+                events, part = self.at(kind, number)
+                if part.closed:
+                    return []
+            place = part.index
+            buffer = part.transcript if kind == "transcript" else part.data
             part.tokens += tokens
-        if text or tokens:
-            events.append(Delta(self.index, part.index, kind, text, tokens))
+        if type(buffer) is TextBuffer and not buffer.carry and data.isascii():
+            buffer.pieces.append(data)  # as nearly always; `add` does the same
+        else:
+            data = buffer.add(data)
+        if data or tokens:
+            events.append(Delta(self.index, place, kind, data, tokens))
         return events
 
-    def append(self, kind: DeltaKind, data: str) -> Delta | None:
-        """A plain piece more of the part that is being written; None where `write` must look."""
-        part = self._part
-        if part is None or kind != self.kind or part.closed or self._number is not None:
-            return None
-        if not data or part.data.carry or not data.isascii():
-            return None
-        part.data.pieces.append(data)
-        return Delta(self.index, part.index, kind, data)
+    def write_all(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
+        """Add several pieces to the current part, none empty, none ending in half a character.
 
-    def append_all(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
-        """The same for several pieces, none of them empty, none ending in half a character."""
+        None where `write` must look at each.
+        """
         part = self._part
         if part is None or kind != self.kind or part.closed or self._number is not None:
             return None
@@ -264,7 +260,7 @@ class OpenItem:
         return [Delta(index, number, kind, piece) for piece in pieces]
 
     def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
-        """Add a note to a text part."""
+        """Add an annotation to a text part."""
         events, part = self.at("text", number)
         if part.closed:
             return []
@@ -275,7 +271,7 @@ class OpenItem:
     def set_audio(
         self, *, id: str | None, format: str | None, expires_at: int | None
     ) -> list[Event]:
-        """Facts about spoken audio."""
+        """Set fields of spoken audio."""
         opened = Audio(id=id, format=format, expires_at=expires_at)
         events, part = self.at("audio", base=opened)
         base = part.base
@@ -289,14 +285,14 @@ class OpenItem:
         return events
 
     def add_extra(self, extra: Extra) -> None:
-        """Fields of some wire that belong to this item."""
+        """Add fields of some wire to the item."""
         merged = dict(self.empty.extra or {})
         for wire, fields in extra.items():
             merged[wire] = {**merged.get(wire, {}), **fields}
         self.empty = replace(self.empty, extra=merged or None)
 
     def attach_reasoning(self, extra: Extra, encrypted: str | None) -> None:
-        """What must go back to the model with this reasoning."""
+        """Add what the client must send back with this reasoning."""
         if isinstance(self.empty, Reasoning):
             self.add_extra(extra)
             self.empty = replace(self.empty, encrypted=encrypted or self.empty.encrypted)
@@ -304,11 +300,11 @@ class OpenItem:
     def at(
         self, kind: DeltaKind, number: int | None = None, base: Part | None = None
     ) -> tuple[list[Event], OpenPart]:
-        """Go to a part, opening it where needed.
+        """The part for this kind of delta, and the events of opening it where needed.
 
         Without a number the part before is closed; parts with numbers may be open side by side.
         """
-        base = base or _BLANKS[kind]
+        base = base or _EMPTY[kind]
         parts = self.summaries if isinstance(base, Summary) else self.parts
         if number is not None:
             part = self._numbered.get((type(base), number))
@@ -325,13 +321,13 @@ class OpenItem:
             if number is not None:
                 self._numbered[type(base), number] = part
         self._part, self._number = part, number
-        self.kind = kind if isinstance(base, type(_BLANKS[kind])) else None
+        self.kind = kind if isinstance(base, type(_EMPTY[kind])) else None
         return events, part
 
     # ---- closing -------------------------------------------------------------------------
 
     def close_part(self, part: OpenPart, final: Part | None = None) -> list[Event]:
-        """Close one part; `final` is the upstream's own idea of it."""
+        """Close one part; `final` is the upstream's own complete part."""
         if part.closed:
             return []
         events: list[Event] = []
@@ -347,16 +343,16 @@ class OpenItem:
         return events
 
     def close(self, final: Item | None = None) -> tuple[list[Event], Item]:
-        """Close what is open and give the events and the item as it is now known.
+        """Close what is open; the events, and the complete item.
 
-        A finished function call without arguments has the empty object for them.
+        A completed function call without arguments gets the empty object for them.
         """
         events: list[Event] = []
         if final is not None and type(final) is type(self.empty):
             events += self._catch_up_item(final)
             self.empty = _merge(self.empty, final)
-            said = getattr(final, "status", None)
-            self.status = self.status if said in (None, "in_progress") else said
+            status = getattr(final, "status", None)
+            self.status = self.status if status in (None, "in_progress") else status
         events += self._close_parts()
         rest = self.data.rest()
         if isinstance(self.empty, FunctionCall) and self.status == "completed":
@@ -392,15 +388,15 @@ class OpenItem:
                 return self.empty
 
     def _catch_up_item(self, final: Item) -> list[Event]:
-        """Say what the final item has and the deltas did not bring."""
+        """Emit what the final item has and the deltas did not bring."""
         lists: list[tuple[list[OpenPart], tuple[Part, ...]]] = []
         match final:
             case Message():
                 lists = [(self.parts, final.parts)]
             case Reasoning():
                 lists = [(self.summaries, final.summary), (self.parts, final.content)]
-            case FunctionCall(arguments=said) | CustomToolCall(input=said):
-                missing = self.data.catch_up(said)
+            case FunctionCall(arguments=text) | CustomToolCall(input=text):
+                missing = self.data.catch_up(text)
                 return [Delta(self.index, 0, self._call_kind, missing)] if missing else []
         events: list[Event] = []
         for have, want in lists:
@@ -418,7 +414,7 @@ class OpenItem:
         return events
 
     def _catch_up(self, part: OpenPart, final: Part) -> list[Event]:
-        """Say what the final part has and the deltas did not bring."""
+        """Emit what the final part has and the deltas did not bring."""
         events: list[Event] = []
         if isinstance(final, Text | Refusal | Thought | Summary):
             fresh = () if part.tokens else getattr(final, "tokens", ())
@@ -449,7 +445,7 @@ def unique(given: str | None, derived: str, taken: set[str]) -> str:
 
 
 def empty_item(item: Item) -> Item:
-    """The item as it is when it opens: its identity, and nothing in it yet."""
+    """The item as it is when it opens: its ids, and no content."""
     match item:
         case Message():
             return replace(item, content=(), status="in_progress")
@@ -494,7 +490,7 @@ def part_kind(part: Part) -> DeltaKind:
 
 
 def _merge(old: Item, final: Item) -> Item:
-    """The upstream's last word on an item, under the identity it was announced with."""
+    """The upstream's final item, with the ids and the name it was announced with."""
     match final:
         case FunctionCall() | CustomToolCall() if isinstance(old, FunctionCall | CustomToolCall):
             return replace(empty_item(final), id=old.id, call_id=old.call_id, name=old.name)

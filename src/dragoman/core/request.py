@@ -1,4 +1,4 @@
-"""What a client asks for: one request for the next turn, or a bare prompt to complete."""
+"""Requests: one for the next turn of a conversation, or bare prompts to complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 
 
 class FunctionTool(Struct, frozen=True, omit_defaults=True, tag="function"):
-    """A function the model may ask for. `parameters` is a JSON Schema, kept in its key order."""
+    """A function the model may ask for. `parameters` is a JSON Schema in its key order."""
 
     name: str
     description: str | None = None
@@ -59,7 +59,7 @@ class Namespace(Struct, frozen=True, omit_defaults=True, tag="namespace"):
 
 
 class UnknownTool(Struct, frozen=True, tag="unknown"):
-    """A tool of a kind we have no struct for (a hosted one, as a rule), kept word for word."""
+    """A tool of a kind we have no struct for (most are hosted ones), unchanged."""
 
     wire: str
     kind: str
@@ -160,7 +160,7 @@ class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     prediction: JSON = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    # State, kept or referred to.
+    # State that is stored or referenced.
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: JSON = None
@@ -169,7 +169,7 @@ class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     context_management: JSON = None
     include: tuple[str, ...] = ()
     prompt: JSON = None
-    # Labels and the business of the house that answers.
+    # Labels, and options of the provider.
     metadata: dict[str, JSON] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -187,7 +187,7 @@ Prompt = str | tuple[int, ...]
 
 
 class Completion(Request, frozen=True, omit_defaults=True, kw_only=True):
-    """Prompts that share a request. Each has `n` choices of the answer, in order of the prompts.
+    """Bare prompts that share a request. Each has `n` choices, in the order of the prompts.
 
     With `echo` the answer repeats the prompt first, and a limit of 0 tokens makes sense.
 
@@ -202,17 +202,17 @@ class Completion(Request, frozen=True, omit_defaults=True, kw_only=True):
 def completion_request(
     request: Request, prompts: Sequence[str | Sequence[int]], *, echo: bool = False
 ) -> Completion:
-    """The request, asked of these prompts.
+    """The request, for these prompts.
 
     >>> completion_request(Request(model="m"), ["Once", [1, 2]]).prompts
     ('Once', (1, 2))
     """
-    said = tuple(each if isinstance(each, str) else tuple(each) for each in prompts)
-    return Completion(**asdict(request) | {"prompts": said, "echo": echo})
+    given = tuple(each if isinstance(each, str) else tuple(each) for each in prompts)
+    return Completion(**asdict(request) | {"prompts": given, "echo": echo})
 
 
 LONGEST = 64
-"""Letters of a name, which may be anything that a client made up."""
+"""Characters of a name that are shown: a client may send any."""
 
 
 def type_name(value: Item | Part | Tool) -> str:
@@ -225,8 +225,8 @@ def type_name(value: Item | Part | Tool) -> str:
     match value:
         case Unknown(kind=kind) | UnknownTool(kind=kind):
             pass
-        case UnknownPart(value=said):
-            kind = str(said.get("type"))
+        case UnknownPart(value=fields):
+            kind = str(fields.get("type"))
         case _:
             kind = str(value.__struct_config__.tag)
     return repr(kind if len(kind) <= LONGEST else f"{kind[:LONGEST]}…")

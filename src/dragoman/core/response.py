@@ -1,4 +1,4 @@
-"""A response, what the events of an answer add up to, and how sure its constraints are."""
+"""Responses: what the events of an answer add up to, and how sure its constraints are."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ CONSTRAINT_FIELDS = (
     "guided_json",
     "structured_outputs",
 )
-"""Fields beyond the protocols that demand something of the whole answer."""
+"""Fields beyond the protocols that constrain the whole answer."""
 
 
 def has_constraints(request: Request) -> bool:
-    """Whether the answer must be more than any text.
+    """Whether the request constrains the answer.
 
     >>> has_constraints(Request(model="m", format=JSONObject()))
     True
     """
     if request.tool_choice is None and not (request.tools or request.format or request.extra):
-        return False  # as of most requests
+        return False  # most requests
     if isinstance(request.format, JSONObject | JSONSchema):
         return True
     match request.tool_choice:
@@ -57,19 +57,19 @@ def has_constraints(request: Request) -> bool:
 
 
 def default_guarantee(request: Request) -> Guarantee | None:
-    """The word for an answer of which nobody said more."""
+    """The guarantee of an answer whose engine gave none."""
     return "best-effort" if has_constraints(request) else None
 
 
 def _binds(fields: dict[str, JSON]) -> bool:
-    """Whether a wire's own fields demand something."""
+    """Whether fields of a wire constrain the answer."""
     format = fields.get("response_format")
     bound = isinstance(format, dict) and "type" in format  # of a kind that no protocol has
     return bound or any(fields.get(name) is not None for name in CONSTRAINT_FIELDS)
 
 
 def _strict(tool: Tool) -> bool:
-    """Whether what is in a call of this tool must fit."""
+    """Whether the arguments of this tool's calls must fit its schema or grammar."""
     match tool:
         case FunctionTool(strict=strict):
             return strict is True
@@ -85,7 +85,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
-    """Tokens counted by whoever answered. None means "not reported", which is not zero."""
+    """Tokens as the upstream or the engine counted them. None means "not reported", not zero."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -108,8 +108,8 @@ class Response(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `output` holds the items in order of their index and `choices` the alternative each belongs
     to (empty: all to the first). `reasons` has the finish reason of every choice. `error` is set
-    when the status is failed. `guarantee` says how sure it is that the answer is what was demanded;
-    None where nothing was. Times are Unix seconds.
+    when the status is failed. `guarantee` is how sure it is that the answer meets the request's
+    constraints; None where there are none. Times are Unix seconds.
     """
 
     id: str
@@ -128,18 +128,18 @@ class Response(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Everything the first choice said in text."""
+        """The text of the first choice."""
         return "".join(i.text for i in self.choice(0) if isinstance(i, Message))
 
     @property
     def refusal(self) -> str:
-        """The words of refusal in the first choice, or the empty string."""
+        """The refusal of the first choice, or the empty string."""
         parts = (p for i in self.choice(0) if isinstance(i, Message) for p in i.parts)
         return "".join(p.text for p in parts if isinstance(p, Refusal))
 
     @property
     def reasoning(self) -> str:
-        """What the first choice thought aloud, or its summary."""
+        """The reasoning of the first choice, or its summary."""
         return "".join(i.text for i in self.choice(0) if isinstance(i, Reasoning))
 
     @property

@@ -1,19 +1,20 @@
-"""Decides which tool call a loose fragment belongs to."""
+"""Sorts fragments of tool calls into calls, and finds when arguments are complete."""
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 
 from msgspec import Struct
 
 from .item import Extra
 
-_MARK = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
+_STRUCTURE = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
 
 
 class CallFragment(Struct, frozen=True, omit_defaults=True):
-    """A piece of a tool call as a stream gave it; anything may be missing."""
+    """A piece of a tool call as a stream brought it; anything may be missing."""
 
     index: int | None = None
     id: str | None = None
@@ -23,7 +24,7 @@ class CallFragment(Struct, frozen=True, omit_defaults=True):
     namespace: str | None = None
     extra: Extra | None = None
     last: bool = False
-    """Nothing more of this call will come."""
+    """Whether nothing more of this call will come."""
 
     @property
     def opens(self) -> bool:
@@ -32,7 +33,8 @@ class CallFragment(Struct, frozen=True, omit_defaults=True):
 
 
 class LooseCall:
-    """One call as far as its fragments go. `item` is its index in the answer once announced."""
+    """One call as far as its fragments go. `item` is its index in the answer once announced, and
+    `placeholder` is whether its arguments began with an empty object that may mean nothing."""
 
     __slots__ = (
         "_braces",
@@ -61,8 +63,8 @@ class LooseCall:
         self._braces = _Braces()
         self._scanned = 0
 
-    def learn(self, fragment: CallFragment) -> None:
-        """What was not known before: a late id, a late name and what comes with it."""
+    def update(self, fragment: CallFragment) -> None:
+        """Set what was not known before: a late id, a late name and what comes with it."""
         self.extra = fragment.extra or self.extra
         self.id = self.id or fragment.id or None
         if self.name is None:
@@ -70,22 +72,9 @@ class LooseCall:
             self.custom = self.custom or fragment.custom
             self.namespace = self.namespace or fragment.namespace
 
-    def add(self, arguments: str) -> str:
-        """Take a piece of the arguments and give what can be said of it now.
-
-        Some servers open every call with `{}` and send the arguments after it: the empty object
-        waits, and is said at the end if it was all.
-        """
-        if arguments == "{}" and not self.pieces and not self.custom:
-            self.placeholder = True
-            return ""
-        if arguments:
-            self.pieces.append(arguments)
-        return arguments
-
     @property
     def complete(self) -> bool:
-        """Whether the arguments are a whole JSON object (one that says something)."""
+        """Whether the arguments are a complete JSON object that is not empty."""
         if self.custom:
             return False
         fresh, self._scanned = self.pieces[self._scanned :], len(self.pieces)
@@ -95,7 +84,7 @@ class LooseCall:
 
     @property
     def whole(self) -> bool:
-        """The same, the empty object included."""
+        """The same, an empty object included."""
         return self.complete or (self.placeholder and not self.pieces)
 
 
@@ -108,14 +97,24 @@ class CallSorter:
         self.calls: list[LooseCall] = []
         self._by_id: dict[str, LooseCall] = {}
         self._by_index: dict[int, LooseCall] = {}
-        self._again: str | None = None  # a name given again once its call was whole
+        self._again: str | None = None  # a name sent again once its call was complete
 
     def sort(self, fragment: CallFragment) -> LooseCall | None:
-        """The call this fragment belongs to, made anew where it begins one.
+        """The call this fragment belongs to, a new one where it begins one.
 
-        None for a fragment that says nothing and continues nothing.
+        None for an empty fragment that continues nothing.
         """
-        call = self._find(fragment)
+        at = self._by_index.get(fragment.index) if fragment.index is not None else None
+        last = self.calls[-1] if self.calls else None
+        known = last if fragment.index is None else at
+        if (
+            known is not None
+            and known.name is not None
+            and not (fragment.id or fragment.name or fragment.extra)
+            and fragment.arguments.lstrip()[:1] != "{"
+        ):
+            return known  # as nearly all: more arguments of a call that has its name
+        call = self._find(fragment, at, last)
         if call is None:
             if not (fragment.id or fragment.name or fragment.arguments):
                 return None
@@ -124,16 +123,20 @@ class CallSorter:
             self.calls.append(call)
         elif fragment.name and fragment.name == call.name and not fragment.arguments.strip():
             self._again = call.name if call.complete else None
-        call.learn(fragment)
+        call.update(fragment)
         if fragment.id:
             self._by_id[fragment.id] = call
         if fragment.index is not None:
             self._by_index[fragment.index] = call
         return call
 
-    def _find(self, fragment: CallFragment) -> LooseCall | None:
-        at = self._by_index.get(fragment.index) if fragment.index is not None else None
-        last = self.calls[-1] if self.calls else None
+    def _find(
+        self, fragment: CallFragment, at: LooseCall | None, last: LooseCall | None
+    ) -> LooseCall | None:
+        """The known call a fragment continues, by the rules of `docs/reference/behaviours.md`.
+
+        `at` has the same index, `last` came last.
+        """
         if fragment.id:
             return self._find_by_id(fragment, fragment.id, at, last)
         known = at or last
@@ -144,9 +147,9 @@ class CallSorter:
             elsewhere = fresh and (known.name is not None or known.index is not None)
             return None if elsewhere or _begins(known, fragment) else known
         if fresh and known.name is None and known.index is not None:
-            return None  # two calls that both give their arguments before their names
+            return None  # two calls that both send their arguments before their names
         if _begins(known, fragment) and (at is None or self._again == known.name):
-            return None  # the known call is whole: these are the arguments of one yet to be named
+            return None  # the known call is complete: these are arguments of one yet to be named
         return known
 
     def _find_by_id(
@@ -167,7 +170,7 @@ class CallSorter:
 
 
 def _begins(known: LooseCall, fragment: CallFragment) -> bool:
-    """Whether a fragment must be a new call, as far as a known one tells."""
+    """Whether a fragment begins a call of its own, given what is known of this one."""
     if fragment.name and known.name is not None and fragment.name != known.name:
         return True
     if fragment.arguments == "{}" and fragment.name and known.placeholder and not known.pieces:
@@ -178,13 +181,13 @@ def _begins(known: LooseCall, fragment: CallFragment) -> bool:
 class _Braces:
     """Follows JSON text piece by piece, so that only a text whose braces are closed is parsed."""
 
-    __slots__ = ("_carry", "_depth", "_known", "_opened", "_quoted", "_spoilt")
+    __slots__ = ("_carry", "_depth", "_known", "_opened", "_quoted", "_trailing")
 
     def __init__(self) -> None:
         self._depth = 0
         self._opened = False
         self._quoted = False
-        self._spoilt = False  # something came after the end
+        self._trailing = False  # text came after the end
         self._carry = ""
         self._known: bool | None = None
 
@@ -193,13 +196,13 @@ class _Braces:
         return self._opened and self._depth == 0
 
     def feed(self, piece: str) -> None:
-        """Take a piece."""
+        """Add a piece."""
         if not piece.strip():
             return
         self._known = None
-        self._spoilt = self._spoilt or self._closed
+        self._trailing = self._trailing or self._closed
         text, self._carry = self._carry + piece, ""
-        for mark in _MARK.findall(text):
+        for mark in _STRUCTURE.findall(text):
             if mark == '"':
                 self._quoted = not self._quoted
             elif mark == "\\":
@@ -213,14 +216,9 @@ class _Braces:
     def whole(self, pieces: list[str]) -> bool:
         """Whether the pieces are an object with something in it."""
         if self._known is None:
-            parsable = self._closed and not self._spoilt
-            self._known = parsable and _says_something("".join(pieces))
+            value = None
+            if self._closed and not self._trailing:
+                with suppress(ValueError, RecursionError):
+                    value = json.loads("".join(pieces))
+            self._known = isinstance(value, dict) and bool(value)
         return self._known
-
-
-def _says_something(text: str) -> bool:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and bool(value)

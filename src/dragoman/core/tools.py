@@ -34,6 +34,10 @@ _ONE_INPUT = {
 }
 
 
+_Name = tuple[str | None, str]
+"""A namespace (or none) and a name in it."""
+
+
 class _Origin(Struct, frozen=True):
     """What a tool is to the client."""
 
@@ -42,12 +46,8 @@ class _Origin(Struct, frozen=True):
     custom: bool
 
 
-_Name = tuple[str | None, str]
-"""A namespace (or none) and a name in it."""
-
-
 class Toolbox:
-    """Both names of every tool; calls of the past are renamed alike.
+    """The tools as the upstream accepts them, and both names of each; past calls are renamed alike.
 
     `tools` is what to offer, and `positions` where each of them stood in the client's list.
     `grammar_described` is whether the grammar of one of them is only described to the model.
@@ -65,37 +65,42 @@ class Toolbox:
     ) -> None:
         self._custom = custom
         self._namespaces = namespaces
-        self._ledger = losses
+        self._losses = losses
         self.grammar_described = False
         self._names: dict[_Name, str] = {}
         self._origins: dict[_Name, _Origin] = {}
         offered = list(tools)
-        self._taken = {
-            tool.name for _, tool in offered if isinstance(tool, FunctionTool | CustomTool)
-        }
-        lowered = [
-            (number, each) for number, tool in offered for each in self._lower_tool(tool, number)
-        ]
-        self.tools: tuple[Tool, ...] = tuple(tool for _, tool in lowered)
-        self.positions: tuple[int, ...] = tuple(number for number, _ in lowered)
+        self._taken: set[str] = set()
+        for _, tool in offered:
+            if isinstance(tool, FunctionTool | CustomTool):
+                self._taken.add(tool.name)
+        lowered: list[tuple[int, Tool]] = []
+        for number, tool in offered:
+            match tool:
+                case CustomTool() if not custom:
+                    lowered.append((number, self._as_function(tool, None, "tools[*]", (number,))))
+                case Namespace():
+                    lowered += [(number, each) for each in self._lower_namespace(tool, number)]
+                case _:
+                    lowered.append((number, tool))
+        self.tools: tuple[Tool, ...] = tuple([tool for _, tool in lowered])
+        self.positions: tuple[int, ...] = tuple([number for number, _ in lowered])
 
     @property
     def renames(self) -> bool:
-        """Whether any call must be given back its own name or kind."""
+        """Whether the name or kind of any call must be restored."""
         return bool(self._origins)
 
-    # ---- there ---------------------------------------------------------------------------
+    # ---- to the upstream -----------------------------------------------------------------
 
     def lower(self, call: Call) -> Call:
-        """A call of the past, as the upstream knows it."""
+        """A past call, as the upstream knows it."""
         name, namespace = self._name(call.namespace, call.name)
         custom = isinstance(call, CustomToolCall)
         if name != call.name or (custom and not self._custom):
             origin = _Origin(call.name, call.namespace, custom)
             self._origins.setdefault((namespace, name), origin)
-        if isinstance(call, FunctionCall):
-            return replace(call, name=name, namespace=namespace)
-        if self._custom:
+        if isinstance(call, FunctionCall) or self._custom:
             return replace(call, name=name, namespace=namespace)
         arguments = json.dumps({"input": call.input}, ensure_ascii=False)
         id = _with_prefix(call.id, "ctc_", "fc_")
@@ -115,59 +120,43 @@ class Toolbox:
         kind = tool.kind if self._custom else "function"
         return replace(tool, name=name, kind=kind, namespace=namespace)
 
-    def _lower_tool(self, tool: Tool, number: int) -> tuple[Tool, ...]:
-        match tool:
-            case Namespace():
-                members = [
-                    self._lower_member(member, tool, (number, place))
-                    for place, member in enumerate(tool.tools)
-                ]
-                if self._namespaces:
-                    return (replace(tool, tools=tuple(members)),)
-                why = "the namespace is written before the names of its tools"
-                self._ledger.note("tools[*]", "emulated", why, (number,))
-                return tuple(members)
-            case FunctionTool() | CustomTool():
-                return (self._lower_named(tool, None, "tools[*]", (number,)),)
-            case _:
-                return (tool,)
-
-    def _lower_member(
-        self,
-        tool: FunctionTool | CustomTool | UnknownTool,
-        group: Namespace,
-        place: tuple[int, ...],
-    ) -> FunctionTool | CustomTool | UnknownTool:
-        if isinstance(tool, UnknownTool):
-            return tool
-        lowered = self._lower_named(tool, group.name, "tools[*].tools[*]", place)
+    def _lower_namespace(self, group: Namespace, number: int) -> tuple[Tool, ...]:
+        members: list[FunctionTool | CustomTool | UnknownTool] = []
+        for place, tool in enumerate(group.tools):
+            if isinstance(tool, UnknownTool):
+                members.append(tool)
+                continue
+            lowered = tool
+            if isinstance(tool, CustomTool) and not self._custom:
+                where = "tools[*].tools[*]"
+                lowered = self._as_function(tool, group.name, where, (number, place))
+            if not self._namespaces:
+                name, _ = self._name(group.name, tool.name)
+                custom = isinstance(tool, CustomTool)
+                self._origins.setdefault((None, name), _Origin(tool.name, group.name, custom))
+                about = "\n\n".join(filter(None, (group.description, lowered.description))) or None
+                lowered = replace(lowered, name=name, description=about)
+            members.append(lowered)
         if self._namespaces:
-            return lowered
-        return replace(lowered, description=_paragraphs(group.description, lowered.description))
+            return (replace(group, tools=tuple(members)),)
+        why = "the namespace is written before the names of its tools"
+        self._losses.note("tools[*]", "emulated", why, (number,))
+        return tuple(members)
 
-    def _lower_named(
-        self,
-        tool: FunctionTool | CustomTool,
-        group: str | None,
-        field: str,
-        place: tuple[int, ...],
-    ) -> FunctionTool | CustomTool:
+    def _as_function(
+        self, tool: CustomTool, group: str | None, field: str, place: tuple[int, ...]
+    ) -> FunctionTool:
         name, namespace = self._name(group, tool.name)
-        custom = isinstance(tool, CustomTool) and not self._custom
-        if name != tool.name or custom:
-            origin = _Origin(tool.name, group, isinstance(tool, CustomTool))
-            self._origins.setdefault((namespace, name), origin)
-        if isinstance(tool, FunctionTool) or self._custom:
-            return replace(tool, name=name)
-        self._ledger.note(field, "emulated", "sent as a function with one string `input`", place)
-        grammar = None
+        self._origins.setdefault((namespace, name), _Origin(tool.name, group, True))
+        self._losses.note(field, "emulated", "sent as a function with one string `input`", place)
+        about = tool.description
         if tool.grammar is not None:
             self.grammar_described = True
             why = "the grammar is described to the model, and not enforced"
-            self._ledger.note(f"{field}.format", "dropped", why, place)
+            self._losses.note(f"{field}.format", "dropped", why, place)
             grammar = f"The input must match this {tool.syntax} grammar:\n{tool.grammar}"
-        about = _paragraphs(tool.description, grammar)
-        return FunctionTool(name, about, _ONE_INPUT, extra=tool.extra)
+            about = f"{about}\n\n{grammar}" if about else grammar
+        return FunctionTool(name, about or None, _ONE_INPUT, extra=tool.extra)
 
     def _name(self, namespace: str | None, name: str) -> tuple[str, str | None]:
         """The upstream's name and namespace for a tool."""
@@ -175,63 +164,47 @@ class Toolbox:
             return name, namespace
         flat = self._names.get((namespace, name))
         if flat is None:
-            flat = self._names[namespace, name] = self._free(namespace, name)
+            flat = f"{namespace}__{name}"
+            if not _LEGAL_NAME.fullmatch(flat) or flat in self._taken:
+                # The checksum keeps the names apart and is the same in every request.
+                stem = _ILLEGAL.sub("_", flat)[: LONGEST_NAME - 9]
+                sum = zlib.crc32(json.dumps([namespace, name]).encode())
+                while (flat := f"{stem}_{sum:08x}") in self._taken:
+                    sum = (sum + 1) % 2**32
+            self._names[namespace, name] = flat
             self._taken.add(flat)
         return flat, None
 
-    def _free(self, namespace: str, name: str) -> str:
-        """A name for a tool of a namespace that is legal, and that no other tool has."""
-        plain = f"{namespace}__{name}"
-        if _LEGAL_NAME.fullmatch(plain) and plain not in self._taken:
-            return plain
-        stem = _ILLEGAL.sub("_", plain)[: LONGEST_NAME - 9]
-        sum = zlib.crc32(json.dumps([namespace, name]).encode())
-        while (flat := f"{stem}_{sum:08x}") in self._taken:
-            sum = (sum + 1) % 2**32
-        return flat
-
-    # ---- back ----------------------------------------------------------------------------
+    # ---- from the upstream ---------------------------------------------------------------
 
     def restore(self, call: Call) -> Call:
         """A call of the upstream's, as the client knows it.
 
-        Arguments that are no object with one string `input` are the input, word for word.
+        Arguments that are not an object with one string `input` are the input, unchanged.
         """
         origin = self._origins.get((call.namespace, call.name))
         if origin is None:
             return call
         if isinstance(call, CustomToolCall) or not origin.custom:
             return replace(call, name=origin.name, namespace=origin.namespace)
+        input = call.arguments
+        try:
+            value = json.loads(input)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            match value:
+                case {"input": str(text)} if len(value) == 1:
+                    input = text
+        id = _with_prefix(call.id, "fc_", "ctc_")
         return CustomToolCall(
-            call.call_id,
-            origin.name,
-            _input(call.arguments),
-            origin.namespace,
-            _with_prefix(call.id, "fc_", "ctc_"),
-            call.status,
-            call.extra,
+            call.call_id, origin.name, input, origin.namespace, id, call.status, call.extra
         )
-
-
-def _input(arguments: str) -> str:
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    match value:
-        case {"input": str(text)} if len(value) == 1:
-            return text
-        case _:
-            return arguments
 
 
 def _with_prefix(id: str | None, old: str, new: str) -> str | None:
     """An item's id with the prefix of its new kind."""
     return new + id.removeprefix(old) if id is not None and id.startswith(old) else id
-
-
-def _paragraphs(*texts: str | None) -> str | None:
-    return "\n\n".join(text for text in texts if text) or None
 
 
 class ToolFilter:

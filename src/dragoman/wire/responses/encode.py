@@ -349,7 +349,7 @@ class Encoder:
 
     def _deltas(self, run: list[Delta]) -> bytes:
         """The frames of deltas that all fit the last one."""
-        self._fold.feed_deltas(run)
+        self._fold.feed_all(run)
         said = json.dump_all([event.data for event in run]).decode().split("\n")
         number, before, after = self._number, self._before.decode(), self._after.decode()
         self._number += len(run)
