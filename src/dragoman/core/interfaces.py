@@ -147,21 +147,6 @@ class Starter(Protocol):
         ...
 
 
-class Listener(Protocol):
-    """Goes away with `tell`."""
-
-    def heard(self, events: list[Event]) -> None: ...
-    def broke(self, error: Exception) -> None: ...
-
-
-class Telling(Protocol):
-    """Goes away with `tell`."""
-
-    def stop(self) -> None: ...
-    def hold(self) -> None: ...
-    def go_on(self) -> None: ...
-
-
 class Counter(Protocol):
     """What an engine can do besides, if it knows its model's tokens: say how long a prompt is."""
 
@@ -169,10 +154,6 @@ class Counter(Protocol):
         """The exact number of tokens of the prompt that a request is rendered to. Raises
         FaultError where it cannot be rendered."""
         ...
-
-
-Passed = bytes | list[Event]
-"""What a relay gives: bytes to pass on as they are, or events to be said."""
 
 
 class Completer(Protocol):

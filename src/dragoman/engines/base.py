@@ -32,11 +32,9 @@ from dragoman.core.interfaces import (
     Capabilities,
     Engine,
     Handle,
-    Listener,
     Model,
     Secret,
     Sink,
-    Telling,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
@@ -589,50 +587,3 @@ class _Contract:
         if begun or isinstance(event, Failed):
             return [event]
         return [Started(new_id(), now(), self.model), event]
-
-
-# ---- goes away once the server uses `start` --------------------------------------------------
-
-
-async def batches(
-    engine: Engine, request: Request, caller: Caller = ANYONE
-) -> AsyncGenerator[list[Event], None]:
-    """Goes away: `start` takes its place."""
-    inbox = _Inbox()
-    inbox.handle = start(engine, request, caller, inbox)
-    try:
-        while not inbox.ended or inbox.events:
-            yield await inbox.take()
-    finally:
-        if not inbox.ended:
-            inbox.handle.cancel()
-
-
-class _Told:
-    def __init__(
-        self, engine: Engine, request: Request, caller: Caller, listener: Listener
-    ) -> None:
-        self.receive = listener.heard
-        self._handle = start(engine, request, caller, self)
-        self.stop, self.hold, self.go_on = (
-            self._handle.cancel,
-            self._handle.pause,
-            self._handle.resume,
-        )
-
-
-def tell(engine: Engine, request: Request, caller: Caller, listener: Listener) -> Telling | None:
-    """Goes away: `start` takes its place."""
-    return _Told(engine, request, caller, listener)
-
-
-def straight(engine: Engine, request: Request, caller: Caller) -> Engine:
-    """Goes away."""
-    return engine
-
-
-def relay(
-    engine: Engine, body: bytes, request: Request, caller: Caller
-) -> AsyncGenerator[bytes | list[Event], None] | None:
-    """Goes away."""
-    return None

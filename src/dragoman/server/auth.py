@@ -127,14 +127,14 @@ class Browsers:
             problem = "may not use this server; list it in cors_origins if it should"
             raise FaultError(_stranger(f"The origin {origin!r} {problem}."))
 
-    async def preflight(self, exchange: Exchange) -> bool:
+    def preflight(self, exchange: Exchange) -> bool:
         """Answer OPTIONS from a browser that asks whether it may ask; False for any other."""
         asks = exchange.header(b"access-control-request-method")
         if not asks or not self._origins:
             return False
         wanted = exchange.header(b"access-control-request-headers")
         allowed = (b"access-control-allow-headers", safe(wanted or "*"))
-        await exchange.reply(204, b"", *PREFLIGHT, allowed)
+        exchange.reply(204, b"", *PREFLIGHT, allowed)
         return True
 
     def _knows(self, name: str) -> bool:

@@ -18,25 +18,23 @@ from dragoman.engines.base import new_id
 from dragoman.wire import error as wire_error
 from dragoman.wire.losses import header
 
-from .asgi import Headers, Receive, Scope, Send
+from .asgi import Headers, Outlet
+from .log import Entry
 
 _log = logging.getLogger("dragoman.server")
 
 
 def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
-    """The fault to tell the client; all but a FaultError is logged, the key blotted out."""
+    """The fault an exception is for the client; all but a FaultError is logged, without the key."""
     if isinstance(error, FaultError):
         return error.fault
-    told = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))
     if key is not None:
-        told = told.replace(key.reveal(), str(key))
-    _log.error("%s failed:\n%s", request_id, told)
+        text = text.replace(key.reveal(), str(key))
+    _log.error("%s failed:\n%s", request_id, text)
     problem = f"Something went wrong in this server; its log says more about {request_id}."
     return Fault("internal", problem)
 
-
-ABORT = "dragoman.abort"
-"""The ASGI extension of our host that drops a connection; its `call` is a plain function."""
 
 JSON_TYPE = (b"content-type", b"application/json")
 MARKS: Headers = [
@@ -49,80 +47,66 @@ _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
 
 class Exchange:
-    """A request's head, and `reply`, `refuse`, or `open` and `write`, to answer it.
+    """A request's head, and `reply`, `refuse`, or `open` and `write`, to answer it; none of these
+    waits for the client.
 
-    `id` is the client's own request id where that is sane, or else a new one. `opened` says
-    whether the status is out, and `status` is it (0 until then). Whoever adds to `marks` adds a
-    header to the answer.
+    `id` is the client's own request id where that is sane, or else a new one. `status` is that of
+    the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `entry` is
+    its line in the request log, if there is one.
     """
 
-    __slots__ = (
-        "headers",
-        "id",
-        "marks",
-        "method",
-        "opened",
-        "path",
-        "receive",
-        "scope",
-        "send",
-        "status",
-    )
+    __slots__ = ("entry", "headers", "id", "marks", "method", "outlet", "path", "query", "status")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.send = send
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+    def __init__(
+        self, method: str, path: str, query: bytes, headers: Headers, outlet: Outlet
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers: dict[bytes, bytes] = dict(headers)
+        self.outlet = outlet
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
         self.id = given if given and _SANE_ID.fullmatch(given) else new_request_id()
         self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
-        self.opened = False
         self.status = 0
+        self.entry: Entry | None = None
 
     def header(self, name: bytes) -> str:
         """A header of the request, by its name in lower case; the empty string if not there."""
         value = self.headers.get(name)
         return value.decode("latin-1") if value else ""
 
-    def opening(self, status: int, headers: Headers) -> Headers:
-        """All headers of the answer that is opened with this."""
-        self.opened = True
-        self.status = status
-        return [*self.marks, *headers]
-
-    async def open(self, status: int, headers: Headers) -> None:
+    def open(self, status: int, headers: Headers) -> None:
         """Send the status and the headers; the body follows by `write`."""
-        start = {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*self.marks, *headers],
-        }
-        await self.send(start)
-        self.opened = True  # and not before: it may have been interrupted
+        self.outlet.start(status, [*self.marks, *headers])
         self.status = status
 
-    def write(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
-        """Send a piece of the body, the last one with `more=False`. Waits for a slow client."""
-        return self.send({"type": "http.response.body", "body": data, "more_body": more})
+    def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a piece of the body, the last one with `more=False`."""
+        self.outlet.write(data, more=more)
+        if not more:
+            self.end()
+
+    def end(self) -> None:
+        """Nothing follows: write the line of the request log."""
+        if self.entry is not None:
+            self.entry.write(self.method, self.path, self.status, self.id)
+            self.entry = None
 
     def abort(self) -> None:
         """Drop the connection at once, where the host can; what was sent may not arrive."""
-        extension = self.scope.get("extensions", {}).get(ABORT)
-        if extension is not None:
-            extension["call"]()
+        self.outlet.abort()
+        self.end()
 
-    async def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
-        await self.open(status, framed(body, headers))
-        await self.write(b"" if self.method == "HEAD" else body, more=False)
+        self.open(status, framed(body, headers))
+        self.write(body, more=False)
 
-    async def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
+    def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
         """Answer with a fault, as its status and error object."""
         status, body, extra = refusal(fault)
-        await self.reply(status, body, *headers, *extra)
+        self.reply(status, body, *headers, *extra)
 
 
 def framed(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -132,7 +116,7 @@ def framed(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def refusal(fault: Fault) -> tuple[int, bytes, Headers]:
-    """How a fault is told: its status, its error object, and further headers."""
+    """The status of a fault, its error object, and further headers."""
     headers: Headers = []
     if fault.retry_after is not None:
         headers.append((b"retry-after", safe(fault.retry_after)))
@@ -166,7 +150,8 @@ def safe(text: str) -> bytes:
     return _UNSAFE.sub(b" ", text.encode())
 
 
-Handler = Callable[[Exchange, Caller], Awaitable[None]]
+Handler = Callable[[Exchange, Caller], Awaitable[None] | None]
+"""Answers a request. What it could not do at once is left to be awaited."""
 
 
 BASE = "/v1"
