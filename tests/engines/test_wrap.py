@@ -4,6 +4,7 @@ import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Compaction, Message, Reasoning, Thought
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import CUT
-from dragoman.engines.base import LRU, Immediate, Prepared, Wrapper, enforce_contract
+from dragoman.engines.base import LRU, Driver, Immediate, Prepared, Wrapper, enforce_contract
 from dragoman.engines.chaos import Chaos, Mischief
 from dragoman.engines.compaction import Compacting, Fitting
 from dragoman.engines.compaction import seal as summed
@@ -239,7 +240,7 @@ async def test_an_awaited_preparation_may_answer() -> None:
 
     class Answering(Wrapper):
         async def prepare(self, request: Request, caller: Caller) -> Prepared:
-            return Prepared(request, answer=answer())
+            return Prepared(request, start=partial(Driver, answer()))
 
     assert await received(Answering(Direct()), ASKED) == [END]
 

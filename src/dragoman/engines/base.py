@@ -413,22 +413,22 @@ class Prepared(Struct, frozen=True):
     """What a middleware does to one request.
 
     `request` goes to the engine inside, and the events of its answer go through `map`, where there
-    is one. With `answer`, those events are the answer, and the engine inside is not asked by
-    others.
+    is one. Middleware that may ask the engine inside more than once gives a `start` instead, which
+    starts the whole answer.
     """
 
     request: Request
     map: Map | None = None
-    answer: AsyncGenerator[Event, None] | None = None
+    start: Callable[[Caller, Sink], Handle] | None = None
 
 
 class Wrapper:
     """Middleware: an engine around another one, which it is until a subclass changes something.
 
     A subclass overrides `prepare`, and says there what it does to a request and its answer; for a
-    request it does nothing to, it costs nothing more. One that asks the engine inside more than
-    once overrides `stream` or `start` instead. Abilities this class does not name (counting tokens,
-    giving vectors) are those of the engine inside, by the same name.
+    request it does nothing to, it costs nothing more. It may also override `stream`. Abilities
+    this class does not name (counting tokens, giving vectors) are those of the engine inside, by
+    the same name.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -450,8 +450,8 @@ class Wrapper:
                 if not isinstance(prepared, Prepared):
                     begin = partial(_start_prepared, engine, request, caller, sink)
                     return Deferred(prepared, begin, caller, sink)
-                if prepared.answer is not None:
-                    return Driver(prepared.answer, caller, sink)
+                if prepared.start is not None:
+                    return prepared.start(caller, sink)
                 request = prepared.request
                 if prepared.map is not None:
                     sink = _Mapped(prepared.map, sink)
@@ -487,8 +487,8 @@ def _start_prepared(
 ) -> Handle:
     if prepared is None:
         return start(engine, request, caller, sink)
-    if prepared.answer is not None:
-        return Driver(prepared.answer, caller, sink)
+    if prepared.start is not None:
+        return prepared.start(caller, sink)
     if prepared.map is not None:
         sink = _Mapped(prepared.map, sink)
     return start(engine, prepared.request, caller, sink)

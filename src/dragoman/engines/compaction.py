@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -30,7 +31,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 
-from .base import Prepared, Wrapper, new_id, now
+from .base import Driver, Prepared, Wrapper, new_id, now
 from .fan_out import add_usage
 
 ANSWER = 4
@@ -98,11 +99,12 @@ class Compacting(Wrapper):
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Answer out of the last summary and what follows it."""
-        known = request
-        if Compaction in map(type, request.items):
-            known = expanded(request)
-        if triggered(known) or (known.context_management and threshold(known) is not None):
-            return Prepared(known, answer=self._measured(known, caller))
+        items = request.items
+        known = expanded(request) if Compaction in map(type, items) else request
+        last = items[-1] if items else None  # which is no message where it is a trigger
+        limited = request.context_management and threshold(request) is not None
+        if limited or (type(last) is Unknown and triggered(known)):
+            return Prepared(known, start=partial(Driver, self._measured(known, caller)))
         return None if known is request else Prepared(known)
 
     async def count(self, request: Request) -> int | None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
-from dragoman.core.interfaces import Caller, Engine, Handle, Sink
+from dragoman.core.interfaces import Caller, Engine, Sink
 from dragoman.core.item import Item, Reasoning
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
-from .base import LRU, Wrapper, start, wait_closed
+from .base import LRU, Prepared, Wrapper, start, wait_closed
 from .reasoning_encryption import ASKING, ENCRYPTED, all_in_words, is_opaque
 
 MODELS = 1_000
@@ -47,20 +48,20 @@ class Resending(Wrapper):
         self._again = again
         self._open: LRU[str, bool] = LRU(MODELS)
 
-    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        """Start the engine inside; at its first events it is decided whether it is asked again."""
-        first = self._first(request, caller)
-        if not (first.asking or (self._again and _has_sealed(request.items))):
-            return start(self.engine, request, caller, sink)
-        return _Attempts(self.engine, self.second, first, caller, sink)
-
-    def _first(self, request: Request, caller: Caller) -> _Try:
-        """The request, asking for what a client of Chat can neither ask for nor carry, and for
-        what a client need not ask for where the answer is kept here."""
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Ask for what a client of Chat can neither ask for nor carry, and for what a client need
+        not ask for where the answer is stored here. Whether the engine inside is asked again is
+        decided at its first events."""
         wanted = caller.stored or (request.tools and caller.wire != "responses")
-        if not wanted or ENCRYPTED in request.include or self._open.get(request.model):
-            return _Try(request)
-        return _Try(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
+        asking = wanted and ENCRYPTED not in request.include and not self._open.get(request.model)
+        sealed = Reasoning in map(type, request.items) and _has_sealed(request.items)
+        if not (asking or (sealed and self._again)):
+            return None
+        first = _Try(request)
+        if asking:
+            include = (*request.include, ENCRYPTED)
+            first = _Try(replace(request, include=include), asking=True)
+        return Prepared(request, start=partial(_Attempts, self.engine, self.second, first))
 
     def second(self, first: _Try, batch: list[Event]) -> _Try | None:
         """What to ask where a first batch refuses something sealed; None where it does not."""

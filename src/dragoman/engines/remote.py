@@ -13,7 +13,7 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Handle, Model, Secret, Sink
 from dragoman.core.item import JSON
 from dragoman.core.request import Request, completion_request
-from dragoman.net.client import Client, Exchange, HeaderFields, Headers, content_decoder
+from dragoman.net.client import CODINGS, Client, Exchange, HeaderFields, content_decoder
 from dragoman.net.connection import Connection, Timeouts
 from dragoman.net.decode import Decoder as ContentDecoder
 from dragoman.net.errors import DisconnectedError, NetError
@@ -66,7 +66,8 @@ class UpstreamAnswer:
         self._remote = remote
         self._request = request
         self._sink = sink
-        self._exchange = remote.exchange(request.url, request.headers, request.body)
+        url = remote.upstream.url + request.wire.path
+        self._exchange = remote.exchange(url, request.headers, request.body)
         self._attempt = 0
         self._content: ContentDecoder | None = None  # where the body has a content coding
         self._late: list[Event] = []  # what came in TAIL
@@ -88,7 +89,9 @@ class UpstreamAnswer:
         if self._state == State.OVER:
             return
         self._state = State.OVER
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -128,10 +131,10 @@ class UpstreamAnswer:
             events = request.decoder.feed(data) if data else []
             if connection.over:
                 self._end(events, connection.error)
-            elif self._state == State.BODY:
-                self._deliver(events)
-            else:
+            elif self._state == State.TAIL:
                 self._late += events
+            elif events or request.decoder.ended:
+                self._deliver(events)
         except Exception as error:
             self._fail(error)
 
@@ -139,10 +142,14 @@ class UpstreamAnswer:
         """Whether the body is an answer; if not, what to do instead is under way."""
         error = connection.error
         if connection.status == 200:
-            self._content = content_decoder(connection.headers)
+            upstream = self._remote.upstream
+            for name, value in connection.headers:
+                if name == b"server" and not upstream.recognised:
+                    if value != upstream.server_header:
+                        upstream.note(value)
+                elif name in CODINGS and value != b"chunked":
+                    self._content = content_decoder(connection.headers)
             self._state = State.BODY
-            if not self._remote.upstream.recognised:
-                self._remote.upstream.note(Headers(connection.headers))
             return True
         if connection.status or error is None:
             self._wait_for(self._refused)

@@ -123,7 +123,10 @@ class Router:
         if found is None:
             begin = partial(_start, request, caller, sink)
             return Deferred(self.route(request.model, caller), begin, caller, sink)
-        return _start(request, caller, sink, found)
+        engine, model = found
+        if model != request.model:
+            request = replace(request, model=model)
+        return start(engine, request, caller, sink)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The same as an async generator."""
@@ -235,9 +238,7 @@ class Router:
 
 def _start(request: Request, caller: Caller, sink: Sink, found: tuple[Engine, str]) -> Handle:
     engine, model = found
-    if model != request.model:
-        request = replace(request, model=model)
-    return start(engine, request, caller, sink)
+    return start(engine, replace(request, model=model), caller, sink)
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -26,7 +27,7 @@ from dragoman.wire.registry import Wire
 from dragoman.wire.responses import RESPONSES
 
 from . import errors
-from .base import ENDS, new_id, now
+from .base import ENDS, new_id
 from .profiles import Profile
 from .upstream import Upstream
 
@@ -38,7 +39,7 @@ def new_turn(
 
     `raw` says that the text is wanted as it comes, markup and all.
     """
-    id, at, model = new_id(), now(), request.model
+    id, at, model = new_id(), int(time.time()), request.model
     if raw or profile.markup is None:
         return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
     return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
@@ -67,11 +68,6 @@ class UpstreamRequest(Struct):
     raw_turn: Turn
     guarantee: Guarantee | None
 
-    @property
-    def url(self) -> str:
-        """Where it is sent."""
-        return self.upstream.url + self.wire.path
-
     def restored(self, batch: list[Event]) -> list[Event]:
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
@@ -91,10 +87,10 @@ class UpstreamRequest(Struct):
         one of warning where the profile has one."""
         if isinstance(event, Failed):
             fault = errors.without(event.fault, self.upstream.key_for(self.caller))
-            return replace(event, completed_at=event.completed_at or now(), fault=fault)
+            return replace(event, completed_at=event.completed_at or int(time.time()), fault=fault)
         event = replace(
             event,
-            completed_at=now() if event.completed_at is None else event.completed_at,
+            completed_at=event.completed_at or int(time.time()),
             guarantee=event.guarantee if self.guarantee is None else self.guarantee,
         )
         limit, usage = self.upstream.profile.silent_context, event.usage
@@ -137,10 +133,12 @@ def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamReq
         except FaultError as error:
             refused = refused or error
             continue
-        lost = (*worded(lowered.losses, request, caller.wire), *lowered.client_losses(losses))
-        if wire is not RESPONSES:  # the only wire that has summaries of reasoning
+        if lowered.losses or losses:
+            own = worded(lowered.losses, request, caller.wire)
+            losses = (*own, *lowered.client_losses(losses))
+        if wire is not RESPONSES and request.reasoning is not None:  # others have no summaries
             lowered = replace(lowered, restore=with_summary(request, lowered.restore))
-        turn = new_turn(profile, asked, lost, raw=raw)
+        turn = new_turn(profile, asked, losses, raw=raw)
         return UpstreamRequest(
             upstream,
             caller,

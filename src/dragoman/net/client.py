@@ -70,8 +70,12 @@ class Pool:
             return
         if self._closed:
             connection.abort()
-        else:
+        elif self._waiting:
             self._offer(connection)
+        else:
+            self._idle.append(connection)
+            if len(self._idle) > self._limits.idle_connections:
+                self._idle[0].abort()
 
     def close(self) -> None:
         """Close every connection, also those in use, and keep none from now on."""
@@ -100,10 +104,8 @@ class Pool:
             self._places += 1
 
     def _offer(self, connection: Connection) -> None:
-        if not (self._waiting and self._hand_over(connection)):
+        if not self._hand_over(connection):
             self._idle.append(connection)
-            if len(self._idle) > self._limits.idle_connections:
-                self._idle[0].abort()
 
     def _hand_over(self, what: Connection | None) -> bool:
         while self._waiting:
@@ -134,7 +136,7 @@ class Pool:
             raise
 
 
-_CODINGS = (b"content-encoding", b"transfer-encoding")
+CODINGS = (b"content-encoding", b"transfer-encoding")
 
 
 class Headers:
@@ -262,7 +264,7 @@ async def _closed() -> bytes:
 def content_decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
     """What undoes the codings of a body, where it has any beside chunking, which is undone."""
     for name, value in headers:
-        if name in _CODINGS and value != b"chunked":
+        if name in CODINGS and value != b"chunked":
             break
     else:
         return None
@@ -339,7 +341,9 @@ class Client:
         NetError.
         """
         parsed = parse_url(url) if isinstance(url, str) else url
-        pool = self._pool(parsed, address)
+        pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
+        if pool is None:
+            pool = self._new_pool(parsed, address)
         head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
         if body is None and method in _BODILESS:
             body = b""
@@ -362,17 +366,12 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _pool(self, url: Url, address: str | None) -> Pool:
-        key = (url.scheme, url.host, url.port, address)
-        pool = self._pools.get(key)
-        if pool is None:
-            if len(self._pools) >= _MANY_ORIGINS:
-                self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
-            proxy = self._proxies.choose(url)
-            dialer = Dialer(
-                url, address=address, proxy=proxy, tls=self._context, limits=self.limits
-            )
-            pool = self._pools[key] = Pool(dialer, self.limits)
+    def _new_pool(self, url: Url, address: str | None) -> Pool:
+        if len(self._pools) >= _MANY_ORIGINS:
+            self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
+        proxy = self._proxies.choose(url)
+        dialer = Dialer(url, address=address, proxy=proxy, tls=self._context, limits=self.limits)
+        pool = self._pools[url.scheme, url.host, url.port, address] = Pool(dialer, self.limits)
         return pool
 
     def _context(self) -> ssl.SSLContext:
@@ -489,7 +488,14 @@ class Exchange:
     def _listen(self, connection: Connection, on_readable: Callable[[], None]) -> None:
         self.connection, self._lent = connection, True
         connection.on_readable = on_readable
-        self._write(connection)
+        timeouts = self._timeouts
+        connection.send(
+            self._head,
+            self._body,
+            bodiless=self._bodiless,
+            first_byte=timeouts.first_byte,
+            idle=timeouts.idle,
+        )
 
     def _answered(self, connection: Connection) -> Response:
         self.connection, self._lent = connection, True

@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
         "on_body",
         "on_close",
         "on_readable",
+        "over",
         "peer",
         "reason",
         "reused",
@@ -106,6 +107,7 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._state: int = _IDLE
         self.error: NetError | None = None  # what ended the exchange, if not its own end
+        self.over = False  # nothing more will come: the answer is whole, or `error` ended it
         self.on_readable: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
@@ -146,6 +148,7 @@ class Connection(asyncio.Protocol):
         self._first_byte = math.inf if first_byte is None else first_byte
         self._idle = math.inf if idle is None else idle
         self._state = _HEAD
+        self.over = False
         if len(body) <= _JOINED_WRITE:
             self.transport.write(head + body)
         else:
@@ -186,11 +189,6 @@ class Connection(asyncio.Protocol):
             self._buffered = 0
         return data
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come: the answer is whole, or `error` ended it."""
-        return self._state == _DONE
-
     def pause(self) -> None:
         """Read no more until `resume`; the peer is not to blame for the silence."""
         self._held = True
@@ -220,7 +218,8 @@ class Connection(asyncio.Protocol):
             self.abort()
             return False
         self._held = False
-        self._discard()
+        if self._parts or self._paused:
+            self._discard()
         self._state = _IDLE
         self.reused = True
         self._allow(keep_alive)
@@ -273,7 +272,10 @@ class Connection(asyncio.Protocol):
             else:
                 self._allow(self._idle)
         if self._parts or self._state != state:
-            self._wake()
+            if self.on_readable is not None:  # a call less per read than by `_wake`
+                self.on_readable()
+            else:
+                self._wake()
 
     def eof_received(self) -> None:
         self._end(None)
@@ -321,6 +323,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._state == _BODY:  # and not after a 1xx
             self._state = _DONE
+            self.over = True
             self._deadline = math.inf
 
     # How an exchange ends.
@@ -364,6 +367,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: NetError) -> None:
         self.error = error
         self._state = _DONE
+        self.over = True
         self._wake()
         self.abort()
 
