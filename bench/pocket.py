@@ -20,7 +20,7 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 from dragoman.engines.pocket import pocket
-from dragoman.engines.token.constraints import Guide
+from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.engines.token.engine import TokenEngine
 from dragoman.formats.format import Grammar
 from dragoman.formats.prompt import Tokenizer
@@ -109,7 +109,7 @@ def _masks(tokenizer: Tokenizer) -> tuple[float, float]:
     """Microseconds of a mask, in the mean and at worst but one in a hundred, on a random walk
     through a schema."""
     lark = f"start: %json {json.dumps({**SCHEMA, 'x-guidance': {'whitespace_flexible': False}})}"
-    guide, chance = Guide(tokenizer), np.random.default_rng(1)
+    guide, chance = GrammarCompiler(tokenizer), np.random.default_rng(1)
     times: list[float] = []
     for _ in range(30):
         constraint = guide.constrain(Grammar(lark))

@@ -1,8 +1,9 @@
-"""What remembering costs: `python -m bench.store [--responses N] [--rounds N]`.
+"""What storing costs: `python -m bench.store [--responses N] [--rounds N]`.
 
-Writes a second, the time that storing adds to a stream, what a resume takes after 10,000 events,
-what a token takes on disk, and whether the server's memory grows with what it has stored. All in
-one process, without sockets, and the rounds with and without a store interleaved.
+CPU of a stored response, by thread; the time that storing adds to a stream, what a resume takes
+after 10,000 events, what a token takes on disk, and whether the server's memory grows with what it
+has stored. All in one process, without sockets, and the rounds with and without a store
+interleaved.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.event import Event, Started
+from msgspec.structs import replace
+
+from dragoman.core.event import Event
+from dragoman.core.fold import unfold
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
@@ -27,7 +31,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import LogSegment, Record, Retention, Store
 from dragoman.stores.sqlite import SqliteStore
-from tests.server.stubs import Call, Stub, saying, word
+from tests.server.stubs import Call, Stub, saying
 
 from . import machine
 
@@ -38,6 +42,8 @@ PACE = 0.01
 """Seconds between two deltas of a paced stream: a model that writes 100 tokens a second."""
 AT_ONCE = 16
 RESUMED = 10_000
+WRITTEN = 4_096
+TEXT = "".join(f"word{place} " for place in range(60))
 
 
 def words(count: int) -> tuple[str, ...]:
@@ -68,33 +74,39 @@ async def main() -> None:
 
 
 async def writes(folder: Path) -> None:
-    """Responses begun, appended to and ended, a second."""
-    store = SqliteStore(folder / "writes.db")
-    text = "x" * 4_000  # with the answer: some 8 KB for a response
-    events = (Started("a", 50, "m"), *map(word, words(20)))
-
-    async def client(end: float) -> int:
-        count = 0
-        while time.perf_counter() < end:
-            await _live(store, text, events)
-            count += 3
-        return count
-
-    for clients in (1, AT_ONCE, 256):
-        start = time.perf_counter()
-        counts = await asyncio.gather(*(client(start + 1.0) for _ in range(clients)))
-        seconds = time.perf_counter() - start
-        print(f"writes, {clients} at once: {sum(counts) / seconds:,.0f} a second")
-    await store.close()
+    """The CPU of a response, unary and streamed, at once with others."""
+    for name, live in (("unary", _put), ("streamed", _stream)):
+        for clients in (1, AT_ONCE, 4 * AT_ONCE):
+            store = SqliteStore(folder / f"{name}{clients}.db")
+            await asyncio.gather(*(live(store) for _ in range(clients)))
+            process, loop = time.process_time(), time.thread_time()
+            for _ in range(WRITTEN // clients):
+                await asyncio.gather(*(live(store) for _ in range(clients)))
+            count = WRITTEN // clients * clients
+            loop = (time.thread_time() - loop) / count * 1e6
+            process = (time.process_time() - process) / count * 1e6
+            print(
+                f"a {name} response, {clients} at once: {process:.0f} us, "
+                f"{loop:.0f} of them on the event loop"
+            )
+            await store.close()
 
 
-async def _live(store: Store, text: str, events: tuple[Event, ...]) -> None:
+def _record(id: str) -> Record:
+    request = Request(model="m", items=(Message("user", "Hi", id=f"msg_{id}_in0"),))
+    return Record(id=id, tenant="", wire="responses", created_at=50, request=request)
+
+
+async def _put(store: Store) -> None:
     id = new_id()
-    request = Request(model="m", items=(Message("user", text, id=f"msg_{id}"),))
-    record = Record(id=id, tenant="", wire="responses", created_at=50, request=request)
-    await store.begin(record)
-    await store.append(id, LogSegment(0, events))
-    await store.finish(id, _answer(id, text), LogSegment(len(events), events[1:2]))
+    await store.put(replace(_record(id), status="completed", response=_answer(id, TEXT)))
+
+
+async def _stream(store: Store) -> None:
+    id = new_id()
+    answer = _answer(id, TEXT)
+    await store.begin(_record(id))
+    await store.finish(id, answer, LogSegment(0, tuple(unfold(answer))))
 
 
 def _answer(id: str, text: str) -> Response:

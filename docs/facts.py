@@ -16,13 +16,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dragoman.cli.main import parser
+from dragoman.core.item import Message
+from dragoman.core.request import Request, Sampling
 from dragoman.engines.profiles import GENERIC, PROFILES, Profile
 from dragoman.server.config import Upstream, Webhook
 from dragoman.server.settings import Settings
 from dragoman.wire.error import TABLE
-from dragoman.wire.loss_table import ANSWER, REQUEST, Table
+from dragoman.wire.losses import Table
+from dragoman.wire.registry import WIRES
 
-__all__ = ["ANSWER", "REQUEST", "Settings", "Upstream", "Webhook"]
+__all__ = ["WIRES", "Settings", "Upstream", "Webhook"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "dragoman"
@@ -99,14 +102,26 @@ def decisions() -> str:
 # ---- wires -------------------------------------------------------------------------------
 
 
-def fates(fields: Table) -> str:
-    """One table of the loss policy."""
-    rows = []
-    for row in fields.values():
-        field = row.field if row.field.startswith("(") else f"`{row.field}`"
-        fate = row.fate if row.fate == "carried" else f"**{row.fate}**{' here' * row.quiet}"
-        rows.append((field, row.when, fate, row.why))
-    return table(("field", "when", "fate", "why"), rows)
+def losses(fields: Table) -> str:
+    """The loss table of one wire; fields with one action and one reason share a line."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for row in fields.rows:
+        silent = " silently" * row.silent
+        action = row.action if row.action == "carried" else f"**{row.action}**{silent}"
+        groups.setdefault((row.when, action, row.why), []).append(f"`{row.field}`")
+    lines = [(", ".join(names), *group) for group, names in groups.items()]
+    return table(("field", "when", "action", "why"), lines)
+
+
+def spellings() -> str:
+    """The fields of a request that a wire calls otherwise than the core."""
+    request = Request(model="m", items=(Message("user", ""),))
+    names = [field.name for kind in (Request, Sampling) for field in msgspec.structs.fields(kind)]
+    names[names.index("items")] = "items[*].content"
+    spell = [wire.spelling(request) for wire in WIRES.values()]
+    found = [(name, *(each(name) for each in spell)) for name in [*names, "reasoning.effort"]]
+    lines = [[f"`{name}`" for name in line] for line in found if len(set(line)) > 1]
+    return table(("core", *WIRES), lines)
 
 
 def faults() -> str:

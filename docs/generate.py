@@ -21,10 +21,12 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "rooms": facts.rooms,
     "modules": facts.modules,
     "decisions": facts.decisions,
-    "chat-request": partial(facts.fates, facts.REQUEST["responses"]),
-    "responses-request": partial(facts.fates, facts.REQUEST["chat"]),
-    "chat-answer": partial(facts.fates, facts.ANSWER["responses"]),
-    "responses-answer": partial(facts.fates, facts.ANSWER["chat"]),
+    **{
+        f"{wire.name}-{side}": partial(facts.losses, getattr(wire.losses, side))
+        for wire in facts.WIRES.values()
+        for side in ("request", "answer")
+    },
+    "spellings": facts.spellings,
     "settings": partial(facts.fields, facts.Settings),
     "upstreams": partial(facts.fields, facts.Upstream),
     "webhooks": partial(facts.fields, facts.Webhook),

@@ -35,11 +35,13 @@ from tests.server.memory.remembering import remembering
 from tests.server.stubs import OPENING, Call, Stub, saying, word
 
 
-async def remember(folder: Path, *texts: str, cues: tuple[Any, ...] = ()) -> list[str]:
-    """Have these texts asked and kept; the ids of the answers."""
+async def remember(
+    folder: Path, *texts: str, cues: tuple[Any, ...] = (), stream: bool = False
+) -> list[str]:
+    """Have these texts asked and stored; the ids of the answers."""
     async with remembering(Stub(*cues), SqliteStore(folder / "store.db")) as server:
         for text in texts:
-            await server.ask(input=text)
+            await server.ask(input=text, stream=stream)
         found = {asked(each): each async for each in History(server.memory.store).records()}
         return [name(found[text]) for text in texts]
 
@@ -138,7 +140,7 @@ async def test_tail_follows_what_still_runs(tmp_path: Path) -> None:
 async def test_events_that_are_gone_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (id,) = await remember(tmp_path, "one")
+    (id,) = await remember(tmp_path, "one", stream=True)
     store = SqliteStore(tmp_path / "store.db", Retention(max_log_age=0.0))
     await store.sweep(time.time() + 5)
     await store.close()

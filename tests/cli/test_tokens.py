@@ -86,6 +86,15 @@ def test_without_a_vocabulary_it_says_that_words_stand_for_tokens(
     assert rows(lines)[-6:-3] == [["control", "<|message|>"], ["text", "one"], ["text", "two"]]
 
 
+def test_f7_template_of_an_unknown_family_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    shown("--format", str(tmp_path), "Hi")
+    assert "Warning: the chat template is of no known family" in capsys.readouterr().err
+
+
 def test_a_folder_names_vocabulary_and_format(tmp_path: Path) -> None:
     ids = tmp_path / "ids.json"
     ids.write_text("[2]")

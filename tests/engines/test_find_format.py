@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.engines.find_format import find_format, is_format
+from dragoman.engines.find_format import find_format, is_format, warning_of
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 CONFIG = {"bos_token": "<s>", "chat_template": TEMPLATE}
@@ -45,3 +45,15 @@ def test_what_is_neither_is_told(tmp_path: Path) -> None:
         find_format(str(tmp_path))
     with pytest.raises(ValueError, match="brings no chat template"):
         find_format(folder(tmp_path, {}))
+
+
+def test_f7_template_of_an_unknown_family_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find_format(folder(tmp_path, CONFIG))
+    assert found.name == "hermes"
+    assert f"{tmp_path}: the chat template is of no known family" in caplog.text
+    assert warning_of(found) in caplog.text
+    caplog.clear()
+    known = find_format(folder(tmp_path, CONFIG, "<|im_start|> <tool_call>"))
+    assert (warning_of(known), caplog.text) == (None, "")

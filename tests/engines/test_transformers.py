@@ -329,7 +329,7 @@ def test_a_network_that_remembers_in_another_way_is_told(
     def forward(network: Network, cache_params: Any = None) -> None: ...
 
     monkeypatch.setattr(Network, "forward", forward)
-    with pytest.raises(ValueError, match="Network takes no keys and values to go on from"):
+    with pytest.raises(ValueError, match="Network takes no keys and values of earlier tokens"):
         transformers(str(folder))
 
 

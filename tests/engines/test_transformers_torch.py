@@ -55,7 +55,7 @@ async def test_the_suite_is_answered_as_in_numpy(engine: TokenEngine) -> None:
 
 async def test_every_token_is_scored_as_in_numpy() -> None:
     engine = prepare(str(FOLDER), device="cpu", threads=1)()
-    ours, theirs = load(FOLDER)[1], engine._writer._model
+    ours, theirs = load(FOLDER)[1], engine._source._model
     ids = list(engine.tokenizer.encode("Explain 17 quantum mechanics, please! x=[1, 2]; 你好"))
     mine, other = ours.open(ids), theirs.open(ids)
     news = ids

@@ -1,4 +1,4 @@
-"""What every store promises, asked of every backend."""
+"""The contract of `Store`, for every store."""
 
 import asyncio
 import string
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Finished, Started
+from dragoman.core.fold import unfold
 from dragoman.core.item import (
     Annotation,
     CustomToolCall,
@@ -20,7 +21,7 @@ from dragoman.core.item import (
     Reasoning,
     Thought,
 )
-from dragoman.core.request import Request
+from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.stores.base import (
     Conversation,
@@ -39,21 +40,21 @@ from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 
-KEEPING = Retention(max_age=100.0, max_log_age=10.0, max_responses=3)
+RETENTION = Retention(max_age=100.0, max_log_age=10.0, max_responses=3)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    kept: Store
+    opened: Store
     if request.param == "memory":
-        kept = MemoryStore(KEEPING)
+        opened = MemoryStore(RETENTION)
     elif request.param == "postgres":
         server: Postgres = request.getfixturevalue("postgres")
-        kept = PostgresStore(server.address, KEEPING, schema=tmp_path.name)
+        opened = PostgresStore(server.address, RETENTION, schema=tmp_path.name)
     else:
-        kept = SqliteStore(tmp_path / "deep" / "store.db", KEEPING)
-    yield kept
-    await kept.close()
+        opened = SqliteStore(tmp_path / "deep" / "store.db", RETENTION)
+    yield opened
+    await opened.close()
 
 
 def record(id: str, **fields: object) -> Record:
@@ -75,12 +76,12 @@ EVENTS = (
 )
 
 
-async def test_a_store_in_good_order_says_so_as_often_as_it_is_asked(store: Store) -> None:
+async def test_ready_returns_each_time(store: Store) -> None:
     await store.ready()
     await store.ready()
 
 
-async def test_what_was_begun_is_found_by_its_tenant_alone(store: Store) -> None:
+async def test_begun_response_is_found_only_by_its_tenant(store: Store) -> None:
     await store.begin(record("a", metadata={"k": "v"}, background=True))
     found = await store.get("t", "a")
     assert found == record("a", metadata={"k": "v"}, background=True)
@@ -89,7 +90,7 @@ async def test_what_was_begun_is_found_by_its_tenant_alone(store: Store) -> None
 
 
 @pytest.mark.parametrize("id", ["nothing", "", "nul\0", "half \ud83d", "x" * 10_000])
-async def test_an_id_that_is_not_known_is_no_error(store: Store, id: str) -> None:
+async def test_unknown_id_gives_nothing(store: Store, id: str) -> None:
     assert await store.get("t", id) is None
     assert await store.chain("t", id) == ()
     assert await store.find_item("t", id) is None
@@ -101,7 +102,7 @@ async def test_an_id_that_is_not_known_is_no_error(store: Store, id: str) -> Non
 
 
 @pytest.mark.parametrize("id", ["nul\0", "half \ud83d"])
-async def test_an_item_may_have_any_id(store: Store, id: str) -> None:
+async def test_item_with_odd_id_is_stored_and_found(store: Store, id: str) -> None:
     said = Message("user", "odd", id=id)
     await store.begin(record("a", request=Request(model="m", items=(said,))))
     assert await store.find_item("t", id) == said
@@ -113,14 +114,14 @@ async def test_an_item_may_have_any_id(store: Store, id: str) -> None:
     assert await store.remove_item("t", "v", id)
 
 
-async def test_a_number_may_have_any_size(store: Store) -> None:
+async def test_number_of_any_size_is_stored(store: Store) -> None:
     await store.begin(record("a", metadata={"n": 10**30}))
     found = await store.get("t", "a")
     assert found is not None
     assert found.metadata == {"n": 10**30}
 
 
-async def test_an_item_of_two_responses_outlives_one_of_them(store: Store) -> None:
+async def test_item_of_two_responses_survives_deletion_of_one(store: Store) -> None:
     said = Message("user", "again", id="msg_x")
     for id in "abc":
         await store.begin(record(id, request=Request(model="m", items=(said,))))
@@ -131,13 +132,13 @@ async def test_an_item_of_two_responses_outlives_one_of_them(store: Store) -> No
     assert await store.find_item("t", "msg_x") is None
 
 
-async def test_an_id_is_given_once(store: Store) -> None:
+async def test_begin_with_taken_id_fails(store: Store) -> None:
     await store.begin(record("a"))
     with pytest.raises(StoreError, match="a response a already"):
         await store.begin(record("a", tenant="other"))
 
 
-async def test_a_log_comes_back_in_order_and_from_any_place(store: Store) -> None:
+async def test_log_is_read_in_order_from_any_index(store: Store) -> None:
     await store.begin(record("a"))
     await store.append("a", LogSegment(0, EVENTS[:1]))
     await store.append("a", LogSegment(1, EVENTS[1:3]))
@@ -149,7 +150,7 @@ async def test_a_log_comes_back_in_order_and_from_any_place(store: Store) -> Non
     assert await store.log("nothing") == ()
 
 
-async def test_a_log_has_no_gaps_and_no_second_versions(store: Store) -> None:
+async def test_segment_that_does_not_follow_the_log_is_refused(store: Store) -> None:
     await store.begin(record("a"))
     await store.append("a", LogSegment(0, EVENTS[:2]))
     for first in (0, 1, 3):
@@ -162,7 +163,7 @@ async def test_a_log_has_no_gaps_and_no_second_versions(store: Store) -> None:
     assert found.running
 
 
-async def test_a_run_ends_once(store: Store) -> None:
+async def test_run_is_finished_once(store: Store) -> None:
     await store.begin(record("a", status="queued"))
     assert await store.finish("a", answer("a"))
     assert not await store.finish("a", answer("a", "other"))
@@ -176,7 +177,7 @@ async def test_a_run_ends_once(store: Store) -> None:
         await store.append("b", LogSegment(0, EVENTS[:1]))
 
 
-async def test_a_chain_begins_with_the_earliest_and_holds_no_copies(store: Store) -> None:
+async def test_chain_lists_the_earliest_first_without_copies(store: Store) -> None:
     for id, previous in (("a", None), ("b", "a"), ("c", "b")):
         await store.begin(record(id, previous=previous))
         await store.finish(id, answer(id))
@@ -187,7 +188,7 @@ async def test_a_chain_begins_with_the_earliest_and_holds_no_copies(store: Store
     assert await store.chain("t", "c") == ()
 
 
-async def test_who_waits_hears_of_more_and_of_the_end(store: Store) -> None:
+async def test_wait_returns_on_append_and_on_finish(store: Store) -> None:
     await store.begin(record("a"))
     waiting = asyncio.create_task(store.wait("a", 0, 30))
     await asyncio.sleep(0)
@@ -201,13 +202,13 @@ async def test_who_waits_hears_of_more_and_of_the_end(store: Store) -> None:
     await store.wait("nothing", 0, 30)
 
 
-async def test_waiting_has_an_end(store: Store) -> None:
+async def test_wait_returns_after_its_timeout(store: Store) -> None:
     await store.begin(record("a"))
     await store.wait("a", 0, 0.01)
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_pages_follow_one_another(store: Store, order: str) -> None:
+async def test_pages_follow_one_another_without_gaps(store: Store, order: str) -> None:
     for place, id in enumerate("abcde"):
         await store.begin(record(id, created_at=place // 2))
     await store.begin(record("z", tenant="other"))
@@ -228,14 +229,14 @@ async def test_pages_follow_one_another(store: Store, order: str) -> None:
     assert not (await store.list_responses("t", None, Paging(after="nothing"))).records
 
 
-async def test_labels_change_and_nothing_else_does(store: Store) -> None:
+async def test_set_metadata_changes_only_the_metadata(store: Store) -> None:
     await store.begin(record("a"))
     assert await store.set_metadata("t", "a", {"k": 1})
     assert not await store.set_metadata("other", "a", {"k": 2})
     assert await store.get("t", "a") == record("a", metadata={"k": 1})
 
 
-async def test_what_is_deleted_is_gone_with_its_log(store: Store) -> None:
+async def test_deleted_response_is_gone_with_its_log(store: Store) -> None:
     await store.begin(record("a"))
     await store.append("a", LogSegment(0, EVENTS[:1]))
     assert not await store.delete("other", "a")
@@ -245,7 +246,7 @@ async def test_what_is_deleted_is_gone_with_its_log(store: Store) -> None:
     assert await store.renew_leases(["a"], 60.0) == ("a",)
 
 
-async def test_leases_are_renewed_unless_somebody_wants_the_end(store: Store) -> None:
+async def test_lease_is_renewed_unless_run_ended_or_was_cancelled(store: Store) -> None:
     for id in "ab":
         await store.begin(record(id, owner="me", lease=10.0))
     await store.begin(record("c", owner="me", lease=10.0))
@@ -258,7 +259,7 @@ async def test_leases_are_renewed_unless_somebody_wants_the_end(store: Store) ->
     assert found.lease == 20.0
 
 
-async def test_an_orphan_is_taken_over_by_one_server(store: Store) -> None:
+async def test_orphan_is_taken_by_one_server_only(store: Store) -> None:
     await store.begin(record("a", owner="dead", lease=10.0))
     await store.begin(record("b", owner="alive", lease=90.0))
     await store.begin(record("c", owner="me", lease=10.0))
@@ -272,14 +273,14 @@ async def test_an_orphan_is_taken_over_by_one_server(store: Store) -> None:
     assert all(found.lease == 60.0 for found in (*first, *second))
 
 
-async def test_old_and_surplus_responses_are_swept_and_runs_are_not(store: Store) -> None:
+async def test_sweep_deletes_old_and_surplus_responses_but_not_live_runs(store: Store) -> None:
+    await store.begin(record("old", created_at=1))
+    await store.finish("old", answer("old"))
     for place, id in enumerate("abcd"):
         await store.begin(record(id, created_at=100 + place))
         await store.append(id, LogSegment(0, EVENTS[:1]))
         if id != "a":
             await store.finish(id, answer(id))
-    await store.begin(record("old", created_at=1))
-    await store.finish("old", answer("old"))
     await store.create_conversation(
         Conversation(id="v", tenant="t", created_at=1), [Message("user", "", id="1")]
     )
@@ -293,7 +294,7 @@ async def test_old_and_surplus_responses_are_swept_and_runs_are_not(store: Store
     assert await store.sweep(112.5) == 0
 
 
-async def test_conversations_keep_items_one_by_one(store: Store) -> None:
+async def test_conversation_items_are_added_paged_and_removed(store: Store) -> None:
     talk = Conversation(id="v", tenant="t", created_at=50, metadata={"k": "v"})
     said = [Message("user", f"{n}", id=f"m{n}") for n in range(4)]
     await store.create_conversation(talk, said[:1])
@@ -323,7 +324,7 @@ async def test_conversations_keep_items_one_by_one(store: Store) -> None:
     assert await store.list_items("t", "v") is None
 
 
-async def test_a_run_adds_to_its_conversation_as_it_ends(store: Store) -> None:
+async def test_finish_adds_items_to_conversation_and_renames_taken_ids(store: Store) -> None:
     await store.create_conversation(
         Conversation(id="v", tenant="t", created_at=50), [Message("user", "", id="1")]
     )
@@ -337,7 +338,7 @@ async def test_a_run_adds_to_its_conversation_as_it_ends(store: Store) -> None:
     assert await store.finish("b", answer("b"), items=[said])
 
 
-async def test_items_of_responses_are_found_by_their_ids(store: Store) -> None:
+async def test_input_and_output_items_are_found_by_id(store: Store) -> None:
     await store.begin(record("a"))
     await store.finish("a", answer("a"))
     assert await store.find_item("t", "msg_a") == record("a").request.items[0]
@@ -357,7 +358,7 @@ CALL = FunctionCall("call_0", "clock", '{"city": "Rome", "at": 1.0}')
 OTHER = CustomToolCall("call_1", "sh", "ls \0")
 
 
-async def test_an_answer_is_found_by_the_calls_it_thought_of(store: Store) -> None:
+async def test_answer_with_reasoning_is_found_by_its_calls(store: Store) -> None:
     made = called("a", THOUGHT, CALL, OTHER)
     await store.begin(record("a"))
     assert await store.find_answers("t", [call_digest(CALL)]) == ()
@@ -379,7 +380,7 @@ async def test_an_answer_is_found_by_the_calls_it_thought_of(store: Store) -> No
     assert await store.find_answers("t", []) == ()
 
 
-async def test_of_answers_that_made_the_same_call_the_latest_is_found(store: Store) -> None:
+async def test_latest_answer_that_made_a_call_is_found(store: Store) -> None:
     for id in "ab":
         await store.begin(record(id, request=Request(model=f"model {id}", items=())))
         await store.finish(id, called(id, THOUGHT, CALL))
@@ -391,7 +392,7 @@ async def test_of_answers_that_made_the_same_call_the_latest_is_found(store: Sto
     assert await store.find_answers("t", [call_digest(CALL)]) == ()
 
 
-async def test_many_answers_are_found_and_forgotten_with_their_responses(store: Store) -> None:
+async def test_answers_are_swept_with_their_responses(store: Store) -> None:
     calls = [replace(CALL, call_id=f"call_{number}") for number in range(120)]
     for number, call in enumerate(calls):
         await store.begin(record(f"{number:03}", created_at=50 + number))
@@ -404,13 +405,13 @@ async def test_many_answers_are_found_and_forgotten_with_their_responses(store: 
     assert sorted(each.response.id for each in found) == ["117", "118", "119"]
 
 
-async def test_an_answer_without_reasoning_is_not_kept_track_of(store: Store) -> None:
+async def test_answer_without_reasoning_is_not_found_by_its_calls(store: Store) -> None:
     await store.begin(record("a"))
     await store.finish("a", called("a", CALL))
     assert await store.find_answers("t", [call_digest(CALL)]) == ()
 
 
-async def test_nothing_is_done_to_a_conversation_that_is_not_there(store: Store) -> None:
+async def test_unknown_conversation_is_not_changed(store: Store) -> None:
     await store.create_conversation(Conversation(id="v", tenant="t", created_at=50))
     for tenant, id in (("other", "v"), ("t", "w")):
         assert not await store.add_items(tenant, id, [Message("user", "", id="1")])
@@ -420,7 +421,7 @@ async def test_nothing_is_done_to_a_conversation_that_is_not_there(store: Store)
         assert await store.get_item(tenant, id, "1") is None
 
 
-async def test_an_item_of_a_conversation_has_an_id_of_its_own(store: Store) -> None:
+async def test_conversation_item_without_unique_id_is_refused(store: Store) -> None:
     await store.create_conversation(Conversation(id="v", tenant="t", created_at=50))
     await store.add_items("t", "v", [Message("user", "", id="1")])
     for id in (None, "1"):
@@ -428,40 +429,40 @@ async def test_an_item_of_a_conversation_has_an_id_of_its_own(store: Store) -> N
             await store.add_items("t", "v", [Message("user", "", id=id)])
 
 
-async def test_a_letter_is_posted_with_the_end_it_tells_of(store: Store) -> None:
-    letter = OutboxMessage(id="l", target="http://x", body=b"said", due=10.0)
+async def test_message_is_due_after_finish_until_settled(store: Store) -> None:
+    message = OutboxMessage(id="l", target="http://x", body=b"said", due=10.0)
     await store.begin(record("a"))
-    assert await store.finish("a", answer("a"), messages=[letter])
-    again = replace(letter, id="m")
+    assert await store.finish("a", answer("a"), messages=[message])
+    again = replace(message, id="m")
     assert not await store.finish("a", answer("a"), messages=[again])
     assert await store.take_due(9.0, 20.0) == ()
-    assert await store.take_due(10.0, 20.0) == (replace(letter, due=20.0, attempts=1),)
+    assert await store.take_due(10.0, 20.0) == (replace(message, due=20.0, attempts=1),)
     assert await store.take_due(10.0, 20.0) == ()
-    assert await store.take_due(20.0, 30.0) == (replace(letter, due=30.0, attempts=2),)
+    assert await store.take_due(20.0, 30.0) == (replace(message, due=30.0, attempts=2),)
     await store.settle("l", 25.0)
-    assert await store.take_due(25.0, 40.0) == (replace(letter, due=40.0, attempts=3),)
+    assert await store.take_due(25.0, 40.0) == (replace(message, due=40.0, attempts=3),)
     await store.settle("l")
     await store.settle("nothing", 1.0)
     assert await store.take_due(99.0, 99.0) == ()
 
 
-async def test_a_letter_is_taken_once_the_most_urgent_first(store: Store) -> None:
-    letters = [OutboxMessage(id=f"l{n}", target="x", body=b"", due=float(n)) for n in range(40)]
+async def test_message_is_taken_by_one_caller_the_earliest_first(store: Store) -> None:
+    messages = [OutboxMessage(id=f"l{n}", target="x", body=b"", due=float(n)) for n in range(40)]
     await store.begin(record("a"))
-    await store.finish("a", answer("a"), messages=letters)
+    await store.finish("a", answer("a"), messages=messages)
     taken = await asyncio.gather(*(store.take_due(99.0, 500.0, 10) for _ in range(6)))
-    ids = [letter.id for some in taken for letter in some]
+    ids = [message.id for some in taken for message in some]
     assert len(ids) == len(set(ids))
     while more := await store.take_due(99.0, 500.0, 10):  # rows that were locked are passed over
-        ids += [letter.id for letter in more]
-    assert sorted(ids) == sorted(letter.id for letter in letters)
+        ids += [message.id for message in more]
+    assert sorted(ids) == sorted(message.id for message in messages)
     await store.begin(record("b"))
-    await store.finish("b", answer("b"), messages=[replace(letters[0], id="old")])
+    await store.finish("b", answer("b"), messages=[replace(messages[0], id="old")])
     await store.sweep(101.0)
     assert await store.take_due(99.0, 500.0) == ()
 
 
-async def test_many_writers_at_once_all_succeed(store: Store) -> None:
+async def test_concurrent_streams_are_all_stored(store: Store) -> None:
     async def live(id: str) -> None:
         await store.begin(record(id))
         for place in range(20):
@@ -476,7 +477,7 @@ async def test_many_writers_at_once_all_succeed(store: Store) -> None:
 
 @given(st.lists(st.text(string.ascii_letters, max_size=3), max_size=12), st.data())
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_a_log_is_the_same_however_it_was_cut(words: list[str], data: st.DataObject) -> None:
+async def test_log_does_not_depend_on_its_segments(words: list[str], data: st.DataObject) -> None:
     store = MemoryStore()
     events = tuple(Delta(0, 0, "text", word) for word in words)
     await store.begin(record("a"))
@@ -488,3 +489,170 @@ async def test_a_log_is_the_same_however_it_was_cut(words: list[str], data: st.D
     first = data.draw(st.integers(0, len(events)))
     log = await store.log("a", first)
     assert tuple(event for stretch in log for event in stretch.events) == events[first:]
+
+
+# ---- whole responses -----------------------------------------------------------------------
+
+
+def whole(id: str, **fields: object) -> Record:
+    """A record that has ended."""
+    made = answer(id)
+    return record(id, **({"status": "completed", "response": made} | fields))
+
+
+async def test_response_that_is_put_is_read_as_one_that_ended(store: Store) -> None:
+    await store.put(whole("a", metadata={"k": "v"}))
+    assert await store.get("t", "a") == whole("a", metadata={"k": "v"})
+    assert await store.get("other", "a") is None
+    assert await store.find_item("t", "msg_a_0") == answer("a").output[0]
+    assert await store.find_item("t", "msg_a") == whole("a").request.items[0]
+    await store.begin(record("b", previous="a"))
+    assert [found.id for found in await store.chain("t", "b")] == ["a", "b"]
+    assert await store.renew_leases(["a"], 99.0) == ("a",)
+    assert await store.take_orphans("me", 1e10, 2e10) == (
+        replace(record("b", previous="a"), owner="me", lease=2e10),
+    )
+    assert not await store.finish("a", answer("a", "other"))
+    with pytest.raises(StoreError, match="No response a"):
+        await store.append("a", LogSegment(0, EVENTS[:1]))
+    await store.wait("a", 99, 30)
+
+
+async def test_log_of_a_put_response_is_its_unfolding_and_lives_as_long(store: Store) -> None:
+    await store.put(whole("a", created_at=20))
+    events = tuple(unfold(answer("a")))
+    for first in range(len(events) + 1):
+        log = await store.log("a", first)
+        assert tuple(event for segment in log for event in segment.events) == events[first:]
+    assert await store.sweep(100.0) == 0  # older than a log may be, and younger than a response
+    assert await store.log("a") != ()
+    assert await store.sweep(121.0) == 1
+    assert await store.log("a") == ()
+
+
+async def test_put_adds_to_conversation_outbox_and_calls(store: Store) -> None:
+    await store.create_conversation(Conversation(id="v", tenant="t", created_at=50))
+    message = OutboxMessage(id="l", target="http://x", body=b"said", due=10.0)
+    made = called("a", THOUGHT, CALL)
+    said = Message("user", "said", id="1")
+    await store.put(whole("a", conversation="v", response=made), [said], [message])
+    assert await store.get_item("t", "v", "1") == said
+    assert await store.take_due(10.0, 20.0) == (replace(message, due=20.0, attempts=1),)
+    assert await store.find_answers("t", [call_digest(CALL)]) == (StoredAnswer("m", made),)
+
+
+async def test_id_that_is_taken_fails_one_put_of_many(store: Store) -> None:
+    await store.put(whole("r5"))
+    results = await asyncio.gather(
+        *(store.put(whole(f"r{n}")) for n in range(10)), return_exceptions=True
+    )
+    assert [n for n, result in enumerate(results) if result is not None] == [5]
+    with pytest.raises(StoreError, match="a response r5 already"):
+        raise results[5] or AssertionError
+    for n in range(10):
+        assert await store.get("t", f"r{n}") == whole(f"r{n}")
+
+
+async def test_record_that_has_not_ended_is_no_whole_response(store: Store) -> None:
+    with pytest.raises(ValueError, match="has not ended"):
+        await store.put(record("a"))
+
+
+# ---- large parts ---------------------------------------------------------------------------
+
+
+TOOLS = (FunctionTool("clock", "Tells the time. " * 200, {"type": "object"}),)
+LONG = "Be kind. " * 500
+
+
+def large(id: str, turns: int, **fields: object) -> Record:
+    """A request that sends a whole history again, some items with the ids they got."""
+    items = tuple(
+        Message("user", f"turn {n} " * 50, id=f"msg_own_{n}" if n % 2 else f"msg_{id}_in{n}")
+        for n in range(turns)
+    )
+    asked = Request(model="m", items=items, tools=TOOLS, instructions=LONG)
+    return whole(id, request=asked, **fields)
+
+
+async def test_large_requests_come_back_as_they_were(store: Store) -> None:
+    odd = Message("user", "half \ud83d " * 1_000, id="msg_odd")
+    asked = Request(model="m", items=(odd,), tools=TOOLS, instructions=LONG + "\ud83d")
+    strange = whole("b", request=asked, previous="a")
+    await store.put(large("a", 40))
+    await store.put(strange)
+    await store.put(large("c", 300, previous="b"))
+    assert await store.get("t", "a") == large("a", 40)
+    expected = (large("a", 40), strange, large("c", 300, previous="b"))
+    assert await store.chain("t", "c") == expected
+    assert await store.find_item("t", "msg_own_17") == large("a", 40).request.items[17]
+    assert await store.find_item("t", "msg_c_in20") == large("c", 40).request.items[20]
+
+
+async def test_part_outlives_one_of_its_responses_and_not_the_last(store: Store) -> None:
+    for id in "abc":
+        await store.put(large(id, 40))
+    await store.put(large("d", 40, tenant="other"))
+    for gone, left in (("a", "bc"), ("c", "b")):
+        assert await store.delete("t", gone)
+        for id in left:
+            assert await store.get("t", id) == large(id, 40)
+    assert await store.delete("t", "b")
+    assert await store.get("other", "d") == large("d", 40, tenant="other")
+    await store.put(large("e", 40))
+    assert await store.get("t", "e") == large("e", 40)
+    await store.sweep(1e6)
+    await store.put(large("f", 40))
+    assert await store.get("t", "f") == large("f", 40)
+
+
+async def test_chain_does_not_cross_tenants(store: Store) -> None:
+    await store.put(whole("a", tenant="other"))
+    await store.put(whole("b", previous="a"))
+    assert await store.chain("t", "b") == ()
+
+
+@pytest.mark.parametrize("lease", [50.0, 52.0])
+async def test_run_is_no_orphan_until_its_lease_ends(store: Store, lease: float) -> None:
+    await store.begin(record("a", owner="me", lease=lease))
+    assert await store.take_orphans("you", 50.0, 99.0) == ()
+    await store.begin(record("b", owner="dead", lease=49.0))
+    (taken,) = await store.take_orphans("you", 50.0, 99.0)
+    assert taken.id == "b"
+    (taken,) = await store.take_orphans("you", lease + 0.1, 99.0)
+    assert (taken.id, taken.owner, taken.lease) == ("a", "you", 99.0)
+
+
+async def test_failed_write_leaves_nothing_though_others_beside_it_stand(store: Store) -> None:
+    unnamed = [Message("user", "one", id="1"), Message("user", "two", id="1")]
+    talks = [Conversation(id=f"v{n}", tenant="t", created_at=50) for n in range(6)]
+    results = await asyncio.gather(
+        *(
+            store.create_conversation(talk, unnamed if n == 3 else unnamed[:1])
+            for n, talk in enumerate(talks)
+        ),
+        return_exceptions=True,
+    )
+    assert [n for n, result in enumerate(results) if result is not None] == [3]
+    for n in range(6):
+        page = await store.list_items("t", f"v{n}")
+        assert (page is None) == (n == 3)
+    await store.create_conversation(talks[3], unnamed[:1])
+    with pytest.raises(StoreError, match="an id of its own"):
+        await store.add_items("t", "v3", [Message("user", "new", id="9"), unnamed[0]])
+    assert await store.get_item("t", "v3", "9") is None
+
+
+async def test_many_kinds_of_writes_at_once_all_succeed(store: Store) -> None:
+    async def live(n: int) -> None:
+        await store.begin(record(f"s{n}"))
+        assert await store.finish(f"s{n}", answer(f"s{n}"), LogSegment(0, EVENTS))
+
+    await asyncio.gather(
+        *(store.put(whole(f"r{n}")) for n in range(100)),
+        *(live(n) for n in range(50)),
+        *(store.put(large(f"l{n}", 20)) for n in range(20)),
+    )
+    page = await store.list_responses("t", None, Paging(limit=500))
+    assert len(page.records) == 170
+    assert all(found.response == answer(found.id) for found in page.records)

@@ -25,34 +25,34 @@ SECRET = "hunter2"
 BOUND = 30.0
 
 
-async def said(word: str) -> str:
-    """What is said of a store that cannot be opened."""
+async def error_of(word: str) -> str:
+    """The message of the error for a store that cannot be opened."""
     with pytest.raises(StoreError) as caught:
-        kept = open_store(word, Retention(), os.environ)
-        assert kept is not None
+        store = open_store(word, Retention(), os.environ)
+        assert store is not None
         try:
             async with asyncio.timeout(BOUND):
-                await kept.ready()
+                await store.ready()
         finally:
-            await kept.close()
-    told = str(caught.value)
-    assert "\n" not in told
-    assert SECRET not in told
-    return told
+            await store.close()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert SECRET not in message
+    return message
 
 
 # ---- a database ----------------------------------------------------------------------------
 
 
-async def test_nobody_answers() -> None:
-    told = await said(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes")
-    assert told.startswith(
+async def test_refused_connection_is_explained() -> None:
+    message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes")
+    assert message.startswith(
         "The store at 127.0.0.1:1 (database 'notes', user 'ada') cannot be opened: "
         f"{os.strerror(errno.ECONNREFUSED)}. See that a PostgreSQL server runs there"
     )
 
 
-async def test_somebody_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pg, "PATIENCE", 0.1)
     over = asyncio.Event()
 
@@ -62,53 +62,55 @@ async def test_somebody_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        told = await said(f"postgresql://ada:{SECRET}@127.0.0.1:{port}/notes")
+        message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:{port}/notes")
         over.set()
-    assert "cannot be opened: no answer came in time. See that a PostgreSQL server" in told
+    assert "cannot be opened: no answer came in time. See that a PostgreSQL server" in message
 
 
-async def test_the_user_is_turned_away(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejected_user_is_explained(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGPASSWORD", SECRET)
-    told = await said(postgres.url("guarded"))
-    assert "(database 'guarded', user 'postgres') cannot be opened: password auth" in told
-    assert "put the right password into PGPASSWORD" in told
-    told = await said(postgres.url("postgres", user=f"nobody:{SECRET}"))
-    assert "user 'nobody') cannot be opened: role \"nobody\" does not exist." in told
+    message = await error_of(postgres.url("guarded"))
+    assert "(database 'guarded', user 'postgres') cannot be opened: password auth" in message
+    assert "put the right password into PGPASSWORD" in message
+    message = await error_of(postgres.url("postgres", user=f"nobody:{SECRET}"))
+    assert "user 'nobody') cannot be opened: role \"nobody\" does not exist." in message
 
 
-async def test_there_is_no_such_database(postgres: Postgres) -> None:
-    told = await said(postgres.url("nowhere"))
-    assert 'cannot be opened: database "nowhere" does not exist.' in told
-    assert "make it with createdb" in told
+async def test_missing_database_is_explained(postgres: Postgres) -> None:
+    message = await error_of(postgres.url("nowhere"))
+    assert 'cannot be opened: database "nowhere" does not exist.' in message
+    assert "make it with createdb" in message
 
 
-async def test_the_user_may_make_no_tables(postgres: Postgres) -> None:
+async def test_missing_privilege_is_explained(postgres: Postgres) -> None:
     address = await postgres.database()
     connection = await asyncpg.connect(address)
     await connection.execute("CREATE ROLE reader LOGIN")
     await connection.close()
-    told = await said(address.replace("//postgres@", "//reader@"))
-    assert "user 'reader') cannot be opened: permission denied" in told
-    assert "GRANT CREATE, CONNECT ON DATABASE" in told
+    message = await error_of(address.replace("//postgres@", "//reader@"))
+    assert "user 'reader') cannot be opened: permission denied" in message
+    assert "GRANT CREATE, CONNECT ON DATABASE" in message
 
 
-async def test_a_later_dragoman_was_there(postgres: Postgres) -> None:
+async def test_database_of_later_version_is_refused(postgres: Postgres) -> None:
     address = await postgres.database()
-    kept = open_store(address, Retention(), {})
-    assert kept is not None
-    await kept.ready()
-    await kept.close()
+    store = open_store(address, Retention(), {})
+    assert store is not None
+    await store.ready()
+    await store.close()
     connection = await asyncpg.connect(address)
     await connection.execute("INSERT INTO dragoman.steps VALUES (99)")
     await connection.close()
-    told = await said(address)
-    assert "user 'postgres') was written by a later Dragoman (step 4, known are 3)." in told
-    assert "Run that version on all servers" in told
+    message = await error_of(address)
+    assert "user 'postgres') was written by a later Dragoman (step 5, known are 4)." in message
+    assert "Run that version on all servers" in message
 
 
-async def test_a_word_is_not_understood() -> None:
-    told = await said(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes?sslmode={SECRET}")
-    assert "ClientConfigurationError. A word in the address" in told
+async def test_invalid_option_is_explained_without_its_value() -> None:
+    message = await error_of(f"postgresql://ada:{SECRET}@127.0.0.1:1/notes?sslmode={SECRET}")
+    assert "ClientConfigurationError. A word in the address" in message
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ async def test_a_word_is_not_understood() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_each_trouble_has_its_advice(error: Exception, words: str) -> None:
+def test_each_error_has_its_advice(error: Exception, words: str) -> None:
     assert str(unopened("db", error)).startswith(f"The store at db cannot be opened: {words}")
     assert str(failed("db", error)) == f"The store at db failed: {words.partition('. ')[0]}."
 
@@ -143,7 +145,7 @@ def test_each_trouble_has_its_advice(error: Exception, words: str) -> None:
         ("postgresql://ada@db", "db (database 'ada', user 'ada')"),
     ],
 )
-def test_a_place_is_named_without_its_password(
+def test_place_is_named_without_its_password(
     address: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PGHOST", "PGDATABASE"):
@@ -153,13 +155,13 @@ def test_a_place_is_named_without_its_password(
 
 
 @pytest.mark.parametrize("password", ["12/34", "12?34", "12#34", "12@34", "a:b/c", "1?a=2", "x]"])
-def test_a_password_that_breaks_its_address_is_not_shown_in_pieces(password: str) -> None:
+def test_address_broken_by_its_password_is_not_shown(password: str) -> None:
     with pytest.raises(StoreError) as caught:
         place_of(f"postgresql://ada:{password}@db/notes")
     assert str(caught.value) == NO_URL
 
 
-def test_a_process_without_a_name_needs_a_user_in_the_address(
+def test_process_without_user_name_needs_user_in_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("PGUSER", "LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
@@ -198,25 +200,23 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
         "cannot be made: File exists. Let this user write to it and to its folder, or choose",
     ),
     "not a database": (foreign, "cannot be used: file is not a database. It is damaged or another"),
-    "of a later version": (later, "was written by a later Dragoman (step 99, known are 3). Run"),
+    "of a later version": (later, "was written by a later Dragoman (step 99, known are 4). Run"),
     "of somebody else": (others, "cannot be used: table items already exists. It holds the tables"),
 }
 
 
 @pytest.mark.parametrize("kind", FILES)
-async def test_a_file_that_is_none_is_told(kind: str, tmp_path: Path) -> None:
+async def test_unusable_file_is_explained(kind: str, tmp_path: Path) -> None:
     spoil, words = FILES[kind]
     path = tmp_path / "deep" / "store.db"
     path.parent.mkdir()
     spoil(path)
-    told = await said(f"sqlite:{path}")
-    assert told.startswith(f"The store {path} {words}")
-    assert "choose with --store: sqlite:PATH is another file, and none keeps nothing." in told
+    message = await error_of(f"sqlite:{path}")
+    assert message.startswith(f"The store {path} {words}")
+    assert "choose with --store: sqlite:PATH is another file, and none keeps nothing." in message
 
 
-def test_a_file_that_may_only_be_read_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_file_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reading(path: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
 

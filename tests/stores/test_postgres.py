@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own: connecting, migrating together, hearing from other servers."""
+"""What only the PostgreSQL store has: connecting, migrating together, notifying other servers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.event import Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
+from dragoman.core.response import Response
 from dragoman.stores import postgres as pg
 from dragoman.stores.base import LogSegment, Record, Retention, StoreError
 from dragoman.stores.factory import open_store
@@ -36,26 +38,26 @@ def record(id: str) -> Record:
         f"postgres://user:{SECRET}@nowhere.invalid/db",
     ],
 )
-async def test_no_error_gives_the_password_away(address: str) -> None:
-    kept = open_store(address, Retention(), {})
-    assert kept is not None
+async def test_errors_do_not_contain_the_password(address: str) -> None:
+    store = open_store(address, Retention(), {})
+    assert store is not None
     with pytest.raises(StoreError, match="The store at") as caught:
-        await kept.get("t", "a")
+        await store.get("t", "a")
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
-    await kept.close()
+    await store.close()
 
 
 @pytest.mark.parametrize(
     "word", [f"postgress://user:{SECRET}@host/db", f"postgresql://user:{SECRET}@host:port/db"]
 )
-def test_an_address_that_is_none_is_not_repeated(word: str) -> None:
+def test_invalid_address_is_not_repeated(word: str) -> None:
     with pytest.raises(StoreError) as caught:
         open_store(word, Retention(), {})
     assert SECRET not in str(caught.value)
 
 
-def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     for name in [name for name in sys.modules if name.startswith("dragoman.stores.postgres")]:
         monkeypatch.delitem(sys.modules, name)
@@ -63,7 +65,7 @@ def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("postgresql:///", Retention(), {})
 
 
-async def test_servers_that_start_together_make_the_tables_once(postgres: Postgres) -> None:
+async def test_servers_that_start_together_migrate_once(postgres: Postgres) -> None:
     address = await postgres.database()
     stores = [PostgresStore(address) for _ in range(5)]
     await asyncio.gather(*(each.begin(record(f"r{n}")) for n, each in enumerate(stores)))
@@ -72,7 +74,7 @@ async def test_servers_that_start_together_make_the_tables_once(postgres: Postgr
         await each.close()
 
 
-async def test_a_store_of_a_later_version_is_refused(postgres: Postgres) -> None:
+async def test_store_of_later_version_is_refused(postgres: Postgres) -> None:
     address = await postgres.database()
     first = PostgresStore(address)
     await first.get("t", "a")
@@ -86,26 +88,26 @@ async def test_a_store_of_a_later_version_is_refused(postgres: Postgres) -> None
     await second.close()
 
 
-async def test_one_server_hears_of_what_another_writes(
+async def test_append_on_one_server_wakes_waiter_on_another(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pg, "POLL", 1_000.0)
     here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
     await here.begin(record("a"))
-    async with there._pubsub.subscribe("a") as told:
+    async with there._pubsub.subscribe("a") as notified:
         waiting = asyncio.create_task(there.wait("a", 0, 60.0))
         await here.append("a", FIRST)
         await waiting
-        await told.wait()
+        await notified.wait()
     await here.close()
     await there.close()
 
 
-async def test_cut_connections_are_made_again(postgres: Postgres) -> None:
+async def test_cut_connections_are_reopened(postgres: Postgres) -> None:
     address = await postgres.database()
-    kept = PostgresStore(address)
-    await kept.begin(record("a"))
-    await kept.wait("a", 0, 0.0)
+    store = PostgresStore(address)
+    await store.begin(record("a"))
+    await store.wait("a", 0, 0.0)
     connection = await asyncpg.connect(address)
     await connection.execute(
         """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -114,8 +116,74 @@ async def test_cut_connections_are_made_again(postgres: Postgres) -> None:
     await connection.close()
     for _ in range(10):  # as many as there may be connections to find cut
         with suppress(StoreError):
-            await kept.get("t", "a")
-    waiting = asyncio.create_task(kept.wait("a", 0, 60.0))
-    await kept.append("a", FIRST)
+            await store.get("t", "a")
+    waiting = asyncio.create_task(store.wait("a", 0, 60.0))
+    await store.append("a", FIRST)
     await waiting
-    await kept.close()
+    await store.close()
+
+
+def whole(id: str) -> Record:
+    """A record that has ended, of a request with a large part."""
+    made = record(id)
+    asked = Request(model="m", items=made.request.items, instructions="Be kind. " * 500)
+    done = Response(id=id, created_at=50, model="m", status="completed")
+    return replace(made, request=asked, status="completed", response=done)
+
+
+async def test_end_of_a_run_notifies_other_servers(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pg, "POLL", 1_000.0)
+    here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
+    await here.begin(record("a"))
+    done = Response(id="a", created_at=50, model="m", status="completed")
+    async with there._pubsub.subscribe("a") as notified:
+        waiting = asyncio.create_task(there.wait("a", 0, 60.0))
+        assert await here.finish("a", done)
+        async with asyncio.timeout(20.0):
+            await waiting
+            await notified.wait()
+    await here.close()
+    await there.close()
+
+
+async def test_run_that_another_server_is_ending_is_passed_over_not_waited_for(
+    postgres: Postgres,
+) -> None:
+    address = await postgres.database()
+    store = PostgresStore(address)
+    for id in "ab":
+        await store.begin(replace(record(id), lease=10.0))
+    connection = await asyncpg.connect(address)
+    async with connection.transaction():
+        await connection.execute(
+            """SELECT 1 FROM dragoman.runs u JOIN dragoman.responses r ON r.seq = u.seq
+                WHERE r.id = 'a' FOR UPDATE OF u"""
+        )
+        async with asyncio.timeout(20.0):
+            taken = await store.take_orphans("me", 50.0, 60.0)
+    assert [each.id for each in taken] == ["b"]
+    await connection.close()
+    await store.close()
+
+
+async def test_part_is_deleted_with_its_last_response_and_never_before(postgres: Postgres) -> None:
+    address = await postgres.database()
+    stores = [PostgresStore(address) for _ in range(3)]
+
+    async def churn(store: PostgresStore, name: str) -> None:
+        for n in range(20):
+            await store.put(whole(f"{name}{n}"))
+            found = await store.get("t", f"{name}{n}")
+            assert found is not None
+            assert found.request == whole(f"{name}{n}").request
+            assert await store.delete("t", f"{name}{n}")
+
+    await asyncio.gather(*(churn(store, name) for store, name in zip(stores, "abc", strict=True)))
+    connection = await asyncpg.connect(address)
+    for table in ("responses", "parts", "part_uses"):
+        assert await connection.fetchval(f"SELECT count(*) FROM dragoman.{table}") == 0
+    await connection.close()
+    for store in stores:
+        await store.close()

@@ -1,4 +1,4 @@
-"""News by Redis: heard by other servers, survived when Redis fails."""
+"""Pub/sub by Redis: it reaches other servers, and without Redis everything still works."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(id: str) -> Record:
     return Record(id=id, tenant="t", wire="responses", created_at=50, request=asked)
 
 
-async def test_one_server_hears_of_what_another_writes(
+async def test_append_on_one_server_wakes_waiter_on_another(
     postgres: Postgres, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pg, "POLL", 1_000.0)
@@ -54,22 +54,22 @@ async def test_one_server_hears_of_what_another_writes(
     await there.close()
 
 
-async def test_what_is_told_holds_nothing_that_was_said_and_is_cut(address: str) -> None:
-    news = RedisPubSub(address, PASSWORD)
-    async with news.subscribe("last") as told:
+async def test_stream_holds_only_names_and_is_trimmed(address: str) -> None:
+    pubsub = RedisPubSub(address, PASSWORD)
+    async with pubsub.subscribe("last") as notified:
         names = [f"name{place}" for place in range(MAX_LENGTH + 5_000)]
-        await news.publish(names)
-        news.publish_soon("last")
-        await told.wait()
-        await news.close()
-    news = RedisPubSub(address, PASSWORD)
-    assert await news._redis.xlen(STREAM) < MAX_LENGTH + 1_000
-    (entry,) = await news._redis.xrevrange(STREAM, count=1)
+        await pubsub.publish(names)
+        pubsub.publish_soon("last")
+        await notified.wait()
+        await pubsub.close()
+    pubsub = RedisPubSub(address, PASSWORD)
+    assert await pubsub._redis.xlen(STREAM) < MAX_LENGTH + 1_000
+    (entry,) = await pubsub._redis.xrevrange(STREAM, count=1)
     assert entry[1] == {b"name": b"last"}
-    await news.close()
+    await pubsub.close()
 
 
-async def test_without_redis_everything_goes_on(
+async def test_without_redis_waiters_poll(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pg, "POLL", 0.01)
@@ -92,36 +92,38 @@ async def test_without_redis_everything_goes_on(
     await there.close()
 
 
-async def test_redis_may_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_redis_that_starts_later_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
     place = tmp_path / "socket"
-    news = RedisPubSub(f"unix://{place}")
-    async with news.subscribe("a") as told:
+    pubsub = RedisPubSub(f"unix://{place}")
+    async with pubsub.subscribe("a") as notified:
         with redis.running() as url:
             place.symlink_to(url.removeprefix("unix://"))
-            await news._listening.wait()
-            await news.publish(["a"])
-            await told.wait()
-            await news.close()
+            await pubsub._listening.wait()
+            await pubsub.publish(["a"])
+            await notified.wait()
+            await pubsub.close()
 
 
-async def test_a_store_is_opened_with_the_password_of_the_environment(
+async def test_redis_password_is_read_from_the_environment(
     postgres: Postgres, address: str
 ) -> None:
     environ = {"REDIS_PASSWORD": PASSWORD}
-    kept = open_store(await postgres.database(), Retention(), environ, address)
-    assert isinstance(kept, PostgresStore)
-    await kept._pubsub.publish(["a"])
-    await kept.close()
+    store = open_store(await postgres.database(), Retention(), environ, address)
+    assert isinstance(store, PostgresStore)
+    await store._pubsub.publish(["a"])
+    await store.close()
 
 
-def test_an_address_that_is_none_is_not_repeated() -> None:
+def test_invalid_address_is_not_repeated() -> None:
     with pytest.raises(StoreError, match="no URL") as caught:
         open_store("postgresql:///x", Retention(), {}, f"rediss//:{PASSWORD}@x")
     assert PASSWORD not in str(caught.value)
 
 
-def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.delitem(sys.modules, "redis.asyncio")
     monkeypatch.delitem(sys.modules, "dragoman.stores.redis")
@@ -129,7 +131,7 @@ def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("postgresql:///", Retention(), {}, "redis://x")
 
 
-def test_both_protocols_of_redis_are_read() -> None:
+def test_entries_of_both_redis_protocols_are_read() -> None:
     entry = (b"1-0", {b"name": b"a"})
     assert _entries([[STREAM, [entry]]]) == [[entry]]
     assert _entries({STREAM: [[entry]]}) == [[entry]]

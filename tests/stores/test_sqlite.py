@@ -1,4 +1,4 @@
-"""What only the SQLite store has: a file, and threads that can fail."""
+"""What only the SQLite store has: a file, and a thread that writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.event import Finished
-from dragoman.core.item import FunctionCall, Message, Reasoning
+from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.stores import sqlite
@@ -23,18 +23,15 @@ from dragoman.stores.base import (
     Paging,
     Record,
     Retention,
-    StoredAnswer,
     StoreError,
-    call_digest,
 )
-from dragoman.stores.sql import row_of
-from dragoman.stores.sqlite import SOME, SqliteStore
+from dragoman.stores.sqlite import SWEPT, SqliteStore
 
 BOUND = 10.0
 
 
 @pytest.mark.parametrize("content", [None, b"not a database" * 100])
-def test_a_place_that_holds_no_store_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_path_that_is_no_store_is_refused(tmp_path: Path, content: bytes | None) -> None:
     place = tmp_path / "store.db"
     if content is None:
         place.mkdir()
@@ -44,7 +41,7 @@ def test_a_place_that_holds_no_store_is_refused(tmp_path: Path, content: bytes |
         SqliteStore(place)
 
 
-def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_store_of_later_version_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "store.db"
     connection = sqlite3.connect(place)
     connection.execute("PRAGMA user_version = 99")
@@ -53,50 +50,17 @@ def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
         SqliteStore(place)
 
 
-async def test_a_store_of_an_earlier_version_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One from before the calls of answers were kept track of."""
-    place = tmp_path / "store.db"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(sqlite, "STEPS", sqlite.STEPS[:2])
-        await SqliteStore(place).close()
-    request = Request(model="m", items=(Message("user", "ask", id="msg"),))
-    old = Record(id="old", tenant="t", wire="responses", created_at=1, request=request)
-    with closing(sqlite3.connect(place)) as connection, connection:
-        connection.execute(
-            """INSERT INTO responses (id, tenant, wire, created_at, status, running, previous,
-                conversation, owner, lease, record, metadata)
-                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-            row_of(old)[:12],
-        )
-    store = SqliteStore(place)
-    assert await store.get("t", "old") == old
-    call = FunctionCall("call_1", "clock", "{}")
-    said = (Reasoning(encrypted="gAAA"), call)
-    done = Response(id="old", created_at=1, model="m", status="completed", output=said)
-    assert await store.finish("old", done)
-    assert (
-        await store.find_answers("t", [call_digest(call)]) == ()
-    )  # nobody noted whose thoughts these are
-    await store.begin(replace(old, id="new"))
-    done = replace(done, id="new")
-    assert await store.finish("new", done)
-    assert await store.find_answers("t", [call_digest(call)]) == (StoredAnswer("m", done),)
-    await store.close()
-
-
-async def test_what_goes_wrong_in_the_file_is_an_error_of_the_store(tmp_path: Path) -> None:
+async def test_sqlite_error_becomes_store_error(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     other = sqlite3.connect(tmp_path / "store.db")
-    other.execute("DROP TABLE letters")
+    other.execute("DROP TABLE outbox")
     other.close()
     with pytest.raises(StoreError, match="no such table"):
         await store.settle("a")
     await store.close()
 
 
-async def test_a_closed_store_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_closed_store_fails_at_once(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     await store.close()
     async with asyncio.timeout(BOUND):
@@ -107,12 +71,12 @@ async def test_a_closed_store_keeps_nobody_waiting(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> None:
-    keeping = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SOME)
-    store = SqliteStore(tmp_path / "store.db", keeping)
+async def test_sweep_in_many_transactions_deletes_only_the_oldest(tmp_path: Path) -> None:
+    retention = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SWEPT)
+    store = SqliteStore(tmp_path / "store.db", retention)
     request = Request(model="m", items=(Message("user", "ask", id="msg"),))
 
-    async def keep(place: int) -> None:
+    async def put(place: int) -> None:
         id = f"{place:04}"
         await store.begin(
             Record(id=id, tenant="t", wire="responses", created_at=place, request=request)
@@ -120,8 +84,8 @@ async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> N
         done = Response(id=id, created_at=place, model="m", status="completed")
         await store.finish(id, done, LogSegment(0, (Finished("completed"),)))
 
-    last = 4 * SOME
-    await asyncio.gather(*map(keep, range(last)))
+    last = 4 * SWEPT
+    await asyncio.gather(*map(put, range(last)))
     assert await store.sweep(last) == last - 100
     page = await store.list_responses("t", None, Paging(limit=1, order="asc"))
     assert page.records[0].created_at == last - 100
@@ -131,7 +95,7 @@ async def test_a_sweep_in_many_steps_leaves_what_shall_stay(tmp_path: Path) -> N
     await store.close()
 
 
-def test_a_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
+def test_new_file_is_opened_by_many_processes_at_once(tmp_path: Path) -> None:
     for trial in range(5):
         path = tmp_path / f"{trial}.db"
         words = (
@@ -142,7 +106,7 @@ def test_a_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
         assert [process.wait(60) for process in opening] == [0] * 4
 
 
-def test_a_file_that_stays_locked_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_stays_locked_fails_after_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     class Locked:
         tries = 0
 
@@ -155,3 +119,108 @@ def test_a_file_that_stays_locked_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(sqlite3.OperationalError):
         sqlite._write_ahead(locked)
     assert locked.tries > 1
+
+
+# ---- what is in the file -------------------------------------------------------------------
+
+
+def whole(id: str, **asked: object) -> Record:
+    """A record that has ended, of a request with large parts."""
+    items = tuple(Message("user", f"turn {n} " * 50, id=f"msg_{id}_in{n}") for n in range(40))
+    request = Request(model="m", items=items, instructions="Be kind. " * 500, **asked)
+    done = Response(id=id, created_at=50, model="m", status="completed")
+    return Record(
+        id=id,
+        tenant="t",
+        wire="responses",
+        created_at=50,
+        request=request,
+        status="completed",
+        response=done,
+    )
+
+
+def counted(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        return int(count)
+
+
+async def test_history_sent_again_takes_no_room_and_is_deleted_with_its_last_response(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    await store.put(whole("a"))
+    parts = counted(path, "parts")
+    assert parts > 3
+    for id in "bc":
+        await store.put(whole(id))
+    assert counted(path, "parts") == parts
+    await store.delete("t", "a")
+    assert counted(path, "parts") == parts
+    await store.delete("t", "b")
+    await store.sweep(1e9)
+    for table in ("responses", "ends", "segments", "parts", "part_uses", "item_index"):
+        assert counted(path, table) == 0, table
+    await store.close()
+
+
+async def test_unary_answer_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    request = Request(model="m", items=(Message("user", "Hi", id="msg_a_in0"),))
+    await store.put(replace(whole("a"), request=request))
+    tables = ("responses", "runs", "ends", "segments", "parts", "part_uses", "item_index", "calls")
+    assert [counted(path, table) for table in tables] == [1, 0, 0, 0, 0, 0, 0, 0]
+    await store.close()
+
+
+async def test_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "store.db"
+    store = SqliteStore(path)
+    await store.put(whole("a"))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    files = [path, *path.parent.glob("store.db-*")]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    await store.close()
+
+
+def test_every_connection_syncs_so_that_a_power_cut_leaves_the_file_whole(tmp_path: Path) -> None:
+    with closing(sqlite.connect(tmp_path / "store.db")) as connection:
+        normal, wal = connection.execute("PRAGMA synchronous").fetchone(), "wal"
+        assert normal == (1,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == (wal,)
+
+
+async def test_writes_of_one_turn_share_a_commit(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    statements: list[str] = []
+    store._writer._connection.set_trace_callback(statements.append)
+    await asyncio.gather(*(store.put(whole(f"r{n}")) for n in range(20)))
+    await store.close()
+    assert statements.count("COMMIT") == 1
+    assert sum("INTO responses" in each for each in statements) == 1
+
+
+async def test_commit_that_fails_fails_all_its_writes(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("DROP TABLE part_uses")
+    results = await asyncio.gather(
+        *(store.put(whole(f"r{n}")) for n in range(3)), return_exceptions=True
+    )
+    assert [str(result) for result in results] == [
+        "The store could not be written: no such table: part_uses."
+    ] * 3
+    assert counted(path, "responses") == 0
+    await store.close()
+
+
+async def test_store_is_used_by_several_event_loops(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await asyncio.to_thread(asyncio.run, store.put(whole("a")))
+    await store.put(whole("b"))
+    assert await store.get("t", "a") == whole("a")
+    await store.close()

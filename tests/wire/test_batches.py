@@ -2,23 +2,19 @@
 
 from itertools import pairwise
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event, ItemAdded, PartAdded, Started
 from dragoman.core.fold import Fold, unfold
 from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.request import Request, Sampling, StreamOptions
-from dragoman.core.response import Response, Usage
-from dragoman.wire import json, losses
+from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD
-from dragoman.wire.losses import judge_answer
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 from dragoman.wire.responses import RESPONSES
 from tests.strategies import responses
 from tests.wire.chat.strategies import responses as chat_responses
@@ -99,31 +95,3 @@ def test_a_run_of_arguments_is_added_up() -> None:
     fold.feed_all([Started("1", 0, "m"), ItemAdded(0, call)])
     fold.feed_all([Delta(0, 0, "arguments", "{"), Delta(0, 0, "arguments", "}")])
     assert fold.response.output == (FunctionCall("c", "f", "{}", id="fc", status="in_progress"),)
-
-
-PLAIN = Response(
-    id="1",
-    created_at=0,
-    model="m",
-    status="completed",
-    reasons=("stop",),
-    output=(Message("assistant", (Text("a"),)),),
-)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"status": "incomplete"},
-        {"usage": Usage(extra={"responses": {"x": 1}})},
-        {"extra": {"responses": {"x": 1}}},
-        {"extra": {"chat": {"x": 1}}},
-        {"output": (Message("assistant", (Text("a"),), phase="final"),)},
-    ],
-)
-def test_a_plain_answer_is_judged_like_any_other(changes: dict[str, Any]) -> None:
-    answer = replace(PLAIN, **changes)
-    short = judge_answer(answer, "chat")
-    with mock.patch.object(losses, "_is_plain", return_value=False):
-        assert judge_answer(answer, "chat") == short

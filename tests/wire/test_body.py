@@ -13,7 +13,7 @@ from dragoman.core.turn import Turn
 from dragoman.wire import json as body
 from dragoman.wire.chat import CHAT
 from dragoman.wire.chat.stream import whole
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 from dragoman.wire.responses import RESPONSES
 
 

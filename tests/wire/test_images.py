@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 from dragoman.wire.responses import RESPONSES
 
 ADDRESSES = [

@@ -1,11 +1,13 @@
-"""Requests are judged by the table of fates: each field by its row, with its place."""
+"""Requests are judged by the loss table of the target wire: each field by its row."""
 
 import re
 import timeit
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 from msgspec.structs import replace
 
@@ -37,6 +39,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import (
     AllowedTools,
     AudioOutput,
+    Completion,
     CustomTool,
     FunctionTool,
     JSONSchema,
@@ -49,8 +52,9 @@ from dragoman.core.request import (
     TextFormat,
     UnknownTool,
 )
-from dragoman.wire.loss_table import REQUEST
-from dragoman.wire.losses import blamed, header, judge, worded
+from dragoman.core.response import Response
+from dragoman.wire.losses import Table, header, judge
+from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from tests.samples import samples
 
 USER = Message("user", "hi")
@@ -100,6 +104,7 @@ TO_RESPONSES: list[tuple[Request, str, str]] = [
     (part(Audio(id="a1"), "assistant"), "messages[1].audio", "refused"),
     (part(Audio(id="a1", transcript="hm"), "assistant"), "messages[1].audio", "emulated"),
     (part(UnknownPart("chat", {"type": "video_url"})), "messages[1].content[1]", "refused"),
+    (part(Refusal("no", (Token("no"),))), "messages[1].content[1].logprobs", "dropped"),
     (result(Audio("AAAA", "wav")), "messages[2].content[1].input_audio", "refused"),
     (
         said(Reasoning((Thought("hm"),), extra={"chat": {"reasoning_details": []}})),
@@ -160,9 +165,9 @@ TO_CHAT: list[tuple[Request, str, str]] = [
         for name in ("context", "mode", "generate_summary", "vendor")
     ),
     *(
-        (asked(include=(row.field[8:-1],)), row.field, row.fate)
-        for row in REQUEST["chat"].values()
-        if row.field.startswith("include[") and row.field != "include[*]"
+        (asked(include=(row.when,)), f"include[{row.when}]", row.action)
+        for row in WIRES["chat"].losses.request.apart.values()
+        if row.field == "Request.include" and row.when
     ),
     (asked(include=("new.thing",)), "include[new.thing]", "dropped"),
     (said(Message("assistant", "hm", phase="commentary")), "input[1].phase", "dropped"),
@@ -170,7 +175,7 @@ TO_CHAT: list[tuple[Request, str, str]] = [
     (said(FunctionCall("c", "f", "", status="completed")), "input[1].status", "dropped"),
     (said(FunctionCallOutput("c", "", id="fco_1")), "input[1].id", "dropped"),
     (said(CustomToolCallOutput("c", "", id="ctco_1")), "input[1].id", "dropped"),
-    (asked(instructions=(Message("system", "", id="m"),)), "input[*].id", "dropped"),
+    (asked(instructions=(Message("system", "", id="m"),)), "instructions[0].id", "dropped"),
     (part(Image(file_id="f")), "input[1].content[1].file_id", "refused"),
     (part(File(url="https://example.com/a")), "input[1].content[1].file_url", "refused"),
     (part(UnknownPart("responses", {})), "input[1].content[1]", "refused"),
@@ -246,37 +251,93 @@ CASES += [
 ]
 
 
+CLIENT = {"chat": "responses", "responses": "chat"}
+"""The wire of the client, by that of the model's server."""
+
+
+def lost(request: Request, target: str) -> list[Loss]:
+    """What a request loses, as the client of the other wire reads it."""
+    try:
+        losses = judge(request, WIRES[target].losses)
+    except FaultError as error:
+        raise FaultError(spell_fault(error.fault, request, CLIENT[target])) from None
+    return list(spell_losses(losses, request, CLIENT[target]))
+
+
 @pytest.mark.parametrize(
-    ("target", "request_", "field", "fate"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES]
+    ("target", "request_", "field", "action"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES]
 )
-def test_p37_each_field_meets_its_fate(
-    target: str, request_: Request, field: str, fate: str
+def test_p37_each_field_is_treated_as_its_row_says(
+    target: str, request_: Request, field: str, action: str
 ) -> None:
-    if fate == "refused":
+    if action == "refused":
         with pytest.raises(FaultError) as raised:
-            judge(request_, target)
+            lost(request_, target)
         fault = raised.value.fault
         assert (fault.code, fault.blame, fault.param) == ("unsupported", "client", field)
         assert field in fault.message
     else:
-        assert (field, fate) in [(loss.field, loss.action) for loss in judge(request_, target)]
+        assert (field, action) in [(loss.field, loss.action) for loss in lost(request_, target)]
 
 
 def test_leaving_out_an_emulated_summary_loses_nothing() -> None:
     """The summary we gave says what the reasoning says; clients send both back."""
     same = said(Reasoning((Thought("t"),), (Summary("t"),)))
-    assert judge(same, "chat") == ()
+    assert lost(same, "chat") == []
     for summary in ((Summary("s"),), (Summary("t"), UnknownPart("responses", {"type": "x"}))):
         other = said(Reasoning((Thought("t"),), summary))
-        assert "input[1].summary" in [loss.field for loss in judge(other, "chat")]
+        assert "input[1].summary" in [loss.field for loss in lost(other, "chat")]
 
 
-def test_every_row_that_is_not_carried_has_a_case() -> None:
-    for target, table in REQUEST.items():
-        met = {(re.sub(r"\[\d+\]", "[*]", c[2]), c[3]) for c in CASES if c[0] == target}
-        rows = {(row.field, row.fate) for row in table.values() if row.fate != "carried"}
-        rows -= {("(any other field)", "dropped"), ("include[*]", "dropped")}
-        assert not rows - met
+def reason(request: Request, target: str) -> list[str]:
+    try:
+        return [loss.why for loss in lost(request, target)]
+    except FaultError as error:
+        return [error.fault.message.partition("cannot be carried: ")[2]]
+
+
+@pytest.mark.parametrize("target", ["chat", "responses"])
+def test_every_row_that_loses_something_has_a_case(target: str) -> None:
+    met = {why for wire, request, *_ in CASES if wire == target for why in reason(request, target)}
+    rows = WIRES[target].losses.request.rows
+    unmet = {row.why for row in rows if row.action != "carried"} - met
+    assert all(why.endswith("takes conversations, no bare prompts") for why in unmet)
+
+
+def test_a_bare_prompt_is_refused_where_only_conversations_are_taken() -> None:
+    prompt = Completion(model="m", prompts=("Once",))
+    for target in ("chat", "responses"):
+        with pytest.raises(FaultError, match="no bare prompts") as raised:
+            judge(prompt, WIRES[target].losses)
+        assert raised.value.fault.param == "prompts"
+    assert judge(prompt, WIRES["completions"].losses) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "action"),
+    [
+        ({"items": (USER,)}, "items", "refused"),
+        ({"format": JSONSchema("a")}, "format", "refused"),
+        ({"background": True}, "background", "refused"),
+        ({"modalities": ("audio",)}, "modalities", "refused"),
+        ({"previous_response_id": "r"}, "previous_response_id", "refused"),
+        ({"store": True}, "store", "dropped"),
+        ({"reasoning": ReasoningOptions("low")}, "reasoning", "dropped"),
+        ({"tools": (FunctionTool("f"),), "tool_choice": HOSTED}, "tools", "dropped"),
+        ({"include": ("new.thing",)}, "include[new.thing]", "dropped"),
+        ({"metadata": {"a": "b"}}, "metadata", "dropped"),
+        ({"extra": CHAT}, "vendor", "dropped"),
+    ],
+)
+def test_what_no_prompt_can_say_is_dropped_or_refused(
+    fields: dict[str, Any], field: str, action: str
+) -> None:
+    prompt = Completion(model="m", prompts=("Once",), **fields)
+    try:
+        losses = [(loss.field, loss.action) for loss in judge(prompt, WIRES["completions"].losses)]
+    except FaultError as error:
+        losses = [(str(error.fault.param), "refused")]
+    assert (field, action) in losses
 
 
 @pytest.mark.parametrize(
@@ -305,7 +366,7 @@ def test_every_row_that_is_not_carried_has_a_case() -> None:
 )
 @pytest.mark.parametrize("target", ["chat", "responses"])
 def test_what_both_can_say_loses_nothing(request_: Request, target: str) -> None:
-    assert judge(request_, target) == ()
+    assert lost(request_, target) == []
 
 
 @pytest.mark.parametrize(
@@ -315,42 +376,60 @@ def test_on_its_own_wire_a_request_loses_nothing(
     target: str, own: list[tuple[Request, str, str]]
 ) -> None:
     for request, field, _ in own:
-        if not isinstance(request.items[-1], FunctionCallOutput):  # what is hoisted is told always
-            assert judge(request, target) == (), field
+        # What a tool returns is hoisted by Chat itself, and no wire has tokens of a refusal.
+        hoisted = isinstance(request.items[-1], FunctionCallOutput)
+        if not hoisted and "logprobs" not in field:
+            assert lost(request, target) == [], field
 
 
-def test_every_field_of_the_core_was_thought_of() -> None:
-    """A new field of Request or Sampling must be carried by both wires or have a case here."""
-    carried = {
-        *("model", "items", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
-        *("sampling", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
-        *("max_output_tokens", "format", "verbosity", "reasoning", "stream", "stream_options"),
-        *("store", "metadata", "user", "safety_identifier", "service_tier", "moderation"),
-        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-    }
-    varied = {
-        field.name
-        for _, request, _, _ in CASES
-        for value in (request, request.sampling)
-        for field in struct_fields(type(value))
-        if getattr(value, field.name) != field.default
-    }
-    names = {field.name for type_ in (Request, Sampling) for field in struct_fields(type_)}
-    assert names - varied - carried == set()
+def members(hint: object) -> Iterator[type[Struct]]:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        yield hint
+    for inner in get_args(hint):
+        yield from members(inner)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("root", "side"), [(Request, "request"), (Response, "answer")])
+def test_every_field_of_the_core_has_a_row_on_every_wire(
+    root: type[Struct], side: str, wire: str
+) -> None:
+    """Law 5. What goes whole with the field that holds it needs no rows of its own."""
+    table: Table = getattr(WIRES[wire].losses, side)
+    rows = {row.field for row in table.rows}
+    whole = {row.field for row in table.rows if row.action in ("dropped", "refused")}
+    missing, seen, todo = set(), set(), [root]
+    while todo:
+        kind = todo.pop()
+        if kind in seen or kind in (Fault, Loss):
+            continue
+        seen.add(kind)
+        for field, hint in get_type_hints(kind).items():
+            name = f"{kind.__name__}.{field}"
+            if field != "extra" and not {name, kind.__name__} & rows:
+                missing.add(name)
+            if not {name, kind.__name__} & whole:
+                todo += members(hint)
+    assert missing == set()
+    known = {kind.__name__: {f.name for f in struct_fields(kind)} for kind in seen}
+    known["Completion"] = {"prompts", "echo"}
+    for row in rows:
+        kind, _, field = row.partition(".")
+        assert " " in kind or not field or field in known[kind], f"{row} is no field"
 
 
 def test_a_part_of_reasoning_stays_on_its_own_wire() -> None:
-    assert judge(said(Reasoning((UnknownPart("chat", {}),))), "chat") == ()
+    assert lost(said(Reasoning((UnknownPart("chat", {}),))), "chat") == []
 
 
 def test_log_probabilities_asked_for_in_responses_own_way_are_not_emulated_again() -> None:
     request = replace(sampled(logprobs=True), include=("message.output_text.logprobs",))
-    assert judge(request, "responses") == ()
+    assert lost(request, "responses") == []
 
 
 def test_an_often_repeated_loss_is_named_once() -> None:
     turns = (Message("assistant", "a", id=f"msg_{n}", phase="commentary") for n in range(50))
-    losses = judge(said(*turns), "chat")
+    losses = lost(said(*turns), "chat")
     assert [loss.field for loss in losses] == ["input[*].phase", "input[*].id"]
 
 
@@ -364,16 +443,17 @@ def test_a_place_is_counted_in_messages() -> None:
     results = (FunctionCallOutput("c1", "1"), FunctionCallOutput("c2", "2"))
     again = Message("assistant", "So.", extra={"turn": {"new": True}})
     named = Message("user", "me", name="Ada")
-    losses = judge(said(*turn, *results, Message("assistant", "So."), again, named), "responses")
+    losses = lost(said(*turn, *results, Message("assistant", "So."), again, named), "responses")
     assert [loss.field for loss in losses] == ["messages[6].name"]
 
 
 def test_a_plain_request_is_judged_in_no_time() -> None:
     turns = (USER, Message("assistant", "Hello."), Message("user", "What is new?"))
     request = Request(model="m", items=(Message("system", "Be brief."), *turns), stream=True)
-    for target in REQUEST:
+    for target in CLIENT:
         rounds = samples(500, 2_000)
-        best = min(timeit.repeat(partial(judge, request, target), number=rounds, repeat=3))
+        losses = WIRES[target].losses
+        best = min(timeit.repeat(partial(judge, request, losses), number=rounds, repeat=3))
         assert best / rounds < 100e-6, "ten times the goal of ten microseconds"
 
 
@@ -418,7 +498,7 @@ def test_the_header_counts_what_does_not_fit() -> None:
 def test_the_names_of_the_core_are_put_in_the_clients_words() -> None:
     request = said(Reasoning(), Message("assistant", "a"), Message("developer", "b"))
     losses = told("items[3].role", "items", "format", "items[*].role", "tools[0]", "formatted")
-    on_chat = [loss.field for loss in worded(losses, request, "chat")]
+    on_chat = [loss.field for loss in spell_losses(losses, request, "chat")]
     assert on_chat == [
         "messages[2].role",
         "messages",
@@ -427,9 +507,9 @@ def test_the_names_of_the_core_are_put_in_the_clients_words() -> None:
         "tools[0]",
         "formatted",
     ]
-    on_responses = [loss.field for loss in worded(losses, request, "responses")]
+    on_responses = [loss.field for loss in spell_losses(losses, request, "responses")]
     assert on_responses[:4] == ["input[3].role", "input", "text.format", "input[*].role"]
-    assert worded(losses, request, None) == tuple(losses)
+    assert spell_losses(losses, request, None) == tuple(losses)
 
 
 @pytest.mark.parametrize(
@@ -453,8 +533,8 @@ def test_a_fault_is_told_by_the_names_of_a_clients_wire(
 ) -> None:
     request = said(Message("assistant", "hello"))
     for wire, name in ((None, param), ("chat", chat), ("responses", responses)):
-        fault = blamed(bad_request("is wrong", param), request, wire)
+        fault = spell_fault(bad_request("is wrong", param), request, wire)
         assert (fault.param, fault.message) == (name, f"{name}: is wrong")
-    assert blamed(bad_request("All is wrong."), request, "chat").message == "All is wrong."
+    assert spell_fault(bad_request("All is wrong."), request, "chat").message == "All is wrong."
     told = Fault("invalid_request", "Something is wrong.", "client", param)
-    assert blamed(told, request, "chat").message == "Something is wrong."
+    assert spell_fault(told, request, "chat").message == "Something is wrong."

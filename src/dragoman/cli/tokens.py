@@ -12,12 +12,12 @@ from pathlib import Path
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.engines.inspect import (
-    Shown,
-    Subject,
+    Inspection,
+    ShownToken,
     completion_tokens,
-    find_subject,
+    describe_event,
+    inspect_input,
     prompt_tokens,
-    told,
 )
 
 _COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
@@ -30,7 +30,7 @@ WORDS = "No vocabulary was named (--tokenizer FOLDER): words stand for tokens."
 def tokens(options: Namespace) -> int:
     """Run the command."""
     try:
-        subject = find_subject(
+        subject = inspect_input(
             options.format,
             options.tokenizer,
             None if options.request is None else _bytes(options.request),
@@ -44,12 +44,14 @@ def tokens(options: Namespace) -> int:
         raise FaultError(Fault("invalid_request", f"{error}", "client")) from error
     if subject.words:
         print(WORDS, file=sys.stderr)
+    if subject.warning:
+        print(f"Warning: {subject.warning}.", file=sys.stderr)
     for line in _lines(subject, sys.stdout.isatty()):
         print(line)
     return 0
 
 
-def _lines(subject: Subject, colours: bool) -> Iterable[str]:
+def _lines(subject: Inspection, colours: bool) -> Iterable[str]:
     format, tokenizer, request = subject.format, subject.tokenizer, subject.request
     prompt, losses = prompt_tokens(format, request, tokenizer)
     yield f"Prompt in {format.name}: {_counted(prompt)}"
@@ -61,14 +63,14 @@ def _lines(subject: Subject, colours: bool) -> Iterable[str]:
     yield ""
     yield f"Completion: {_counted(heard.tokens)}"
     yield from (_line(token, subject.words, colours) for token in heard.tokens)
-    yield from (f"{'':{WIDTH + 20}}{said}" for said in map(told, heard.end) if said)
+    yield from (f"{'':{WIDTH + 20}}{said}" for said in map(describe_event, heard.end) if said)
     yield from (f"malformed: {warning}" for warning in heard.warnings)
 
 
-def _line(token: Shown, words: bool, colours: bool) -> str:
+def _line(token: ShownToken, words: bool, colours: bool) -> str:
     shown = _visible(token.piece)
     number = "" if words else str(token.id)
-    made = "; ".join(said for said in map(told, token.events) if said)
+    made = "; ".join(said for said in map(describe_event, token.events) if said)
     padding = " " * max(WIDTH - len(shown), 1) if made else ""
     if colours:
         shown = f"{_COLOURS[token.kind]}{shown}{_PLAIN}"
@@ -83,7 +85,7 @@ def _visible(piece: bytes) -> str:
         return repr(piece)
 
 
-def _counted(found: Iterable[Shown]) -> str:
+def _counted(found: Iterable[ShownToken]) -> str:
     kinds = [token.kind for token in found]
     parts = (f"{kinds.count(kind)} {kind}" for kind in _COLOURS if kind in kinds)
     return f"{len(kinds)} tokens ({', '.join(parts)})"

@@ -42,16 +42,20 @@ from dragoman.core.turn import CUT
 
 _log = logging.getLogger("dragoman")
 
-_SIZE = 16  # bytes of an id
-_pool: list[str] = []  # ids made ahead: one system call serves many answers
+_RANDOM = 10  # random bytes of an id
+_pool: list[str] = []  # random parts made ahead: one system call serves many ids
 
 
 def new_id() -> str:
-    """A fresh id that nobody can guess, without a prefix; wires add theirs."""
+    """A new id without a prefix: 48 bits of the time in milliseconds, then 80 random bits.
+
+    Ids grow with time, so that a database adds new rows at the end of its indexes; 80 bits are too
+    many to guess. Wires add their prefixes.
+    """
     if not _pool:
-        random = os.urandom(_SIZE * 64).hex()
-        _pool.extend(random[at : at + 2 * _SIZE] for at in range(0, len(random), 2 * _SIZE))
-    return _pool.pop()
+        random = os.urandom(_RANDOM * 64).hex()
+        _pool.extend(random[at : at + 2 * _RANDOM] for at in range(0, len(random), 2 * _RANDOM))
+    return f"{time.time_ns() // 1_000_000:012x}{_pool.pop()}"
 
 
 def now() -> int:
@@ -59,7 +63,7 @@ def now() -> int:
     return int(time.time())
 
 
-if hasattr(os, "register_at_fork"):  # two processes must not go on with the same ids
+if hasattr(os, "register_at_fork"):  # two processes must not use the same random parts
     os.register_at_fork(after_in_child=_pool.clear)
 
 

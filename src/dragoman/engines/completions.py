@@ -25,7 +25,7 @@ from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
 from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.dialect import Dialect
-from dragoman.wire.losses import worded
+from dragoman.wire.registry import spell_losses
 
 from .base import unsupported_fields
 from .find_format import find_format
@@ -129,7 +129,7 @@ class CompletionServer(Remote):
             prepared.raw_turn.id,
             prepared.raw_turn.created_at,
             request.model,
-            losses=(*worded(found, request, caller.wire), *prepared.raw_turn.losses),
+            losses=(*spell_losses(found, request, caller.wire), *prepared.raw_turn.losses),
             think=None,
         )
         parser = self.format.parser(asked, prepared.turn)

@@ -12,8 +12,8 @@ from dragoman.formats.registry import NAMES, by_name
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 UNKNOWN_FAMILY = (
-    "The chat template of {} is of no known family: its tool calls are parsed as {} writes them, "
-    "and come as text if the model writes them otherwise."
+    "the chat template is of no known family, so tool calls and reasoning are parsed as those of "
+    "{}: what the model writes in another way comes as text"
 )
 HARMONY = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>"})
 """Control tokens that only harmony models have."""
@@ -38,34 +38,34 @@ def find_format(named: str) -> Format:
 
 def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
     """The format of the model in a folder: harmony where its vocabulary (`controls`, if known) has
-    harmony's control tokens, else its chat template. Raises as `find_format` does.
-    """
+    harmony's control tokens, else its chat template. Raises as `find_format` does."""
     known = None if controls is None else frozenset(controls)
     if known is not None and known >= HARMONY:
         return by_name("harmony")
     template = folder / TEMPLATE
     try:
         """The format of the model in a folder: harmony where its vocabulary (`controls`, if known)
-        has
-        harmony's control tokens, else its chat template. Raises as `find_format` does.
-        """
+        has harmony's control tokens, else its chat template. Raises as `find_format` does."""
         config = (folder / CONFIG).read_text(encoding="utf-8")
         own = template.read_text(encoding="utf-8") if template.exists() else None
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
-    from dragoman.formats.template import FALLBACK, from_config  # needs the `local` extra
+    from dragoman.formats.template import from_config  # needs the `local` extra
 
     try:
         """The format of the model in a folder: harmony where its vocabulary (`controls`, if known)
-        has
-        harmony's control tokens, else its chat template. Raises as `find_format` does.
-        """
+        has harmony's control tokens, else its chat template. Raises as `find_format` does."""
         found = from_config(config, own, known)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    if not found.recognised:
-        _log.warning(UNKNOWN_FAMILY.format(folder, FALLBACK))
+    if warning := warning_of(found):
+        _log.warning("%s: %s", folder, warning)
     return found
+
+
+def warning_of(format: Format) -> str | None:
+    """What a user should know of a format: its template may be of a family that is not known."""
+    return None if getattr(format, "recognised", True) else UNKNOWN_FAMILY.format(format.name)
 
 
 def is_format(named: str) -> bool:

@@ -27,6 +27,7 @@ from dragoman.wire import error as wire_error
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD
+from dragoman.wire.registry import spell_fault, spell_losses
 
 from .base import enforce_contract, new_id, now
 
@@ -66,7 +67,7 @@ class Function:
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """Call the callable and give what it gives."""
-        return enforce_contract(self._events(request), request.model)
+        return enforce_contract(self._events(request, caller), request.model)
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The names it was given."""
@@ -79,8 +80,12 @@ class Function:
     async def close(self) -> None:
         """There is nothing to let go of."""
 
-    async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
-        asked, losses = CHAT.encode_request(request, STANDARD)
+    async def _events(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        try:
+            asked, losses = CHAT.encode_request(request, STANDARD)
+        except FaultError as error:
+            raise FaultError(spell_fault(error.fault, request, caller.wire)) from error
+        losses = spell_losses(losses, request, caller.wire)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
         hearing, restore = _Hearing(turn), with_summary(request)
         try:

@@ -22,8 +22,11 @@ from dragoman.formats.prompt import Prompt, Tokenizer
 from dragoman.wire.chat import CHAT
 from dragoman.wire.responses import RESPONSES
 
-from .find_format import find_format, format_of
+from .find_format import find_format, format_of, warning_of
 from .token.planner import raw_ids
+
+if TYPE_CHECKING:
+    from .token.source import ScoringModel
 
 Kind = Literal["control", "text", "reasoning", "call"]
 
@@ -37,8 +40,8 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-class Shown(Struct, frozen=True):
-    """One token: its id, its bytes, what kind of thing it belongs to, and what was made of it."""
+class ShownToken(Struct, frozen=True):
+    """A token: its id, its bytes, what it belongs to, and the events it caused."""
 
     id: int
     piece: bytes
@@ -46,20 +49,20 @@ class Shown(Struct, frozen=True):
     events: tuple[Event, ...] = ()
 
 
-class Heard(Struct, frozen=True):
+class ParsedCompletion(Struct, frozen=True):
     """A completion: its tokens, the events of its end, and what was malformed in it."""
 
-    tokens: tuple[Shown, ...]
+    tokens: tuple[ShownToken, ...]
     end: tuple[Event, ...]
     warnings: tuple[str, ...]
 
 
-class Words:
-    """A vocabulary for when there is none: a token for each word, in order of appearance.
+class WordTokens:
+    """A stand-in for a missing vocabulary: one token per word, numbered by appearance.
 
-    `controls` are found in the texts given at the start by their looks: `<|…|>`.
+    Control tokens are recognised in `texts` by their form, `<|…|>`.
 
-    >>> words = Words(["hi<|end|>"])
+    >>> words = WordTokens(["hi<|end|>"])
     >>> list(words.controls), words.encode("one two one")
     (['<|end|>'], [1, 2, 3])
     >>> words.piece(2)
@@ -74,15 +77,12 @@ class Words:
 
     @property
     def size(self) -> int:
-        """How many words there have been."""
         return len(self._texts)
 
     def encode(self, text: str) -> list[int]:
-        """An id for each word; words that look like a control token are none."""
         return [self._id(word) for word in _WORD.findall(text)]
 
     def piece(self, id: int) -> bytes:
-        """The word."""
         return self._texts[id].encode("utf-8", "replace") if 0 <= id < self.size else b""
 
     def _id(self, word: str) -> int:
@@ -93,20 +93,20 @@ class Words:
         return self._ids[key]
 
 
-def words_for(format: Format, request: Request, completion: str) -> Words:
-    """The words of a conversation and a completion in a format."""
+def word_tokens(format: Format, request: Request, completion: str) -> WordTokens:
+    """The word tokens of a conversation and a completion in a format."""
     prompt = format.render(request)
-    return Words([prompt.text, *format.stops(request).controls, completion])
+    return WordTokens([prompt.text, *format.stops(request).controls, completion])
 
 
 def prompt_tokens(
     format: Format, request: Request, tokenizer: Tokenizer, setting: Setting = PLAIN
-) -> tuple[list[Shown], tuple[Loss, ...]]:
-    """The prompt of a request, and what could not be said in it. Raises FaultError.
+) -> tuple[list[ShownToken], tuple[Loss, ...]]:
+    """The prompt of a request, and what it could not express. Raises FaultError.
 
     >>> from dragoman.formats.registry import by_name
     >>> harmony, request = by_name("harmony"), Request(model="m", items=(Message("user", "hi"),))
-    >>> tokens, _ = prompt_tokens(harmony, request, words_for(harmony, request, ""))
+    >>> tokens, _ = prompt_tokens(harmony, request, word_tokens(harmony, request, ""))
     >>> [(token.piece, token.kind) for token in tokens][-3:]
     [(b'<|end|>', 'control'), (b'<|start|>', 'control'), (b'assistant', 'text')]
     """
@@ -115,25 +115,25 @@ def prompt_tokens(
     pieces = [tokenizer.piece(id) for id in ids]
     places = list(_places(request.items, b"".join(pieces)))
     controls = frozenset(tokenizer.controls.values())
-    shown: list[Shown] = []
+    shown: list[ShownToken] = []
     start = 0
     for id, piece in zip(ids, pieces, strict=True):
         end = start + len(piece)
         inside = (kind for first, last, kind in places if first < end and start < last)
         kind: Kind = "control" if id in controls else next(inside, "text")
-        shown.append(Shown(id, piece, kind))
+        shown.append(ShownToken(id, piece, kind))
         start = end
     return shown, prompt.losses
 
 
 def completion_tokens(
     format: Format, request: Request, tokenizer: Tokenizer, completion: str | Sequence[int]
-) -> Heard:
-    """What a model wrote, each token with the events that the parser made of it.
+) -> ParsedCompletion:
+    """A completion, each token with the events that the parser made of it.
 
-    A parser holds back what may still become a marker, so events may come some tokens late; a token
-    that has none of its own is of the kind of the next that has. What is written behind the end is
-    left out, as an engine would.
+    A parser holds back what may become a marker, so events may come some tokens late; a token
+    without events is of the kind of the next one with events. Tokens after the end are left out, as
+    an engine does.
     """
     ids = raw_ids(completion, tokenizer)
     stops = {tokenizer.controls.get(text) for text in format.stops(request).controls}
@@ -143,24 +143,24 @@ def completion_tokens(
     turn.begin()
     turn.take()
     parser = format.parser(request, turn, tokenizer)
-    heard: list[tuple[int, tuple[Event, ...]]] = []
+    fed: list[tuple[int, tuple[Event, ...]]] = []
     for id in ids if end is None else ids[: end + 1]:
         parser.feed([id])
-        heard.append((id, tuple(turn.take())))
+        fed.append((id, tuple(turn.take())))
     parser.close("length" if end is None else "stop")
     last = tuple(turn.take())
-    shown: list[Shown] = []
-    before = (_kind(events[::-1]) for _, events in reversed(heard))
+    shown: list[ShownToken] = []
+    before = (_kind(events[::-1]) for _, events in reversed(fed))
     latest: Kind = next(filter(None, before), "text")
     kind: Kind = _kind(last) or latest  # what makes no event any more goes with the last that did
-    for id, events in reversed(heard):
+    for id, events in reversed(fed):
         kind = _kind(events) or kind
         piece = tokenizer.piece(id)
-        shown.append(Shown(id, piece, "control" if id in controls else kind, events))
-    return Heard(tuple(reversed(shown)), last, tuple(parser.warnings))
+        shown.append(ShownToken(id, piece, "control" if id in controls else kind, events))
+    return ParsedCompletion(tuple(reversed(shown)), last, tuple(parser.warnings))
 
 
-def told(event: Event) -> str | None:
+def describe_event(event: Event) -> str | None:
     """An event in a few words; None for those that only open and close."""
     match event:
         case Delta(kind=kind, data=data):
@@ -178,7 +178,7 @@ def told(event: Event) -> str | None:
 
 
 def _kind(events: Sequence[Event]) -> Kind | None:
-    """The kind of what begins or goes on first in some events."""
+    """The kind of what begins or continues first in some events."""
     for event in events:
         match event:
             case Delta(kind=kind):
@@ -193,10 +193,10 @@ def _kind(events: Sequence[Event]) -> Kind | None:
 
 
 def _places(items: Sequence[Item], prompt: bytes) -> Iterator[tuple[int, int, Kind]]:
-    """Where in a prompt the reasoning and the calls of a conversation stand. They are found by
-    their words, one after the other: a prompt does not say what it is made of."""
+    """Where in a prompt the reasoning and the calls are. They are searched by their text, in order,
+    since a prompt does not say what it consists of."""
     at = 0
-    for kind, text in _said(items):
+    for kind, text in _texts(items):
         words = text.strip().encode("utf-8", "replace")
         start = prompt.find(words, at)
         if words and start >= 0:
@@ -205,23 +205,20 @@ def _places(items: Sequence[Item], prompt: bytes) -> Iterator[tuple[int, int, Ki
                 yield start, at, kind
 
 
-def _said(items: Sequence[Item]) -> Iterator[tuple[Kind, str]]:
+def _texts(items: Sequence[Item]) -> Iterator[tuple[Kind, str]]:
     for item in items:
         match item:
             case Message(role="assistant" | "user"):
                 yield "text", item.text
             case Reasoning():
                 yield "reasoning", item.text
-            case FunctionCall(name=name, arguments=said) | CustomToolCall(name=name, input=said):
+            case FunctionCall(name=name, arguments=text) | CustomToolCall(name=name, input=text):
                 yield "call", name
-                yield "call", said
+                yield "call", text
 
 
-if TYPE_CHECKING:
-    from .token.source import ScoringModel
-
-MOST = 400
-"""Tokens that the pocket model is let to write."""
+MAX_TOKENS = 400
+"""The most tokens that the pocket model writes."""
 QUESTION = "What is the weather in Paris?"
 WEATHER = FunctionTool(
     "get_weather",
@@ -229,10 +226,11 @@ WEATHER = FunctionTool(
 )
 
 
-class Subject(Struct, frozen=True):
-    """What is looked at: a request as its format can say it, and what that cost (`losses`).
+class Inspection(Struct, frozen=True):
+    """The input to show: a request in terms of its format, and what that cost (`losses`).
 
-    `words` says that words stand for tokens, for want of a vocabulary.
+    `words` says that words stand for tokens, for lack of a vocabulary; `warning` is one for the
+    user.
     """
 
     format: Format
@@ -241,45 +239,48 @@ class Subject(Struct, frozen=True):
     completion: str | Sequence[int] | None
     losses: tuple[Loss, ...] = ()
     words: bool = False
+    warning: str | None = None
 
 
-def find_subject(
+def inspect_input(
     format: str | None = None,
     folder: str | None = None,
     request: bytes | None = None,
     completion: str | None = None,
     question: str | None = None,
-) -> Subject:
-    """What is looked at, by the words of a command.
+) -> Inspection:
+    """The input that a command names.
 
-    - `format` is the name of a format, or a folder that has one; `folder` is where a vocabulary is.
-    - `request` is the body of a request, of Chat Completions or of Responses; `question` is what a
-      user says where there is none.
+    - `format` is the name of a format, or a model folder; `folder` is where a vocabulary is.
+    - `request` is the body of a Chat Completions or Responses request; `question` is the user's
+      message where there is none.
     - `completion` is what a model wrote, as text or as a JSON array of ids.
 
-    Raises FaultError for a request that is none, ValueError for a format or a folder that is none,
-    and ImportError where something is not installed.
+    Raises FaultError for an invalid request, ValueError for an unknown format or folder, and
+    ImportError where something is not installed.
     """
-    asked = _request(request, question)
-    said = None if completion is None else _completion(completion)
+    decoded = _request(request, question)
+    parsed = None if completion is None else _completion(completion)
     if folder is not None:
         from .token.vocabulary import from_folder
 
         vocabulary = from_folder(folder)
         found = find_format(format) if format else format_of(Path(folder), vocabulary.controls)
-        fit = lower(asked, found.limits)
-        return Subject(found, vocabulary, fit.request, said, fit.losses)
+        fit = lower(decoded, found.limits)
+        return Inspection(
+            found, vocabulary, fit.request, parsed, fit.losses, warning=warning_of(found)
+        )
     if format is not None:
         found = find_format(format)
-        if said is not None and not isinstance(said, str):
+        if parsed is not None and not isinstance(parsed, str):
             raise ValueError("A completion of ids needs a vocabulary: --tokenizer FOLDER.")
-        fit = lower(asked, found.limits)
-        words = words_for(found, fit.request, said or "")
-        return Subject(found, words, fit.request, said, fit.losses, words=True)
-    return _pocket(asked, said)
+        fit = lower(decoded, found.limits)
+        words = word_tokens(found, fit.request, parsed or "")
+        return Inspection(found, words, fit.request, parsed, fit.losses, True, warning_of(found))
+    return _pocket(decoded, parsed)
 
 
-def _pocket(request: Request, completion: str | Sequence[int] | None) -> Subject:
+def _pocket(request: Request, completion: str | Sequence[int] | None) -> Inspection:
     """The pocket model, with its own answer where none is given."""
     from .pocket import FOLDER, MISSING, available
 
@@ -294,14 +295,14 @@ def _pocket(request: Request, completion: str | Sequence[int] | None) -> Subject
         controls = vocabulary.controls
         ends = {controls[text] for text in format.stops(fit.request).controls if text in controls}
         completion = written(model, prompt, ends)
-    return Subject(format, vocabulary, fit.request, completion, fit.losses)
+    return Inspection(format, vocabulary, fit.request, completion, fit.losses)
 
 
 def written(model: ScoringModel, prompt: Sequence[int], ends: set[int]) -> list[int]:
-    """What a model writes if the likeliest token is taken every time."""
+    """What a model writes with greedy sampling."""
     slot = model.open(prompt)
     news, ids = list(prompt[slot.length :]), list[int]()
-    while len(ids) < MOST and not (ids and ids[-1] in ends):
+    while len(ids) < MAX_TOKENS and not (ids and ids[-1] in ends):
         (scores,) = model.step([(slot, news)])
         news = [int(scores.argmax())]
         ids += news

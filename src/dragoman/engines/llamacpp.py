@@ -28,9 +28,9 @@ def fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
     >>> [token.text for token in fitted([Token("```"), Token(' {"')], '{"')]
     ['{"']
     """
-    said, joined = _bytes(text), b"".join(map(_octets, tokens))
-    # What came last is the text, unless the server holds some of it back.
-    extra = len(joined) - len(said) if joined.endswith(said) else joined.find(said)
+    encoded, joined = _bytes(text), b"".join(map(_octets, tokens))
+    # The text is at the end, unless the server holds some of it back.
+    extra = len(joined) - len(encoded) if joined.endswith(encoded) else joined.find(encoded)
     kept: list[Token] = []
     for token in tokens:
         octets = _octets(token)
@@ -44,14 +44,14 @@ def fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
 
 
 class Aligner:
-    """Feed it the events of one answer; it gives them with tokens that fit."""
+    """Aligns the log-probabilities of one answer with its text."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], list[Token]] = {}  # of texts that have said nothing yet
-        self._kept: dict[tuple[int, int], list[Token]] = {}  # of those that have
+        self._held: dict[tuple[int, int], list[Token]] = {}  # of parts without text yet
+        self._kept: dict[tuple[int, int], list[Token]] = {}  # of parts with text
 
     def feed(self, event: Event) -> Event | None:
-        """The event as it should be; None for one that says nothing."""
+        """The event with aligned tokens; None for one that has no text."""
         match event:
             case Delta(kind="text"):
                 return self._delta(event)
@@ -97,10 +97,10 @@ def _bytes(text: str) -> bytes:
 NEEDED = "xllamacpp"
 MISSING = "GGUF files need the llamacpp extra: pip install 'dragoman[llamacpp]'"
 MAGIC = b"GGUF"
-"""What every GGUF file begins with."""
+"""The first bytes of every GGUF file."""
 PROFILE = "llama.cpp"
 PARALLEL = 4
-"""Sequences written at a time; they share the context."""
+"""Sequences at a time; they share the context."""
 QUIET = -1
 """The verbosity at which llama.cpp writes nothing to our standard error."""
 
@@ -108,8 +108,8 @@ QUIET = -1
 def llamacpp(file: str | Path, **options: Any) -> LlamaCpp:
     """The engine for the model in a GGUF file; `options` are those of `prepare`.
 
-    Raises ImportError where the extra is missing, and ValueError, in a sentence, for a file that is
-    no model llama.cpp can run, and for too little memory.
+    Raises ImportError where the extra is missing, and ValueError, in a sentence, for a file that
+    llama.cpp cannot run, and for too little memory.
     """
     return prepare(file, **options)()
 
@@ -123,14 +123,14 @@ def prepare(
     threads: int | None = None,
     gpu_layers: int | None = None,
 ) -> Callable[[], LlamaCpp]:
-    """The same in two steps: what can be said at once is said now, the model is loaded when the
-    result is called.
+    """The same in two steps: options and file are checked now, the model is loaded when the result
+    is called.
 
     - `format` is the name of a token format, to be used in place of llama.cpp's own chat.
-    - `context` is how many tokens each sequence may have; by default as many as the model was made
-      for. `parallel` sequences are written at a time.
-    - `threads` is how many threads compute, `gpu_layers` how many layers are put on the graphics
-      card; by default llama.cpp decides.
+    - `context` is the most tokens of each sequence; by default as many as the model was made for.
+      `parallel` sequences run at a time.
+    - `threads` is how many threads compute, `gpu_layers` how many layers are on the graphics card;
+      by default llama.cpp decides.
     """
     if find_spec(NEEDED) is None:
         raise ImportError(MISSING)
@@ -144,27 +144,27 @@ def prepare(
 
     def load() -> LlamaCpp:
         library = import_module(NEEDED)
-        wanted = library.CommonParams()
-        wanted.model.path = str(path)
-        wanted.model_alias = {name_of(file)}
-        wanted.n_parallel = parallel
-        wanted.n_ctx = (context or 0) * parallel  # 0 is what the model was made for
-        wanted.ui = wanted.warmup = False
-        wanted.hostnames, wanted.port = ["127.0.0.1"], 0  # 0 is any free port
-        wanted.verbosity = QUIET
+        params = library.CommonParams()
+        params.model.path = str(path)
+        params.model_alias = {name_of(file)}
+        params.n_parallel = parallel
+        params.n_ctx = (context or 0) * parallel  # 0 is what the model was made for
+        params.ui = params.warmup = False
+        params.hostnames, params.port = ["127.0.0.1"], 0  # 0 is any free port
+        params.verbosity = QUIET
         if threads is not None:
-            wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = threads
+            params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         if gpu_layers is not None:
-            wanted.n_gpu_layers = gpu_layers
+            params.n_gpu_layers = gpu_layers
         key = Secret(new_id())
-        wanted.api_keys = [key.reveal()]
-        return LlamaCpp(_started(library, wanted, path), key, format)
+        params.api_keys = [key.reveal()]
+        return LlamaCpp(_started(library, params, path), key, format)
 
     return load
 
 
 def name_of(file: str | Path) -> str:
-    """What the model is called in the listing.
+    """The model's name in the listing.
 
     >>> name_of("models/qwen3-0.6b.gguf")
     'qwen3-0.6b'
@@ -181,10 +181,10 @@ def check(file: Path) -> None:
             raise ValueError(f"{file} is no GGUF file.")
 
 
-def _started(library: Any, wanted: Any, file: Path) -> Any:
-    """The server, which found a port for itself. Raises ValueError where it does not start."""
+def _started(library: Any, params: Any, file: Path) -> Any:
+    """The server, on a free port. Raises ValueError where it does not start."""
     try:
-        return library.Server(wanted)
+        return library.Server(params)
     except (RuntimeError, MemoryError) as error:
         raise ValueError(
             f"llama.cpp cannot run {file}: {error} The file may be broken or of a model it does "
@@ -193,10 +193,10 @@ def _started(library: Any, wanted: Any, file: Path) -> Any:
 
 
 class LlamaCpp(Wrapper):
-    """A remote engine with the server it asks. `close` stops the server.
+    """A remote engine and the server behind it. `close` stops the server.
 
-    What stands before the JSON of a demanded form (white space, a fence) llama.cpp takes out of the
-    text and leaves among its tokens, so that they are aligned here.
+    llama.cpp removes what stands before the JSON of a required format (white space, a fence) from
+    the text but not from its log-probabilities, so they are aligned here.
     """
 
     def __init__(self, server: Any, key: Secret, format: str | None) -> None:
@@ -221,6 +221,6 @@ class LlamaCpp(Wrapper):
         return None if formed and request.sampling.logprobs else self.engine
 
     async def close(self) -> None:
-        """Close the connections, then the server; it stops when nobody has it any more."""
+        """Close the connections, then the server; it stops with its last reference."""
         await super().close()
         await asyncio.to_thread(self._running.clear)

@@ -1,4 +1,4 @@
-"""Models of this machine by name or by kind and place, such as `gguf:model.gguf`."""
+"""Finds local models by name or by kind and place, such as `gguf:model.gguf`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from .pocket import available, pocket
 
 POCKET, SCRIPT = "pocket", "script"
 SHIPPED: Mapping[str, Callable[..., Engine]] = {POCKET: pocket, SCRIPT: rehearsal}
-"""Makes the engine of a name. Raises ImportError where it needs what is not installed."""
+"""Engines in the package, by name. They raise ImportError where an extra is missing."""
 NOTES = {POCKET: "a demonstration model", SCRIPT: "a rehearsal, not a model"}
-"""What each of them is, in a few words."""
+"""A few words about each."""
 
 
 def stand_in() -> str:
-    """The name of the engine for when there is nothing else: a model, if it can be run."""
+    """The engine to use when none is named: a model, if it can be run."""
     return POCKET if available() else SCRIPT
 
 
 class Kind(Struct, frozen=True):
-    """One kind of target: how a place becomes what loads its model, what its model is called, and
-    what is said of it in a few words."""
+    """A kind of target: loads the model of a place, names it, and a few words about it."""
 
     prepare: Callable[..., Callable[[], Engine]]
     name: Callable[[str], str]
@@ -36,7 +35,7 @@ class Kind(Struct, frozen=True):
 
 
 class Target(Struct, frozen=True):
-    """A model that can be loaded: its name, a few words about it, and `load`, which does it."""
+    """A model that can be loaded: its name, a few words about it, and `load`."""
 
     name: str
     note: str
@@ -47,11 +46,11 @@ KINDS = {
     "hf": Kind(transformers.prepare, transformers.name_of, "a transformers model"),
     "gguf": Kind(prepare, name_of, "a GGUF file, run by llama.cpp"),
 }
-"""The kinds of targets that have a place, by what stands before the colon."""
+"""The kinds of targets with a place, by what stands before the colon."""
 
 
 def is_local(target: str) -> bool:
-    """Whether this is what one writes for a model of this machine.
+    """Whether a target is a local model.
 
     >>> is_local("gguf:model.gguf"), is_local("pocket"), is_local("http://127.0.0.1:8000")
     (True, True, False)
@@ -60,11 +59,11 @@ def is_local(target: str) -> bool:
 
 
 def find_target(target: str, **options: Any) -> Target:
-    """What a user wrote, checked as far as can be done without loading anything.
+    """A target, checked as far as possible without loading it.
 
-    `options` are those of the kind (see `transformers.prepare` and `llamacpp.prepare`); what comes
-    with the package has none. Loading, like this, raises ValueError for what cannot be served and
-    ImportError where something is not installed, both with a sentence for the user.
+    `options` are those of the kind (see `transformers.prepare` and `llamacpp.prepare`). This and
+    loading raise ValueError for what cannot be served and ImportError where something is not
+    installed, both with a sentence for the user.
 
     >>> find_target("pocket").name
     'pocket'

@@ -1,8 +1,7 @@
 """Models of the `transformers` library, from a local folder or by their name on the hub.
 
-Here a folder becomes an engine: its weights, its vocabulary, its chat template. It needs the
-`transformers` extra, which nothing imports before a model is loaded; what the network computes is
-the library's affair.
+A folder becomes an engine: weights, vocabulary, chat template. The `transformers` extra is imported
+only when a model is loaded.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ MISSING = (
 )
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 FILES = (*WEIGHTS, "*.json", "*.jinja")
-"""What is fetched from the hub."""
+"""The files that are fetched from the hub."""
 SPARE = 1.2
-"""So much more memory than its files a model takes."""
+"""The memory of a loaded model relative to its files."""
 GIGABYTE = 1e9
 
 
@@ -45,15 +44,15 @@ def transformers(
     device: str = "auto",
     threads: int | None = None,
 ) -> TokenEngine:
-    """The engine for the model in a folder, or of that name on the hub (it is fetched then).
+    """The engine for the model in a folder, or of that name on the hub (fetched then).
 
     - `format` is the name of a token format; by default it is the model's own chat template, or
-      harmony where the vocabulary is made for it.
-    - `device` is `cpu`, `cuda` (or `cuda:1`), `mps`, or `auto`: the first there is of the others.
+      harmony where the vocabulary has its tokens.
+    - `device` is `cpu`, `cuda` (or `cuda:1`), `mps`, or `auto`: the first available of the others.
     - `threads` is how many threads torch may use on the processor; by default it decides.
 
-    Raises ImportError where the extra is missing, and ValueError, in a sentence, for a folder that
-    is none of a model, a device that is not there, too little memory or a model without template.
+    Raises ImportError where the extra is missing, and ValueError, in a sentence, for a folder
+    without a model, an absent device, too little memory or a model without template.
     """
     return prepare(name, format=format, device=device, threads=threads)()
 
@@ -65,8 +64,8 @@ def prepare(
     device: str = "auto",
     threads: int | None = None,
 ) -> Callable[[], TokenEngine]:
-    """The same in two steps: what can be said at once is said now, the model is loaded when the
-    result is called."""
+    """The same in two steps: options and files are checked now, the model is loaded when the result
+    is called."""
     if any(find_spec(needed) is None for needed in NEEDED):
         raise ImportError(MISSING)
     if format is not None:
@@ -85,7 +84,7 @@ def prepare(
 
 
 def name_of(name: str) -> str:
-    """What the model is called in the listing: the folder's own name, or the hub's name for it.
+    """The model's name in the listing: the folder's own name, or the hub's.
 
     >>> name_of("openai/gpt-oss-20b")
     'openai/gpt-oss-20b'
@@ -104,7 +103,7 @@ def check(folder: Path) -> None:
 
 
 def fetch(name: str) -> Path:
-    """The folder of a model of the hub, fetched if it is not here yet. Raises ValueError."""
+    """The folder of a model of the hub, downloaded if necessary. Raises ValueError."""
     hub = import_module("huggingface_hub")
     try:
         folder = Path(hub.snapshot_download(name, allow_patterns=list(FILES)))
@@ -124,7 +123,7 @@ def _engine(
     torch, library = import_module("torch"), import_module("transformers")
     place = _device(torch, device)
     vocabulary = from_folder(folder)
-    spoken = find_format(format) if format else format_of(folder, vocabulary.controls)
+    found = find_format(format) if format else format_of(folder, vocabulary.controls)
     if threads is not None:
         torch.set_num_threads(threads)
     network = _network(torch, library, folder, place)
@@ -142,20 +141,20 @@ def _engine(
         size=vocabulary.size,
         context=getattr(config, "max_position_embeddings", None),
     )
-    return TokenEngine(spoken, model, vocabulary, name=name, ends=vocabulary.ends)
+    return TokenEngine(found, model, vocabulary, name=name, ends=vocabulary.ends)
 
 
 def _network(torch: Any, library: Any, folder: Path, device: str) -> Any:
     """The network with its weights, on its device. Raises ValueError for what does not load."""
-    wide = device == "cpu" and _halves(folder)
-    needed = sum(file.stat().st_size for file in _weights(folder)) * (2 if wide else 1) * SPARE
+    widen = device == "cpu" and _half_precision(folder)
+    needed = sum(file.stat().st_size for file in _weights(folder)) * (2 if widen else 1) * SPARE
     free = _free(torch, device)
     if free is not None and needed > free:
-        raise ValueError(_short(folder, needed, f"{free / GIGABYTE:.1f} GB of it are free"))
+        raise ValueError(_not_enough(folder, needed, f"{free / GIGABYTE:.1f} GB of it are free"))
     try:
         network, report = library.AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype="float32" if wide else "auto",
+            dtype="float32" if widen else "auto",
             local_files_only=True,
             output_loading_info=True,
         )
@@ -164,30 +163,30 @@ def _network(torch: Any, library: Any, folder: Path, device: str) -> Any:
             raise ValueError(f"the weights of {absent[0]} and {len(absent) - 1} more are missing")
         return network.to(device).eval()
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ValueError(_short(folder, needed, "there is less")) from error
+        raise ValueError(_not_enough(folder, needed, "there is less")) from error
     except Exception as error:  # each library beneath has errors of its own for broken files
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{folder} cannot be loaded: {reason}") from error
 
 
-def _halves(folder: Path) -> bool:
-    """Whether the weights are of half precision, in which processors are slow and inexact."""
-    said = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
-    return "float16" in (said.get("dtype"), said.get("torch_dtype"))
+def _half_precision(folder: Path) -> bool:
+    """Whether the weights are of half precision, which processors compute slowly and inexactly."""
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    return "float16" in (config.get("dtype"), config.get("torch_dtype"))
 
 
-def _short(folder: Path, needed: float, there: str) -> str:
+def _not_enough(folder: Path, needed: float, there: str) -> str:
     return f"{folder} needs about {needed / GIGABYTE:.1f} GB of memory, and {there}."
 
 
 def _weights(folder: Path) -> list[Path]:
-    """The files of weights: of the first kind there is, for some folders have both."""
+    """The weight files, of the first kind there is: some folders have both."""
     kinds = (sorted(folder.glob(kind)) for kind in WEIGHTS)
     return next(filter(None, kinds), [])
 
 
 def _device(torch: Any, asked: str) -> str:
-    """Where the network shall be. Raises ValueError for a device that is not there."""
+    """The torch device. Raises ValueError for one that is not available."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     there = [name for name, is_there in here.items() if is_there] + ["cpu"]
     if asked == "auto":
@@ -198,15 +197,15 @@ def _device(torch: Any, asked: str) -> str:
 
 
 def _free(torch: Any, device: str) -> float | None:
-    """Bytes of memory that are free on a device; None where it does not tell."""
+    """Free memory of a device in bytes; None if unknown."""
     if device.startswith("cuda"):
         free: float = torch.cuda.mem_get_info(device)[0]
         return free
     memory = Path("/proc/meminfo")
     if device != "cpu" or not memory.exists():
         return None
-    said = dict(line.split(":", 1) for line in memory.read_text().splitlines())
-    return float(said["MemAvailable"].split()[0]) * 1024
+    sizes = dict(line.split(":", 1) for line in memory.read_text().splitlines())
+    return float(sizes["MemAvailable"].split()[0]) * 1024
 
 
 # ---- the network as a source of scores -----------------------------------------------------
@@ -215,7 +214,7 @@ def _free(torch: Any, device: str) -> float | None:
 REUSABLE = 4
 """Closed sequences whose keys and values are kept."""
 CONCURRENCY = 8
-"""Sequences written at a time: each has keys and values of its own in the device's memory."""
+"""Sequences at a time: each has its own keys and values in the device's memory."""
 OUT_OF_MEMORY = Fault(
     "overloaded",
     "The device has no memory left for this sequence. Ask for less, or later.",
@@ -226,10 +225,10 @@ OUT_OF_MEMORY = Fault(
 class Causal:
     """A `ScoringModel` over a network that gives `logits` and takes `past_key_values`.
 
-    `new_memory` makes an empty cache; `size` is how many ids the vocabulary has, which may be fewer
-    than the network has rows. Sequences are computed one after the other: their memories are of
-    different lengths, and padding them to one would be copied at every step. It is used from one
-    thread. Raises ValueError for a network that remembers in another way.
+    `new_cache` makes an empty cache; `size` is how many ids the vocabulary has, which may be fewer
+    than the network has rows. Sequences are computed one after the other: their caches are of
+    different lengths, and padding them to one would copy them at every step. It is used from one
+    thread. Raises ValueError for a network without a cache.
     """
 
     concurrency = CONCURRENCY
@@ -238,56 +237,58 @@ class Causal:
         self,
         torch: ModuleType,
         network: Any,
-        new_memory: Any,
+        new_cache: Any,
         *,
         size: int,
         context: int | None = None,
-        kept: int = REUSABLE,
+        reusable: int = REUSABLE,
     ) -> None:
         self.context = context
         self._torch = torch
         self._network = network
-        self._new_memory = new_memory
+        self._new_cache = new_cache
         self._size = size
-        self._closed: deque[Slot] = deque(maxlen=kept)
+        self._closed: deque[CachedSequence] = deque(maxlen=reusable)
         takes = inspect.signature(network.forward).parameters
         if "past_key_values" not in takes:
-            raise ValueError(f"{type(network).__name__} takes no keys and values to go on from.")
+            raise ValueError(
+                f"{type(network).__name__} takes no keys and values of earlier tokens."
+            )
         # Most networks can leave out the scores of all but the last position.
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
-    def open(self, ids: Sequence[int]) -> Slot:
-        """A slot that goes on from the closed sequence that has read most of the prompt; one that
-        has read a few words of it only is left for its own conversation."""
+    def open(self, ids: Sequence[int]) -> CachedSequence:
+        """A slot that continues the closed sequence with the longest common prefix; one that shares
+        less than half of the prompt is left for its own conversation."""
         useful = [each for each in self._closed if 2 * each.shared(ids) > len(ids)]
         if not useful:
-            return Slot([], self._new_memory())
+            return CachedSequence([], self._new_cache())
         found = max(useful, key=lambda each: each.shared(ids))
         self._closed.remove(found)
         found.cut(found.shared(ids))
         return found
 
     def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[Any]:
-        """Read new ids in each slot and score what follows, or say why one could not be read."""
+        """Read new ids in each slot and score what follows, or return the error of that slot."""
         with self._torch.inference_mode():
             return [self._read(slot, ids) for slot, ids in work]
 
     def close(self, slot: Any) -> None:
-        """Keep what was read, if it was read without trouble."""
+        """Keep the sequence, unless a step failed."""
         if slot.length and not slot.broken:
             self._closed.append(slot)
 
-    def _read(self, slot: Slot, ids: Sequence[int]) -> Any:
+    def _read(self, slot: CachedSequence, ids: Sequence[int]) -> Any:
         torch = self._torch
         slot.broken = True  # until all layers have read it
         try:
-            said = self._network(
+            output = self._network(
                 input_ids=torch.tensor([list(ids)], device=self._network.device),
-                past_key_values=slot.memory,
+                past_key_values=slot.cache,
                 use_cache=True,
                 **self._options,
             )
-            scores = said.logits[0, -1, : self._size].to(torch.float32).cpu().numpy()
+            scores = output.logits[0, -1, : self._size].to(torch.float32).cpu().numpy()
         except torch.OutOfMemoryError:
             return FaultError(OUT_OF_MEMORY)
         except Exception as error:
@@ -297,35 +298,35 @@ class Causal:
         return scores
 
 
-class Slot:
+class CachedSequence:
     """One sequence: the ids that were read, and their keys and values."""
 
-    __slots__ = ("broken", "ids", "memory")
+    __slots__ = ("broken", "cache", "ids")
 
-    def __init__(self, ids: list[int], memory: Any) -> None:
+    def __init__(self, ids: list[int], cache: Any) -> None:
         self.ids = ids
-        self.memory = memory
+        self.cache = cache
         self.broken = False
 
     @property
     def length(self) -> int:
-        """How many ids have been read."""
         return len(self.ids)
 
     def shared(self, prompt: Sequence[int]) -> int:
         """How many ids of a prompt need not be read again; its last one always must."""
         most = min(len(self.ids), len(prompt) - 1)
         same = next((at for at in range(most) if self.ids[at] != prompt[at]), most)
-        return same if same == len(self.ids) or _can_be_cut(self.memory) else 0
+        return same if same == len(self.ids) or _can_be_cut(self.cache) else 0
 
     def cut(self, length: int) -> None:
-        """Forget what was read after so many ids."""
+        """Drop what was read after so many ids."""
         if length < len(self.ids):
-            self.memory.crop(length - len(self.ids))  # a negative number is so many to remove
+            self.cache.crop(length - len(self.ids))  # a negative number is so many to remove
             del self.ids[length:]
 
 
-def _can_be_cut(memory: Any) -> bool:
-    """Whether a cache has all its positions: one that slides or sums up has lost the first ones."""
-    lost = (*getattr(memory, "is_sliding", ()), *getattr(memory, "is_linear", ()))
+def _can_be_cut(cache: Any) -> bool:
+    """Whether a cache has all positions: sliding windows and linear attention have lost the
+    first."""
+    lost = (*getattr(cache, "is_sliding", ()), *getattr(cache, "is_linear", ()))
     return not any(lost)

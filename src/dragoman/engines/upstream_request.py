@@ -20,11 +20,8 @@ from dragoman.core.turn import Turn
 from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from dragoman.net.client import HeaderFields
 from dragoman.net.errors import NetError, NetTimeoutError
-from dragoman.wire.chat import CHAT
-from dragoman.wire.completions import COMPLETIONS
-from dragoman.wire.losses import worded
-from dragoman.wire.registry import Wire
-from dragoman.wire.responses import RESPONSES
+from dragoman.wire.protocol import Wire
+from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
 from . import errors
 from .base import ENDS, new_id
@@ -44,8 +41,6 @@ def new_turn(
         return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
     return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
 
-
-WIRES = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}
 
 _log = logging.getLogger("dragoman")
 
@@ -116,7 +111,7 @@ def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamReq
         names = sorted(names, key=lambda name: name != caller.wire)
     raw = isinstance(request, Completion)
     if raw:
-        names = [COMPLETIONS.name]
+        names = [wire.name for wire in WIRES.values() if not wire.conversation]
     lowered = lower(request, upstream.limits(request.model))
     asked = lowered.request
     if profile.only_streams and not asked.stream:
@@ -131,12 +126,18 @@ def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamReq
         try:
             said, losses = wire.encode_request(asked, dialect)
         except FaultError as error:
-            refused = refused or error
+            fault = spell_fault(lowered.client_fault(error.fault), asked, caller.wire)
+            refused = refused or FaultError(fault)
             continue
         if lowered.losses or losses:
-            own = worded(lowered.losses, request, caller.wire)
-            losses = (*own, *lowered.client_losses(losses))
-        if wire is not RESPONSES and request.reasoning is not None:  # others have no summaries
+            losses = (
+                *spell_losses(lowered.losses, request, caller.wire),
+                *spell_losses(lowered.client_losses(losses), asked, caller.wire),
+            )
+        if (
+            request.reasoning is not None
+            and wire.losses.request.action("ReasoningOptions.summary") != "carried"
+        ):
             lowered = replace(lowered, restore=with_summary(request, lowered.restore))
         turn = new_turn(profile, asked, losses, raw=raw)
         return UpstreamRequest(

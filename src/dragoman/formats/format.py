@@ -67,8 +67,7 @@ class Grammar(Struct, frozen=True):
 
 class Parser(Protocol):
     """Parses an answer, in pieces of any size, into a turn. It never raises, and holds back text
-    that may still become a marker.
-    """
+    that may still become a marker."""
 
     def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
         """Parse tokens. `tokens` are the same ones with log-probabilities, where requested."""
@@ -80,9 +79,7 @@ class Parser(Protocol):
 
     def close(self, reason: str) -> None:
         """End the turn, for `stop` (the model's own end or a stop string) or `length`. Text held
-        back
-        is emitted as what it turned out to be.
-        """
+        back is emitted as what it turned out to be."""
         ...
 
     @property
@@ -123,7 +120,5 @@ class Format(Protocol):
 
     def grammar(self, request: Request) -> Grammar | None:
         """The grammar of the whole answer; None where the request constrains nothing. Raises
-        FaultError,
-        naming the field, for a constraint that cannot be enforced.
-        """
+        FaultError, naming the field, for a constraint that cannot be enforced."""
         ...

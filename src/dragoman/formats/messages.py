@@ -37,9 +37,8 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Verbatim(dict[str, JSON]):
-    """Arguments as an object that keeps the text the model wrote, so that it can be repeated
-    byte for byte and the prompt cache survives.
-    """
+    """Arguments as an object that keeps the text the model wrote, so that it can be repeated byte
+    for byte and the prompt cache survives."""
 
     def __init__(self, value: dict[str, JSON], text: str) -> None:
         super().__init__(value)
@@ -181,9 +180,8 @@ def _call(call: FunctionCall | CustomToolCall, id_length: int | None) -> dict[st
 
 
 def _with_format_instruction(turns: Messages, request: Request) -> Messages:
-    """Add the required output format to the system message: models answer better when they know
-    it, even where a grammar enforces it.
-    """
+    """Add the required output format to the system message: models answer better when they know it,
+    even where a grammar enforces it."""
     match request.format:
         case JSONSchema(schema=dict(schema)):
             shape = json.dumps(schema, ensure_ascii=False)

@@ -98,9 +98,7 @@ class Template:
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt. Raises FaultError naming the item for what is not text, and with the
-        template's
-        own message where it refuses the conversation.
-        """
+        template's own message where it refuses the conversation."""
         losses = LossList()
         turns = messages(request, losses, self.profile.id_length)
         text, separator = self._run(turns, tools(request), _options(request), setting)
@@ -185,17 +183,14 @@ class Template:
 
     def _prompt_ends_in_reasoning(self, request: Request) -> bool:
         """Whether the template opens the reasoning, so that the answer begins inside it (Qwen3 and
-        DeepSeek-R1 templates do). Found by rendering one message.
-        """
+        DeepSeek-R1 templates do). Found by rendering one message."""
         options = _options(request)
         key = json.dumps(options, sort_keys=True, default=str)
         known = self._starts_thinking.get(key)
         if known is None:
             try:
                 """Whether the template opens the reasoning, so that the answer begins inside it
-                (Qwen3 and
-                DeepSeek-R1 templates do). Found by rendering one message.
-                """
+                (Qwen3 and DeepSeek-R1 templates do). Found by rendering one message."""
                 hello: dict[str, JSON] = {"role": "user", "content": "hello"}
                 text, _ = self._run([hello], [], options, PLAIN)
             except FaultError:
@@ -386,9 +381,7 @@ class Sandbox:
 
     def render(self, variables: Mapping[str, JSON], today: str | None) -> str:
         """The output. Raises ValueError with the template's message where it refuses the
-        conversation,
-        and RuntimeError where it fails.
-        """
+        conversation, and RuntimeError where it fails."""
         given = dict(variables)
         if today is not None or self._needs_date:
             given["strftime_now"] = lambda form: strftime(form, today) if today else ""
@@ -396,9 +389,7 @@ class Sandbox:
         size = 0
         try:
             """The output. Raises ValueError with the template's message where it refuses the
-            conversation,
-            and RuntimeError where it fails.
-            """
+            conversation, and RuntimeError where it fails."""
             for piece in self._template.generate(given):
                 pieces.append(piece)
                 size += len(piece)

@@ -16,9 +16,7 @@ from dragoman.engines.reasoning_encryption import Seal, Sealing
 from dragoman.engines.reasoning_retry import Resending
 from dragoman.engines.router import Prompted
 from dragoman.wire import json
-from dragoman.wire.chat import CHAT
-from dragoman.wire.completions import COMPLETIONS
-from dragoman.wire.responses import RESPONSES
+from dragoman.wire.registry import BASE, WIRES
 
 from .asgi import ASGIOutlet, Receive, Scope, Send
 from .auth import Browsers, Keys
@@ -26,7 +24,6 @@ from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import COMPACTING_PATH as COMPACTING
 from .endpoints import COUNTING_PATH as COUNTING
 from .endpoints import EMBEDDINGS_PATH as EMBEDDINGS
-from .endpoints import MODELS_PATH as MODELS
 from .endpoints import Compactions, Counting, Embeddings, Models
 from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .limits import Gate
@@ -47,7 +44,6 @@ def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None
     return recalling if seal is None else Sealing(recalling, seal)
 
 
-WIRES = (CHAT, RESPONSES)
 _HOPS = HOPS_HEADER.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
@@ -73,20 +69,27 @@ class App:
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         models = Models(service)
         self._sockets = Sockets(service)
+        listings = dict.fromkeys(BASE + wire.models_path for wire in WIRES.values())
         stored: tuple[Route, ...] = ()
         if memory is not None:
             stored = stored_routes(memory, settings, self._roster, answers.replay)
         self._router = Router(
             (
-                *(Route("POST", f"/v1{wire.path}", answers.over(wire)) for wire in WIRES),
+                *(
+                    Route(
+                        "POST",
+                        BASE + wire.path,
+                        (answers if wire.conversation else prompts).over(wire),
+                    )
+                    for wire in WIRES.values()
+                ),
                 *stored,
-                Route("POST", f"/v1{COMPLETIONS.path}", prompts.over(COMPLETIONS)),
                 Route("POST", EMBEDDINGS, Embeddings(service).answer),
                 Route("POST", COUNTING, Counting(service).answer),
                 Route("POST", COMPACTING, Compactions(service).answer),
                 Route("GET", SOCKET, self._sockets.plain),
-                Route("GET", MODELS, models.list),
-                Route("GET", f"{MODELS}/", models.one),
+                *(Route("GET", path, models.list) for path in listings),
+                *(Route("GET", f"{path}/", models.one) for path in listings),
                 Route("GET", "/healthz", self._health, public=True),
                 Route("GET", "/readyz", self._readiness, public=True),
             )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller, Model
 from dragoman.core.item import Compaction
@@ -13,6 +11,7 @@ from dragoman.engines.base import new_id, now
 from dragoman.engines.compaction import count, seal, summarise
 from dragoman.engines.router import embed
 from dragoman.wire import embeddings, json
+from dragoman.wire.registry import BASE, wire_at
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
@@ -23,8 +22,6 @@ from .responder import Service
 from .state.resolve import understand, without_store
 from .state.service import Memory
 
-MODELS_PATH = "/v1/models"
-
 
 class Models:
     """Handlers for the listing and for one model."""
@@ -34,31 +31,22 @@ class Models:
 
     async def list(self, exchange: Exchange, caller: Caller) -> None:
         """All models."""
-        data = [_entry(model) for model in await self._models(exchange, caller)]
-        exchange.reply(200, json.dump({"object": "list", "data": data}))
+        models = await self._models(exchange, caller)
+        exchange.reply(200, wire_at(exchange.path).encode_models(models))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
         """The model named by the rest of the path, slashes and all."""
-        name = exchange.path.removeprefix(f"{MODELS_PATH}/")
+        wire = wire_at(exchange.path)
+        name = exchange.path.removeprefix(f"{BASE}{wire.models_path}/")
         for model in await self._models(exchange, caller):
             if model.id == name:
-                exchange.reply(200, json.dump(_entry(model)))
+                exchange.reply(200, wire.encode_model(model))
                 return
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
     async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
         with Watch(self._service.roster, exchange.outlet):
             return await self._service.engine.models(caller)
-
-
-def _entry(model: Model) -> dict[str, Any]:
-    return {
-        **(model.extra or {}).get("models", {}),
-        "id": model.id,
-        "object": "model",
-        "created": model.created,
-        "owned_by": model.owned_by,
-    }
 
 
 EMBEDDINGS_PATH = f"/v1{embeddings.PATH}"

@@ -15,8 +15,8 @@ from dragoman.core.loss import Loss
 from dragoman.core.response import Guarantee
 from dragoman.core.version import VERSION, VERSION_HEADER
 from dragoman.engines.base import new_id
-from dragoman.wire import error as wire_error
 from dragoman.wire.losses import header
+from dragoman.wire.registry import BASE, wire_at
 
 from .asgi import Headers, Outlet
 from .log import Entry
@@ -105,7 +105,7 @@ class Exchange:
 
     def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
         """Answer with a fault, as its status and error object."""
-        status, body, extra = refusal(fault)
+        status, body, extra = refusal(fault, self.path)
         self.reply(status, body, *headers, *extra)
 
 
@@ -115,14 +115,14 @@ def framed(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [JSON_TYPE, length, *headers] if body else [length, *headers]
 
 
-def refusal(fault: Fault) -> tuple[int, bytes, Headers]:
-    """The status of a fault, its error object, and further headers."""
+def refusal(fault: Fault, path: str) -> tuple[int, bytes, Headers]:
+    """The status, body and further headers of a fault, in the shape of the wire at this path."""
     headers: Headers = []
     if fault.retry_after is not None:
         headers.append((b"retry-after", safe(fault.retry_after)))
     if fault.code == "authentication":
         headers.append((b"www-authenticate", b"Bearer"))
-    return wire_error.status(fault), wire_error.encode(fault), headers
+    return (*wire_at(path).encode_error(fault), headers)
 
 
 def new_request_id() -> str:
@@ -152,10 +152,6 @@ def safe(text: str) -> bytes:
 
 Handler = Callable[[Exchange, Caller], Awaitable[None] | None]
 """Answers a request. What it could not do at once is left to be awaited."""
-
-
-BASE = "/v1"
-"""What base URLs end with, and clients forget."""
 
 
 class Route(Struct, frozen=True):

@@ -26,7 +26,7 @@ from dragoman.engines.base import start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.losses import header, judge_answer
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 from dragoman.wire.responses import RESPONSES
 
 from .asgi import Headers
@@ -274,7 +274,7 @@ class Unary(HTTPResponder):
         else:
             dialect = DIALECTS[self.service.settings.dialect]
             body = wire.encode_response(response, plan.echoed, dialect)
-            losses = plan.losses + response.losses + judge_answer(response, wire.name)
+            losses = plan.losses + response.losses + judge_answer(response, wire.losses)
             guarantee = guarantee_header(response.guarantee or default_guarantee(plan.request))
             self.exchange.reply(200, body, *loss_header(losses), *guarantee)
         self.leave()

@@ -19,7 +19,18 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from dragoman.core.event import Event
-from dragoman.core.item import JSON, Call, CustomToolCall, FunctionCall, Item, Reasoning
+from dragoman.core.item import (
+    JSON,
+    Call,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+)
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 
@@ -160,6 +171,29 @@ def segments_from(log: Iterable[LogSegment], first: int) -> Iterator[LogSegment]
             yield LogSegment(segment.first + skip, segment.events[skip:])
 
 
+def ended(record: Record) -> Response:
+    """The response of a record that has ended. Raises ValueError for one that has not."""
+    if record.response is None or record.running:
+        raise ValueError(f"response {record.id} has not ended")
+    return record.response
+
+
+_PREFIXES: dict[type, str] = {
+    Message: "msg",
+    Reasoning: "rs",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    CustomToolCall: "ctc",
+    CustomToolCallOutput: "ctco",
+    Compaction: "cmp",
+}
+
+
+def input_id(item: Item, response: str, place: int) -> str:
+    """The id of an input item that came without one, from the id of the response and its place."""
+    return f"{_PREFIXES.get(type(item), 'item')}_{response}_in{place}"
+
+
 def renamed_id(item: Item, place: int) -> str:
     """Another id for an item whose own is taken in a conversation, from its place there."""
     return f"{item.id}_{place}"
@@ -233,6 +267,16 @@ class Responses(Protocol):
         conversation, and the messages that announce its end, in one step. An item whose id is
         taken in the conversation gets another. False, and nothing is written, when the run had
         ended before or is not known."""
+        ...
+
+    async def put(
+        self,
+        record: Record,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
+    ) -> None:
+        """Store a response that has ended, whole and in one step: for answers that nobody could
+        follow while they were made. The log is the one that unfolding `record.response` gives."""
         ...
 
     async def get(self, tenant: str, id: str) -> Record | None:

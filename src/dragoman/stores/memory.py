@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from dragoman.core.fold import unfold
 from dragoman.core.item import JSON, Item
 from dragoman.core.response import Response
 
@@ -26,6 +27,7 @@ from .base import (
     StoredAnswer,
     StoreError,
     call_digests,
+    ended,
     renamed_id,
     segments_from,
 )
@@ -36,12 +38,13 @@ T = TypeVar("T")
 class _Run:
     """A record, its log, and the futures of those who wait for more of it."""
 
-    __slots__ = ("length", "log", "record", "waiting")
+    __slots__ = ("derived", "length", "log", "record", "waiting")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.log: list[LogSegment] = []
         self.length = 0
+        self.derived = False  # the log is unfolded from the response and lives as long
         self.waiting: set[asyncio.Future[None]] = set()
 
     def add(self, segment: LogSegment) -> None:
@@ -108,15 +111,22 @@ class MemoryStore:
             return False
         if segment is not None:
             run.add(segment)
-        run.record = replace(run.record, status=response.status, response=response)
-        self._index(run.record, response.output)
-        self._calls |= {(run.record.tenant, digest): id for digest in call_digests(response)}
-        held = self._held(run.record.tenant, run.record.conversation or "")
-        if held is not None:
-            _add_renamed(held[1], items)
-        self._outbox |= {message.id: message for message in messages}
-        run.wake()
+        self._end(run, response, items, messages)
         return True
+
+    async def put(
+        self,
+        record: Record,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
+    ) -> None:
+        """Store a response that has ended, whole."""
+        response = ended(record)
+        await self.begin(record)
+        run = self._runs[record.id]
+        run.add(LogSegment(0, tuple(unfold(response))))
+        run.derived = True
+        self._end(run, response, items, messages)
 
     async def get(self, tenant: str, id: str) -> Record | None:
         """A response."""
@@ -214,7 +224,8 @@ class MemoryStore:
         if await self.get(tenant, id) is None:
             return False
         run = self._runs[id]
-        run.record = replace(run.record, cancelling=True)
+        if run.record.running:
+            run.record = replace(run.record, cancelling=True)
         return True
 
     async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
@@ -234,8 +245,9 @@ class MemoryStore:
         """Store a new conversation."""
         if conversation.id in self._conversations:
             raise StoreError(f"There is a conversation {conversation.id} already.")
-        self._conversations[conversation.id] = (conversation, {})
-        await self.add_items(conversation.tenant, conversation.id, items)
+        held: dict[str, Item] = {}
+        _add(held, items)
+        self._conversations[conversation.id] = (conversation, held)
 
     async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
         """A conversation."""
@@ -264,10 +276,9 @@ class MemoryStore:
         held = self._held(tenant, id)
         if held is None:
             return False
-        for item in items:
-            if not item.id or item.id in held[1]:
-                raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-            held[1][item.id] = item
+        added = dict(held[1])
+        _add(added, items)
+        self._conversations[id] = (held[0], added)
         return True
 
     async def list_items(
@@ -320,7 +331,7 @@ class MemoryStore:
         for id in gone:
             self._forget(id)
         for run in ended:
-            if run.record.created_at < now - retention.max_log_age:
+            if not run.derived and run.record.created_at < now - retention.max_log_age:
                 run.log.clear()
         self._conversations = {
             id: held
@@ -343,6 +354,22 @@ class MemoryStore:
             run.wake()
 
     # ---- inside --------------------------------------------------------------------------
+
+    def _end(
+        self,
+        run: _Run,
+        response: Response,
+        items: Sequence[Item],
+        messages: Sequence[OutboxMessage],
+    ) -> None:
+        record = run.record = replace(run.record, status=response.status, response=response)
+        self._index(record, response.output)
+        self._calls |= {(record.tenant, digest): record.id for digest in call_digests(response)}
+        held = self._held(record.tenant, record.conversation or "")
+        if held is not None:
+            _add_renamed(held[1], items)
+        self._outbox |= {message.id: message for message in messages}
+        run.wake()
 
     def _index(self, record: Record, items: Iterable[Item]) -> None:
         for item in items:
@@ -370,6 +397,14 @@ class MemoryStore:
 
 def _due(message: OutboxMessage) -> float:
     return message.due
+
+
+def _add(items: dict[str, Item], added: Sequence[Item]) -> None:
+    """Add items to a conversation. Raises StoreError for one whose id is missing or taken."""
+    for item in added:
+        if not item.id or item.id in items:
+            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
+        items[item.id] = item
 
 
 def _add_renamed(items: dict[str, Item], added: Sequence[Item]) -> None:

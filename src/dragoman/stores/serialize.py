@@ -1,31 +1,76 @@
 """Turns stored values into bytes and back: compact, exact, and readable by later versions.
 
-The first byte names the format: MessagePack, or JSON where a text holds half of a surrogate pair or
-a number has more than 64 bits, which MessagePack cannot hold.
+A value begins with the name of its format: MessagePack, or JSON where a text holds half of a
+surrogate pair or a number has more than 64 bits, which MessagePack cannot hold. What is large in a
+record and often sent again (tools, instructions, the blocks of a long history) is not packed with
+it but as parts, which the SQL stores keep once, by their digests.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event
 from dragoman.core.item import Annotation, Item
+from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
 
-from .base import Conversation, Record
+from .base import Conversation, Record, RunStatus, input_id
 
-_MSGPACK, _JSON = b"m", b"j"
+LARGE = 1_024
+"""Bytes of a whole record, of its tools, or characters of its instructions: below it nothing is
+worth to be a part."""
+BLOCK_ITEMS, BLOCK_BYTES = 16, 4_096
+"""A block of input items ends with the first item that brings it to one of these. Blocks are cut
+from the start, so that a history that only grows has the same blocks in every request."""
+DIGEST = 16
+"""Bytes of the digest of a part."""
+
+Part = tuple[bytes, bytes]
+"""A part's digest and its bytes."""
+
+_MSGPACK, _JSON, _RECORD = b"m", b"j", b"r"
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _Body(Struct, array_like=True, omit_defaults=True):
+    """What a record's row does not say in columns of its own; `request` is without its parts."""
+
+    request: Request
+    status: RunStatus = "in_progress"
+    dialect: str = ""
+    version: int = 1
+    background: bool = False
+    conversation: str | None = None
+    tools: bytes | None = None
+    instructions: bytes | None = None
+    blocks: tuple[bytes, ...] = ()
+
 
 # Made here, once: threads decode, and two of them must not be the first to look at a type together
 # (msgspec 0.22 crashes when they are).
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     type: msgspec.msgpack.Decoder(type)
-    for type in (Any, Conversation, Item, Record, Response, tuple[Event, ...], tuple)
+    for type in (
+        Any,
+        Conversation,
+        Item,
+        Record,
+        Response,
+        _Body,
+        str,
+        tuple,
+        tuple[Event, ...],
+        tuple[Item, ...],
+        tuple[Tool, ...],
+    )
 }
 
 
@@ -59,3 +104,145 @@ def _restored(event: Event) -> Event:
     if isinstance(event, Delta) and event.kind == "annotation" and isinstance(event.data, dict):
         return replace(event, data=msgspec.convert(event.data, Annotation))
     return event
+
+
+# ---- records -------------------------------------------------------------------------------
+
+
+def pack_record(record: Record) -> tuple[bytes, list[Part]]:
+    """A record as bytes, without what has a column of its own, and the parts it refers to."""
+    request = replace(record.request, items=_as_given(record.request.items, record.id))
+    body = _Body(
+        request,
+        record.status if record.running else "in_progress",
+        record.dialect,
+        record.version,
+        record.background,
+        record.conversation,
+    )
+    data, parts = pack(body), list[Part]()
+    if len(data) > LARGE:
+        body.blocks, items = _blocks(parts, record.tenant, request.items)
+        body.request = replace(request, items=items)
+        if request.instructions is not None and len(request.instructions) > LARGE:
+            body.instructions = _add(parts, record.tenant, pack(request.instructions))
+            body.request = replace(body.request, instructions=None)
+        if request.tools and len(tools := pack(request.tools)) > LARGE:
+            body.tools = _add(parts, record.tenant, tools)
+            body.request = replace(body.request, tools=())
+        data = pack(body)
+    return _RECORD + data, parts
+
+
+def unpack_record(
+    id: str,
+    tenant: str,
+    wire: str,
+    created_at: int,
+    previous: str | None,
+    data: bytes,
+    parts: Parts,
+) -> Record:
+    """The record of a row's columns, of its bytes, and of the parts it refers to."""
+    if data[:1] != _RECORD:  # a row of a version that packed records whole
+        old: Record = unpack(data, Record)
+        return old
+    body: _Body = unpack(data[1:], _Body)
+    request, fields = body.request, dict[str, Any]()
+    if body.instructions is not None:
+        fields["instructions"] = parts.value(body.instructions, str)
+    if body.tools is not None:
+        fields["tools"] = parts.value(body.tools, tuple[Tool, ...])
+    items = request.items
+    if body.blocks:
+        of_blocks = (parts.value(block, tuple[Item, ...]) for block in body.blocks)
+        items = (*(item for block in of_blocks for item in block), *items)
+    fields["items"] = tuple(
+        item if item.id else replace(item, id=input_id(item, id, place))
+        for place, item in enumerate(items)
+    )
+    return Record(
+        id=id,
+        tenant=tenant,
+        wire=wire,
+        created_at=created_at,
+        request=replace(request, **fields),
+        status=body.status,
+        previous=previous,
+        conversation=body.conversation,
+        background=body.background,
+        dialect=body.dialect,
+        version=body.version,
+    )
+
+
+def model_of(data: bytes) -> str:
+    """The model of a packed record, which no part is needed for."""
+    if data[:1] != _RECORD:
+        return str(unpack(data, Record).request.model)
+    return str(unpack(data[1:], _Body).request.model)
+
+
+def digests(joined: bytes | None) -> Iterator[bytes]:
+    """The digests that a row holds, one behind the other."""
+    for start in range(0, len(joined or b""), DIGEST):
+        yield (joined or b"")[start : start + DIGEST]
+
+
+class Parts:
+    """The parts that some records refer to; each is decoded once, for all of them."""
+
+    def __init__(self, rows: Iterable[Sequence[Any]] = ()) -> None:
+        self._packed = {bytes(digest): data for digest, data in rows}
+        self._values: dict[bytes, Any] = {}
+
+    def have(self, digests: Iterable[bytes]) -> bool:
+        """Whether all of these parts are there."""
+        return all(digest in self._packed for digest in digests)
+
+    def value(self, digest: bytes, type: Any) -> Any:
+        """The value of a part."""
+        if digest not in self._values:
+            self._values[digest] = unpack(self._packed[digest], type)
+        return self._values[digest]
+
+
+def _add(parts: list[Part], tenant: str, data: bytes) -> bytes:
+    """Note a part. Its digest is the tenant's own, so that nothing is shared between tenants."""
+    digest = sha256(tenant.encode(errors="surrogatepass") + b"\0" + data).digest()[:DIGEST]
+    parts.append((digest, data))
+    return digest
+
+
+def _as_given(items: Sequence[Item], id: str) -> tuple[Item, ...]:
+    """The items without the ids that follow from the response's: the same item sent again has the
+    same bytes."""
+    return tuple(
+        replace(item, id=None) if item.id == input_id(item, id, place) else item
+        for place, item in enumerate(items)
+    )
+
+
+def _blocks(
+    parts: list[Part], tenant: str, items: tuple[Item, ...]
+) -> tuple[tuple[bytes, ...], tuple[Item, ...]]:
+    """Note the blocks of a list of items; gives their digests and the items behind the last."""
+    blocks: list[bytes] = []
+    packed: list[bytes] = []
+    start = size = 0
+    for place, item in enumerate(items, 1):
+        packed.append(pack(item))
+        size += len(packed[-1])
+        if size >= BLOCK_BYTES or len(packed) == BLOCK_ITEMS:
+            blocks.append(_add(parts, tenant, _joined(packed) or pack(items[start:place])))
+            start, size = place, 0
+            packed.clear()
+    return tuple(blocks), items[start:]
+
+
+def _joined(packed: Sequence[bytes]) -> bytes | None:
+    """Packed values as the array of them, if MessagePack can hold all of them."""
+    if any(data[:1] != _MSGPACK for data in packed):
+        return None
+    header = b"\xdc" + len(packed).to_bytes(2, "big")
+    return _MSGPACK + header + b"".join(data[1:] for data in packed)

@@ -1,7 +1,8 @@
 """The SQLite store: the default, in one file, with nothing to set up.
 
-Several processes of one machine may share the file. One thread writes, and commits together what
-came together; others read beside it.
+Several processes of one machine may share the file. One thread writes: what an event loop hands
+over in one turn, and all that waits when the thread is free, becomes one transaction, in which the
+rows of each table are inserted together. Other threads read beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -31,32 +32,51 @@ from .base import (
     Retention,
     StoreError,
     call_digests,
+    ended,
     renamed_id,
 )
-from .serialize import pack
+from .schema import SQLITE
+from .serialize import digests, pack
 from .sql import (
-    BEGIN,
-    CALL,
-    COLUMNS,
     EXTEND,
     HELD,
+    INSERT,
     LAST,
+    LENGTH,
     OPEN,
     POST,
     Row,
     Rows,
     bound,
-    calls_of,
     clean,
-    cleaned,
+    index_keys,
     messages_of,
-    record_of,
     row_of,
     rows_of,
 )
 
-ELSE = "or choose with --store: sqlite:PATH is another file, and none keeps nothing."
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+Values = Sequence[object]
+Table = tuple[str, str]
+"""The beginning of an INSERT, up to VALUES, and the places of one row."""
+Insert = tuple[Table, Values]
 
+POLL = 0.05
+"""Seconds between two looks at what another process may have written."""
+READERS = 2
+PATIENCE = 30.0
+"""Seconds to wait for another process that is writing."""
+GROUP = 512
+"""How many writes share a commit at most."""
+TOGETHER = 32
+"""How many rows one statement inserts at most: SQLite prepares one text for each number of rows."""
+SWEPT = 250
+"""Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
+CLOSED = "The store is closed."
+
+
+ELSE = "or choose with --store: sqlite:PATH is another file, and none keeps nothing."
 _WRITING = "Let this user write to it and to its folder, "
 _DAMAGED = "It is damaged or another kind of file: move it away and a new one is made, "
 _ADVICE = {
@@ -71,7 +91,7 @@ _ADVICE = {
 
 
 def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
-    """What is said of a file that cannot be used, with what to do."""
+    """The error for a file that cannot be used, with what to do."""
     if isinstance(error, OSError):
         reason = error.strerror or type(error).__name__
         return StoreError(f"The store {path} cannot be made: {reason}. {_WRITING}{ELSE}")
@@ -81,124 +101,68 @@ def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
     )
 
 
-STEPS: tuple[str, ...] = (
-    """
-    CREATE TABLE responses (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        wire TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        status TEXT NOT NULL,
-        running INTEGER NOT NULL,
-        previous TEXT,
-        conversation TEXT,
-        owner TEXT NOT NULL,
-        lease REAL NOT NULL,
-        cancelling INTEGER NOT NULL DEFAULT 0,
-        length INTEGER NOT NULL DEFAULT 0,
-        record BLOB NOT NULL,
-        response BLOB,
-        metadata BLOB
-    );
-    CREATE INDEX responses_by_time ON responses (tenant, created_at, id);
-    CREATE INDEX responses_by_age ON responses (created_at);
-    CREATE INDEX responses_running ON responses (lease) WHERE running;
-    CREATE TABLE stretches (
-        id TEXT NOT NULL,
-        first INTEGER NOT NULL,
-        created_at INTEGER NOT NULL,
-        events BLOB NOT NULL,
-        PRIMARY KEY (id, first)
-    ) WITHOUT ROWID;
-    CREATE INDEX stretches_by_age ON stretches (created_at);
-    CREATE TABLE homes (
-        tenant TEXT NOT NULL,
-        item TEXT NOT NULL,
-        response TEXT NOT NULL,
-        PRIMARY KEY (tenant, item, response)
-    ) WITHOUT ROWID;
-    CREATE INDEX homes_by_response ON homes (response);
-    CREATE TABLE conversations (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        conversation BLOB NOT NULL
-    );
-    CREATE TABLE items (
-        conversation TEXT NOT NULL,
-        place INTEGER NOT NULL,
-        id TEXT NOT NULL,
-        item BLOB NOT NULL,
-        PRIMARY KEY (conversation, place),
-        UNIQUE (conversation, id)
-    ) WITHOUT ROWID;
-    """,
-    """
-    CREATE TABLE letters (
-        id TEXT PRIMARY KEY,
-        target TEXT NOT NULL,
-        body BLOB NOT NULL,
-        due REAL NOT NULL,
-        attempts INTEGER NOT NULL
-    );
-    CREATE INDEX letters_by_time ON letters (due)
-    """,
-    """
-    ALTER TABLE responses ADD COLUMN model TEXT;
-    CREATE TABLE calls (
-        tenant TEXT NOT NULL,
-        call TEXT NOT NULL,
-        response TEXT NOT NULL,
-        PRIMARY KEY (tenant, call)
-    ) WITHOUT ROWID;
-    CREATE INDEX calls_by_response ON calls (response)
-    """,
-)
+class NotUniqueError(StoreError):
+    """A row with this key is there already."""
+
+
+def _unwritten(error: sqlite3.Error) -> StoreError:
+    kind = NotUniqueError if isinstance(error, IntegrityError) else StoreError
+    return kind(f"The store could not be written: {error}.")
+
+
+# ---- tables --------------------------------------------------------------------------------
 
 
 def migrate(connection: Connection, path: Path) -> None:
     """Take the steps a file has not taken. Raises StoreError for a file of a later version."""
     connection.execute("BEGIN IMMEDIATE")
     (taken,) = connection.execute("PRAGMA user_version").fetchone()
-    if taken > len(STEPS):
+    if taken > len(SQLITE):
         connection.execute("ROLLBACK")
         raise StoreError(
             f"The store {path} was written by a later Dragoman (step {taken}, known are "
-            f"{len(STEPS)}). Run that version, {ELSE}"
+            f"{len(SQLITE)}). Run that version, {ELSE}"
         )
-    for step in STEPS[taken:]:
+    for step in SQLITE[taken:]:
         for statement in step.split(";"):
             connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {len(STEPS)}")
+    connection.execute(f"PRAGMA user_version = {len(SQLITE)}")
     connection.execute("COMMIT")
 
 
-T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+_SEQ = "(SELECT seq FROM responses WHERE id = ?)"
+_RESPONSE: Table = (INSERT, "(?, ?, ?, ?, ?, ?, ?, ?, ?)")
+_RUN: Table = ("INSERT INTO runs (seq, owner, lease, conversation)", f"({_SEQ}, ?, ?, ?)")
+_PART: Table = ("INSERT OR IGNORE INTO parts (digest, data)", "(?, ?)")
+_USE: Table = ("INSERT OR IGNORE INTO part_uses (seq, digest)", f"({_SEQ}, ?)")
+_INDEX: Table = ("INSERT OR IGNORE INTO item_index (seq, tenant, item)", f"({_SEQ}, ?, ?)")
+_LIVE = f"SELECT seq FROM runs WHERE seq = {_SEQ}"
+_ENDED = f"""DELETE FROM runs WHERE seq = {_SEQ} RETURNING seq,
+    (SELECT tenant FROM responses WHERE responses.seq = runs.seq), conversation"""
+_APPENDED = """INSERT INTO segments (seq, first, length, events) SELECT ?1, ?2, ?3, ?4 WHERE ?2 =
+    coalesce((SELECT first + length FROM segments WHERE seq = ?1 ORDER BY first DESC LIMIT 1), 0)"""
+_CALL: Table = ("INSERT OR REPLACE INTO calls (seq, tenant, digest)", f"({_SEQ}, ?, ?)")
 
-GROUP = 512
-"""How many writes share a commit at most."""
-READERS = 2
-PATIENCE = 30.0
-"""Seconds to wait for another process that is writing."""
 
-CLOSED = "The store is closed."
+# ---- threads -------------------------------------------------------------------------------
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> Connection:
     """A connection set up as all of ours are; transactions are begun and ended by hand."""
     connection = sqlite3.connect(
         path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
     )
     _write_ahead(connection)
+    # In WAL mode a commit survives a killed process; NORMAL keeps the file whole even when the
+    # machine loses power, at the price of the last commits, and OFF would not.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Have the file written ahead. Of several processes that open a new one together all but one
-    are turned away at once, whatever time-out they have, and must try again."""
+def _write_ahead(connection: Connection) -> None:
+    """Switch the file to WAL mode. Of several processes that open a new file together all but one
+    are refused at once, whatever their timeout is, and must try again."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -210,19 +174,26 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
+def rows(connection: Connection, statement: str, *values: object) -> list[Row]:
+    """The rows that a statement gives; its values are called `$1`, `$2` … in it."""
+    named = {str(number): value for number, value in enumerate(bound(values), 1)}
+    return connection.execute(statement, named).fetchall()
+
+
 class _Write:
-    """Work that waits to be written, and whoever waits for it."""
+    """Rows to insert and work to do, all of it or nothing, and the future of who waits for it."""
 
-    __slots__ = ("error", "future", "result", "work")
+    __slots__ = ("error", "future", "inserts", "result", "work")
 
-    def __init__(self, work: Work[Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, inserts: Sequence[Insert], work: Work[Any] | None, future: Any) -> None:
+        self.inserts = inserts
         self.work = work
-        self.future = future
+        self.future: asyncio.Future[Any] = future
         self.result: Any = None
         self.error: Exception | None = None
 
     def settle(self) -> None:
-        """Tell the one who waits; in the thread of its event loop."""
+        """Wake who waits; in the thread of its event loop."""
         if self.future.done():
             return
         if self.error is None:
@@ -236,46 +207,72 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._connection = connect(path)
-        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
+        self._turns: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
+        self._queue: SimpleQueue[list[_Write] | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="dragoman-store", daemon=True)
         self._thread.start()
 
-    async def run(self, work: Work[T]) -> T:
-        """Have work done inside a transaction, and wait until that is on its way to the disk.
-        Raises what the work raised, and StoreError when the file cannot be written."""
+    async def write(self, inserts: Sequence[Insert], work: Work[Any] | None = None) -> Any:
+        """Insert rows and then do work in the same transaction; returns once that is committed.
+
+        Raises what the work raises, StoreError when the file cannot be written, and NotUniqueError
+        where a row is there already.
+        """
         if self._closed:
             raise StoreError(CLOSED)
-        write = _Write(work, asyncio.get_running_loop().create_future())
-        self._queue.put(write)
-        result: T = await write.future
+        loop = asyncio.get_running_loop()
+        write = _Write(inserts, work, loop.create_future())
+        turn = self._turns.get(loop)
+        if turn is None:  # the first of this turn of the loop: hand all of them over at its end
+            turn = self._turns[loop] = []
+            loop.call_soon(self._hand_over, loop)
+        turn.append(write)
+        return await write.future
+
+    async def run(self, work: Work[T]) -> T:
+        """Do work inside a transaction; see `write`."""
+        result: T = await self.write((), work)
         return result
 
     async def close(self) -> None:
         """Write what is waiting and end."""
         self._closed = True
+        for loop in tuple(self._turns):
+            self._hand_over(loop)
         self._queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._connection.close()
 
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        turn = self._turns.pop(loop, None)
+        if turn is not None:
+            self._queue.put(turn)
+
     def _run(self) -> None:
-        going = True
-        while going:
-            group = [self._queue.get()]
+        open = True
+        while open:
+            turns = [self._queue.get()]
+            count = 0
             with suppress(Empty):
-                while len(group) < GROUP:
-                    group.append(self._queue.get_nowait())
-            going = None not in group
-            writes = [write for write in group if write is not None]
-            if writes:
-                self._commit(writes)
-                _tell(writes)
+                while count < GROUP:
+                    turns.append(self._queue.get_nowait())
+                    count += len(turns[-1] or ())
+            open = None not in turns
+            handed = [turn for turn in turns if turn is not None]
+            if handed:
+                self._commit([write for turn in handed for write in turn])
+                for turn in handed:
+                    with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                        turn[0].future.get_loop().call_soon_threadsafe(_settle, turn)
 
     def _commit(self, writes: list[_Write]) -> None:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
+            self._insert([write for write in writes if write.work is None])
             for write in writes:
-                self._attempt(write)
+                if write.work is not None:
+                    self._attempt(write)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             if self._connection.in_transaction:
@@ -283,29 +280,43 @@ class Writer:
             for write in writes:
                 write.error = write.error or _unwritten(error)
 
+    def _insert(self, writes: list[_Write]) -> None:
+        """Insert the rows of many writes together; if one of them fails, each by itself."""
+        if len(writes) == 1:
+            self._attempt(writes[0])
+        elif writes:
+            self._connection.execute("SAVEPOINT all_rows")
+            try:
+                insert(self._connection, [row for write in writes for row in write.inserts])
+            except IntegrityError:
+                self._connection.execute("ROLLBACK TO all_rows")
+                for write in writes:
+                    self._attempt(write)
+            self._connection.execute("RELEASE all_rows")
+
     def _attempt(self, write: _Write) -> None:
-        """Do one write of several: if it fails, the others stand."""
+        """Do one write of several: if it fails, it is undone and the others stand."""
         self._connection.execute("SAVEPOINT one")
         try:
-            write.result = write.work(self._connection)
+            insert(self._connection, write.inserts)
+            if write.work is not None:
+                write.result = write.work(self._connection)
         except Exception as error:
             self._connection.execute("ROLLBACK TO one")
             write.error = _unwritten(error) if isinstance(error, sqlite3.Error) else error
         self._connection.execute("RELEASE one")
 
 
-def _unwritten(error: sqlite3.Error) -> StoreError:
-    return StoreError(f"The store could not be written: {error}.")
-
-
-def _tell(writes: list[_Write]) -> None:
-    """Wake those who wait, with one call for each event loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
-    for write in writes:
-        loops.setdefault(write.future.get_loop(), []).append(write)
-    for loop, own in loops.items():
-        with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-            loop.call_soon_threadsafe(_settle, own)
+def insert(connection: Connection, inserts: Iterable[Insert]) -> None:
+    """Insert rows, those of one table with as few statements as can be."""
+    tables: dict[Table, list[Values]] = {}
+    for table, row in inserts:
+        tables.setdefault(table, []).append(row)
+    for (statement, places), all_rows in tables.items():
+        for start in range(0, len(all_rows), TOGETHER):
+            some = all_rows[start : start + TOGETHER]
+            text = f"{statement} VALUES {', '.join([places] * len(some))}"
+            connection.execute(text, [value for row in some for value in row])
 
 
 def _settle(writes: list[_Write]) -> None:
@@ -320,11 +331,11 @@ class Readers:
         self._path = path
         self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
         self._own = threading.local()
-        self._opened: list[sqlite3.Connection] = []
+        self._opened: list[Connection] = []
         self._closed = False
 
     async def run(self, work: Work[T]) -> T:
-        """Have something read. Raises StoreError when the file cannot be read."""
+        """Read something. Raises StoreError when the file cannot be read."""
         if self._closed:
             raise StoreError(CLOSED)
         loop = asyncio.get_running_loop()
@@ -348,152 +359,11 @@ class Readers:
             raise StoreError(f"The store could not be read: {error}.") from error
 
 
-class SqliteRows(Rows):
-    """The part of the store that is one statement at a time."""
-
-    _writer: Writer
-    _readers: Readers
-
-    async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        return await self._readers.run(lambda connection: rows(connection, statement, *values))
-
-    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        return await self._writer.run(lambda connection: rows(connection, statement, *values))
+# ---- the store -----------------------------------------------------------------------------
 
 
-def rows(connection: Connection, statement: str, *values: object) -> list[Row]:
-    """The rows that a statement gives; its values are called `$1`, `$2` … in it."""
-    named = {str(number): value for number, value in enumerate(bound(values), 1)}
-    return connection.execute(statement, named).fetchall()
-
-
-class SqliteOutbox(SqliteRows):
-    """The part of the store that is an outbox."""
-
-    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
-        """Take out messages whose time has come."""
-        if not await self._read("SELECT 1 FROM letters WHERE due <= $1 LIMIT 1", now):
-            return ()  # and nobody who writes was disturbed
-        statement = """UPDATE letters SET due = $1, attempts = attempts + 1 WHERE id IN
-            (SELECT id FROM letters WHERE due <= $2 ORDER BY due LIMIT $3)
-            RETURNING id, target, body, due, attempts"""
-        return messages_of(await self._write(statement, until, now, most))
-
-
-class SqliteConversations(SqliteRows):
-    """The half of the store that keeps conversations."""
-
-    async def create_conversation(
-        self, conversation: Conversation, items: Sequence[Item] = ()
-    ) -> None:
-        """Keep a new conversation."""
-        made, data = conversation, pack(conversation)
-
-        def work(connection: Connection) -> None:
-            try:
-                rows(connection, OPEN, made.id, made.tenant, made.created_at, data)
-            except IntegrityError:
-                raise StoreError(f"There is a conversation {made.id} already.") from None
-            extend(connection, made.id, items)
-
-        await self._writer.run(work)
-
-    async def delete_conversation(self, tenant: str, id: str) -> bool:
-        """Forget a conversation and its items."""
-        statement = "DELETE FROM conversations WHERE id = $1 AND tenant = $2 RETURNING id"
-
-        def work(connection: Connection) -> bool:
-            if not rows(connection, statement, id, tenant):
-                return False
-            rows(connection, "DELETE FROM items WHERE conversation = $1", id)
-            return True
-
-        return await self._writer.run(work)
-
-    async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
-        """Add items at the end."""
-
-        def work(connection: Connection) -> bool:
-            if not held(connection, tenant, id):
-                return False
-            extend(connection, id, items)
-            return True
-
-        return await self._writer.run(work)
-
-
-def held(connection: Connection, tenant: str, id: str) -> bool:
-    """Whether a tenant has this conversation."""
-    return bool(rows(connection, HELD, id, tenant))
-
-
-def extend(connection: Connection, id: str, items: Sequence[Item], *, rename: bool = False) -> None:
-    """Add items at the end; one whose id is taken is renamed or refused."""
-    ((last,),) = rows(connection, LAST, id)
-    for place, item in enumerate(items, last + 1):
-        if item.id and rows(connection, EXTEND, id, place, item.id, pack(item)):
-            continue
-        if not (item.id and rename):
-            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        own = replace(item, id=renamed_id(item, place))
-        rows(connection, EXTEND, id, place, own.id, pack(own))
-
-
-SOME = 250
-"""Responses whose rows go in one step."""
-
-
-def forget(connection: Connection, ids: Sequence[str]) -> None:
-    """Drop responses, their logs, and where their items and calls are found."""
-    each = [(id,) for id in ids]
-    connection.executemany("DELETE FROM responses WHERE id = ?", each)
-    connection.executemany("DELETE FROM stretches WHERE id = ?", each)
-    connection.executemany("DELETE FROM homes WHERE response = ?", each)
-    connection.executemany("DELETE FROM calls WHERE response = ?", each)
-
-
-def sweep_responses(connection: Connection, retention: Retention, now: float) -> int:
-    """Forget some of the responses that are too old or too many, the oldest first; how many."""
-    rows = connection.execute(
-        """SELECT id FROM (SELECT id, created_at FROM responses WHERE NOT running
-                ORDER BY created_at, rowid LIMIT :some)
-            WHERE created_at < :old
-        UNION
-        SELECT id FROM (SELECT id FROM responses WHERE NOT running ORDER BY created_at, rowid
-            LIMIT min(:some, max(0, (SELECT count(*) FROM responses) - :most)))""",
-        {"some": SOME, "old": now - retention.max_age, "most": retention.max_responses},
-    )
-    ids = [id for (id,) in rows]
-    forget(connection, ids)
-    return len(ids)
-
-
-def sweep_logs(connection: Connection, retention: Retention, now: float) -> int:
-    """Forget some of the logs that are too old; of how many responses."""
-    rows = connection.execute(
-        """SELECT DISTINCT id FROM stretches WHERE created_at < ? AND id NOT IN (
-            SELECT id FROM responses WHERE running) LIMIT ?""",
-        (now - retention.max_log_age, SOME),
-    )
-    ids = [(id,) for (id,) in rows]
-    connection.executemany("DELETE FROM stretches WHERE id = ?", ids)
-    return len(ids)
-
-
-def sweep_rest(connection: Connection, retention: Retention, now: float) -> None:
-    """Forget the conversations and the messages that are too old."""
-    old = (now - retention.max_age,)
-    connection.execute("DELETE FROM conversations WHERE created_at < ?", old)
-    connection.execute("DELETE FROM letters WHERE due < ?", old)
-    connection.execute("DELETE FROM items WHERE conversation NOT IN (SELECT id FROM conversations)")
-
-
-POLL = 0.05
-"""Seconds between two looks at what another process may have written."""
-
-
-class SqliteStore(SqliteConversations, SqliteOutbox):
-    """Keeps everything in one file, which is made where it is missing.
+class SqliteStore(Rows):
+    """Stores everything in one file, which is made where it is missing.
 
     Raises StoreError, which says what to do, when the file cannot be used.
     """
@@ -511,27 +381,69 @@ class SqliteStore(SqliteConversations, SqliteOutbox):
         self._readers = Readers(path)
         self._waiting: dict[str, set[asyncio.Event]] = {}
 
+    async def _read(self, statement: str, *values: object) -> Sequence[Row]:
+        return await self._readers.run(lambda connection: rows(connection, statement, *values))
+
+    async def _read_parts(self, digests: Sequence[bytes]) -> Sequence[Row]:
+        def work(connection: Connection) -> list[Row]:
+            found: list[Row] = []
+            for start in range(0, len(digests), SWEPT):
+                some = digests[start : start + SWEPT]
+                places = ", ".join("?" * len(some))
+                statement = f"SELECT digest, data FROM parts WHERE digest IN ({places})"
+                found += connection.execute(statement, some).fetchall()
+            return found
+
+        return await self._readers.run(work)
+
+    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
+        return await self._writer.run(lambda connection: rows(connection, statement, *values))
+
     # ---- responses -----------------------------------------------------------------------
 
     async def begin(self, record: Record) -> None:
-        """Keep a run that is about to start."""
-        row = row_of(record)
-        ids = cleaned(item.id for item in record.request.items)
+        """Store a run that is about to start."""
+        run = bound((record.id, record.owner, record.lease, record.conversation))
+        await self._insert(record.id, [*_inserts(record), (_RUN, run)])
+
+    async def put(
+        self,
+        record: Record,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
+    ) -> None:
+        """Store a response that has ended, whole."""
+        response = ended(record)
+        inserts = _inserts(record)
+        id, tenant = inserts[0][1][:2]
+        inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
 
         def work(connection: Connection) -> None:
-            try:
-                rows(connection, BEGIN, *row)
-            except IntegrityError:
-                raise StoreError(f"There is a response {record.id} already.") from None
-            _index(connection, record.tenant, record.id, ids)
+            _add_to(connection, record.tenant, record.conversation, items, messages)
 
-        await self._writer.run(work)
+        await self._insert(record.id, inserts, work if items or messages else None)
+
+    async def _insert(
+        self, id: str, inserts: Sequence[Insert], work: Work[None] | None = None
+    ) -> None:
+        try:
+            await self._writer.write(inserts, work)
+        except NotUniqueError:
+            raise StoreError(f"There is a response {id} already.") from None
 
     async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run."""
-        data = pack(segment.events)
-        await self._writer.run(lambda connection: _append(connection, id, segment, data))
-        self._tell(id)
+        data, own = pack(segment.events), clean(id)
+
+        def work(connection: Connection) -> None:
+            live = connection.execute(_LIVE, (own,)).fetchone()
+            if live is None:
+                raise StoreError(f"No response {id} is being made.")
+            if not _append(connection, live[0], segment, data):
+                raise StoreError(f"The log of {id} has a gap before {segment.first}.")
+
+        await self._writer.run(work)
+        self._notify(id)
 
     async def finish(
         self,
@@ -541,43 +453,36 @@ class SqliteStore(SqliteConversations, SqliteOutbox):
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
     ) -> bool:
-        """End a run with what came of it."""
-        statement = "UPDATE responses SET status = $2, running = false, response = $3 WHERE id = $1"
+        """End a run with its response."""
         data = pack(response)
         events = b"" if segment is None else pack(segment.events)
-        ids = cleaned(item.id for item in response.output)
-        made, posted = call_digests(response), rows_of(messages)
+        keys, called, own = index_keys(id, response.output), call_digests(response), clean(id)
 
         def work(connection: Connection) -> bool:
-            run = _run(connection, id)
-            if run is None:
+            live = connection.execute(_ENDED, (own,)).fetchone()
+            if live is None:
                 return False
-            tenant, conversation = run
-            if segment is not None:
-                _append(connection, id, segment, events)
-            rows(connection, statement, id, response.status, data)
-            _index(connection, tenant, id, ids)
-            for row in calls_of(tenant, id, made):
-                rows(connection, CALL, *row)
-            if items and conversation is not None and held(connection, tenant, conversation):
-                extend(connection, conversation, items, rename=True)
-            for row in posted:
-                rows(connection, POST, *row)
+            seq, tenant, conversation = live
+            if segment is not None and not _append(connection, seq, segment, events):
+                raise StoreError(f"The log of {id} has a gap before {segment.first}.")
+            connection.execute("INSERT INTO ends (seq, response) VALUES (?, ?)", (seq, data))
+            insert(connection, [(_INDEX, (own, tenant, key)) for key in keys])
+            insert(connection, [(_CALL, (own, tenant, digest)) for digest in called])
+            _add_to(connection, tenant, conversation, items, messages)
             return True
 
-        ended = await self._writer.run(work)
-        self._tell(id)
-        return ended
+        is_over = await self._writer.run(work)
+        self._notify(id)
+        return is_over
 
     async def wait(self, id: str, length: int, seconds: float) -> None:
         """Return when the log is longer than this, when the run has ended, or when time is up."""
         event = asyncio.Event()
         self._waiting.setdefault(id, set()).add(event)
-        statement = "SELECT length FROM responses WHERE id = $1 AND running"
         try:
             async with asyncio.timeout(seconds):
                 while True:
-                    row = await self._read(statement, id)
+                    row = await self._read(LENGTH, id)
                     if not row or row[0][0] > length:
                         return
                     event.clear()
@@ -595,25 +500,22 @@ class SqliteStore(SqliteConversations, SqliteOutbox):
                 del self._waiting[id]
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Forget a response and its log."""
-        statement = "SELECT 1 FROM responses WHERE id = $1 AND tenant = $2"
+        """Delete a response and its log."""
+        own = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
 
         def work(connection: Connection) -> bool:
-            if not rows(connection, statement, id, tenant):
-                return False
-            forget(connection, [clean(id)])
-            return True
+            found = rows(connection, own, id, tenant)
+            _forget(connection, found)
+            return bool(found)
 
         gone = await self._writer.run(work)
-        self._tell(id)
+        self._notify(id)
         return gone
 
-    # ---- leases --------------------------------------------------------------------------
-
     async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Promise to go on with these runs; the ids of those that shall not go on."""
-        statement = """UPDATE responses SET lease = $2
-            WHERE id = $1 AND running AND NOT cancelling RETURNING id"""
+        """Extend the leases of these runs; the ids of those that must stop."""
+        statement = """UPDATE runs SET lease = $2 WHERE NOT cancelling
+            AND seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq"""
 
         def work(connection: Connection) -> tuple[str, ...]:
             return tuple(id for id in ids if not rows(connection, statement, id, until))
@@ -621,56 +523,176 @@ class SqliteStore(SqliteConversations, SqliteOutbox):
         return await self._writer.run(work)
 
     async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
-        """Take over the runs that nobody has promised to go on with."""
-        statement = f"""UPDATE responses SET owner = $1, lease = $3
-            WHERE running AND lease < $2 RETURNING {COLUMNS}"""
-        return tuple(map(record_of, await self._write(statement, owner, now, until)))
+        """Take over the runs whose lease has expired."""
+        if not await self._read("SELECT 1 FROM runs WHERE lease < $1 LIMIT 1", now):
+            return ()  # and no writer was disturbed
+        statement = "UPDATE runs SET owner = $1, lease = $3 WHERE lease < $2 RETURNING seq"
+        taken = await self._write(statement, owner, now, until)
+        found: list[Record] = []
+        for (seq,) in taken:
+            found += await self._records("WHERE r.seq = $1", seq)
+        return tuple(found)
 
-    # ---- upkeep --------------------------------------------------------------------------
+    # ---- conversations -------------------------------------------------------------------
+
+    async def create_conversation(
+        self, conversation: Conversation, items: Sequence[Item] = ()
+    ) -> None:
+        """Store a new conversation."""
+        made, data = conversation, pack(conversation)
+
+        def work(connection: Connection) -> None:
+            try:
+                rows(connection, OPEN, made.id, made.tenant, made.created_at, data)
+            except IntegrityError:
+                raise StoreError(f"There is a conversation {made.id} already.") from None
+            _extend(connection, made.id, items)
+
+        await self._writer.run(work)
+
+    async def delete_conversation(self, tenant: str, id: str) -> bool:
+        """Delete a conversation and its items."""
+        statement = "DELETE FROM conversations WHERE id = $1 AND tenant = $2 RETURNING id"
+
+        def work(connection: Connection) -> bool:
+            if not rows(connection, statement, id, tenant):
+                return False
+            rows(connection, "DELETE FROM items WHERE conversation = $1", id)
+            return True
+
+        return await self._writer.run(work)
+
+    async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
+        """Add items at the end."""
+
+        def work(connection: Connection) -> bool:
+            if not rows(connection, HELD, id, tenant):
+                return False
+            _extend(connection, id, items)
+            return True
+
+        return await self._writer.run(work)
+
+    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
+        """Take out messages that are due."""
+        if not await self._read("SELECT 1 FROM outbox WHERE due <= $1 LIMIT 1", now):
+            return ()  # and no writer was disturbed
+        statement = """UPDATE outbox SET due = $1, attempts = attempts + 1 WHERE id IN
+            (SELECT id FROM outbox WHERE due <= $2 ORDER BY due LIMIT $3)
+            RETURNING id, target, body, due, attempts"""
+        return messages_of(await self._write(statement, until, now, most))
 
     async def sweep(self, now: float) -> int:
-        """Forget what is too old, and what is too much."""
+        """Delete what is older or more than the retention allows."""
         retention, gone = self._retention, 0
-        while some := await self._writer.run(lambda db: sweep_responses(db, retention, now)):
+        while some := await self._writer.run(lambda db: _sweep_responses(db, retention, now)):
             gone += some
-        while await self._writer.run(lambda db: sweep_logs(db, retention, now)):
+        while await self._writer.run(lambda db: _sweep_logs(db, retention, now)):
             pass
-        await self._writer.run(lambda db: sweep_rest(db, retention, now))
+        await self._writer.run(lambda db: _sweep_rest(db, retention, now))
         return gone
 
     async def ready(self) -> None:
-        """Nothing is in the way of a file that was opened."""
+        """A file that was opened is ready."""
 
     async def close(self) -> None:
-        """Write what is waiting and let go."""
+        """Write what is waiting and close the file."""
         await self._writer.close()
         await self._readers.close()
 
-    # ---- inside --------------------------------------------------------------------------
-
-    def _tell(self, id: str) -> None:
+    def _notify(self, id: str) -> None:
         for event in self._waiting.get(id, ()):
             event.set()
 
 
-def _run(connection: Connection, id: str) -> Row | None:
-    """The tenant and the conversation of a run that goes on."""
-    statement = "SELECT tenant, conversation FROM responses WHERE id = $1 AND running"
-    return next(iter(rows(connection, statement, id)), None)
+def _inserts(record: Record) -> list[Insert]:
+    """The rows of a record, that of the response first."""
+    row, parts = row_of(record)
+    id, tenant = row[:2]
+    inserts: list[Insert] = [(_RESPONSE, row)]
+    inserts += [(_PART, part) for part in parts]
+    inserts += [(_USE, (id, digest)) for digest, _ in parts]
+    inserts += [(_INDEX, (id, tenant, key)) for key in index_keys(record.id, record.items)]
+    return inserts
 
 
-def _index(connection: Connection, tenant: str, id: str, items: Sequence[str]) -> None:
-    homes = ((tenant, item, id) for item in items)
-    connection.executemany("INSERT OR IGNORE INTO homes VALUES (?, ?, ?)", homes)
+def _append(connection: Connection, seq: int, segment: LogSegment, data: bytes) -> bool:
+    """Add to a log; False where the segment does not follow its end."""
+    row = (seq, segment.first, len(segment.events), data)
+    return connection.execute(_APPENDED, row).rowcount == 1
 
 
-def _append(connection: Connection, id: str, segment: LogSegment, data: bytes) -> None:
-    statement = """UPDATE responses SET length = length + $3
-        WHERE id = $1 AND length = $2 AND running RETURNING created_at"""
-    longer = rows(connection, statement, id, segment.first, len(segment.events))
-    if not longer:
-        if _run(connection, id) is not None:
-            raise StoreError(f"The log of {id} has a gap before {segment.first}.")
-        raise StoreError(f"No response {id} is being made.")
-    statement = "INSERT INTO stretches (id, first, created_at, events) VALUES ($1, $2, $3, $4)"
-    rows(connection, statement, id, segment.first, longer[0][0], data)
+def _add_to(
+    connection: Connection,
+    tenant: str,
+    conversation: str | None,
+    items: Sequence[Item],
+    messages: Sequence[OutboxMessage],
+) -> None:
+    """What the end of a run adds to its conversation and to the outbox."""
+    if items and conversation is not None and rows(connection, HELD, conversation, tenant):
+        _extend(connection, conversation, items, rename=True)
+    for row in rows_of(messages):
+        rows(connection, POST, *row)
+
+
+def _extend(
+    connection: Connection, id: str, items: Sequence[Item], *, rename: bool = False
+) -> None:
+    """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
+    ((last,),) = rows(connection, LAST, id)
+    for place, item in enumerate(items, last + 1):
+        if item.id and rows(connection, EXTEND, id, place, item.id, pack(item)):
+            continue
+        if not (item.id and rename):
+            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
+        own = replace(item, id=renamed_id(item, place))
+        rows(connection, EXTEND, id, place, own.id, pack(own))
+
+
+def _forget(connection: Connection, responses: Sequence[Row]) -> None:
+    """Delete responses, given their `seq` and their parts, with all that belongs to them alone."""
+    each = [(seq,) for seq, _ in responses]
+    for table in ("responses", "runs", "segments", "ends", "item_index", "calls"):
+        connection.executemany(f"DELETE FROM {table} WHERE seq = ?", each)
+    uses = [(digest, seq) for seq, parts in responses for digest in digests(parts)]
+    connection.executemany("DELETE FROM part_uses WHERE digest = ? AND seq = ?", uses)
+    connection.executemany(
+        """DELETE FROM parts WHERE digest = ?1
+            AND NOT EXISTS (SELECT 1 FROM part_uses WHERE digest = ?1)""",
+        [(digest,) for digest in {digest for digest, _ in uses}],
+    )
+
+
+def _sweep_responses(connection: Connection, retention: Retention, now: float) -> int:
+    """Delete some of the responses that are too old or too many, the oldest first; how many."""
+    (count,) = connection.execute("SELECT count(*) FROM responses").fetchone()
+    statement = """SELECT seq, parts, created_at FROM responses
+        WHERE seq NOT IN (SELECT seq FROM runs) ORDER BY seq LIMIT ?"""
+    oldest = connection.execute(statement, (SWEPT,)).fetchall()
+    old, excess = now - retention.max_age, count - retention.max_responses
+    gone = [
+        (seq, parts)
+        for place, (seq, parts, created_at) in enumerate(oldest)
+        if created_at < old or place < excess
+    ]
+    _forget(connection, gone)
+    return len(gone)
+
+
+def _sweep_logs(connection: Connection, retention: Retention, now: float) -> int:
+    """Delete some of the logs that are too old, the oldest first; of how many responses."""
+    statement = """SELECT seq FROM responses WHERE created_at < ? AND seq IN (
+        SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
+        ORDER BY seq LIMIT ?)"""
+    each = connection.execute(statement, (now - retention.max_log_age, SWEPT)).fetchall()
+    connection.executemany("DELETE FROM segments WHERE seq = ?", each)
+    return len(each)
+
+
+def _sweep_rest(connection: Connection, retention: Retention, now: float) -> None:
+    """Delete the conversations and the messages that are too old."""
+    old = (now - retention.max_age,)
+    connection.execute("DELETE FROM conversations WHERE created_at < ?", old)
+    connection.execute("DELETE FROM outbox WHERE due < ?", old)
+    connection.execute("DELETE FROM items WHERE conversation NOT IN (SELECT id FROM conversations)")

@@ -100,6 +100,11 @@ def encode(fault: Fault) -> bytes:
     return json.dump({"error": error_object(fault)})
 
 
+def encode_error(fault: Fault) -> tuple[int, bytes]:
+    """The status and the body of an answer that is this fault."""
+    return status(fault), encode(fault)
+
+
 def _named(fault: Fault) -> int | None:
     """The status an upstream gave, where it is the one to show."""
     shown = fault.code in ("upstream_refused", "upstream_error")

@@ -1,40 +1,32 @@
-"""Finds what a request or an answer loses on its way from one protocol to another."""
+"""Loss tables, and the judge that finds what a wire cannot say of a request or an answer.
+
+Each wire declares its own table (`losses.py` in its folder): for every field of the core whether it
+is carried, emulated, dropped or refused there. Losses name fields as the core does (`items[3].id`,
+in the words of Open Responses where the core has shorter ones); the registry puts them in the
+words of the client's wire.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, cast
 
-from msgspec.structs import replace
+from msgspec import Struct
 
-from dragoman.core.error import Fault, FaultError, unsupported, with_param
+from dragoman.core.error import FaultError, unsupported
 from dragoman.core.item import (
     JSON,
-    Audio,
-    Compaction,
-    CustomToolCall,
-    CustomToolCallOutput,
     Extra,
-    File,
-    FunctionCall,
-    FunctionCallOutput,
-    Image,
     Item,
     Message,
-    Part,
-    Reasoning,
-    Refusal,
-    Summary,
-    Text,
-    Thought,
-    Unknown,
     UnknownPart,
 )
 from dragoman.core.loss import Loss, LossList, path
 from dragoman.core.request import (
     AllowedTools,
-    JSONSchema,
+    Completion,
     NamedTool,
     Namespace,
     Request,
@@ -42,488 +34,301 @@ from dragoman.core.request import (
     Tool,
     UnknownTool,
 )
-from dragoman.core.response import Response
+from dragoman.core.response import CONSTRAINT_FIELDS, Response
 
-from .loss_table import ANSWER, REQUEST, UNKNOWN, Row, Table
+Action = Literal["carried", "emulated", "dropped", "refused"]
+Test = Callable[[Any, Any], object]
 
 
-class Account:
-    """The losses of one crossing, as they are found."""
+class Row(Struct, frozen=True):
+    """What becomes of one field of the core on one wire.
 
-    __slots__ = ("_items", "_ledger", "_numbers", "_table", "target")
+    `field` is a type and its field (`Message.phase`), or a type alone, for the value as a whole.
+    `when` narrows the row to some values: `test` tells them, by the value that has the field and
+    the request (or response) it is part of. Without a test the row is for all values but empty
+    ones. `name` is the field's name in reports, where the core's is another. A `silent` row stands
+    in this table alone, and is not reported of every answer.
+    """
 
-    def __init__(self, table: Table, target: str, items: tuple[Item, ...] = ()) -> None:
-        self.target = target
-        self._table = table
-        self._items = items
-        self._ledger = LossList()
-        self._numbers: list[int] | None = None  # of the messages the items came in, once asked
+    field: str
+    action: Action
+    why: str
+    when: str = ""
+    test: Test | None = None
+    name: str | None = None
+    silent: bool = False
 
-    def note(self, key: str, *place: int) -> None:
-        """The case of this row has come up at this place. Raises FaultError if it is refused."""
-        row = self._table[key]
-        self._apply(row, row.field, place)
 
-    def note_in(self, field: str, key: str, *place: int) -> None:
-        """The same for a field that stands elsewhere than the row says, such as deeper."""
-        self._apply(self._table[key], field, place)
+def rows(action: Action, why: str, *fields: str) -> tuple[Row, ...]:
+    """Rows with one reason: `rows("carried", "as it is", "Image.url detail")`."""
+    found = []
+    for entry in fields:
+        kind, _, names = entry.partition(".")
+        found += [Row(f"{kind}.{name}", action, why) for name in names.split()] or [
+            Row(kind, action, why)
+        ]
+    return tuple(found)
 
-    def unknown(self, extra: Extra | None, where: str, *place: int) -> None:
-        """Fields that only another wire has a word for."""
-        for wire, fields in (extra or {}).items():
-            if wire != self.target and wire in _WIRES:
-                self._unknown(fields, where, place)
 
-    def _unknown(self, fields: dict[str, JSON], where: str, place: tuple[int, ...]) -> None:
-        for name, value in fields.items():
-            field = f"{where}.{name}" if where else name
-            row = self._table.get(field, self._table[UNKNOWN])
-            if row.fate == "carried" and isinstance(value, dict):
-                self._unknown(value, field, place)  # what is left over inside a known object
-            elif value is not None:
-                self._apply(self._table[UNKNOWN] if row.fate == "carried" else row, field, place)
+def foreign(wire: str) -> Test:
+    """The test for values of a kind that only another wire knows."""
+    return lambda value, _: value.wire != wire
+
+
+class Table:
+    """The rows of a wire for requests, or for answers.
+
+    `lossy` has, for each type that loses anything, the fields it loses with their names in reports
+    and their rows. `gone` are types that are dropped whole, with all that is in them; `apart` has
+    the rows that are looked up by a value.
+    """
+
+    def __init__(self, *groups: Row | tuple[Row, ...]) -> None:
+        self.rows: list[Row] = []
+        for group in groups:
+            self.rows += (group,) if isinstance(group, Row) else group
+        self.lossy: dict[str, list[tuple[str, str, Row]]] = {}
+        for row in self.rows:
+            if row.action != "carried" and not row.silent and row.field not in _APART:
+                kind, _, field = row.field.partition(".")
+                name = _NAMES.get(field, field) if row.name is None else row.name
+                self.lossy.setdefault(kind, []).append((field, name and f".{name}", row))
+        self.gone = {row.field for row in self.rows if row.action == "dropped" and not row.test}
+        self.apart = {
+            (row.field, row.when): row
+            for row in self.rows
+            if row.field in _APART and row.action != "carried"
+        }
+
+    def action(self, field: str) -> Action:
+        """What becomes of a field; what has no row of its own goes with its type."""
+        names = (field, field.partition(".")[0])
+        return next((row.action for row in self.rows if row.field in names), "dropped")
+
+
+class Losses(Struct, frozen=True):
+    """What one wire cannot say of requests and of answers."""
+
+    wire: str
+    request: Table
+    answer: Table
+
+
+_NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}
+"""Fields that Open Responses calls otherwise than the core."""
+_APART = ("Request.include", "Response.choices")
+"""Rows that are looked up by a value."""
+_UNSET: tuple[JSON, ...] = (None, ())
+
+OTHER = Row("(any other field)", "dropped", "a field of one wire only, sent where it is spoken")
+BOUND = Row("(guided_regex …)", "refused", "this wire has no such bound on an answer")
+"""Fields that some servers enforce: an answer that ignores them is no answer."""
+_QUIET = frozenset({"system_fingerprint", "timings"})
+"""How a server worked: in every answer of some servers, where it would drown the rest."""
+_NESTED = frozenset({"text", "response_format", "json_schema", "function", "custom"})
+"""Objects of which a wire takes some members: what is left in them is reported by itself."""
+_INTERNAL = frozenset({"turn", "upstream", "models", "inline", "error", "responses_vendor"})
+"""Keys of an `extra` that are no wire's."""
+_CONTENTS = {
+    "Message": ("content",),
+    "Reasoning": ("content", "summary"),
+    "FunctionCallOutput": ("output",),
+    "CustomToolCallOutput": ("output",),
+}
+"""Where items hold parts."""
+
+_Place = tuple[int, ...]
+_Found = list[tuple[_Place, Any]]
+
+
+class Search:
+    """The losses of one value on one wire, as they are found."""
+
+    __slots__ = ("_found", "_gone", "_lossy", "_root", "wire")
+
+    def __init__(self, table: Table, wire: str, root: Request | Response) -> None:
+        self.wire = wire
+        self._lossy = table.lossy
+        self._gone = table.gone
+        self._root = root
+        self._found = LossList()
 
     def losses(self) -> tuple[Loss, ...]:
         """What was found, a kind of field named once."""
-        return self._ledger.losses()
+        return self._found.losses()
 
-    def _apply(self, row: Row, field: str, place: tuple[int, ...]) -> None:
-        if row.fate == "refused":
-            where = path(field, self._counted(field, place))
-            raise FaultError(unsupported(f"cannot be carried: {row.why}", where))
-        if row.fate == "carried" or row.quiet:
-            return
-        if not self._ledger.contains(field, row.why):
-            place = self._counted(field, place)
-        self._ledger.note(field, row.fate, row.why, place)
+    def note(self, row: Row, field: str, place: _Place = ()) -> None:
+        """Enter a loss by this row at this place. Raises FaultError where the row refuses it."""
+        if row.action == "refused":
+            raise FaultError(unsupported(f"cannot be carried: {row.why}", path(field, place)))
+        self._found.note(field, cast(Literal["emulated", "dropped"], row.action), row.why, place)
 
-    def _counted(self, field: str, place: tuple[int, ...]) -> tuple[int, ...]:
-        """The place as the client counts, where it counts messages and not items."""
-        if place and field.startswith("messages["):
-            if self._numbers is None:
-                self._numbers = message_numbers(self._items)
-            return (self._numbers[place[0]], *place[1:])
-        return place
+    def look(self, kind: str, where: str, found: _Found) -> None:
+        """Judge all values of one kind, which may lie in several places."""
+        for field, name, row in self._lossy.get(kind, ()):
+            if (test := row.test) is not None:
+                lost = [place for place, value in found if test(value, self._root)]
+            elif field:
+                lost = [place for place, value in found if getattr(value, field) not in _UNSET]
+            else:
+                lost = [place for place, _ in found]
+            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
+                self.note(row, (where + name).lstrip("."), place)
+        for place, value in found:
+            if getattr(value, "extra", None):
+                self.unknown(value.extra, where, place)
 
+    def one(self, value: Any, where: str = "", place: _Place = ()) -> None:
+        """Judge one value."""
+        self.look(type(value).__name__, where, [(place, value)])
 
-_WIRES = frozenset(("chat", "responses"))
+    def unknown(self, extra: Extra, where: str, place: _Place = ()) -> None:
+        """Fields that only another wire has."""
+        for wire, fields in extra.items():
+            if wire != self.wire and wire not in _INTERNAL:
+                self._unknown(fields, where, place)
 
+    def _unknown(self, fields: dict[str, JSON], where: str, place: _Place) -> None:
+        for name, value in fields.items():
+            field = f"{where}.{name}" if where else name
+            if value is None or (not where and name in _QUIET):
+                continue
+            if name in _NESTED and isinstance(value, dict):
+                self._unknown(value, field, place)
+            elif field in CONSTRAINT_FIELDS or field == "response_format.type":
+                self.note(BOUND, field, place)
+            else:
+                self.note(OTHER, field, place)
 
-def message_numbers(items: tuple[Item, ...]) -> list[int]:
-    """The number of the Chat message that each item came in.
+    def items(self, items: Iterable[tuple[int, Item]], where: str) -> None:
+        """Judge items, kind by kind, and the parts in them."""
+        kinds: dict[str, _Found] = {}
+        for index, item in items:
+            kinds.setdefault(type(item).__name__, []).append(((index,), item))
+        for kind, found in kinds.items():
+            self.look(kind, where, found)
+            if kind not in self._gone:
+                for field in _CONTENTS.get(kind, ()):
+                    self._parts(kind, field, where, found)
 
-    A turn of the assistant is one message of several items: reasoning, text, calls. A mark in
-    `extra["turn"]` tells where a turn begins right after another one.
+    def _parts(self, kind: str, field: str, where: str, found: _Found) -> None:
+        kinds: dict[str, _Found] = {}
+        for place, item in found:
+            parts = getattr(item, field)
+            if not isinstance(parts, str):
+                for number, part in enumerate(parts):
+                    kinds.setdefault(type(part).__name__, []).append(((*place, number), part))
+        where = f"{where}.{field}[*]"
+        for part_kind, parts in kinds.items():
+            if kind == "Reasoning" and part_kind == "UnknownPart":
+                self._drop_foreign(parts, where)
+                continue
+            self.look(part_kind, where, parts)
+            if field == "output" and f"{part_kind} in an output" in self._lossy:
+                self.look(f"{part_kind} in an output", where, parts)
 
-    >>> turn = (Message("user", "?"), Reasoning(), Message("assistant", "!"), Message("user"))
-    >>> message_numbers(turn)
-    [0, 1, 1, 2]
-    """
-    numbers: list[int] = []
-    number, inside = -1, False
-    for item in items:
-        turn = _of_a_turn(item)
-        if not (inside and turn) or (item.extra is not None and "turn" in item.extra):
-            number += 1
-        inside = turn
-        numbers.append(number)
-    return numbers
+    def _drop_foreign(self, parts: Iterable[tuple[_Place, UnknownPart]], where: str) -> None:
+        """Pieces of reasoning are left out where those of a message would be refused."""
+        for place, part in parts:
+            if part.wire != self.wire:
+                self.note(OTHER, where, place)
 
+    def tools(
+        self, tools: Iterable[Tool | NamedTool], where: str = "tools[*]", place: _Place = ()
+    ) -> None:
+        """Judge tools, those in namespaces too."""
+        kinds: dict[str, _Found] = {}
+        for number, tool in enumerate(tools):
+            kinds.setdefault(type(tool).__name__, []).append(((*place, number), tool))
+            if isinstance(tool, Namespace):
+                self.tools(tool.tools, f"{where}.tools[*]", (*place, number))
+        for kind, found in kinds.items():
+            self.look(kind, where, found)
 
-def _of_a_turn(item: Item) -> bool:
-    match item:
-        case Message(role=role):
-            return role == "assistant"
-        case _:
-            return isinstance(item, Reasoning | FunctionCall | CustomToolCall | Unknown)
+    def tool_choice(self, choice: Any) -> None:
+        """A tool of another wire cannot be forced; as one of several it can be left out."""
+        if isinstance(choice, AllowedTools):
+            self.one(choice, "tool_choice")
+            strange = [isinstance(t, UnknownTool) and t.wire != self.wire for t in choice.tools]
+            if strange and all(strange):
+                choice = choice.tools[0]
+            else:
+                self.tools(choice.tools, "tool_choice.tools[*]")
+                return
+        if isinstance(choice, UnknownTool):
+            self.look("UnknownTool as a choice", "tool_choice", [((), choice)])
+        elif not isinstance(choice, str):
+            self.one(choice, "tool_choice")
 
-
-def judge_answer(response: Response, target: str) -> tuple[Loss, ...]:
-    """What the answer loses on the target wire, in the words of the other one."""
-    table = ANSWER.get(target)
-    if table is None:  # who asked for a bare text has all there is to it
-        return ()
-    if target == "chat" and _is_plain(response):
-        return ()
-    account = Account(table, target)
-    if target == "responses":
-        _to_responses(response, account)
-    else:
-        _to_chat(response, account)
-    account.unknown(response.extra, "")
-    if response.usage is not None:
-        account.unknown(response.usage.extra, "usage")
-    return account.losses()
-
-
-def _is_plain(response: Response) -> bool:
-    """Whether an answer is one message with nothing in it that a wire might have no place for,
-    and was heard on Chat, if on any wire."""
-    match response.output:
-        case (Message(phase=None, extra=None, content=(Text(annotations=(), extra=None),)),):
-            pass
-        case _:
-            return False
-    if response.status != "completed" or (response.usage and response.usage.extra):
-        return False
-    return response.extra is None or "responses" not in response.extra
-
-
-def _choices(response: Response) -> tuple[int, ...]:
-    return response.choices or (0,) * len(response.output)
-
-
-# ---- towards Responses -----------------------------------------------------------------------
-
-_SPLITS = {
-    "input_audio_tokens": "prompt_tokens_details.audio_tokens",
-    "input_text_tokens": "prompt_tokens_details.text_tokens",
-    "input_image_tokens": "prompt_tokens_details.image_tokens",
-    "output_audio_tokens": "completion_tokens_details.audio_tokens",
-    "output_text_tokens": "completion_tokens_details.text_tokens",
-    "accepted_prediction_tokens": "completion_tokens_details.accepted_prediction_tokens",
-    "rejected_prediction_tokens": "completion_tokens_details.rejected_prediction_tokens",
-}
-
-
-def _to_responses(response: Response, account: Account) -> None:
-    for item, choice in zip(response.output, _choices(response), strict=True):
-        if choice:
-            account.note("choices[*]: any further", choice)
-        else:
-            _item_to_responses(item, account)
-    for name, field in _SPLITS.items():
-        if response.usage is not None and getattr(response.usage, name) is not None:
-            account.note(f"usage.{field}")
-
-
-def _item_to_responses(item: Item, account: Account) -> None:
-    parts = item.parts if isinstance(item, Message) else ()
-    for part in item.content if isinstance(item, Reasoning) else parts:
-        match part:
-            case Thought(tokens=tokens) if tokens:
-                account.note("choices[*].logprobs.content: of reasoning", 0)
-            case Refusal(tokens=tokens) if tokens:
-                account.note("choices[*].logprobs.refusal", 0)
-            case Audio(transcript=transcript):
-                how = "without" if transcript is None else "with"
-                account.note(f"choices[*].message.audio: {how} a transcript", 0)
-    account.unknown(item.extra, "choices[*].message", 0)
-
-
-# ---- towards Chat ----------------------------------------------------------------------------
-
-
-def _to_chat(response: Response, account: Account) -> None:
-    if response.status == "incomplete" and not {"length", "content_filter"} & {*response.reasons}:
-        account.note("incomplete_details.reason: any other")
-    pairs = zip(response.output, _choices(response), strict=True)
-    said = Counter(choice for item, choice in pairs if isinstance(item, Message))
-    if any(count > 1 for count in said.values()):
-        account.note("output: several messages")
-    for index, item in enumerate(response.output):
-        _item_to_chat(item, account, index)
-
-
-def _item_to_chat(item: Item, account: Account, index: int) -> None:
-    match item:
-        case Message(phase=phase):
-            if phase is not None:
-                account.note("output[*].phase", index)
-            for number, part in enumerate(item.parts):
-                notes = part.annotations if isinstance(part, Text) else ()
-                if any(note.kind != "url_citation" for note in notes):
-                    account.note("output[*].content[*].annotations: any other", index, number)
-        case Reasoning():
-            if item.summary:
-                beside = "beside the reasoning" if item.content else "alone"
-                account.note(f"output[*].summary: {beside}", index)
-            if item.encrypted is not None:
-                account.note("output[*].encrypted_content", index)
-        case Compaction():
-            account.note("output[*]: compaction", index)
-        case Unknown(wire=wire) if wire != "chat":
-            account.note("output[*]: of another kind", index)
-    account.unknown(item.extra, "output[*]", index)
-
-
-def judge(request: Request, target: str) -> tuple[Loss, ...]:
-    """What the request loses when it is said on the target wire.
-
-    Fields are named as the client of the other wire wrote them; on its own wire a request loses
-    nothing. Raises FaultError (`unsupported`, with the field) where a loss would change what the
-    caller gets.
-    """
-    account = Account(REQUEST[target], target, request.items)
-    if target == "responses":
-        _to_responses_loss(request, account)
-    else:
-        _to_chat_loss(request, account)
-    if request.tools:
-        _tools(request.tools, account)
-    _tool_choice(request, account)
-    if request.extra is not None:
-        account.unknown(request.extra, "")
-    if request.reasoning is not None:
-        account.unknown(request.reasoning.extra, "reasoning")
-    if request.stream_options is not None:
-        account.unknown(request.stream_options.extra, "stream_options")
-    if isinstance(request.format, JSONSchema):
-        account.unknown(request.format.extra, _FORMAT[target])
-    return account.losses()
-
-
-_FORMAT = {"responses": "response_format.json_schema", "chat": "text.format"}
-_ALLOWED = {"responses": "tool_choice.allowed_tools.tools[*]", "chat": "tool_choice.tools[*]"}
-_KIND = "of another kind"
-_NOTHING: tuple[JSON, ...] = (None, {}, ())
-
-
-# ---- towards Responses -----------------------------------------------------------------------
 
 _PLAIN = Sampling()
-_NO_SAMPLING = ("stop", "logit_bias", "seed", "top_k", "min_p", "repetition_penalty")
-_LOGPROBS = "message.output_text.logprobs"
 
 
-def _to_responses_loss(request: Request, account: Account) -> None:
+def judge(request: Request, losses: Losses) -> tuple[Loss, ...]:
+    """What the request loses on the wire that has this table; on its own wire that is nothing.
+
+    Raises FaultError (`unsupported`, with the field) where a loss would change what the caller
+    gets.
+    """
+    search = Search(losses.request, losses.wire, request)
+    search.look("Request", "", [((), request)])
+    if isinstance(request, Completion):
+        search.one(request)
     if request.sampling != _PLAIN:
-        _sampling(request.sampling, account, _LOGPROBS in request.include)
-    if request.modalities and any(modality != "text" for modality in request.modalities):
-        account.note("modalities: any other")
-    if request.audio is not None:
-        account.note("audio")
-    if request.prediction is not None:
-        account.note("prediction")
-    if request.web_search is not None:
-        account.note("web_search_options")
-    for index, item in enumerate(request.items):
-        _item_to_responses_loss(item, account, index)
+        search.one(request.sampling)
+    for name in ("reasoning", "audio", "stream_options", "format"):
+        if (value := getattr(request, name)) is not None:
+            search.one(value, name)
+    if request.include:
+        rows = losses.request.apart
+        for value in request.include:
+            row = rows.get(("Request.include", value)) or rows.get(("Request.include", ""))
+            if row is not None:
+                search.note(row, f"include[{value}]")
+    if request.tools:
+        search.tools(request.tools)
+    if request.tool_choice is not None:
+        search.tool_choice(request.tool_choice)
+    if isinstance(request.instructions, tuple):
+        search.items(enumerate(request.instructions), "instructions[*]")
+    search.items(enumerate(request.items), "items[*]")
+    return search.losses()
 
 
-def _sampling(sampling: Sampling, account: Account, asked: bool) -> None:
-    """`asked`: log-probabilities are asked for in Responses' own way already."""
-    for name in _NO_SAMPLING:
-        if getattr(sampling, name) not in _NOTHING:
-            account.note(name)
-    if sampling.n is not None and sampling.n > 1:
-        account.note("n: more than 1")
-    if sampling.logprobs and not asked:
-        account.note("logprobs")
-        if sampling.top_logprobs is not None:
-            account.note("top_logprobs")
+def judge_answer(response: Response, losses: Losses) -> tuple[Loss, ...]:
+    """What the answer loses on the wire that has this table. Never refuses."""
+    table = losses.answer
+    search = Search(table, losses.wire, response)
+    search.look("Response", "", [((), response)])
+    if response.usage is not None:
+        search.one(response.usage, "usage")
+    items: Iterable[tuple[int, Item]] = enumerate(response.output)
+    one = table.apart.get(("Response.choices", ""))
+    if one is not None and any(response.choices):
+        for choice in sorted({*response.choices} - {0}):
+            search.note(one, "choices[*]", (choice,))
+        items = [each for each in items if not response.choices[each[0]]]
+    search.items(items, "output[*]")
+    return search.losses()
 
 
-def _item_to_responses_loss(item: Item, account: Account, index: int) -> None:
-    where = "messages[*]"
-    match item:
-        case Message(content=content):
-            if item.name is not None:
-                account.note("messages[*].name", index)
-            _parts_to_responses(content, account, index)
-        case FunctionCallOutput() | CustomToolCallOutput():
-            _parts_to_responses(item.output, account, index)
-        case FunctionCall() | CustomToolCall():
-            where = "messages[*].tool_calls[*]"
-        case Unknown(wire=wire) if wire != "responses":
-            account.note("messages[*].tool_calls[*]: of another kind", index)
-    if item.extra is not None:
-        account.unknown(item.extra, where, index)
+def several_messages(response: Any, _: Any) -> bool:
+    """Whether one choice has more than one message."""
+    choices = response.choices or (0,) * len(response.output)
+    pairs = zip(response.output, choices, strict=True)
+    counts = Counter(choice for item, choice in pairs if isinstance(item, Message))
+    return any(count > 1 for count in counts.values())
 
 
-def _parts_to_responses(content: str | tuple[Part, ...], account: Account, index: int) -> None:
-    if isinstance(content, str):
-        return
-    for number, part in enumerate(content):
-        match part:
-            case UnknownPart(wire=wire):
-                if wire != "responses":
-                    account.note("messages[*].content[*]: of another kind", index, number)
-                continue
-            case Audio(transcript=str()):
-                account.note("messages[*].audio: with a transcript", index)
-            case Audio(id=str()):
-                account.note("messages[*].audio: by id only", index)
-            case Audio():
-                account.note("messages[*].content[*].input_audio", index, number)
-        if part.extra is not None:
-            account.unknown(part.extra, "messages[*].content[*]", index, number)
-
-
-# ---- towards Chat ----------------------------------------------------------------------------
-
-_NO_STATE = (
-    "max_tool_calls",
-    "previous_response_id",
-    "conversation",
-    "prompt",
-    "context_management",
-)
-
-
-def _to_chat_loss(request: Request, account: Account) -> None:
-    for name in _NO_STATE:
-        if getattr(request, name) is not None:
-            account.note(name)
-    if request.background:
-        account.note("background: true")
-    if request.truncation not in (None, "disabled"):
-        account.note("truncation: any other")
-    if request.reasoning is not None and request.reasoning.summary is not None:
-        account.note("reasoning.summary")
-    for value in request.include:
-        key = f"include[{value}]"
-        account.note_in(key, key if key in REQUEST["chat"] else "include[*]")
-    for item in request.instructions if isinstance(request.instructions, tuple) else ():
-        _item_to_chat_loss(item, account)
-    for index, item in enumerate(request.items):
-        _item_to_chat_loss(item, account, index)
-
-
-def _item_to_chat_loss(item: Item, account: Account, *place: int) -> None:
-    match item:
-        case Message():
-            if item.phase is not None:
-                account.note("input[*].phase", *place)
-            _bookkeeping(item, account, place)
-            _parts_to_chat(item.content, account, "input[*].content[*]", place)
-        case FunctionCall() | CustomToolCall():
-            _bookkeeping(item, account, place)
-        case FunctionCallOutput() | CustomToolCallOutput():
-            _bookkeeping(item, account, place)
-            _parts_to_chat(item.output, account, "input[*].output[*]", place)
-        case Reasoning():
-            _bookkeeping(item, account, place)
-            _reasoning_to_chat(item, account, place)
-        case Unknown(wire=wire, kind=kind):
-            if wire != "chat":
-                trigger = kind == "compaction_trigger"
-                account.note(f"input[*]: {kind if trigger else _KIND}", *place)
-        case _:
-            kind = "compaction" if isinstance(item, Compaction) else "item_reference"
-            account.note(f"input[*]: {kind}", *place)
-    if item.extra is not None:
-        account.unknown(item.extra, "input[*]", *place)
-
-
-def _bookkeeping(
-    item: Message
-    | Reasoning
-    | FunctionCall
-    | CustomToolCall
-    | FunctionCallOutput
-    | CustomToolCallOutput,
-    account: Account,
-    place: tuple[int, ...],
-) -> None:
-    if item.id is not None:
-        account.note("input[*].id", *place)
-    if item.status is not None:
-        account.note("input[*].status", *place)
-
-
-def _same_words(item: Reasoning) -> bool:
-    thoughts = [part.text for part in item.content if isinstance(part, Thought)]
-    summary = [part.text for part in item.summary if isinstance(part, Summary)]
-    return thoughts == summary and len(summary) == len(item.summary)
-
-
-def _reasoning_to_chat(item: Reasoning, account: Account, place: tuple[int, ...]) -> None:
-    # A summary that says what the reasoning says is one we emulated; leaving it out loses nothing.
-    if item.summary and not _same_words(item):
-        beside = "beside the reasoning" if item.content else "alone"
-        account.note(f"input[*].summary: {beside}", *place)
-    if item.encrypted is not None:
-        account.note("input[*].encrypted_content", *place)
-    for where, parts in (("content", item.content), ("summary", item.summary)):
-        for number, part in enumerate(parts):
-            field = f"input[*].{where}[*]"
-            if not isinstance(part, UnknownPart):
-                account.unknown(part.extra, field, *place, number)
-            elif part.wire != "chat":
-                account.note_in(field, UNKNOWN, *place, number)
-
-
-def _parts_to_chat(
-    content: str | tuple[Part, ...], account: Account, where: str, place: tuple[int, ...]
-) -> None:
-    if isinstance(content, str):
-        return
-    for number, part in enumerate(content):
-        spot = (*place, number) if place else ()
-        match part:
-            case UnknownPart(wire=wire):
-                if wire != "chat":
-                    account.note(f"{where}: {_KIND}", *spot)
-                continue
-            case Text(annotations=annotations, tokens=tokens):
-                if annotations:
-                    account.note_in(
-                        f"{where}.annotations", "input[*].content[*].annotations", *spot
-                    )
-                if tokens:
-                    account.note_in(f"{where}.logprobs", "input[*].content[*].logprobs", *spot)
-            case Refusal(tokens=tokens) if tokens:
-                account.note_in(f"{where}.logprobs", "input[*].content[*].logprobs", *spot)
-            case Image(file_id=str()):
-                account.note(f"{where}.file_id: of an image", *spot)
-            case File(url=str()):
-                account.note(f"{where}.file_url", *spot)
-        if where == "input[*].output[*]" and isinstance(part, Image | Audio | File):
-            account.note("input[*].output[*]: image, audio, file", *spot)
-        if part.extra is not None:
-            account.unknown(part.extra, where, *spot)
-
-
-# ---- tools, the same both ways ---------------------------------------------------------------
-
-
-def _tools(
-    tools: tuple[Tool, ...], account: Account, where: str = "tools[*]", place: tuple[int, ...] = ()
-) -> None:
-    for number, tool in enumerate(tools):
-        spot = (*place, number)
-        if isinstance(tool, UnknownTool):
-            if tool.wire != account.target:
-                account.note_in(where, f"tools[*]: {_KIND}", *spot)
-            continue
-        if isinstance(tool, Namespace):
-            _tools(tool.tools, account, f"{where}.tools[*]", spot)
-        account.unknown(tool.extra, where, *spot)
-
-
-def _tool_choice(request: Request, account: Account) -> None:
-    """A choice that names a tool of another wire cannot be kept; one of several can be left out."""
-    match request.tool_choice:
-        case UnknownTool(wire=wire) if wire != account.target:
-            account.note(f"tool_choice: {_KIND}")
-        case NamedTool(extra=extra):
-            account.unknown(extra, "tool_choice")
-        case AllowedTools(tools=tools, extra=extra):
-            account.unknown(extra, "tool_choice")
-            for number, tool in enumerate(tools):
-                if isinstance(tool, NamedTool):
-                    account.unknown(tool.extra, _ALLOWED[account.target], number)
-            foreign = [
-                number
-                for number, tool in enumerate(tools)
-                if isinstance(tool, UnknownTool) and tool.wire != account.target
-            ]
-            if foreign and len(foreign) == len(tools):
-                account.note(f"tool_choice: {_KIND}")
-            for number in foreign:
-                account.note(_ALLOWED[account.target], number)
-
-
-# ---- the account in words --------------------------------------------------------------------
+# ---- reports ---------------------------------------------------------------------------------
 
 _HEADER_LENGTH = 1_000
 _FIELD_LENGTH = 100
-_UNSPEAKABLE = re.compile(r"[^A-Za-z0-9_.\[\]*:()/@$-]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]*:()/@$-]")
 
 
 def header(losses: Iterable[Loss]) -> str:
-    """One line of plain ASCII for an HTTP header: `told: seed, store; emulated: logprobs`.
+    """One line of plain ASCII for an HTTP header: `dropped: seed, store; emulated: logprobs`.
 
     It is at most about a thousand characters long; what did not fit is counted. Empty when
     nothing was lost.
@@ -533,7 +338,7 @@ def header(losses: Iterable[Loss]) -> str:
     """
     groups: dict[str, dict[str, None]] = {"dropped": {}, "emulated": {}}
     for loss in losses:
-        groups[loss.action][_UNSPEAKABLE.sub("?", loss.field[:_FIELD_LENGTH])] = None
+        groups[loss.action][_UNSAFE.sub("?", loss.field[:_FIELD_LENGTH])] = None
     line, left = "", sum(map(len, groups.values()))
     for action, fields in groups.items():
         opening = f"; {action}: " if line else f"{action}: "
@@ -543,59 +348,3 @@ def header(losses: Iterable[Loss]) -> str:
             line += opening + field
             opening, left = ", ", left - 1
     return line
-
-
-_WORDS: dict[str, dict[str, str]] = {
-    "chat": {"items": "messages", "format": "response_format"},
-    "responses": {"items": "input", "format": "text.format"},
-}
-_TOOL = r"^(tools\[\d+\](?:\.tools\[\d+\])?)"
-_MEMBERS = {
-    "chat": (
-        (re.compile(r"^format\.schema\b"), "format.json_schema.schema"),
-        (re.compile(rf"{_TOOL}\.parameters\b"), r"\1.function.parameters"),
-        (re.compile(rf"{_TOOL}\.grammar\b"), r"\1.custom.format.grammar.definition"),
-        (re.compile(rf"{_TOOL}\.syntax\b"), r"\1.custom.format.grammar.syntax"),
-    ),
-    "responses": (
-        (re.compile(rf"{_TOOL}\.grammar\b"), r"\1.format.definition"),
-        (re.compile(rf"{_TOOL}\.syntax\b"), r"\1.format.syntax"),
-    ),
-}
-"""Where a wire has what the core keeps closer at hand."""
-_CORE_NAME = re.compile(r"^(items|format)\b(?:\[(\d+)\])?")
-
-
-def worded(losses: Iterable[Loss], request: Request, wire: str | None) -> tuple[Loss, ...]:
-    """The same losses, with the names of the core (`items[3]`) in the words of a client's wire.
-
-    A client that speaks no wire, but calls the library, knows the names of the core.
-    """
-    if wire not in _WORDS:
-        return tuple(losses)
-    return tuple(replace(loss, field=_worded(loss.field, request, wire)) for loss in losses)
-
-
-def blamed(fault: Fault, request: Request, wire: str | None) -> Fault:
-    """The same fault, with the field it is about in the words of a client's wire.
-
-    >>> from dragoman.core.error import bad_request
-    >>> fault = bad_request("cannot be enforced", "format.schema.not")
-    >>> blamed(fault, Request(model="m"), "responses").message
-    'text.format.schema.not: cannot be enforced'
-    """
-    if fault.param is None or wire not in _WORDS:
-        return fault
-    return with_param(fault, _worded(fault.param, request, wire))
-
-
-def _worded(name: str, request: Request, wire: str) -> str:
-    def word(found: re.Match[str]) -> str:
-        place = found[2]
-        if place is not None and wire == "chat":
-            place = message_numbers(request.items)[int(place)]
-        return _WORDS[wire][found[1]] + ("" if place is None else f"[{place}]")
-
-    for pattern, words in _MEMBERS[wire]:
-        name = pattern.sub(words, name)
-    return _CORE_NAME.sub(word, name)

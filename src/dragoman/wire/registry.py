@@ -1,34 +1,63 @@
-"""What every wire offers, as one value: decode and encode, of requests and of answers."""
+"""The registry of wires, which server, engines, documentation and command line read.
+
+Nothing else in the package names the wires there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from dragoman.core.interfaces import Decoder, Encoder
+from dragoman.core.error import Fault, with_param
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.core.response import Response
-from dragoman.core.turn import Turn
 
-from .dialect import Dialect
+from .chat import CHAT
+from .completions import COMPLETIONS
+from .protocol import Wire
+from .responses import RESPONSES
+
+WIRES: dict[str, Wire] = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}
+"""Every wire by its name, the one to prefer first."""
+BASE = "/v1"
+"""What base URLs end with."""
 
 
-class Wire(Struct, frozen=True, kw_only=True):
-    """One protocol. `name` is its key in every `extra`; `path` follows the base URL.
+def wire_at(path: str) -> Wire:
+    """The wire that a path of the server belongs to; for a path of none, the first one.
 
-    - `decode_request(body)` raises FaultError when the body is not a request.
-    - `encode_request(request, dialect)` gives the body and what it could not carry as it stood;
-      it raises FaultError where a loss would change the answer.
-    - `encoder(request, dialect)` says events as a stream, `encode_response` says them whole.
-    - `decoder(turn)` hears an answer, streamed or whole, into a turn.
+    >>> wire_at("/v1/responses/resp_1").name, wire_at("/v1/models").name
+    ('responses', 'chat')
     """
+    for wire in WIRES.values():
+        own = (BASE + wire.path, BASE + wire.models_path)
+        if path in own or path.startswith(f"{own[0]}/"):
+            return wire
+    return next(iter(WIRES.values()))
 
-    name: str
-    path: str
-    decode_request: Callable[[bytes], Request]
-    encode_request: Callable[[Request, Dialect], tuple[bytes, tuple[Loss, ...]]]
-    encoder: Callable[[Request, Dialect], Encoder]
-    encode_response: Callable[[Response, Request, Dialect], bytes]
-    decoder: Callable[[Turn], Decoder]
+
+def spell_losses(losses: Iterable[Loss], request: Request, wire: str | None) -> tuple[Loss, ...]:
+    """The same losses, with the core's names of fields (`items[3]`) as clients of a wire know them.
+
+    A client that speaks no wire, but calls the library, knows the names of the core.
+    """
+    found = WIRES.get(wire or "")
+    if found is None or not losses:
+        return tuple(losses)
+    spell = found.spelling(request)
+    return tuple(replace(loss, field=spell(loss.field)) for loss in losses)
+
+
+def spell_fault(fault: Fault, request: Request, wire: str | None) -> Fault:
+    """The same fault, with the field it is about as clients of a wire know it.
+
+    >>> from dragoman.core.error import bad_request
+    >>> fault = bad_request("cannot be enforced", "format.schema.not")
+    >>> spell_fault(fault, Request(model="m"), "responses").message
+    'text.format.schema.not: cannot be enforced'
+    """
+    found = WIRES.get(wire or "")
+    if fault.param is None or found is None:
+        return fault
+    return with_param(fault, found.spelling(request)(fault.param))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.pocket import FOLDER
-from dragoman.engines.pocket.model import ROOM, Memory, Network, Pocket, load
+from dragoman.engines.pocket.model import ROOM, KVCache, Network, Pocket, load
 
 NEAR = {"rtol": 0, "atol": 2e-4}
 ONE = tuple(range(40, 240, 3))
@@ -115,10 +115,10 @@ def test_the_context_can_be_filled(model: Pocket) -> None:
 
 
 def test_room_grows_when_it_is_needed(network: Network) -> None:
-    memory = Memory(network.shape)
+    cache = KVCache(network.shape)
     sizes = []
     for _ in range(4):
-        stretch = memory.stretch([1] * (ROOM - 1))
-        memory.read(stretch.ids)
-        sizes.append(stretch.memory.shape[-2])
+        chunk = cache.chunk([1] * (ROOM - 1))
+        cache.read(chunk.ids)
+        sizes.append(chunk.cache.shape[-2])
     assert sizes == [ROOM, 2 * ROOM, 4 * ROOM, 4 * ROOM]

@@ -125,7 +125,7 @@ async def test_many_are_answered_at_a_time() -> None:
 
 
 def test_nothing_of_the_extra_is_imported_before_it_is_asked_for() -> None:
-    probe = "import sys, dragoman.engines.shipped, dragoman.server.assembly; print(*sys.modules)"
+    probe = "import sys, dragoman.engines.local, dragoman.server.build; print(*sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-I", "-c", probe], capture_output=True, text=True, check=True
     )

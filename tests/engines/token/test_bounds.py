@@ -22,7 +22,7 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token
-from dragoman.engines.token.constraints import Bounds
+from dragoman.engines.token.constraints import Enforcer
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.prompt import ByteTokenizer
@@ -238,11 +238,11 @@ async def test_without_llguidance_what_can_be_looked_at_is_and_the_rest_is_refus
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    bounds = Bounds(TOKENS, scores=True, constrain=None)
+    bounds = Enforcer(TOKENS, scores=True, constrain=None)
     plain = asked(format=JSONSchema("x", {"type": "object"}, strict=True))
-    bound = bounds.bound(plain, HERMES.grammar(plain), frozenset())
+    bound = bounds.requirement(plain, HERMES.grammar(plain), frozenset())
     assert bound is not None
     assert bound.constraint is None
     for request in (asked(format=FORM), asked(extra={"chat": {"guided_regex": "a"}})):
         with pytest.raises(FaultError, match="dragoman\\[local\\]"):
-            bounds.bound(request, HERMES.grammar(request), frozenset())
+            bounds.requirement(request, HERMES.grammar(request), frozenset())

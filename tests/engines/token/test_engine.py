@@ -21,7 +21,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
-from dragoman.engines.token.source import NamingModel
+from dragoman.engines.token.source import NextTokenModel
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt, Tokenizer
 from tests.engines.stage import answered, heard
@@ -321,7 +321,7 @@ async def test_the_listing_tells_the_format_the_context_and_the_guarantees() -> 
 async def test_without_llguidance_the_listing_promises_no_more_than_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dragoman.engines.token.constraints._installed", lambda: False)
+    monkeypatch.setattr("dragoman.engines.token.constraints._llguidance_installed", lambda: False)
     async with serving(Says("")) as engine:
         (model,) = await engine.models()
         assert (model.extra or {})["models"]["guarantees"] == ["verified", "best-effort"]
@@ -424,7 +424,7 @@ async def test_ends_of_ones_own() -> None:
 
 
 async def test_the_base_of_naming_models_promises_nothing() -> None:
-    bare = NamingModel()
+    bare = NextTokenModel()
     for call in (lambda: bare.open([1], Sampling()), lambda: bare.step([])):
         with pytest.raises(NotImplementedError):
             call()

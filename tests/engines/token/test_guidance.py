@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.engines.token.constraints import COMPILED, Guide
+from dragoman.engines.token.constraints import MAX_COMPILED, GrammarCompiler
 from dragoman.formats.format import Grammar, Marker
 from dragoman.formats.grammar.demand import JSONBody, Lark, Regex
 from dragoman.formats.grammar.lark import Writer
@@ -15,7 +15,7 @@ from dragoman.formats.prompt import ByteTokenizer
 
 END = "<|end|>"
 BYTES = ByteTokenizer([END])
-GUIDE = Guide(BYTES)
+GUIDE = GrammarCompiler(BYTES)
 
 
 class Words:
@@ -54,7 +54,7 @@ def test_a_mask_leaves_what_may_come_next() -> None:
     assert not motion.over
     motion.accept(b"c")
     assert motion.over
-    assert motion.fits
+    assert motion.accepting
 
 
 def test_a_mask_bars_ids_that_the_vocabulary_does_not_have() -> None:
@@ -82,7 +82,7 @@ def test_ends_are_those_of_the_grammar_else_those_of_the_engine_else_none() -> N
     for grammar, ends in ((ended, ()), (other, ()), (unknown, (256,))):
         motion = GUIDE.constrain(grammar, frozenset(ends))
         motion.accept(b"a")
-        assert (motion.over, motion.fits) == (False, False)
+        assert (motion.over, motion.accepting) == (False, False)
         assert list(motion.forced()) == [256]
     motion = GUIDE.constrain(unknown)
     motion.accept(b"a")
@@ -99,7 +99,7 @@ def test_forced_tokens_are_those_the_vocabulary_would_write() -> None:
     writer = Writer()
     grammar = writer.grammar(writer.body(JSONBody("", {**schema, "additionalProperties": False})))
     words = Words()
-    motion = Guide(words).constrain(grammar)
+    motion = GrammarCompiler(words).constrain(grammar)
     forced = motion.forced()
     text = b"".join(map(words.piece, forced))
     assert text == b'{"name": "'
@@ -113,7 +113,7 @@ def test_forced_tokens_are_those_the_vocabulary_would_write() -> None:
 def test_a_token_that_may_grow_is_not_forced() -> None:
     """After `ye`, `s` must come; but had `yes` been meant, it would have been one token."""
     words = Words()
-    motion = Guide(words).constrain(Grammar('start: "yes" | "no"'))
+    motion = GrammarCompiler(words).constrain(Grammar('start: "yes" | "no"'))
     assert not motion.forced()
     scores = np.zeros(words.size)
     motion.mask(scores)
@@ -187,11 +187,11 @@ def test_a_grammar_that_is_wrong_as_a_whole_is_told_too() -> None:
 
 
 def test_few_grammars_are_kept_compiled() -> None:
-    guide = Guide(ByteTokenizer())
-    for number in range(COMPILED + 5):
+    guide = GrammarCompiler(ByteTokenizer())
+    for number in range(MAX_COMPILED + 5):
         guide.constrain(Grammar(f'start: "{number}"'))
-    guide.constrain(Grammar(f'start: "{COMPILED}"'))
-    assert len(guide._compiled) == COMPILED
+    guide.constrain(Grammar(f'start: "{MAX_COMPILED}"'))
+    assert len(guide._compiled) == MAX_COMPILED
 
 
 def test_threads_may_share_a_guide() -> None:

@@ -452,7 +452,7 @@ async def test_r4_w14_what_a_token_costs_does_not_grow_with_the_answer() -> None
     def engine(size: int) -> TokenEngine:
         made = speaking("<|channel|>final<|message|>" + "word " * size + "<|return|>", 1)
         counting = Counting(list(VOCABULARY.controls))
-        return TokenEngine(HARMONY, made._writer, counting)
+        return TokenEngine(HARMONY, made._source, counting)
 
     counts = []
     for size in (100, 400):

@@ -67,7 +67,7 @@ def test_where_no_token_is_left_it_is_said(score: float) -> None:
 
 def test_a_token_that_cannot_come_has_a_log_probability_that_can_be_told() -> None:
     scores = np.array([0.0, -np.inf])
-    told = sampler(logprobs=True, top_logprobs=2).told(0, scores)
+    told = sampler(logprobs=True, top_logprobs=2).with_logprobs(0, scores)
     assert [token.logprob for token in told.top] == [0.0, -9999.0]
 
 
@@ -89,7 +89,7 @@ def test_without_a_seed_no_two_are_alike() -> None:
 def test_penalties_and_bias_change_the_scores_as_defined() -> None:
     one = sampler((1, 1), repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
     for id in (0, 0, 4):
-        one.wrote(id)
+        one.count(id)
     expected = SCORES.copy()
     expected[[0, 1]] /= 2  # seen and positive
     expected[4] *= 2  # seen and negative
@@ -112,7 +112,7 @@ def test_penalties_and_bias_change_the_scores_as_defined() -> None:
     one.choose(SCORES, Spy())
     assert np.allclose(seen[0], expected)
     assert (before == SCORES).all()  # the model's own vector is left alone
-    one.wrote(2)
+    one.count(2)
     one.choose(SCORES, Spy())
     assert seen[1][2] == SCORES[2] / 2 - 0.5 - 0.25
     assert sampler(temperature=0, logit_bias={"5": 100, "0": -100}).choose(SCORES) == 5
@@ -126,7 +126,7 @@ def test_logprobs_are_those_of_the_models_own_distribution(scores: list[float], 
     logits = np.array(scores)
     one = sampler(temperature=0.1, top_p=0.1, logit_bias={"0": 5}, logprobs=True, top_logprobs=top)
     total = math.log(math.fsum(math.exp(s - max(scores)) for s in scores)) + max(scores)
-    told = one.told(1, logits)
+    told = one.with_logprobs(1, logits)
     assert told.id == 1
     assert told.logprob == pytest.approx(scores[1] - total, abs=1e-9)
     best = sorted(range(len(scores)), key=lambda id: (-scores[id], id))[:top]
@@ -138,8 +138,9 @@ def test_logprobs_are_those_of_the_models_own_distribution(scores: list[float], 
 
 
 def test_single_precision_vectors_do() -> None:
-    exact = sampler().told(0, SCORES).logprob
-    assert sampler().told(0, SCORES.astype(np.float32)).logprob == pytest.approx(exact, abs=1e-6)
+    exact = sampler().with_logprobs(0, SCORES).logprob
+    single = sampler().with_logprobs(0, SCORES.astype(np.float32)).logprob
+    assert single == pytest.approx(exact, abs=1e-6)
 
 
 @pytest.mark.parametrize(

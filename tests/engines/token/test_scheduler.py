@@ -15,8 +15,8 @@ from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
 from dragoman.engines.token import TokenEngine, from_next_token
-from dragoman.engines.token.scheduler import AHEAD, Mailbox
-from dragoman.engines.token.source import Written
+from dragoman.engines.token.scheduler import AHEAD, ThreadQueue
+from dragoman.engines.token.source import NewTokens
 from tests.engines.stage import answered, heard, others
 from tests.engines.token.asking import asked, serving
 from tests.engines.token.models import Slot, Table
@@ -278,7 +278,7 @@ async def test_a_model_that_cannot_open_or_close_a_slot(caplog: pytest.LogCaptur
         assert isinstance(first, Started)
         assert isinstance(last, Failed)
         assert (await answered(engine, asked(max_tokens=2))).status == "incomplete"
-        assert "could not let go" in caplog.text
+        assert "could not close a slot" in caplog.text
 
 
 class Dies(Table):
@@ -343,7 +343,7 @@ def test_a_model_that_never_comes_back_holds_up_neither_its_readers_nor_the_end(
 
     asyncio.run(leave())  # waits for every thread that it knows of
     assert not model.gate.is_set()
-    assert "left behind" in caplog.text
+    assert "its thread was abandoned" in caplog.text
     fresh = set(threading.enumerate()) - before
     (thread,) = (each for each in fresh if each.name == "dragoman-model")
     model.gate.set()
@@ -372,32 +372,32 @@ def test_an_engine_serves_one_loop_after_the_other() -> None:
 
 def test_a_letter_for_a_loop_that_is_gone_is_refused() -> None:
     loop = asyncio.new_event_loop()
-    box = Mailbox(loop)
+    box = ThreadQueue(loop)
     loop.close()
     addressee = _Addressee()
-    assert not box.post([(addressee, Written([1], []))])
-    assert not box.post([(addressee, Written([1], []))])
+    assert not box.put([(addressee, NewTokens([1], []))])
+    assert not box.put([(addressee, NewTokens([1], []))])
 
 
 class _Addressee:
     def __init__(self) -> None:
         self.got: list[list[int]] = []
 
-    def arrive(self, written: Written) -> None:
+    def receive(self, written: NewTokens) -> None:
         self.got.append(written.ids)
 
 
 async def test_letters_that_wait_become_one_and_wake_the_loop_once() -> None:
-    box = Mailbox(asyncio.get_running_loop())
+    box = ThreadQueue(asyncio.get_running_loop())
     one, other = _Addressee(), _Addressee()
     for id in range(3):
-        assert box.post([(one, Written([id], [])), (other, Written([id + 10], []))])
+        assert box.put([(one, NewTokens([id], [])), (other, NewTokens([id + 10], []))])
     await until(lambda: bool(other.got))
     assert (one.got, other.got) == ([[0, 1, 2]], [[10, 11, 12]])
-    box.post([(one, Written([3], []))])
+    box.put([(one, NewTokens([3], []))])
     await until(lambda: len(one.got) == 2)
     await asyncio.sleep(0.02)  # it has looked again, and found nothing
-    box.post([(one, Written([4], []))])
+    box.put([(one, NewTokens([4], []))])
     await until(lambda: len(one.got) == 3)
 
 

@@ -1,5 +1,6 @@
 """Stop strings: found wherever the pieces end, and nothing held back that need not be."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,8 +31,23 @@ def test_any_split_gives_the_text_up_to_the_first_stop(
         size = data.draw(st.integers(1, len(rest)))
         said += scanner.feed(rest[:size])
         rest = rest[size:]
-    said += scanner.rest()
+    said += scanner.flush()
     assert (said, scanner.found) == reference(text, stops)
+
+
+@pytest.mark.parametrize(
+    ("stops", "text"),
+    [(["abcd", "bc"], "xa"), (["bc", "abcd"], "xa"), (["cd", "abcd"], "x"), (["abcd", "cd"], "x")],
+)
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_a13_of_nested_stop_strings_the_first_complete_one_ends_the_text(
+    stops: list[str], text: str, size: int
+) -> None:
+    """A string inside another is complete before it; of two that end together the longer wins."""
+    scanner = StopScanner(stops)
+    fed = "xabcdx"
+    found = "".join(scanner.feed(fed[at : at + size]) for at in range(0, len(fed), size))
+    assert (found, scanner.found) == (text, True)
 
 
 @given(letters, stops)

@@ -3,16 +3,16 @@
 import re
 
 from dragoman.core.error import FaultError
-from dragoman.engines.token.constraints import Guide
+from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar
 from dragoman.formats.prompt import ByteTokenizer
 
-_guides: dict[tuple[str, ...], Guide] = {}
+_guides: dict[tuple[str, ...], GrammarCompiler] = {}
 
 
-def guide(*controls: str) -> Guide:
+def guide(*controls: str) -> GrammarCompiler:
     """The guide for these control tokens."""
-    return _guides.setdefault(controls, Guide(ByteTokenizer(controls)))
+    return _guides.setdefault(controls, GrammarCompiler(ByteTokenizer(controls)))
 
 
 def ids(text: str, *controls: str) -> list[int]:
@@ -31,4 +31,4 @@ def verdict(grammar: Grammar, text: str, *controls: str) -> str:
             motion.accept([id])
         except FaultError:
             return f"wrong after {bytes(i for i in said[:place] if i < 256).decode()[-30:]!r}"
-    return "whole" if motion.fits else "begun"
+    return "whole" if motion.accepting else "begun"

@@ -8,14 +8,14 @@ import jsonschema
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.engines.token.constraints import Guide
+from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.schema import LLGUIDANCE, OPENAI_STRICT, enforceable, fit
 from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.grammar.schemas import schema
 from tests.samples import samples
 
-BYTES = Guide(ByteTokenizer())
+BYTES = GrammarCompiler(ByteTokenizer())
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"not": {}}, "not"),

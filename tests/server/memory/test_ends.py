@@ -79,7 +79,7 @@ async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: S
 async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
     store: Store, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.0)
+    monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
     slow: Any = Slow(store, name)
     stub = Stub()
     if name == "append":  # something is written when the end comes

@@ -271,9 +271,11 @@ class Broken:
         return fail
 
 
-@pytest.mark.parametrize("names", [("begin",), ("finish",), ("append", "finish")])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_is_given_although_it_cannot_be_kept(
+@pytest.mark.parametrize(
+    ("names", "stream"),
+    [(("begin",), True), (("finish",), True), (("append", "finish"), True), (("put",), False)],
+)
+async def test_failing_store_costs_the_record_and_not_the_answer(
     names: tuple[str, ...], stream: bool
 ) -> None:
     broken: Any = Broken(opened("memory", Path()), *names)

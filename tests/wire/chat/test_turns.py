@@ -145,15 +145,15 @@ def test_a_summary_stands_in_for_reasoning_that_is_not_shown() -> None:
     request = Request(model="m", items=(ASK, summary, A))
     assert messages(ASK, summary, A)[1]["reasoning_content"] == "In short."
     assert losses(request) == {
-        "input[1].summary": "emulated",
-        "input[1].encrypted_content": "dropped",
+        "items[1].summary": "emulated",
+        "items[1].encrypted_content": "dropped",
     }
 
 
 def test_reasoning_that_is_only_sealed_is_told() -> None:
     request = Request(model="m", items=(ASK, Reasoning(encrypted="blob"), A))
     assert messages(ASK, Reasoning(encrypted="blob"), A)[1] == assistant(tool_calls=[CALL_A])
-    assert losses(request) == {"input[1].encrypted_content": "dropped"}
+    assert losses(request) == {"items[1].encrypted_content": "dropped"}
 
 
 def test_details_of_several_thoughts_are_one_list() -> None:
@@ -218,7 +218,7 @@ def test_p32_an_image_in_a_result_is_shown_in_a_user_message_after_the_results()
         ],
     }
     assert said[5] == USER
-    assert losses(Request(model="m", items=(ASK, A, shot))) == {"input[2].output[1]": "emulated"}
+    assert losses(Request(model="m", items=(ASK, A, shot))) == {"items[2].output[1]": "emulated"}
 
 
 def test_p32_files_and_sounds_too_each_with_the_call_it_came_from() -> None:
@@ -256,13 +256,13 @@ def test_o6_calls_of_hosted_tools_are_read_as_text_and_told() -> None:
     assert drawn.startswith('[image_generation_call: {"result":"…","prompt":"a a a')
     assert drawn.endswith('a …","urls":["…"]}]')
     assert len(drawn) < 2200
-    assert losses(Request(model="m", items=(ASK, search))) == {"input[1]": "emulated"}
+    assert losses(Request(model="m", items=(ASK, search))) == {"items[1]": "emulated"}
 
 
 def test_trigger_that_is_not_the_last_item_is_dropped_and_reported() -> None:
     trigger = Unknown("responses", "compaction_trigger", {})
     assert messages(ASK, trigger, ASK) == messages(ASK, ASK)
-    assert losses(Request(model="m", items=(ASK, trigger, ASK))) == {"input[1]": "dropped"}
+    assert losses(Request(model="m", items=(ASK, trigger, ASK))) == {"items[1]": "dropped"}
 
 
 def test_past_audio_without_an_id_is_its_transcript() -> None:
@@ -277,14 +277,14 @@ def test_what_was_noted_on_a_text_is_not_sent_back_and_told() -> None:
     noted = Message("assistant", (Text("x", (Annotation("url_citation", 0, 1, "http://x"),)),))
     assert messages(ASK, noted)[1]["content"] == [{"type": "text", "text": "x"}]
     assert losses(Request(model="m", items=(ASK, noted))) == {
-        "input[1].content[0].annotations": "dropped"
+        "items[1].content[0].annotations": "dropped"
     }
 
 
 def test_what_only_its_maker_can_read_is_refused() -> None:
     with pytest.raises(FaultError) as caught:
         messages(ASK, Compaction("blob"))
-    assert caught.value.fault.param == "input[1]"
+    assert caught.value.fault.param == "items[1]"
 
 
 def test_servers_that_take_strings_only_get_strings_and_are_told() -> None:

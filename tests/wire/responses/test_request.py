@@ -159,7 +159,7 @@ def test_o6_hosted_calls_in_the_history_are_carried_or_told() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": None}
     request = asked(input=[{"role": "user", "content": "x"}, search])
     assert said(request)["input"][1] == search
-    assert [loss.action for loss in judge(request, "chat")] == ["emulated"]
+    assert [loss.action for loss in judge(request, CHAT.losses)] == ["emulated"]
 
 
 def test_o7_reasoning_stays_where_it_stood_among_the_calls() -> None:

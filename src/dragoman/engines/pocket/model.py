@@ -1,4 +1,4 @@
-"""The pocket model: its folder, its weights, a Llama in numpy, and its cache."""
+"""The pocket model: its weights, a Llama in numpy, and its cache of keys and values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dragoman.engines.token.vocabulary import Vocabulary, from_folder
 from dragoman.formats.template import Template
 
 _FOLDERS = ("../numpy.libs", ".dylibs")
-"""Where the wheels keep their libraries, seen from numpy's folder."""
+"""Where wheels keep their libraries, relative to numpy's folder."""
 _GET, _SET = "scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"
 
 
 def _found() -> tuple[Callable[[], int], Callable[[int], object]]:
-    """How to ask for the number of threads and how to set it; where there is no way, no harm."""
+    """Get and set the number of BLAS threads; without OpenBLAS they do nothing."""
     home = Path(np.__file__).parent
     for folder in _FOLDERS:
         for file in (home / folder).glob("*openblas*"):
@@ -37,7 +37,7 @@ _get, _set = _found()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """While this holds, BLAS has one thread; then again as many as before."""
+    """Run BLAS with one thread: for matrices this small more are slower."""
     before = _get()
     _set(1)
     try:
@@ -60,7 +60,8 @@ class _Place(Struct, frozen=True):
 
 
 def read(file: Path) -> dict[str, Array]:
-    """The arrays by their names, in single precision. Raises ValueError for a file that is none."""
+    """The arrays of a safetensors file by name, in single precision. Raises ValueError for another
+    file."""
     data = file.read_bytes()
     size = int.from_bytes(data[:8], "little")
     try:
@@ -96,16 +97,16 @@ class Shape(Struct, frozen=True):
     rms_norm_eps: float
 
 
-class Stretch(Struct, frozen=True):
-    """New tokens of one sequence, and the memory of its keys and values.
+class Chunk(Struct, frozen=True):
+    """New tokens of one sequence, and its cache of keys and values.
 
-    `memory` has the axes layer, key or value, head, position, and room for the new tokens from
-    position `start` on, where they will be written.
+    `cache` has the axes layer, key or value, head, position, with room for the new tokens from
+    position `start` on.
     """
 
     ids: Sequence[int]
     start: int
-    memory: Array
+    cache: Array
 
     @property
     def end(self) -> int:
@@ -114,8 +115,8 @@ class Stretch(Struct, frozen=True):
 
 
 class _Layer(Struct, frozen=True):
-    """The matrices of one layer, turned so that rows are multiplied from the left. The weights of
-    the norms, and the scale of the attention, are already in them."""
+    """The matrices of one layer, transposed. The weights of the norms, and the scale of the
+    attention, are multiplied into them."""
 
     attend: Array
     out: Array
@@ -124,68 +125,68 @@ class _Layer(Struct, frozen=True):
 
 
 class Network:
-    """The computation, with its weights (named as `transformers` names them)."""
+    """The network, with its weights (named as `transformers` names them)."""
 
     def __init__(self, shape: Shape, weights: Mapping[str, Array]) -> None:
         self.shape = shape
         self._embedding = weights["model.embed_tokens.weight"]
-        self._scores = _turned(self._embedding, weights["model.norm.weight"])
+        self._scores = _transposed(self._embedding, weights["model.norm.weight"])
         layers = range(shape.num_hidden_layers)
         self._layers = [_layer(shape, weights, f"model.layers.{index}.") for index in layers]
-        self._turns = _turns(shape)
+        self._rotations = _rotations(shape)
 
-    def __call__(self, stretches: Sequence[Stretch]) -> Array:
-        """Read all stretches, and score what follows each: one row of scores for each of them."""
-        ids = [id for stretch in stretches for id in stretch.ids]
+    def __call__(self, chunks: Sequence[Chunk]) -> Array:
+        """Read all chunks, and score what follows each: one row of scores per chunk."""
+        ids = [id for chunk in chunks for id in chunk.ids]
         x = self._embedding[ids]
-        turns = self._turned_by(stretches)
+        rotations = self._rotations_of(chunks)
         for index, layer in enumerate(self._layers):
             x += self._attention(
-                layer, _normed(x, self.shape.rms_norm_eps), turns, stretches, index
+                layer, _normed(x, self.shape.rms_norm_eps), rotations, chunks, index
             )
-            x += _feed(layer, _normed(x, self.shape.rms_norm_eps))
-        last = np.cumsum([len(stretch.ids) for stretch in stretches]) - 1
+            x += _feed_forward(layer, _normed(x, self.shape.rms_norm_eps))
+        last = np.cumsum([len(chunk.ids) for chunk in chunks]) - 1
         return _normed(x[last], self.shape.rms_norm_eps) @ self._scores
 
-    def _turned_by(self, stretches: Sequence[Stretch]) -> Complex:
-        """The rotations of all rows, by their positions."""
-        parts = [self._turns[stretch.start : stretch.end] for stretch in stretches]
+    def _rotations_of(self, chunks: Sequence[Chunk]) -> Complex:
+        """The rotations of all rows, by position."""
+        parts = [self._rotations[chunk.start : chunk.end] for chunk in chunks]
         return (parts[0] if len(parts) == 1 else np.concatenate(parts))[:, None]
 
     def _attention(
-        self, layer: _Layer, x: Array, turns: Complex, stretches: Sequence[Stretch], index: int
+        self, layer: _Layer, x: Array, rotations: Complex, chunks: Sequence[Chunk], index: int
     ) -> Array:
         shape = self.shape
         heads, keys = shape.num_attention_heads, shape.num_key_value_heads
         rows = (x @ layer.attend).reshape(len(x), heads + 2 * keys, shape.head_dim)
-        turning = rows[:, : heads + keys].view(np.complex64)
-        turning *= turns
-        mixed = np.empty((len(x), heads * shape.head_dim), np.float32)
+        rotated = rows[:, : heads + keys].view(np.complex64)
+        rotated *= rotations
+        attended = np.empty((len(x), heads * shape.head_dim), np.float32)
         row = 0
-        for stretch in stretches:
-            end = row + len(stretch.ids)
-            mixed[row:end] = self._mixed(rows[row:end], stretch, index)
+        for chunk in chunks:
+            end = row + len(chunk.ids)
+            attended[row:end] = self._attend(rows[row:end], chunk, index)
             row = end
-        return mixed @ layer.out
+        return attended @ layer.out
 
-    def _mixed(self, rows: Array, stretch: Stretch, index: int) -> Array:
-        """The values of one sequence, mixed for each of its new rows as much as they matter."""
+    def _attend(self, rows: Array, chunk: Chunk, index: int) -> Array:
+        """Attention of one sequence, for its new rows."""
         shape, count = self.shape, len(rows)
         heads, kept = shape.num_attention_heads, shape.num_key_value_heads
-        keys, values = stretch.memory[index]
-        keys[:, stretch.start : stretch.end] = rows[:, heads:-kept].swapaxes(0, 1)
-        values[:, stretch.start : stretch.end] = rows[:, -kept:].swapaxes(0, 1)
+        keys, values = chunk.cache[index]
+        keys[:, chunk.start : chunk.end] = rows[:, heads:-kept].swapaxes(0, 1)
+        values[:, chunk.start : chunk.end] = rows[:, -kept:].swapaxes(0, 1)
         # Heads that share their keys stand below one another: one product serves them all.
-        asked = rows[:, :heads].reshape(count, kept, -1, shape.head_dim).transpose(1, 2, 0, 3)
-        flat = asked.reshape(kept, -1, shape.head_dim)
-        weights = flat @ keys[:, : stretch.end].swapaxes(1, 2)
+        queries = rows[:, :heads].reshape(count, kept, -1, shape.head_dim).transpose(1, 2, 0, 3)
+        flat = queries.reshape(kept, -1, shape.head_dim)
+        weights = flat @ keys[:, : chunk.end].swapaxes(1, 2)
         if count > 1:
-            later = np.arange(stretch.end) > np.arange(stretch.start, stretch.end)[:, None]
-            weights.reshape(kept, -1, count, stretch.end)[:, :, later] = -np.inf
+            later = np.arange(chunk.end) > np.arange(chunk.start, chunk.end)[:, None]
+            weights.reshape(kept, -1, count, chunk.end)[:, :, later] = -np.inf
         weights -= weights.max(-1, keepdims=True)
         np.exp(weights, out=weights)
         weights /= weights.sum(-1, keepdims=True)
-        found: Array = weights @ values[:, : stretch.end]
+        found: Array = weights @ values[:, : chunk.end]
         return (
             found.reshape(kept, -1, count, shape.head_dim).transpose(2, 0, 1, 3).reshape(count, -1)
         )
@@ -198,7 +199,7 @@ def _normed(x: Array, epsilon: float) -> Array:
     return normed
 
 
-def _feed(layer: _Layer, x: Array) -> Array:
+def _feed_forward(layer: _Layer, x: Array) -> Array:
     both: Array = x @ layer.widen
     gate, up = np.split(both, 2, axis=1)
     up *= gate / (1 + np.exp(-gate))
@@ -206,85 +207,83 @@ def _feed(layer: _Layer, x: Array) -> Array:
     return fed
 
 
-def _turns(shape: Shape) -> Complex:
-    """The rotation of each pair of numbers at each position, as complex numbers."""
+def _rotations(shape: Shape) -> Complex:
+    """The rotation of each pair of numbers at each position (RoPE), as complex numbers."""
     speeds = shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)
     angles = np.outer(np.arange(shape.max_position_embeddings), speeds)
-    turns: Complex = np.exp(1j * angles).astype(np.complex64)
-    return turns
+    rotations: Complex = np.exp(1j * angles).astype(np.complex64)
+    return rotations
 
 
 def _layer(shape: Shape, weights: Mapping[str, Array], name: str) -> _Layer:
     attention, feed = f"{name}self_attn.", f"{name}mlp."
-    asked = _paired(weights[f"{attention}q_proj.weight"], shape.head_dim)
-    asked *= np.float32(shape.head_dim**-0.5)
-    keys = _paired(weights[f"{attention}k_proj.weight"], shape.head_dim)
-    attend = np.concatenate((asked, keys, weights[f"{attention}v_proj.weight"]))
+    queries = _interleaved(weights[f"{attention}q_proj.weight"], shape.head_dim)
+    queries *= np.float32(shape.head_dim**-0.5)
+    keys = _interleaved(weights[f"{attention}k_proj.weight"], shape.head_dim)
+    attend = np.concatenate((queries, keys, weights[f"{attention}v_proj.weight"]))
     widen = [weights[f"{feed}{part}_proj.weight"] for part in ("gate", "up")]
     return _Layer(
-        _turned(attend, weights[f"{name}input_layernorm.weight"]),
-        _turned(weights[f"{attention}o_proj.weight"]),
-        _turned(np.concatenate(widen), weights[f"{name}post_attention_layernorm.weight"]),
-        _turned(weights[f"{feed}down_proj.weight"]),
+        _transposed(attend, weights[f"{name}input_layernorm.weight"]),
+        _transposed(weights[f"{attention}o_proj.weight"]),
+        _transposed(np.concatenate(widen), weights[f"{name}post_attention_layernorm.weight"]),
+        _transposed(weights[f"{feed}down_proj.weight"]),
     )
 
 
-def _paired(weight: Array, head_dim: int) -> Array:
+def _interleaved(weight: Array, head_dim: int) -> Array:
     """The rows that are rotated together, the halves of a head, as neighbours."""
     halves = weight.reshape(-1, 2, head_dim // 2, weight.shape[1])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def _turned(weight: Array, norm: Array | None = None) -> Array:
+def _transposed(weight: Array, norm: Array | None = None) -> Array:
     return np.ascontiguousarray((weight if norm is None else weight * norm).T)
 
 
-KEPT = 32
-"""Closed slots that are remembered."""
+MAX_CLOSED = 32
+"""Closed slots whose cache is kept."""
 ROOM = 64
-"""Tokens a slot has room for at first; it doubles when it is full."""
+"""Tokens a slot has room for at first; it doubles when full."""
 
 
 class Pocket:
     """A `ScoringModel` over the network. It is used from one thread."""
 
-    def __init__(self, network: Network, *, kept: int = KEPT) -> None:
+    def __init__(self, network: Network, *, kept: int = MAX_CLOSED) -> None:
         self._network = network
         self._most = kept
-        self._slots: OrderedDict[int, Memory] = OrderedDict()
+        self._slots: OrderedDict[int, KVCache] = OrderedDict()
         self._open: set[int] = set()
 
     @property
     def context(self) -> int:
-        """Positions there are."""
         return self._network.shape.max_position_embeddings
 
-    def open(self, ids: Sequence[int]) -> Memory:
-        """A slot that has read as much of the prompt as any slot before, but for its last id."""
+    def open(self, ids: Sequence[int]) -> KVCache:
+        """A slot that reuses the longest prefix of the prompt that any slot has read."""
         prompt = np.array(ids[:-1], np.int32)
-        memory = Memory(self._network.shape)
+        cache = KVCache(self._network.shape)
         best, shared = None, 0
         for known in self._slots.values():
             if (common := known.common(prompt)) > shared:
                 best, shared = known, common
         if best is not None:
-            memory.copy(best, shared)
+            cache.copy(best, shared)
             self._slots.move_to_end(id(best))
-        self._slots[id(memory)] = memory
-        self._open.add(id(memory))
-        return memory
+        self._slots[id(cache)] = cache
+        self._open.add(id(cache))
+        return cache
 
     def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[Array]:
-        """Read new ids in each slot, and score what follows the last of them."""
-        stretches = [slot.stretch(ids) for slot, ids in work]
+        chunks = [slot.chunk(ids) for slot, ids in work]
         with one_thread():
-            scores = self._network(stretches)
+            scores = self._network(chunks)
         for slot, ids in work:
             slot.read(ids)
         return list(scores)
 
     def close(self, slot: Any) -> None:
-        """Remember a slot for prompts that begin alike; the one not used for longest is dropped."""
+        """Keep a slot for prompts that begin alike; the least recently used one is dropped."""
         self._open.discard(id(slot))
         self._slots.move_to_end(id(slot))
         closed = [key for key in self._slots if key not in self._open]
@@ -292,7 +291,7 @@ class Pocket:
             del self._slots[key]
 
 
-class Memory:
+class KVCache:
     """One sequence: the ids that were read, and their keys and values in every layer."""
 
     def __init__(self, shape: Shape) -> None:
@@ -303,25 +302,25 @@ class Memory:
         self._ids: NDArray[np.int32] = np.empty(ROOM, np.int32)
 
     def common(self, ids: NDArray[np.int32]) -> int:
-        """How many ids at the start are the same."""
+        """How many leading ids are the same."""
         most = min(self.length, len(ids))
         different = self._ids[:most] != ids[:most]
         return int(different.argmax()) if different.any() else most
 
-    def copy(self, other: Memory, length: int) -> None:
-        """Begin with what another sequence has read."""
+    def copy(self, other: KVCache, length: int) -> None:
+        """Begin with a prefix of another sequence."""
         self._reserve(length)
         self._values[..., :length, :] = other._values[..., :length, :]
         self._ids[:length] = other._ids[:length]
         self.length = length
 
-    def stretch(self, ids: Sequence[int]) -> Stretch:
+    def chunk(self, ids: Sequence[int]) -> Chunk:
         """The new ids with room for their keys and values. Raises ValueError beyond the context."""
         end = self.length + len(ids)
         if end > self._most:
             raise ValueError(f"{end} tokens are more than the {self._most} this model can read")
         self._reserve(end)
-        return Stretch(ids, self.length, self._values)
+        return Chunk(ids, self.length, self._values)
 
     def read(self, ids: Sequence[int]) -> None:
         """The new ids have been read."""

@@ -1,4 +1,4 @@
-"""Constraints of an answer: which demands bind each token, and how sure the result is."""
+"""Enforces the demands on an answer by grammars (llguidance), or verifies the finished answer."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from .source import Logits
 
 Constrain = Callable[[Grammar, Tokenizer, frozenset[int]], Constraint]
-"""Makes a grammar a constraint for one sequence; the ids are those that end an answer."""
+"""Makes a grammar the constraint of one sequence; the ids are those that end an answer."""
 
 Batches = AsyncGenerator[list[Event], None]
 
 _HOW = "pip install 'dragoman[local]'"
 
 
-class Bound(Struct, frozen=True):
-    """The demands on one answer, and who keeps them.
+class Requirement(Struct, frozen=True):
+    """The demands on one answer, and how they are met.
 
-    `constraint` makes one for each sequence that is held to them; with `asked` the answer is
-    looked at. `described` says that there is a demand beside them which nobody keeps.
+    `constraint` makes a constraint for each sequence; with `asked` the finished answer is verified.
+    `described` says that there is a further demand which is only described in the prompt.
     """
 
     constraint: Callable[[], Constraint] | None
@@ -55,91 +55,94 @@ class Bound(Struct, frozen=True):
     described: bool = False
 
     @property
-    def sure(self) -> Guarantee:
-        """How sure an answer is in which nothing was found wrong."""
+    def guarantee(self) -> Guarantee:
+        """The guarantee of an answer in which no problem was found."""
         if self.described:
             return "best-effort"
         return "verified" if self.constraint is None else "enforced"
 
 
-class Bounds:
-    """Keeps the demands on one model. `scores` says whether it can be held to a grammar."""
+class Enforcer:
+    """Enforces or verifies demands for one model. `scores` says whether a grammar can constrain
+    it."""
 
     def __init__(self, tokenizer: Tokenizer, *, scores: bool, constrain: Constrain | None) -> None:
         self._tokenizer = tokenizer
         self._constrain = constrain
-        self._enforces = scores and (constrain is not None or _installed())
-        self._guide: Guide | None = None
+        self._enforces = scores and (constrain is not None or _llguidance_installed())
+        self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:
-        """How sure an answer can be that was demanded to be something."""
+        """The guarantees that an answer can have."""
         return ("enforced",) if self._enforces else ("verified", "best-effort")
 
-    def bound(
+    def requirement(
         self, request: Request, grammar: Grammar | None, ends: frozenset[int]
-    ) -> Bound | None:
-        """What to do about a request; None where it demands nothing. `ends` end an answer.
+    ) -> Requirement | None:
+        """How to meet the demands of a request; None where it has none. `ends` end an answer.
 
-        It takes its time, so call it away from an event loop. Raises FaultError, naming the field,
-        for demands that mean nothing or cannot be kept.
+        Compiling takes time: call it off the event loop. Raises FaultError, naming the field, for
+        demands that are invalid or cannot be met.
         """
         if grammar is None:
             return None
         if not self._enforces:
             asked = demand(request)
             _check(asked)
-            return Bound(None, asked)
+            return Requirement(None, asked)
         # A string of the client's own may stop the answer where the grammar would not.
         asked = demand(request) if request.sampling.stop else None
-        return Bound(self._constraint(grammar, ends), asked)
+        return Requirement(self._constraint(grammar, ends), asked)
 
     def _constraint(self, grammar: Grammar, ends: frozenset[int]) -> Callable[[], Constraint]:
         if self._constrain is not None:
             return partial(self._constrain, grammar, self._tokenizer, ends)
         with self._lock:
-            if self._guide is None:
-                self._guide = Guide(self._tokenizer)
-        self._guide.constrain(grammar, ends)  # says now what is wrong with it
-        return partial(self._guide.constrain, grammar, ends)
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self._tokenizer)
+        self._compiler.constrain(grammar, ends)  # raises now what is wrong with it
+        return partial(self._compiler.constrain, grammar, ends)
 
 
-async def kept(batches: Batches, bound: Bound) -> Batches:
-    """The same events, with the word of how sure the answer is; a strict demand that was not met
-    makes a failure of the end."""
-    fold = Fold() if bound.asked is not None else None
+async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
+    """The same events, with the answer's guarantee; a strict demand that was not met makes the end
+    a failure."""
+    fold = Fold() if requirement.asked is not None else None
     async with aclosing(batches):
         async for batch in batches:
             if fold is not None:
                 fold.feed_all(batch)
-            if isinstance(start := batch[0], Started) and bound.constraint is not None:
-                batch[0] = replace(start, guarantee=bound.sure)
+            if isinstance(start := batch[0], Started) and requirement.constraint is not None:
+                batch[0] = replace(start, guarantee=requirement.guarantee)
             if isinstance(end := batch[-1], Finished):
-                batch[-1] = await _ended(end, bound, fold)
+                batch[-1] = await _checked_end(end, requirement, fold)
             yield batch
 
 
-async def _ended(event: Finished, bound: Bound, fold: Fold | None) -> Finished | Failed:
-    """The end, with what a look at the answer said."""
-    enforced = bound.constraint is not None
-    if fold is None or bound.asked is None:
-        return replace(event, guarantee=bound.sure)
+async def _checked_end(
+    event: Finished, requirement: Requirement, fold: Fold | None
+) -> Finished | Failed:
+    """The end, with the result of verifying the answer."""
+    enforced = requirement.constraint is not None
+    if fold is None or requirement.asked is None:
+        return replace(event, guarantee=requirement.guarantee)
     if event.status != "completed":
-        return replace(event, guarantee=bound.sure if enforced else "best-effort")
-    found = await asyncio.to_thread(_looked_at, bound.asked, fold.response)
+        return replace(event, guarantee=requirement.guarantee if enforced else "best-effort")
+    found = await asyncio.to_thread(_first_problem, requirement.asked, fold.response)
     if found is None:
-        return replace(event, guarantee=bound.sure)
+        return replace(event, guarantee=requirement.guarantee)
     if found.fatal and not enforced:
-        told = f"The model's answer is not what was demanded: {found.what}. Ask again."
-        fault = Fault("upstream_error", told, "upstream")
+        text = f"The model's answer is not what was demanded: {found.what}. Ask again."
+        fault = Fault("upstream_error", text, "upstream")
         return Failed(fault, event.usage, event.completed_at, event.extra)
     loss = Loss("format", "dropped", f"the answer is not what was demanded: {found.what}")
     return replace(event, guarantee="best-effort", losses=(*event.losses, loss))
 
 
-def _looked_at(asked: Demand, response: Response) -> Problem | None:
-    """What is wrong with any of the choices."""
+def _first_problem(asked: Demand, response: Response) -> Problem | None:
+    """The first problem in any of the choices."""
     for number in range(len(response.reasons)):
         if (found := problem(asked, response.choice(number), _matches)) is not None:
             return found
@@ -149,75 +152,73 @@ def _looked_at(asked: Demand, response: Response) -> Problem | None:
 # ---- texts of a grammar ------------------------------------------------------------------
 
 
-def _installed() -> bool:
-    """Whether grammars can be run."""
+def _llguidance_installed() -> bool:
     try:
         return find_spec("llguidance") is not None
-    except ValueError:  # it was imported in a way that left no trace
+    except ValueError:  # llguidance is in sys.modules as None
         return False
 
 
 def _check(asked: Demand | None) -> None:
-    """Raises FaultError for a demand that cannot be looked into, or is no grammar."""
+    """Raises FaultError for a demand that cannot be verified, or is no grammar."""
     bodies = [] if asked is None else [asked.text, *(tool.body for tool in asked.tools)]
     for body in bodies:
-        if body is not None and _takes_a_grammar(body):
-            if not _installed():
+        if body is not None and _needs_grammar(body):
+            if not _llguidance_installed():
                 raise FaultError(
                     unsupported(f"cannot be kept without llguidance ({_HOW})", body.param)
                 )
-            _motion(body)
+            _grammar_state(body)
 
 
-def _takes_a_grammar(body: Body) -> TypeGuard[Regex | Lark | JSONBody]:
-    """Whether it takes a grammar to tell what is of it."""
+def _needs_grammar(body: Body) -> TypeGuard[Regex | Lark | JSONBody]:
+    """Whether it takes a grammar to verify it."""
     match body:
         case JSONBody(schema=schema):
-            said = msgspec.json.encode(schema)
-            return any(word in said for word in (b'"pattern', b'"format"'))
+            text = msgspec.json.encode(schema)
+            return any(word in text for word in (b'"pattern', b'"format"'))
         case _:
             return isinstance(body, Regex | Lark)
 
 
 def _matches(body: Body, text: str) -> bool:
-    """Whether a text is of a grammar."""
-    motion = _motion(body)
+    """Whether a text matches a grammar."""
+    state = _grammar_state(body)
     try:
-        motion.accept(text.encode())
+        state.accept(text.encode())
     except FaultError:
         return False
-    return motion.fits
+    return state.accepting
 
 
-def _motion(body: Body) -> Motion:
+def _grammar_state(body: Body) -> GrammarState:
     writer = Writer()
-    return _bytes().constrain(writer.grammar(writer.body(body)))
+    return _byte_compiler().constrain(writer.grammar(writer.body(body)))
 
 
 @cache
-def _bytes() -> Guide:
-    """A guide for texts, whatever their tokens."""
-    return Guide(ByteTokenizer())
+def _byte_compiler() -> GrammarCompiler:
+    """A compiler for texts, whatever their tokens."""
+    return GrammarCompiler(ByteTokenizer())
 
 
 # ---- llguidance ----------------------------------------------------------------------------
 
-COMPILED = 256
-"""Grammars that are kept compiled, for each vocabulary."""
+MAX_COMPILED = 256
+"""Grammars that stay compiled, for each vocabulary."""
 
-_SILENT = 0
+_NO_LOG = 0
 
 
-class Guide:
-    """Constrains sequences over one vocabulary.
+class GrammarCompiler:
+    """Compiles grammars over one vocabulary; from any thread.
 
-    Building it reads the whole vocabulary (about a second for 200,000 tokens), so keep it. It may
-    be used from any thread.
+    Building it reads the whole vocabulary (about a second for 200,000 tokens), so keep it.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
-    >>> guide = Guide(ByteTokenizer())
-    >>> motion = guide.constrain(Grammar('start: "yes" | "no"'))
-    >>> motion.accept(b"n"); bytes(motion.forced())
+    >>> compiler = GrammarCompiler(ByteTokenizer())
+    >>> state = compiler.constrain(Grammar('start: "yes" | "no"'))
+    >>> state.accept(b"n"); bytes(state.forced())
     b'o'
     """
 
@@ -226,14 +227,14 @@ class Guide:
 
         self._controls = dict(tokenizer.controls)
         self._size = tokenizer.size
-        wrapped = llguidance.TokenizerWrapper(_Vocabulary(tokenizer))
+        wrapped = llguidance.TokenizerWrapper(_LLGuidanceVocabulary(tokenizer))
         self._tokens = llguidance.LLTokenizer(wrapped)
         self._compiled: OrderedDict[tuple[Grammar, frozenset[int]], llguidance.LLMatcher]
         self._compiled = OrderedDict()
         self._lock = threading.Lock()
 
-    def constrain(self, grammar: Grammar, ends: frozenset[int] = frozenset()) -> Motion:
-        """The grammar, at its beginning. `ends` are ids that end an answer where the grammar names
+    def constrain(self, grammar: Grammar, ends: frozenset[int] = frozenset()) -> GrammarState:
+        """A grammar in its initial state. `ends` are ids that end an answer where the grammar names
         no token for it that is in the vocabulary.
 
         Raises FaultError, naming the field that demanded it, for what is no grammar.
@@ -244,11 +245,11 @@ class Guide:
             if matcher is None:
                 matcher = self._compile(grammar, ends)
                 self._compiled[key] = matcher
-                if len(self._compiled) > COMPILED:
+                if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
             else:
                 self._compiled.move_to_end(key)
-            return Motion(matcher.deep_copy(), self._size)
+            return GrammarState(matcher.deep_copy(), self._size)
 
     def _compile(self, grammar: Grammar, ends: frozenset[int]) -> llguidance.LLMatcher:
         rules = "\n".join((grammar.lark, *self._markers(grammar.markers, ends)))
@@ -256,22 +257,24 @@ class Guide:
         if not matcher.is_error():
             return matcher
         lines = {line.partition(":")[0]: line for line in grammar.lark.splitlines()}
-        for param, expression in grammar.parts:  # which of the demands is it?
+        for param, expression in grammar.parts:  # which demand is at fault?
             part = f"start: {expression}\n{lines.get(expression, '')}"
             inner = [each for each in grammar.inner if expression == f"@{each[0]}"]
             alone = self._matcher(part, inner)
             if alone.is_error():
-                raise FaultError(bad_request(_told(alone.get_error()), param))
-        raise FaultError(bad_request(f"The demands on the answer: {_told(matcher.get_error())}"))
+                raise FaultError(bad_request(_error_text(alone.get_error()), param))
+        raise FaultError(
+            bad_request(f"The demands on the answer: {_error_text(matcher.get_error())}")
+        )
 
     def _matcher(self, lark: str, inner: Sequence[tuple[str, str]]) -> llguidance.LLMatcher:
         import llguidance
 
         grammars = [{"name": name, "lark_grammar": text} for name, text in (("top", lark), *inner)]
         given = json.dumps({"grammars": grammars})
-        matcher = llguidance.LLMatcher(self._tokens, given, log_level=_SILENT)
+        matcher = llguidance.LLMatcher(self._tokens, given, log_level=_NO_LOG)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # copies know what it takes, so no model waits for that
+            matcher.compute_bitmask()  # computed once, copies share it: else the model waits
         return matcher
 
     def _markers(self, markers: Sequence[Marker], ends: frozenset[int]) -> Iterator[str]:
@@ -294,8 +297,8 @@ class Guide:
                     yield f"{marker.rule}: {token}"
 
 
-class Motion:
-    """A grammar in motion, for one sequence: the `Constraint` of a sampler."""
+class GrammarState:
+    """The state of a grammar in one sequence: the `Constraint` of a sampler."""
 
     __slots__ = ("_matcher", "_size")
 
@@ -305,46 +308,47 @@ class Motion:
 
     def mask(self, logits: Logits) -> None:
         """Set the scores of tokens that may not come next to minus infinity, in place. Raises
-        FaultError where there is too much to be looked through."""
+        FaultError where llguidance's limits are exceeded."""
         import numpy as np
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            problem = f"The demands on the answer are too large: {_told(self._matcher.get_error())}"
+            problem = (
+                f"The demands on the answer are too large: {_error_text(self._matcher.get_error())}"
+            )
             raise FaultError(bad_request(problem))
         barred = np.unpackbits(~bits, count=self._size, bitorder="little").view(np.bool_)
         np.copyto(logits[: self._size], -np.inf, where=barred)
-        logits[self._size :] = -np.inf  # of ids that the vocabulary does not have
+        logits[self._size :] = -np.inf  # padding rows of the network
 
     def accept(self, ids: Sequence[int]) -> None:
-        """These tokens came. Raises FaultError where they do not fit."""
+        """Advance by these tokens. Raises FaultError where they do not match."""
         self._matcher.consume_tokens(list(ids))
         self._check()
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must come next, one way only; empty where there is a choice."""
         forced: list[int] = self._matcher.compute_ff_tokens()
         self._check()
         return forced
 
     @property
     def over(self) -> bool:
-        """Whether nothing but the end may follow."""
         return self._matcher.is_stopped()
 
     @property
-    def fits(self) -> bool:
-        """Whether what came so far is all that was demanded."""
+    def accepting(self) -> bool:
+        """Whether the tokens so far are a complete match."""
         return self._matcher.is_accepting()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            problem = f"The grammar lost its way: {_told(self._matcher.get_error())}"
+            problem = f"The grammar lost its way: {_error_text(self._matcher.get_error())}"
             raise FaultError(Fault("internal", problem))
 
 
-class _Vocabulary:
-    """A tokenizer, as llguidance wants to see one; with one more token, which nobody can say."""
+class _LLGuidanceVocabulary:
+    """A tokenizer as llguidance's `TokenizerWrapper` takes it, with one more token for the end,
+    which no model writes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -355,12 +359,12 @@ class _Vocabulary:
         self.special_token_ids = [*tokenizer.controls.values(), size]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        said = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return list(self._tokenizer.encode(said))
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return list(self._tokenizer.encode(text))
 
 
-def _told(error: str) -> str:
-    """The first lines of an error: what comes after is the grammar itself."""
+def _error_text(error: str) -> str:
+    """The first lines of an error: after them comes the grammar itself."""
     lines = [line.strip() for line in error.partition("<state>")[0].splitlines()]
-    told = " ".join(line for line in lines if line and "|" not in line[:6])
-    return told[:300]
+    text = " ".join(line for line in lines if line and "|" not in line[:6])
+    return text[:300]

@@ -1,110 +1,69 @@
-"""Token engines from Python functions: one that names the next token, a batch, or a stream."""
+"""Models from Python functions: one that names the next token, a batch of them, or a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from dragoman.core.request import Sampling
 
-from .source import Job, Named, NamingModel, Slot, Tally, Written, failed
+from .source import Job, NewTokens, NextToken, NextTokenModel, Slot, TokenCounter, model_fault
 
 Stream = Callable[[list[int], Sampling], AsyncIterator[int | Sequence[int]]]
-"""The ids of the prompt and the settings asked for; gives ids, one or several at a time."""
+"""Takes the ids of the prompt and the sampling; yields ids, one or several at a time."""
+Function = Callable[[list[int], Sampling], int | None]
+"""Takes all ids so far and the sampling; returns the next id, or None for the end."""
+Step = Callable[[list[list[int]], list[Sampling]], Sequence[int | None]]
+"""The same for several sequences: one id for each."""
+
+DEFAULT_TEMPERATURE = 1.0
+"""OpenAI's default."""
 
 
-class StreamModel:
-    """A model that is an asynchronous stream of ids for each prompt."""
+def from_next_token(
+    function: Callable[..., Any], *, context: int | None = None
+) -> NextTokenModel | StreamModel:
+    """A model from `function(ids, sampling) -> id`, which may return None for the end.
 
-    obeys: frozenset[str] | None = None
-    concurrency: int | None = None
+    `ids` has the prompt and all tokens since; it must not be changed, nor kept. Also accepted is
+    `function(tokens, temperature, new_request) -> id`, the signature of gpt-oss's reference server.
+    It runs in a thread of its own, unless it is asynchronous. `context` is the most tokens in a
+    sequence.
 
-    def __init__(self, stream: Stream, context: int | None = None) -> None:
-        self.context = context
-        self._stream = stream
+    >>> model = from_next_token(lambda ids, sampling: ids[-1] + 1)
+    >>> model.step([(model.open([1, 2], Sampling()), [2])])
+    [3]
+    """
+    if inspect.iscoroutinefunction(function):
 
-    async def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Written], None]:
-        """What is written in each sequence, by its place among the jobs, until all are over."""
-        yield 0, Written([], [])
-        if len(jobs) == 1:
-            async with aclosing(self._written(jobs[0])) as pieces:
-                async for written in pieces:
-                    yield 0, written
-                    if written.enough:
-                        return
-            return
-        queue: asyncio.Queue[tuple[int, Written]] = asyncio.Queue(maxsize=len(jobs))
-        tasks = [asyncio.ensure_future(self._put(queue, *each)) for each in enumerate(jobs)]
-        try:
-            left = set(range(len(jobs)))
-            while left:
-                place, written = await queue.get()
-                if place in left:
-                    yield place, written
-                if written.end is not None or written.enough:
-                    left.discard(place)
-                    tasks[place].cancel()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async def stream(ids: list[int], sampling: Sampling) -> AsyncGenerator[int, None]:
+            while (id := await function(ids, sampling)) is not None:
+                yield id
+                ids.append(id)
 
-    async def close(self) -> None:
-        """There is nothing to let go of."""
-
-    async def _put(self, queue: asyncio.Queue[tuple[int, Written]], place: int, job: Job) -> None:
-        async with aclosing(self._written(job)) as pieces:
-            async for written in pieces:
-                await queue.put((place, written))
-
-    async def _written(self, job: Job) -> AsyncGenerator[Written, None]:
-        tally = Tally(job)
-        closed = False
-        try:
-            async with AsyncExitStack() as stack:
-                stream = self._stream(list(job.prompt), job.sampling)
-                if isinstance(stream, AsyncGenerator):
-                    await stack.enter_async_context(aclosing(stream))
-                try:
-                    async for given in stream:
-                        yield Written(_taken(given, tally), [], tally.end)
-                        if closed := tally.end is not None:
-                            return
-                        await asyncio.sleep(0)  # a stream that never waits is not alone here
-                except GeneratorExit:
-                    closed = True
-                    raise
-        except Exception as error:
-            if _cancelled():  # the stream objects to being given up, which changes nothing
-                raise asyncio.CancelledError from error
-            if not closed:
-                yield Written([], [], failed(error))
-        else:
-            yield Written([], [], "stop")
+        return StreamModel(stream, context)
+    parameters = inspect.signature(function).parameters
+    empty = inspect.Parameter.empty
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = sum(p.kind in kinds and p.default is empty for p in parameters.values())
+    if "new_request" in parameters or required == 3:
+        return _StatefulModel(function, context)
+    return _FunctionModel(function, context)
 
 
-def _cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _taken(given: Any, tally: Tally) -> list[int]:
-    """The ids in one piece of a stream, up to the one that ends it."""
-    ids: list[int] = []
-    for id in given if isinstance(given, Sequence) else (given,):
-        ids.append(tally.take(id))
-        if tally.end is not None:
-            break
-    return ids
+def from_step(function: Step, *, context: int | None = None) -> NextTokenModel:
+    """A model from `function(sequences, samplings) -> ids`, called once for all running
+    sequences."""
+    return _BatchModel(function, context)
 
 
 def from_stream(stream: Stream, *, context: int | None = None) -> StreamModel:
-    """A model out of `stream(ids, sampling)`, which gives ids one or several at a time.
+    """A model from `stream(ids, sampling)`, which yields ids one or several at a time.
 
-    It runs on the event loop, so it must not block. When the answer is given up it is closed.
+    It runs on the event loop, so it must not block. It is closed when the answer is cancelled.
 
     >>> async def count(ids, sampling):
     ...     for id in range(65, 70):
@@ -114,32 +73,10 @@ def from_stream(stream: Stream, *, context: int | None = None) -> StreamModel:
     return StreamModel(stream, context)
 
 
-def from_async_next_token(
-    function: Callable[[list[int], Sampling], Awaitable[int | None]], context: int | None
-) -> StreamModel:
-    """The same out of a coroutine function that names one token at a time."""
-
-    async def stream(ids: list[int], sampling: Sampling) -> AsyncGenerator[int, None]:
-        while (id := await function(ids, sampling)) is not None:
-            yield id
-            ids.append(id)
-
-    return StreamModel(stream, context)
+# ---- functions -----------------------------------------------------------------------------
 
 
-NextToken = Callable[[list[int], Sampling], int | None]
-"""All ids so far and the settings asked for; gives the next id, or None for the end."""
-
-Step = Callable[[list[list[int]], list[Sampling]], Sequence[int | None]]
-"""The same for several sequences: as many ids as sequences."""
-
-OPENAI_DEFAULT = 1.0
-"""The temperature where none was asked for."""
-
-
-class _Written:
-    """A sequence of a function: all its ids."""
-
+class _FunctionSlot:
     def __init__(self, ids: Sequence[int], sampling: Sampling) -> None:
         self.ids = list(ids[:-1])  # the last one is left to be read
         self.sampling = sampling
@@ -149,120 +86,150 @@ class _Written:
         return len(self.ids)
 
 
-class _Functional(NamingModel):
-    """A model that reads nothing: its function is given every id every time."""
+class _FunctionModel(NextTokenModel):
+    """A function that is called with all ids, for one sequence after the other."""
 
-    def __init__(self, context: int | None) -> None:
+    def __init__(self, function: Callable[..., Any], context: int | None) -> None:
         self.context = context
-
-    def open(self, ids: Sequence[int], sampling: Sampling) -> Slot:
-        return _Written(ids, sampling)
-
-    def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[Named]:
-        for slot, ids in work:
-            slot.ids.extend(ids)
-        return self.name([slot for slot, _ in work])
-
-    def name(self, slots: list[_Written]) -> Sequence[Named]:
-        """What comes next in each."""
-        raise NotImplementedError
-
-
-class _One(_Functional):
-    """A function called for one sequence after the other."""
-
-    def __init__(self, function: NextToken, context: int | None) -> None:
-        super().__init__(context)
         self._function = function
 
-    def name(self, slots: list[_Written]) -> Sequence[Named]:
-        return [self._ask(slot) for slot in slots]
+    def open(self, ids: Sequence[int], sampling: Sampling) -> Slot:
+        return _FunctionSlot(ids, sampling)
 
-    def _ask(self, slot: _Written) -> Named:
+    def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[NextToken]:
+        for slot, ids in work:
+            slot.ids.extend(ids)
+        return self._call([slot for slot, _ in work])
+
+    def _call(self, slots: list[_FunctionSlot]) -> Sequence[NextToken]:
+        return [self._call_one(slot) for slot in slots]
+
+    def _call_one(self, slot: _FunctionSlot) -> NextToken:
         try:
-            return self._function(slot.ids, slot.sampling)
-        except Exception as error:  # of this sequence alone; the others go on
+            found: NextToken = self._function(slot.ids, slot.sampling)
+        except Exception as error:  # of this sequence alone; the others continue
             return error
+        return found
 
 
-class _Stateful(_Functional):
-    """A function `(tokens, temperature, new_request) -> id` with one state of its own.
+class _StatefulModel(_FunctionModel):
+    """A function `(tokens, temperature, new_request) -> id` with state of its own.
 
-    It is told of a new request whenever it is asked about another sequence than the last time.
-    Since it must then read everything again, one sequence is written at a time.
+    `new_request` is true whenever the sequence is another than in the last call. The function must
+    then read everything again, so only one sequence runs at a time.
     """
 
     concurrency = 1
-    obeys = frozenset(("temperature",))
+    honoured = frozenset(("temperature",))
+    _last: _FunctionSlot | None = None
 
-    def __init__(
-        self, function: Callable[[list[int], float, bool], int | None], context: int | None
-    ) -> None:
-        super().__init__(context)
-        self._function = function
-        self._last: _Written | None = None
-
-    def name(self, slots: list[_Written]) -> Sequence[Named]:
-        return [self._ask(slot) for slot in slots]
-
-    def _ask(self, slot: _Written) -> Named:
+    def _call_one(self, slot: _FunctionSlot) -> NextToken:
         new, self._last = slot is not self._last, slot
-        asked = slot.sampling.temperature
+        temperature = slot.sampling.temperature
+        if temperature is None:
+            temperature = DEFAULT_TEMPERATURE
         try:
-            return self._function(slot.ids, OPENAI_DEFAULT if asked is None else asked, new)
-        except Exception as error:  # its state is unknown now
-            self._last = None
+            found: NextToken = self._function(slot.ids, temperature, new)
+        except Exception as error:
+            self._last = None  # its state is unknown now
             return error
+        return found
 
     def close(self, slot: Slot) -> None:
         if slot is self._last:
             self._last = None
 
 
-class _Batch(_Functional):
-    """A function called once for all sequences."""
+class _BatchModel(_FunctionModel):
+    """A function that is called once for all sequences."""
 
-    def __init__(self, function: Step, context: int | None) -> None:
-        super().__init__(context)
-        self._function = function
-
-    def name(self, slots: list[_Written]) -> Sequence[Named]:
-        named = self._function([slot.ids for slot in slots], [slot.sampling for slot in slots])
-        if len(named) != len(slots):
-            raise ValueError(f"the step function named {len(named)} tokens for {len(slots)}")
-        return named
+    def _call(self, slots: list[_FunctionSlot]) -> Sequence[NextToken]:
+        found: Sequence[NextToken]
+        found = self._function([slot.ids for slot in slots], [slot.sampling for slot in slots])
+        if len(found) != len(slots):
+            raise ValueError(f"the step function named {len(found)} tokens for {len(slots)}")
+        return found
 
 
-def from_next_token(
-    function: Callable[..., Any], *, context: int | None = None
-) -> NamingModel | StreamModel:
-    """A model out of `function(ids, sampling) -> id`, which may give None for the end.
-
-    `ids` holds the prompt and all that was written since; it must not be changed, nor kept. Also
-    taken is `function(tokens, temperature, new_request) -> id`. It runs in a thread of its own,
-    never on the event loop, unless it is asynchronous itself. `context`
-    is the greatest number of tokens in a sequence.
-
-    >>> model = from_next_token(lambda ids, sampling: ids[-1] + 1)
-    >>> model.step([(model.open([1, 2], Sampling()), [2])])
-    [3]
-    """
-    if inspect.iscoroutinefunction(function):
-        return from_async_next_token(function, context)
-    if "new_request" in inspect.signature(function).parameters or _takes(function, 3):
-        return _Stateful(function, context)
-    return _One(function, context)
+# ---- streams -------------------------------------------------------------------------------
 
 
-def from_step(function: Step, *, context: int | None = None) -> NamingModel:
-    """A model out of `function(sequences, samplings) -> ids`, called once for all sequences that
-    are being written."""
-    return _Batch(function, context)
+class StreamModel:
+    """A model that is an asynchronous stream of ids for each prompt."""
+
+    honoured: frozenset[str] | None = None
+    concurrency: int | None = None
+
+    def __init__(self, stream: Stream, context: int | None = None) -> None:
+        self.context = context
+        self._stream = stream
+
+    async def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, NewTokens], None]:
+        """The new tokens of each sequence, by its index, until all have ended."""
+        yield 0, NewTokens([], [])
+        if len(jobs) == 1:
+            async with aclosing(self._tokens(jobs[0])) as pieces:
+                async for new in pieces:
+                    yield 0, new
+                    if new.stopped:
+                        return
+            return
+        queue: asyncio.Queue[tuple[int, NewTokens]] = asyncio.Queue(maxsize=len(jobs))
+        tasks = [asyncio.ensure_future(self._put(queue, *each)) for each in enumerate(jobs)]
+        try:
+            running = set(range(len(jobs)))
+            while running:
+                index, new = await queue.get()
+                if index in running:
+                    yield index, new
+                if new.end is not None or new.stopped:
+                    running.discard(index)
+                    tasks[index].cancel()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def _put(self, queue: asyncio.Queue[tuple[int, NewTokens]], index: int, job: Job) -> None:
+        async with aclosing(self._tokens(job)) as pieces:
+            async for new in pieces:
+                await queue.put((index, new))
+
+    async def _tokens(self, job: Job) -> AsyncGenerator[NewTokens, None]:
+        counter = TokenCounter(job)
+        closed = False
+        try:
+            async with AsyncExitStack() as stack:
+                stream = self._stream(list(job.prompt), job.sampling)
+                if isinstance(stream, AsyncGenerator):
+                    await stack.enter_async_context(aclosing(stream))
+                try:
+                    async for piece in stream:
+                        yield NewTokens(_counted(piece, counter), [], counter.end)
+                        if closed := counter.end is not None:
+                            return
+                        await asyncio.sleep(0)  # let others run beside a stream that never waits
+                except GeneratorExit:
+                    closed = True
+                    raise
+        except Exception as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # an error of the stream's own clean-up
+                raise asyncio.CancelledError from error
+            if not closed:
+                yield NewTokens([], [], model_fault(error))
+        else:
+            yield NewTokens([], [], "stop")
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function must be given so many arguments."""
-    empty = inspect.Parameter.empty
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return sum(each.kind in kinds and each.default is empty for each in parameters) == count
+def _counted(piece: Any, counter: TokenCounter) -> list[int]:
+    """The ids in one piece of a stream, up to the one that ends it."""
+    ids: list[int] = []
+    for id in piece if isinstance(piece, Sequence) else (piece,):
+        ids.append(counter.add(id))
+        if counter.end is not None:
+            break
+    return ids

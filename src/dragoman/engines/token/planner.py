@@ -22,14 +22,14 @@ from dragoman.engines.base import unsupported_fields
 from dragoman.formats.format import Format, Parser, Setting
 from dragoman.formats.prompt import Prompt, Tokenizer
 
-from .constraints import Bound, Bounds
+from .constraints import Enforcer, Requirement
 from .source import Job, room
 
 _utf8 = getincrementaldecoder("utf-8")
 
 
 def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """The ids of a prompt that the caller wrote: the texts of control tokens in it are those.
+    """The ids of a raw prompt, in which control tokens may be spelled out.
 
     >>> from dragoman.formats.prompt import ByteTokenizer
     >>> raw_ids("hi<|end|>", ByteTokenizer(["<|end|>"]))
@@ -50,7 +50,7 @@ def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
 
 
 class RawParser:
-    """Says what the model writes, as text; of control tokens nothing."""
+    """Emits the model's tokens as text; control tokens are left out."""
 
     def __init__(self, request: Request, turn: Turn, tokenizer: Tokenizer) -> None:
         self._turn = turn
@@ -61,31 +61,28 @@ class RawParser:
         self.warnings: tuple[str, ...] = ()
 
     def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
-        """More tokens."""
         decode, piece, controls = self._decoder.decode, self._piece, self._controls
-        said = [decode(piece(id)) if id not in controls else "" for id in ids]
+        texts = [decode(piece(id)) if id not in controls else "" for id in ids]
         if not tokens:
-            self._turn.texts([text for text in said if text])
+            self._turn.texts([text for text in texts if text])
             return
-        for text, token in zip(said, tokens, strict=True):
+        for text, token in zip(texts, tokens, strict=True):
             self._turn.text(text, 0, (token,))
 
     def write(self, text: str) -> None:
-        """More text."""
         self._turn.text(text)
 
     def close(self, reason: str) -> None:
-        """The model stopped."""
         self._turn.text(self._decoder.decode(b"", True))
         self._turn.finish(reason)
         self._turn.end(complete=True)
 
 
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 
 Done = TypeVar("Done")
 
-_SETTINGS = (
+_SAMPLING_FIELDS = (
     "top_p",
     "top_k",
     "min_p",
@@ -95,25 +92,25 @@ _SETTINGS = (
     "seed",
     "logit_bias",
 )
-"""The fields of a sampling that only change which token is chosen."""
+"""Fields that only change which token is chosen."""
 
-_LIGHT = 4_000
-"""Characters of a conversation that is rendered where it is asked; a longer one in a thread."""
+_QUICK = 4_000
+"""Characters of a conversation that is rendered on the event loop; longer ones in a thread."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """A request, ready to be written.
+    """A request, ready to run.
 
-    `bound` is what its answer must be, where that is anything in particular. `markers` are texts
-    that end an answer and are no tokens here. `echo` is what the answer begins with, and `undo`
-    takes back in its events what was rewritten of the request.
+    `requirement` is what its answer must be, if anything. `markers` are texts that end an answer
+    and are no tokens here. `echo` is what the answer begins with, and `undo` restores in its events
+    what was lowered in the request.
     """
 
     request: Request
     jobs: tuple[Job, ...]
     parser: Callable[[Turn], Parser]
     losses: tuple[Loss, ...] = ()
-    bound: Bound | None = None
+    requirement: Requirement | None = None
     markers: tuple[str, ...] = ()
     echo: str | None = None
     undo: Restore | None = None
@@ -122,8 +119,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Planner(Struct, frozen=True, kw_only=True):
     """Plans for one model in one format.
 
-    `scores` says whether the model gives scores, `obeys` which settings it honours if it does not
-    (None: it sees them all).
+    `scores` says whether the model gives scores, `honoured` which sampling fields it honours if it
+    does not (None: all).
     """
 
     format: Format
@@ -132,24 +129,24 @@ class Planner(Struct, frozen=True, kw_only=True):
     context: int | None
     max_tokens: int
     ends: frozenset[int]
-    bounds: Bounds
+    enforcer: Enforcer
     scores: bool
-    obeys: frozenset[str] | None
+    honoured: frozenset[str] | None
 
     async def chat(self, request: Request) -> Plan:
-        """A plan for a conversation. Raises FaultError."""
-        return await _apart(self._chat, request)
+        """The plan of a conversation. Raises FaultError."""
+        return await _off_loop_if_slow(self._chat, request)
 
     async def count(self, request: Request) -> int:
-        """How many tokens the prompt of a conversation has. Raises FaultError."""
-        return len((await _apart(self._lowered, request))[2])
+        """The number of tokens in the prompt of a conversation. Raises FaultError."""
+        return len((await _off_loop_if_slow(self._lowered, request))[2])
 
     async def raw(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
-        """A plan for a bare prompt. Raises FaultError."""
+        """The plan of a raw prompt. Raises FaultError."""
         return await asyncio.to_thread(self._raw, prompt, request, echo)
 
     def _lowered(self, request: Request) -> tuple[Lowered, Prompt, list[int]]:
-        """A request as the format can say it, its prompt, and the ids of that."""
+        """The request in terms of the format, its prompt, and the prompt's ids."""
         lowered = lower(request, self.format.limits)
         setting = self.setting() if callable(self.setting) else self.setting
         try:
@@ -164,22 +161,22 @@ class Planner(Struct, frozen=True, kw_only=True):
         ends, markers = self._ends(asked)
         job = self._job(ids, asked, ends)
         try:
-            bound = self.bounds.bound(asked, self.format.grammar(asked), ends)
+            requirement = self.enforcer.requirement(asked, self.format.grammar(asked), ends)
         except FaultError as error:
             raise FaultError(lowered.client_fault(error.fault)) from error
-        unkept = tuple(_unkept(asked, bound))
+        not_enforced = tuple(_not_enforced(asked, requirement))
         if lowered.grammar_described and default_guarantee(request):
-            bound = replace(bound or Bound(None, None), described=True)
+            requirement = replace(requirement or Requirement(None, None), described=True)
         return Plan(
             request=asked,
-            jobs=self._alternatives(job, bound),
-            bound=bound,
+            jobs=self._alternatives(job, requirement),
+            requirement=requirement,
             parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
             losses=(
                 *lowered.losses,
                 *lowered.client_losses(prompt.losses),
-                *unkept,
-                *self._unheard(asked.sampling),
+                *not_enforced,
+                *self._unsupported_sampling(asked.sampling),
             ),
             markers=markers,
             undo=with_summary(request, lowered.restore),
@@ -193,13 +190,13 @@ class Planner(Struct, frozen=True, kw_only=True):
         ends, _ = self._ends(request)
         job = self._job(ids, request, ends, least=0 if echo else 1)
         job = replace(job, scored=echo and bool(request.sampling.logprobs))
-        said = prompt if isinstance(prompt, str) else b"".join(map(self.tokenizer.piece, ids))
+        texts = prompt if isinstance(prompt, str) else b"".join(map(self.tokenizer.piece, ids))
         return Plan(
             request=request,
             jobs=self._alternatives(job, None),
             parser=lambda turn: RawParser(request, turn, self.tokenizer),
-            losses=self._unheard(request.sampling),
-            echo=(said if isinstance(said, str) else said.decode("utf-8", "replace"))
+            losses=self._unsupported_sampling(request.sampling),
+            echo=(texts if isinstance(texts, str) else texts.decode("utf-8", "replace"))
             if echo
             else None,
         )
@@ -226,22 +223,23 @@ class Planner(Struct, frozen=True, kw_only=True):
             size=self.tokenizer.size,
         )
 
-    def _alternatives(self, job: Job, bound: Bound | None) -> tuple[Job, ...]:
+    def _alternatives(self, job: Job, requirement: Requirement | None) -> tuple[Job, ...]:
         """The job of each choice, with a seed and a constraint of its own."""
         count = 1 if job.sampling.n is None else job.sampling.n
-        if not 1 <= count <= MOST_CHOICES:
-            raise FaultError(bad_request(f"{count} is not between 1 and {MOST_CHOICES}", "n"))
+        if not 1 <= count <= MAX_CHOICES:
+            raise FaultError(bad_request(f"{count} is not between 1 and {MAX_CHOICES}", "n"))
         jobs = [job]
         seed = job.sampling.seed
         for number in range(1, count):
             own = None if seed is None else seed + number
             jobs.append(replace(job, sampling=replace(job.sampling, seed=own)))
-        if bound is None or bound.constraint is None:
+        if requirement is None or requirement.constraint is None:
             return tuple(jobs)
-        return tuple(replace(each, constraint=bound.constraint()) for each in jobs)
+        return tuple(replace(each, constraint=requirement.constraint()) for each in jobs)
 
     def _check(self, sampling: Sampling) -> None:
-        """Raises FaultError for settings that mean nothing, or that this model cannot keep."""
+        """Raises FaultError for invalid sampling fields, and log-probabilities of a model without
+        scores."""
         if self.scores:
             from .sampler import check
 
@@ -250,38 +248,37 @@ class Planner(Struct, frozen=True, kw_only=True):
             problem = "this model names tokens only; it does not say how likely they are"
             raise FaultError(unsupported(problem, "logprobs"))
 
-    def _unheard(self, sampling: Sampling) -> tuple[Loss, ...]:
-        """The settings that the model will not hear of."""
-        if self.obeys is None:
+    def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
+        """The sampling fields that the model ignores."""
+        if self.honoured is None:
             return ()
         why = "the model chooses its tokens without it"
-        asked = (name for name in _SETTINGS if getattr(sampling, name) is not None)
-        return tuple(Loss(name, "dropped", why) for name in asked if name not in self.obeys)
+        asked = (name for name in _SAMPLING_FIELDS if getattr(sampling, name) is not None)
+        return tuple(Loss(name, "dropped", why) for name in asked if name not in self.honoured)
 
 
 def ids_of(ends: Iterable[int | str], tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids, given as such or by the texts of control tokens. Raises KeyError for a text that is no
-    control token."""
+    """Ids, given as such or as texts of control tokens. Raises KeyError for an unknown text."""
     return frozenset(tokenizer.controls[e] if isinstance(e, str) else e for e in ends)
 
 
-def _unkept(request: Request, bound: Bound | None) -> Iterator[Loss]:
-    """What the prompt has no place for, and what nobody holds the model to."""
+def _not_enforced(request: Request, requirement: Requirement | None) -> Iterator[Loss]:
+    """Fields that the prompt has no place for, and demands that nothing enforces."""
     yield from unsupported_fields(request, heard=CONSTRAINT_FIELDS)
-    if bound is None and request.tools and request.parallel_tool_calls is False:
+    if requirement is None and request.tools and request.parallel_tool_calls is False:
         yield Loss("parallel_tool_calls", "dropped", "nothing holds the model to one call")
 
 
-async def _apart(work: Callable[[Request], Done], request: Request) -> Done:
-    """Work on a request, in a thread where it may take long."""
-    return work(request) if _is_light(request) else await asyncio.to_thread(work, request)
+async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -> Done:
+    """Run in a thread what may take long."""
+    return work(request) if _is_quick(request) else await asyncio.to_thread(work, request)
 
 
-def _is_light(request: Request) -> bool:
-    """Whether rendering is a matter of microseconds."""
+def _is_quick(request: Request) -> bool:
+    """Whether rendering takes microseconds."""
     if request.tools or has_constraints(request):
         return False
-    room = _LIGHT
+    room = _QUICK
     for item in request.items:
         if not isinstance(item, Message) or not isinstance(item.content, str):
             return False

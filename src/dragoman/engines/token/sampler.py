@@ -1,11 +1,8 @@
-"""Chooses the next token from a model's scores, and tells how likely it was.
+"""Chooses the next token from a model's scores, and gives its log-probability.
 
-Every sequence has a sampler of its own with a random stream of its own, one draw for each token
-chosen: the same seed gives the same tokens, whatever else the model is writing. It knows ids and
-numbers only; texts of tokens are looked up by whoever made it.
-
-The order is: bias, penalties, constraint, temperature, min-p, top-k, top-p. Log-probabilities are
-those of the model itself, before all of that.
+Each sequence has its own sampler and random stream, with one draw per token: the same seed gives
+the same tokens, whatever else is running. The order is: bias, penalties, constraint, temperature,
+min-p, top-k, top-p. Log-probabilities are those of the model itself, before all of that.
 """
 
 from __future__ import annotations
@@ -30,18 +27,18 @@ _RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
 }
-MOST_TOP = 128
-"""How many alternatives of a token are told at the most."""
+MAX_TOP = 128
+"""The most alternatives of a token."""
 
-LEAST = -9999.0
-"""The log-probability told of a token that cannot come: JSON has no minus infinity."""
+MIN_LOGPROB = -9999.0
+"""The log-probability of a token that cannot come: JSON has no minus infinity."""
 
 Describe = Callable[[int], Token]
-"""The token of an id, with its text and bytes and no probability yet."""
+"""The token of an id, with its text and bytes and no log-probability yet."""
 
 
 def check(sampling: Sampling, size: int) -> None:
-    """Raises FaultError, naming the field, for a value that means nothing; `size` is that of the
+    """Raises FaultError, naming the field, for an invalid value; `size` is that of the
     vocabulary."""
     for name, (low, high) in _RANGES.items():
         value = getattr(sampling, name)
@@ -50,8 +47,8 @@ def check(sampling: Sampling, size: int) -> None:
     penalty = sampling.repetition_penalty
     if penalty is not None and not 0 < penalty < float("inf"):
         raise FaultError(bad_request(f"{penalty} is not above 0", "repetition_penalty"))
-    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_TOP:
-        problem = f"{sampling.top_logprobs} is not between 0 and {MOST_TOP}"
+    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP:
+        problem = f"{sampling.top_logprobs} is not between 0 and {MAX_TOP}"
         raise FaultError(bad_request(problem, "top_logprobs"))
     biases(sampling, size)
 
@@ -99,7 +96,7 @@ class Sampler:
         """The id of the next token."""
         if not self._plain or constraint is not None:
             logits = np.array(logits, dtype=np.float64)
-            self._weigh(logits)
+            self._adjust(logits)
             if constraint is not None:
                 constraint.mask(logits)
         if self._temperature == 0 or self._top_k == 1:
@@ -108,15 +105,15 @@ class Sampler:
         with np.errstate(over="ignore", invalid="ignore"):
             return self._draw((scores - scores.max()) / self._temperature)
 
-    def wrote(self, id: int) -> None:
-        """A token came, chosen or forced: penalties count it."""
+    def count(self, id: int) -> None:
+        """A token was chosen or forced: penalties count it."""
         self._counts[id] = self._counts.get(id, 0) + 1
         if self._seen is not None:
             self._seen[id] = True
 
-    def told(self, id: int, logits: Logits, *, forced: bool = False) -> Token:
-        """The token with its log-probability in the model's own distribution, and those of the
-        likeliest alternatives."""
+    def with_logprobs(self, id: int, logits: Logits, *, forced: bool = False) -> Token:
+        """The token with its log-probability in the model's own distribution, and the likeliest
+        alternatives."""
         scores = np.asarray(logits, dtype=np.float64)
         highest = scores.max()
         scores = scores - (highest + np.log(np.exp(scores - highest).sum()))
@@ -125,14 +122,14 @@ class Sampler:
             count = min(self._top, len(scores))
             best = np.argpartition(-scores, count - 1)[:count]
             best = best[np.lexsort((best, -scores[best]))]
-            top = tuple(self._weighed(int(each), scores) for each in best)
-        return replace(self._weighed(id, scores), top=top, forced=forced)
+            top = tuple(self._with_logprob(int(each), scores) for each in best)
+        return replace(self._with_logprob(id, scores), top=top, forced=forced)
 
-    def _weighed(self, id: int, scores: Logits) -> Token:
-        return replace(self._describe(id), logprob=max(float(scores[id]), LEAST))
+    def _with_logprob(self, id: int, scores: Logits) -> Token:
+        return replace(self._describe(id), logprob=max(float(scores[id]), MIN_LOGPROB))
 
-    def _weigh(self, logits: Logits) -> None:
-        """Bias and penalties, in place."""
+    def _adjust(self, logits: Logits) -> None:
+        """Apply bias and penalties, in place."""
         for key, bias in self._bias.items():
             logits[int(key)] += bias
         if self._repetition != 1.0:
@@ -148,7 +145,7 @@ class Sampler:
             logits[ids] -= self._frequency * counts + self._presence
 
     def _draw(self, scores: Logits) -> int:
-        """One token at random, by its weight among those that are left; the best score is 0."""
+        """One token at random, weighted by the scores that are left; the best score is 0."""
         ids = None
         if 0 < self._top_k < len(scores):
             ids = np.argpartition(-scores, self._top_k - 1)[: self._top_k]

@@ -1,4 +1,4 @@
-"""Schedules sequences over a source of scores: fair turns, prefix reuse, cancellation."""
+"""Schedules sequences on a model's thread: fair turns, prefix reuse, backpressure, cancellation."""
 
 from __future__ import annotations
 
@@ -12,142 +12,138 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 
-from .source import Job, NamingModel, ScoringModel, Slot, Tally, Written, failed
+from .source import Job, NewTokens, NextTokenModel, ScoringModel, Slot, TokenCounter, model_fault
 
-AGAIN = 0.001
-"""Seconds until the loop looks again."""
+POLL = 0.001
+"""Seconds between two deliveries to a loop: tokens of one moment arrive together."""
 
 
-class Addressee(Protocol):
-    """Who gets letters."""
-
-    def arrive(self, written: Written) -> None:
-        """Something new; called on the loop."""
+class Receiver(Protocol):
+    def receive(self, new: NewTokens) -> None:
+        """New tokens; called on the loop."""
         ...
 
 
-class Mailbox:
-    """Hands over what was written to addressees on one event loop."""
+class ThreadQueue:
+    """Delivers new tokens from the model's thread to receivers on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()
-        self._letters: dict[Addressee, Written] = {}
-        self._looking = False
+        self._batches: dict[Receiver, NewTokens] = {}
+        self._scheduled = False
 
-    def post(self, letters: Sequence[tuple[Addressee, Written]]) -> bool:
-        """Have these handed over soon; from any thread. False when the loop is closed for good."""
+    def put(self, batches: Sequence[tuple[Receiver, NewTokens]]) -> bool:
+        """Deliver these soon; from any thread. False if the loop is closed for good."""
         with self._lock:
-            looking, self._looking = self._looking, True
-            for addressee, written in letters:
-                before = self._letters.setdefault(addressee, written)
-                if before is not written:
-                    before.add(written)
-        if looking:
+            scheduled, self._scheduled = self._scheduled, True
+            for receiver, new in batches:
+                before = self._batches.setdefault(receiver, new)
+                if before is not new:
+                    before.add(new)
+        if scheduled:
             return not self._loop.is_closed()
         try:
-            self._loop.call_soon_threadsafe(self._open)
+            self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # the loop is closed
             return False
         return True
 
-    def _open(self) -> None:
+    def _deliver(self) -> None:
         with self._lock:
-            letters, self._letters = self._letters, {}
-            self._looking = bool(letters)
-        if letters:
-            self._loop.call_later(AGAIN, self._open)
-        for addressee, written in letters.items():
-            addressee.arrive(written)
+            batches, self._batches = self._batches, {}
+            self._scheduled = bool(batches)
+        if batches:
+            self._loop.call_later(POLL, self._deliver)
+        for receiver, new in batches.items():
+            receiver.receive(new)
 
 
 if TYPE_CHECKING:
     from .sampler import Sampler
 
 AHEAD = 64
-"""Tokens a sequence may be ahead of its reader."""
+"""Tokens a sequence may be ahead of its reader (backpressure)."""
 
 
-class Reader:
-    """Where the tokens of one request arrive, on its event loop. `open` are the places of the
-    sequences that are not over."""
+class RequestReader:
+    """Receives the tokens of one request on its event loop. `open` are the indices of the sequences
+    that have not ended."""
 
     def __init__(
-        self, jobs: Sequence[Job], loop: asyncio.AbstractEventLoop, poke: Callable[[], None]
+        self, jobs: Sequence[Job], loop: asyncio.AbstractEventLoop, wake: Callable[[], None]
     ) -> None:
         self.loop = loop
-        self.members = [Member(job, place, self) for place, job in enumerate(jobs)]
+        self.sequences = [RunningSequence(job, index, self) for index, job in enumerate(jobs)]
         self.open = set(range(len(jobs)))
-        self._poke = poke
-        self._inbox: deque[tuple[int, Written]] = deque()
+        self._wake = wake
+        self._inbox: deque[tuple[int, NewTokens]] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
-    def arrive(self, place: int, written: Written) -> None:
-        """Something new in one of them."""
-        self._inbox.append((place, written))
+    def receive(self, index: int, new: NewTokens) -> None:
+        self._inbox.append((index, new))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def next(self) -> tuple[int, Written]:
-        """What arrived first of what was not read yet."""
+    async def next(self) -> tuple[int, NewTokens]:
+        """The oldest tokens that were not read yet."""
         while True:
             while not self._inbox:
                 self._waiter = self.loop.create_future()
                 await self._waiter
-            place, written = self._inbox.popleft()
-            if place in self.open:  # else it was enough
-                return place, written
+            index, new = self._inbox.popleft()
+            if index in self.open:  # else it has ended
+                return index, new
 
-    def heard(self, place: int, written: Written) -> None:
-        """The reader is done with this."""
-        member = self.members[place]
-        member.heard += len(written.ids)
-        if written.end is not None or written.enough:
-            self.open.discard(place)
-            member.given_up = True
-        if member.behind or written.enough:
-            self._poke()
+    def consumed(self, index: int, new: NewTokens) -> None:
+        """The reader has processed these."""
+        sequence = self.sequences[index]
+        sequence.consumed += len(new.ids)
+        if new.end is not None or new.stopped:
+            self.open.discard(index)
+            sequence.cancelled = True
+        if sequence.behind or new.stopped:
+            self._wake()
 
 
-class Member:
+class RunningSequence:
     """One sequence. The thread calls `open`, then `unread` and `take` by turns, then `close`."""
 
-    def __init__(self, job: Job, place: int, reader: Reader) -> None:
+    def __init__(self, job: Job, index: int, reader: RequestReader) -> None:
         self.job = job
         self.reader = reader
-        self.given_up = False  # written on the loop
-        self.heard = 0  # written on the loop: tokens the reader is done with
+        self.cancelled = False  # set on the loop
+        self.consumed = 0  # set on the loop: tokens the reader is done with
         self.behind = False
         self.over = False
         self.reading = True  # the prompt is not read to its end
         self.slot: Any = None
-        self._place = place
-        self._tally = Tally(job)
+        self._index = index
+        self._counter = TokenCounter(job)
         self._ids: list[int] = list(job.prompt)
         self._due: deque[int] = deque()
         self._sampler: Sampler | None = None
         self._cached: int | None = None
         self._scores: list[Token] | None = None  # of the prompt
-        self._news = Written([], [])
+        self._new = NewTokens([], [])
 
     @property
     def ready(self) -> bool:
-        """Whether it can go on: not over, and its reader near enough."""
+        """Whether it can continue: not over, and its reader not too far behind."""
         if self.over:
             return False
-        self.behind = True  # told first, so that a reader who catches up just now will poke
-        self.behind = self._tally.count - self.heard >= AHEAD and not self.given_up
+        self.behind = True  # set first, so that a reader that catches up now wakes us
+        self.behind = self._counter.count - self.consumed >= AHEAD and not self.cancelled
         return not self.behind
 
     @property
-    def forsaken(self) -> bool:
-        """Whether its reader is behind and will stay so, since its loop is closed."""
+    def abandoned(self) -> bool:
+        """Whether its reader is behind for ever, because its loop is closed."""
         return self.behind and self.reader.loop.is_closed()
 
-    def open(self, model: ScoringModel | NamingModel, describe: Callable[[int], Token]) -> None:
-        """Take a slot."""
+    def open(self, model: ScoringModel | NextTokenModel, describe: Callable[[int], Token]) -> None:
         job = self.job
-        if isinstance(model, NamingModel):
+        if isinstance(model, NextTokenModel):
             self.slot = model.open(job.prompt, job.sampling)
         else:
             from .sampler import Sampler
@@ -163,7 +159,7 @@ class Member:
             self._force(None)
 
     def unread(self, share: int) -> Sequence[int]:
-        """What the model is to read next: a stretch of the prompt, or all that came since."""
+        """What the model must read next: a part of the prompt, or the new tokens."""
         slot: Slot = self.slot
         ids = self._ids
         start = slot.length
@@ -172,7 +168,7 @@ class Member:
         return ids[start : start + (1 if self._scores is not None else share)]
 
     def take(self, ids: Sequence[int], outcome: Any) -> None:
-        """What the model said after these."""
+        """Process the model's output for these ids."""
         if isinstance(outcome, Exception):
             raise outcome
         sampler = self._sampler
@@ -181,7 +177,7 @@ class Member:
                 self._score(sampler, self._scores, outcome)
             slot: Slot = self.slot
             self.reading = slot.length < len(self._ids)
-            if self.reading or self._news.end is not None:
+            if self.reading or self._new.end is not None:
                 return
         if sampler is None:
             self._end("stop") if outcome is None else self._write(outcome, None)
@@ -193,59 +189,56 @@ class Member:
         if constraint is not None and not self.over and not self._due:
             self._force(outcome)
 
-    def close(self, model: ScoringModel | NamingModel) -> None:
-        """Give the slot back."""
+    def close(self, model: ScoringModel | NextTokenModel) -> None:
         slot, self.slot, self.over = self.slot, None, True
         if slot is not None:
             model.close(slot)
 
     def fail(self, error: Exception) -> None:
-        """It is over, and not well."""
-        self._end(failed(error))
+        self._end(model_fault(error))
 
-    def letter(self) -> Written | None:
-        """What is new, to be handed over on the reader's loop."""
-        news = self._news
-        if self.given_up or not (news.ids or news.end or news.prompt):
+    def take_new(self) -> NewTokens | None:
+        """The new tokens, to be delivered on the reader's loop."""
+        new = self._new
+        if self.cancelled or not (new.ids or new.end or new.prompt):
             return None
-        news.cached = self._cached
-        self._news = Written([], [])
-        return news
+        new.cached = self._cached
+        self._new = NewTokens([], [])
+        return new
 
-    def arrive(self, written: Written) -> None:
-        """The letter has come; on the loop."""
-        self.reader.arrive(self._place, written)
+    def receive(self, new: NewTokens) -> None:
+        self.reader.receive(self._index, new)
 
     # ---- inside --------------------------------------------------------------------------
 
     def _score(self, sampler: Sampler, scores: list[Token], outcome: Any) -> None:
-        """The probability of the prompt's next token."""
+        """The log-probability of the prompt's next token."""
         prompt = self.job.prompt
         if len(scores) < len(prompt):
-            scores.append(sampler.told(prompt[len(scores)], outcome))
+            scores.append(sampler.with_logprobs(prompt[len(scores)], outcome))
         if len(scores) == len(prompt):
-            self._news.prompt, self._scores = scores, None
+            self._new.prompt, self._scores = scores, None
             if self.job.limit == 0:
                 self._end("length")
 
     def _write(self, id: int, scores: Any, *, forced: bool = False) -> None:
-        id = self._tally.take(id)
+        id = self._counter.add(id)
         self._ids.append(id)
-        self._news.ids.append(id)
+        self._new.ids.append(id)
         if self._sampler is not None:
-            self._sampler.wrote(id)
+            self._sampler.count(id)
             if self.job.sampling.logprobs and scores is not None:
-                self._news.tokens.append(self._sampler.told(id, scores, forced=forced))
+                self._new.tokens.append(self._sampler.with_logprobs(id, scores, forced=forced))
         constraint = self.job.constraint
-        if constraint is not None and self._tally.end != "stop":
+        if constraint is not None and self._counter.end != "stop":
             constraint.accept([id])
             if constraint.over:
-                self._tally.end = "stop"
-        if self._tally.end is not None:
-            self._end(self._tally.end)
+                self._counter.end = "stop"
+        if self._counter.end is not None:
+            self._end(self._counter.end)
 
     def _force(self, scores: Any) -> None:
-        """Write what the grammar leaves no choice about. Where probabilities are asked for, each is
+        """Write the tokens that the grammar forces. Where log-probabilities are requested, each is
         scored first."""
         constraint = self.job.constraint
         while constraint is not None and not self.over and (forced := constraint.forced()):
@@ -259,13 +252,13 @@ class Member:
     def _end(self, end: str | Fault) -> None:
         if not self.over:
             self.over = True
-            self._news.end = end
+            self._new.end = end
 
 
-STRETCH = 512
-"""Tokens of prompts read in one round, all prompts together."""
+PREFILL = 512
+"""Prompt tokens read in one round, all prompts together, so that a long prompt stalls nobody."""
 GRACE = 10.0
-"""Seconds a model may take for the step it is in when it is put away."""
+"""Seconds a model may take for its current step when it is closed."""
 
 _log = logging.getLogger("dragoman")
 
@@ -274,12 +267,12 @@ BUSY = Fault(
     "The model has more requests waiting than it takes. Ask again in a moment.",
     retry_after="1",
 )
-CLOSED = Fault("shutting_down", "The model has been put away.")
+CLOSED = Fault("shutting_down", "The model has been closed.")
 DIED = Fault("internal", "The thread that ran the model has died.")
 
 
 class Scheduler:
-    """Runs sequences on a model, `concurrency` at a time; so many more as `queue` may wait.
+    """Runs sequences on a model, `concurrency` at a time; `queue` more may wait.
 
     `describe` gives the text of a token, for log-probabilities. The thread starts with the first
     sequence and ends with `close`.
@@ -287,7 +280,7 @@ class Scheduler:
 
     def __init__(
         self,
-        model: ScoringModel | NamingModel,
+        model: ScoringModel | NextTokenModel,
         describe: Callable[[int], Any],
         *,
         concurrency: int,
@@ -298,207 +291,209 @@ class Scheduler:
         self._concurrency = concurrency
         self._queue = queue
         self._change = threading.Condition()
-        self._arrivals: deque[Member] = deque()
-        self._poked = False
+        self._arrivals: deque[RunningSequence] = deque()
+        self._woken = False
         self._closing = False
         self._busy = False
         self._thread: threading.Thread | None = None
-        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
-        self._waiting: deque[Member] = deque()
-        self._active: list[Member] = []
+        self._queues: dict[asyncio.AbstractEventLoop, ThreadQueue] = {}
+        self._waiting: deque[RunningSequence] = deque()
+        self._active: list[RunningSequence] = []
 
     # ---- on the event loop ---------------------------------------------------------------
 
-    async def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Written], None]:
-        """What is written in each sequence, by its place among the jobs, until all are over.
+    async def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, NewTokens], None]:
+        """The new tokens of each sequence, by its index, until all have ended.
 
-        The first news is empty: the jobs are taken. Raises FaultError when too many wait already.
-        Closing the generator gives them up.
+        The first item is empty: the jobs are accepted. Raises FaultError when too many wait
+        already. Closing the generator cancels them.
         """
-        reader = Reader(jobs, asyncio.get_running_loop(), self._poke)
-        self._submit(reader.members)
+        reader = RequestReader(jobs, asyncio.get_running_loop(), self._wake)
+        self._submit(reader.sequences)
         try:
-            yield 0, Written([], [])
+            yield 0, NewTokens([], [])
             while reader.open:
-                place, written = await reader.next()
-                yield place, written
-                reader.heard(place, written)
+                index, new = await reader.next()
+                yield index, new
+                reader.consumed(index, new)
         finally:
-            for member in reader.members:
-                member.given_up = True
-            self._poke()
+            for sequence in reader.sequences:
+                sequence.cancelled = True
+            self._wake()
 
     async def close(self) -> None:
-        """Fail what is still being written and end the thread, once the model lets go of it.
+        """Fail what is running and end the thread.
 
-        A model that does not within `GRACE` seconds keeps its thread, which ends with the process.
+        A model that does not return within `GRACE` seconds keeps its thread, which ends with the
+        process.
         """
         with self._change:
             self._closing = True
             self._change.notify()
         thread, loop = self._thread, asyncio.get_running_loop()
         deadline = loop.time() + GRACE
-        while thread is not None and thread.is_alive():  # not joined: nobody could give that up
+        while thread is not None and thread.is_alive():  # not joined: a join cannot be cancelled
             if loop.time() > deadline:
-                self._leave_behind()
+                self._abandon_thread()
                 break
             await asyncio.sleep(0.005)
 
-    def _leave_behind(self) -> None:
-        """The thread does not come back: tell the readers in its place."""
-        _log.warning("the model was left behind in the midst of a step")
+    def _abandon_thread(self) -> None:
+        """The thread does not return: end its readers in its stead."""
+        _log.warning("the model did not finish its step; its thread was abandoned")
         with self._change:
             left = [*self._active, *self._waiting, *self._arrivals]
-        for member in left:
-            self._mailbox(member.reader.loop).post([(member, Written([], [], CLOSED))])
+        for sequence in left:
+            self._queue_of(sequence.reader.loop).put([(sequence, NewTokens([], [], CLOSED))])
 
-    def _submit(self, members: list[Member]) -> None:
+    def _submit(self, sequences: list[RunningSequence]) -> None:
         with self._change:
             if self._closing:
                 raise FaultError(CLOSED)
             free = self._concurrency - len(self._active)
-            if len(self._arrivals) + len(self._waiting) + len(members) > self._queue + free:
+            if len(self._arrivals) + len(self._waiting) + len(sequences) > self._queue + free:
                 raise FaultError(BUSY)
-            self._arrivals += members
+            self._arrivals += sequences
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="dragoman-model")
                 self._thread.daemon = True
                 self._thread.start()
-            self._poked = True
+            self._woken = True
             self._change.notify()
 
-    def _poke(self) -> None:
+    def _wake(self) -> None:
         with self._change:
-            self._poked = True
+            self._woken = True
             self._change.notify()
 
     # ---- on the thread -------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
-            while self._undisturbed or self._rest():
+            while self._busy_and_alone or self._wait():
                 self._admit()
                 self._busy = self._round()
                 self._deliver()
         finally:
-            self._bury()
+            self._end_thread()
 
     @property
-    def _undisturbed(self) -> bool:
-        """Whether there was work a moment ago and nobody wants anything: just go on then."""
-        return self._busy and not self._poked and not self._closing
+    def _busy_and_alone(self) -> bool:
+        """There was work a moment ago, and no request came or went: skip the lock."""
+        return self._busy and not self._woken and not self._closing
 
-    def _rest(self) -> bool:
-        """Wait until there is something to do; False when that is to stop."""
+    def _wait(self) -> bool:
+        """Wait until there is work; False to stop."""
         with self._change:
-            while not (self._poked or self._closing or self._can_go_on):
+            while not (self._woken or self._closing or self._has_work):
                 self._change.wait()
-            self._poked = False
+            self._woken = False
             self._waiting += self._arrivals
             self._arrivals.clear()
             if self._closing:
                 return False
-        self._drop_given_up()
+        self._drop_cancelled()
         return True
 
     @property
-    def _can_go_on(self) -> bool:
+    def _has_work(self) -> bool:
         if self._waiting and len(self._active) < self._concurrency:
             return True
-        return any(member.ready for member in self._active)
+        return any(sequence.ready for sequence in self._active)
 
-    def _drop_given_up(self) -> None:
-        for member in [m for m in self._active if m.given_up or m.forsaken]:
-            self._leave(member)
-        if any(m.given_up for m in self._waiting):
-            self._waiting = deque(m for m in self._waiting if not m.given_up)
+    def _drop_cancelled(self) -> None:
+        for sequence in [m for m in self._active if m.cancelled or m.abandoned]:
+            self._finish(sequence)
+        if any(m.cancelled for m in self._waiting):
+            self._waiting = deque(m for m in self._waiting if not m.cancelled)
 
     def _admit(self) -> None:
         while self._waiting and len(self._active) < self._concurrency:
-            member = self._waiting.popleft()
-            self._active.append(member)
+            sequence = self._waiting.popleft()
+            self._active.append(sequence)
             try:
-                member.open(self._model, self._describe)
+                sequence.open(self._model, self._describe)
             except Exception as error:
-                member.fail(error)
+                sequence.fail(error)
 
-    def _leave(self, member: Member) -> None:
-        """The sequence is over: the slot is free before anything else happens."""
-        self._active.remove(member)
-        self._put_away(member)
+    def _finish(self, sequence: RunningSequence) -> None:
+        """The sequence has ended: free its slot before anything else happens."""
+        self._active.remove(sequence)
+        self._close_slot(sequence)
 
-    def _put_away(self, member: Member) -> None:
+    def _close_slot(self, sequence: RunningSequence) -> None:
         try:
-            member.close(self._model)
-        except Exception:  # the answer is whole all the same, so it is told to the operator only
-            _log.exception("the model could not let go of a sequence")
+            sequence.close(self._model)
+        except Exception:  # the answer is complete all the same
+            _log.exception("the model could not close a slot")
 
     def _round(self) -> bool:
-        """A token for everyone who can go on; False when nobody can."""
-        going = [m for m in self._active if m.ready]
-        reading = sum(m.reading for m in going)
-        share = max(STRETCH // reading, 1) if reading else 0
-        work = [(member, member.unread(share)) for member in going]
+        """One token for every sequence that can continue; False when none can."""
+        ready = [m for m in self._active if m.ready]
+        reading = sum(m.reading for m in ready)
+        share = max(PREFILL // reading, 1) if reading else 0
+        work = [(sequence, sequence.unread(share)) for sequence in ready]
         if not work:
             return False
-        for (member, ids), outcome in zip(work, self._step(work), strict=True):
+        for (sequence, ids), outcome in zip(work, self._step(work), strict=True):
             try:
-                member.take(ids, outcome)
+                sequence.take(ids, outcome)
             except Exception as error:
-                member.fail(error)
+                sequence.fail(error)
         return True
 
-    def _step(self, work: list[tuple[Member, Sequence[int]]]) -> Sequence[Any]:
-        """What the model says to each. Where a whole batch fails, each is tried alone: what is
-        wrong with one is no reason to fail the others."""
+    def _step(self, work: list[tuple[RunningSequence, Sequence[int]]]) -> Sequence[Any]:
+        """The model's output for each. Where a batch fails, each is tried alone: an error of one
+        sequence must not fail the others."""
         try:
-            outcomes = self._model.step([(member.slot, ids) for member, ids in work])
+            outcomes = self._model.step([(sequence.slot, ids) for sequence, ids in work])
             if len(outcomes) == len(work):
                 return outcomes
-            raise ValueError("the model answered for another number of sequences")
+            raise ValueError("the model gave another number of results than sequences")
         except Exception as error:
             if len(work) == 1:
                 return [error]
-            return [self._alone(member, len(ids), error) for member, ids in work]
+            return [self._alone(sequence, len(ids), error) for sequence, ids in work]
 
-    def _alone(self, member: Member, share: int, failure: Exception) -> Any:
+    def _alone(self, sequence: RunningSequence, share: int, failure: Exception) -> Any:
         """One sequence again, from where the model says that it has read to."""
-        if not (left := member.unread(share)):
+        if not (left := sequence.unread(share)):
             return failure
         try:
-            (outcome,) = self._model.step([(member.slot, left)])
+            (outcome,) = self._model.step([(sequence.slot, left)])
         except Exception as error:
             return error
         return outcome
 
     def _deliver(self) -> None:
-        """Post what is new, all readers of a loop in one go, and let those go that are done."""
-        posts: dict[asyncio.AbstractEventLoop, list[tuple[Member, Written]]] = {}
-        for member in tuple(self._active):
-            if member.over:
-                self._leave(member)
-            if (letter := member.letter()) is not None:
-                posts.setdefault(member.reader.loop, []).append((member, letter))
-        for loop, letters in posts.items():
-            if not self._mailbox(loop).post(letters):
-                self._forsake(loop)
+        """Deliver new tokens, all readers of a loop together, and free the slots of what has
+        ended."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[RunningSequence, NewTokens]]] = {}
+        for sequence in tuple(self._active):
+            if sequence.over:
+                self._finish(sequence)
+            if (new := sequence.take_new()) is not None:
+                by_loop.setdefault(sequence.reader.loop, []).append((sequence, new))
+        for loop, batches in by_loop.items():
+            if not self._queue_of(loop).put(batches):
+                self._cancel_all_of(loop)
 
-    def _forsake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nobody can read any more what is written for this loop."""
-        for member in (*self._active, *self._waiting):
-            member.given_up = member.given_up or member.reader.loop is loop
-        self._poked = True
+    def _cancel_all_of(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop is closed: nobody reads these any more."""
+        for sequence in (*self._active, *self._waiting):
+            sequence.cancelled = sequence.cancelled or sequence.reader.loop is loop
+        self._woken = True
 
-    def _mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
-        found = self._mailboxes.get(loop)
+    def _queue_of(self, loop: asyncio.AbstractEventLoop) -> ThreadQueue:
+        found = self._queues.get(loop)
         if found is None:
-            for gone in [each for each in self._mailboxes if each.is_closed()]:
-                del self._mailboxes[gone]
-            found = self._mailboxes[loop] = Mailbox(loop)
+            for gone in [each for each in self._queues if each.is_closed()]:
+                del self._queues[gone]
+            found = self._queues[loop] = ThreadQueue(loop)
         return found
 
-    def _bury(self) -> None:
-        """The thread ends, on purpose or not: nobody may wait for it, and another may begin."""
+    def _end_thread(self) -> None:
+        """The thread ends, on purpose or not: end its readers, and let another begin."""
         with self._change:
             left = [*self._active, *self._waiting, *self._arrivals]
             self._active = []
@@ -507,8 +502,8 @@ class Scheduler:
             if not self._closing:
                 self._thread = None
         fault = CLOSED if self._closing else DIED
-        for member in left:
-            member.fail(FaultError(fault))
-            self._put_away(member)
-            if (letter := member.letter()) is not None:
-                self._mailbox(member.reader.loop).post([(member, letter)])
+        for sequence in left:
+            sequence.fail(FaultError(fault))
+            self._close_slot(sequence)
+            if (new := sequence.take_new()) is not None:
+                self._queue_of(sequence.reader.loop).put([(sequence, new)])

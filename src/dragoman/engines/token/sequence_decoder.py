@@ -15,7 +15,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines.base import new_id, now
 
 from .planner import Plan
-from .source import Written
+from .source import NewTokens
 
 
 class StopScanner:
@@ -34,7 +34,7 @@ class StopScanner:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """The text that is certain now; nothing any more once a string was found."""
+        """The text that is certain now; empty once a string was found."""
         if self.found:
             return ""
         text = self._held + text
@@ -46,8 +46,8 @@ class StopScanner:
         self._held = text[cut:]
         return text[:cut]
 
-    def rest(self) -> str:
-        """What was held back and is no stop string after all."""
+    def flush(self) -> str:
+        """The text that was held back and is no stop string after all."""
         held, self._held = self._held, ""
         return held
 
@@ -63,7 +63,7 @@ def _beginning(text: str, stop: str) -> int:
 class StoppingTurn(Turn):
     """A turn whose text ends at the first of the stop strings.
 
-    `stopped` turns true when one is complete; after that nothing more is said.
+    `stopped` turns true when one is complete; after that nothing is emitted.
     """
 
     def __init__(
@@ -78,77 +78,73 @@ class StoppingTurn(Turn):
         self.stopped = False
         self._scanner = StopScanner(stops)
         self._waiting: list[Token] = []  # of text that is held back
-        self._ahead = 0  # bytes of tokens given already whose text is still held back
+        self._ahead = 0  # bytes of tokens emitted whose text is still held back
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
-        """More of what the model says, as far as it is certain."""
+        """Text, as far as it is certain."""
         if self.stopped:
             return
         self._waiting += tokens
-        said = self._scanner.feed(data)
+        text = self._scanner.feed(data)
         self.stopped = self._scanner.found
-        if said or self.stopped:
-            super().text(said, choice, self._spoken(said))
+        if text or self.stopped:
+            super().text(text, choice, self._tokens_of(text))
 
     def texts(self, pieces: list[str], choice: int = 0) -> None:
-        """Several pieces of text in a row."""
         for piece in pieces:
             self.text(piece, choice)
 
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
-        """More of a refusal."""
-        if self._goes_on(choice):
+        if self._open_after_held(choice):
             super().refusal(data, choice, tokens)
 
     def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
-        """More of the model's reasoning."""
-        if self._goes_on(choice):
+        if self._open_after_held(choice):
             super().reasoning(data, choice, tokens)
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
-        """A piece of a tool call."""
-        if self._goes_on(choice):
+        if self._open_after_held(choice):
             super().call(fragment, choice)
 
     def close_message(self, choice: int = 0) -> None:
-        """What is being said is whole."""
-        if self._goes_on(choice):
+        if self._open_after_held(choice):
             super().close_message(choice)
 
     def finish(self, reason: str, choice: int = 0) -> None:
         """The end, at a stop string or at the model's own."""
-        self._goes_on(choice)
+        self._open_after_held(choice)
         super().finish("stop" if self.stopped else reason, choice)
 
-    def _goes_on(self, choice: int) -> bool:
-        """Whether more may be said. A string cannot reach beyond the text it began in."""
+    def _open_after_held(self, choice: int) -> bool:
+        """Whether more may be emitted. A stop string cannot continue beyond the text it began
+        in."""
         if self.stopped:
             return False
-        if held := self._scanner.rest():
-            super().text(held, choice, self._spoken(held))
+        if held := self._scanner.flush():
+            super().text(held, choice, self._tokens_of(held))
         return True
 
-    def _spoken(self, said: str) -> tuple[Token, ...]:
-        """The tokens of what is said now: those that begin in it."""
+    def _tokens_of(self, text: str) -> tuple[Token, ...]:
+        """The tokens that begin in this text."""
         if not self._waiting:
             return ()
-        room, count = len(said.encode("utf-8", "replace")) - self._ahead, 0
+        room, count = len(text.encode("utf-8", "replace")) - self._ahead, 0
         for token in self._waiting:
             if room <= 0:
                 break
             room -= len(token.bytes or b"")
             count += 1
         self._ahead = -room
-        spoken, self._waiting = tuple(self._waiting[:count]), self._waiting[count:]
-        return spoken
+        found, self._waiting = tuple(self._waiting[:count]), self._waiting[count:]
+        return found
 
 
 _utf8 = getincrementaldecoder("utf-8")
 
 
-class Hearing:
-    """One alternative of an answer. The first counts the tokens of the prompt; the others read the
-    same ones."""
+class SequenceDecoder:
+    """Decodes one choice of an answer. The first counts the prompt's tokens; the others share
+    them."""
 
     def __init__(self, plan: Plan, number: int, piece: Callable[[int], bytes]) -> None:
         stops, named = plan.request.sampling.stop, (new_id(), now(), plan.request.model)
@@ -163,39 +159,40 @@ class Hearing:
         self._count = 0
         self._echo = plan.echo
         self._scored = plan.jobs[0].scored
-        self._markers = _Markers(plan.markers, piece) if plan.markers else None
+        self._markers = _EndMarkers(plan.markers, piece) if plan.markers else None
         self._over = False
 
-    def take(self, written: Written) -> list[Event]:
-        """The events of what was written."""
+    def take(self, new: NewTokens) -> list[Event]:
+        """The events of new tokens."""
         self._turn.begin()
-        if self._echo is not None and (written.prompt is not None or not self._scored):
-            # Past the stop strings: they are looked for in what the model adds.
-            Turn.text(self._turn, self._echo, 0, tuple(written.prompt or ()))
+        if self._echo is not None and (new.prompt is not None or not self._scored):
+            # Not scanned: stop strings count only in what the model adds.
+            Turn.text(self._turn, self._echo, 0, tuple(new.prompt or ()))
             self._echo = None
         if self._markers is not None or isinstance(self._turn, StoppingTurn):
-            self._step(written)
-        elif written.ids:
-            self._parser.feed(written.ids, written.tokens)
-            self._count += len(written.ids)
-        if not self._over and written.end is not None:
-            self._end(written.end, written.cached)
+            self._feed_singly(new)
+        elif new.ids:
+            self._parser.feed(new.ids, new.tokens)
+            self._count += len(new.ids)
+        if not self._over and new.end is not None:
+            self._end(new.end, new.cached)
         return self._turn.take()
 
-    def _step(self, written: Written) -> None:
-        """One token after the other, so as to count none beyond the one that ends the answer."""
-        for place, id in enumerate(written.ids):
-            self._parser.feed((id,), written.tokens[place : place + 1])
+    def _feed_singly(self, new: NewTokens) -> None:
+        """Feed one token after the other, so as to count none after the one that ends the
+        answer."""
+        for place, id in enumerate(new.ids):
+            self._parser.feed((id,), new.tokens[place : place + 1])
             self._count += 1
             if self._stopped(id):
-                written.enough = True
-                self._end("stop", written.cached)
+                new.stopped = True
+                self._end("stop", new.cached)
                 return
 
     def _stopped(self, id: int) -> bool:
         if isinstance(self._turn, StoppingTurn) and self._turn.stopped:
             return True
-        return self._markers is not None and self._markers.found(id)
+        return self._markers is not None and self._markers.complete_with(id)
 
     def _end(self, end: str | Fault, cached: int | None) -> None:
         self._over = True
@@ -212,15 +209,15 @@ class Hearing:
             self._parser.close(end)
 
 
-class _Markers:
-    """Looks for the ends of a format in a vocabulary that has no tokens for them."""
+class _EndMarkers:
+    """Finds the ends of a format in a vocabulary that has no tokens for them."""
 
     def __init__(self, texts: Sequence[str], piece: Callable[[int], bytes]) -> None:
         self._scanner = StopScanner(texts)
         self._decoder = _utf8("replace")
         self._piece = piece
 
-    def found(self, id: int) -> bool:
+    def complete_with(self, id: int) -> bool:
         """Whether one is complete with this token."""
         self._scanner.feed(self._decoder.decode(self._piece(id)))
         return self._scanner.found

@@ -1,4 +1,4 @@
-"""What a source of scores or tokens promises, and the values that describe a run."""
+"""Protocols of models that give scores or tokens, and the values that describe a run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class Slot(Protocol):
 
     @property
     def length(self) -> int:
-        """How many tokens the model has read in this sequence; right after `open` the number of
-        leading tokens of the prompt that it need not read again (a reused prefix)."""
+        """How many tokens the model has read; right after `open`, how many leading tokens of the
+        prompt it need not read again (a reused prefix)."""
         ...
 
 
 class ScoringModel(Protocol):
     """A model that scores the next token.
 
-    The caller opens a slot for a prompt, then calls `step` with the ids each slot has not read yet
-    (the rest of the prompt first, then each sampled or forced token), and closes the slot at the
-    end. The model may keep a closed slot's keys and values for prompts that begin alike.
+    The scheduler opens a slot for a prompt, calls `step` with the ids that each slot has not read
+    yet (the rest of the prompt, then each sampled or forced token), and closes the slot at the end.
+    The model may keep a closed slot's keys and values for prompts that begin alike.
     """
 
     @property
     def context(self) -> int | None:
-        """The greatest number of tokens in a sequence; None when it is unknown."""
+        """The most tokens in a sequence; None if unknown."""
         ...
 
     def open(self, ids: Sequence[int]) -> Slot:
@@ -53,55 +53,50 @@ class ScoringModel(Protocol):
         ...
 
     def close(self, slot: Slot) -> None:
-        """The sequence is over."""
+        """The sequence has ended."""
         ...
 
 
-Named = int | None | Exception
-"""What a naming model says comes next: an id, None for the end, or why it cannot say."""
+NextToken = int | None | Exception
+"""An id, None for the end, or the error of this sequence."""
 
 
-class NamingModel:
-    """A model that names the next token and keeps its scores to itself.
+class NextTokenModel:
+    """A model that chooses the next token itself.
 
-    It samples for itself, with the settings it is given, and gives no log-probabilities; no grammar
-    can bind it. A subclass says in `obeys` which fields of the sampling it honours, None meaning
-    that it sees them all, and in `concurrency` how many sequences it can write at a time.
+    It gives no log-probabilities, and no grammar can constrain it. A subclass says in `honoured`
+    which sampling fields it honours (None: it sees them all), and in `concurrency` how many
+    sequences may run at a time.
     """
 
     context: int | None = None
     concurrency: int | None = None
-    obeys: frozenset[str] | None = None
+    honoured: frozenset[str] | None = None
 
     def open(self, ids: Sequence[int], sampling: Sampling) -> Slot:
-        """A slot for a prompt."""
         raise NotImplementedError
 
-    def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[Named]:
-        """Read new ids in each slot and name what follows the last of them."""
+    def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[NextToken]:
+        """Read new ids in each slot and choose what follows the last of them."""
         raise NotImplementedError
 
     def close(self, slot: Slot) -> None:
-        """The sequence is over."""
-
-
-if TYPE_CHECKING:
-    pass
+        """The sequence has ended."""
 
 
 class Constraint(Protocol):
-    """A grammar in motion, for one sequence."""
+    """The state of a grammar in one sequence."""
 
     def mask(self, logits: Logits) -> None:
         """Set the scores of tokens that may not come next to minus infinity, in place."""
         ...
 
     def accept(self, ids: Sequence[int]) -> None:
-        """These tokens came."""
+        """Advance by these tokens."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must come next, one way only; empty where there is a choice."""
+        """The tokens that must come next; empty where there is a choice."""
         ...
 
     @property
@@ -114,10 +109,10 @@ _log = logging.getLogger("dragoman")
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What a sequence is to be: its prompt, how to choose its tokens, and what ends it.
+    """One sequence to run: its prompt, how to choose its tokens, and what ends it.
 
-    `limit` is the most tokens to be written, `ends` are the ids that end it, `size` is that of the
-    vocabulary. `scored` asks for the probabilities of the prompt's own tokens too.
+    `limit` is the most new tokens, `ends` are the ids that end it, `size` is that of the
+    vocabulary. `scored` asks for the log-probabilities of the prompt's own tokens too.
     """
 
     prompt: tuple[int, ...]
@@ -129,23 +124,23 @@ class Job(Struct, frozen=True, kw_only=True):
     scored: bool = False
 
 
-class Written(Struct):
-    """What was written since one last looked.
+class NewTokens(Struct):
+    """The tokens of a sequence since the last look.
 
-    `tokens` are the same ids with their probabilities, where those were asked for; `prompt` are
-    those of the prompt. `end` is the finish reason, or the fault that ended it. `cached` is how
-    much of the prompt was read before. The reader sets `enough` when it wants no more.
+    `tokens` are the same ids with log-probabilities, where requested; `prompt` are those of the
+    prompt. `end` is the finish reason, or the fault that ended it. `cached` is how much of the
+    prompt was reused. The reader sets `stopped` when it wants no more.
     """
 
     ids: list[int]
     tokens: list[Token]
     end: str | Fault | None = None
     cached: int | None = None
-    enough: bool = False
+    stopped: bool = False
     prompt: list[Token] | None = None
 
-    def add(self, later: Written) -> None:
-        """What was written after this."""
+    def add(self, later: NewTokens) -> None:
+        """Append later tokens."""
         self.ids += later.ids
         self.tokens += later.tokens
         self.end = later.end
@@ -153,8 +148,8 @@ class Written(Struct):
         self.prompt = self.prompt or later.prompt
 
 
-class Tally:
-    """Counts what is written and says when that is enough."""
+class TokenCounter:
+    """Counts the new tokens of a sequence and says when it has ended."""
 
     __slots__ = ("_job", "count", "end")
 
@@ -163,8 +158,8 @@ class Tally:
         self.count = 0
         self.end: str | None = None
 
-    def take(self, id: int) -> int:
-        """One more token, as a plain integer. Raises FaultError where it is none."""
+    def add(self, id: int) -> int:
+        """One more token, as an int. Raises FaultError where it is none."""
         id = _checked(id, self._job.size)
         self.count += 1
         if id in self._job.ends:
@@ -186,7 +181,7 @@ def _checked(id: Any, size: int) -> int:
     return number
 
 
-def overflow(tokens: int, context: int, model: str) -> Fault:
+def context_overflow(tokens: int, context: int, model: str) -> Fault:
     """The fault of a prompt that is too long."""
     return Fault(
         "invalid_request",
@@ -206,14 +201,14 @@ def room(
     if context is None:
         return most
     if len(prompt) >= context:
-        raise FaultError(overflow(len(prompt), context, model))
+        raise FaultError(context_overflow(len(prompt), context, model))
     left = context - len(prompt)
     return left if asked is None else min(asked, left)
 
 
-def failed(error: Exception) -> Fault:
-    """The fault of a model that raised. Told, and logged, without its words: they may quote a
-    prompt."""
+def model_fault(error: Exception) -> Fault:
+    """The fault of a model that raised. Reported and logged without the exception's text, which may
+    quote a prompt."""
     if isinstance(error, FaultError):
         return error.fault
     kind = type(error).__name__

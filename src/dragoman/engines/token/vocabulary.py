@@ -1,7 +1,7 @@
-"""Vocabularies from files: a folder's `tokenizer.json`, or a list of ranks as tiktoken has it.
+"""Reads vocabularies from files: a folder's `tokenizer.json`, or ranks as tiktoken has them.
 
-The texts of control tokens are taken out of what encodes ordinary text, so that nothing a user
-writes can become one. Needs llguidance, of the `local` extra, whose tokenizer does the encoding.
+Control tokens are taken out of what encodes ordinary text, so that no text of a user becomes one.
+Needs llguidance, of the `local` extra, whose tokenizer encodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = (
 O200K = "|".join(
     (*_WORDS, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
 )
-"""How the vocabulary of gpt-oss cuts text into words."""
+"""How gpt-oss's vocabulary splits text into words."""
 
 HARMONY = {
     "<|startoftext|>": 199_998,
@@ -46,10 +46,10 @@ HARMONY = {
 
 
 class Vocabulary:
-    """A `Tokenizer` around llguidance's.
+    """A `Tokenizer` over llguidance's.
 
-    `ends` are the ids that end an answer by the files' own account, `added` the tokens of ordinary
-    text that stand beside the rest of the vocabulary.
+    `ends` are the ids that end an answer according to the files, `added` the tokens of ordinary
+    text beside the vocabulary.
     """
 
     def __init__(
@@ -73,16 +73,13 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many ids there are."""
         return self._size
 
     @property
     def controls(self) -> Mapping[str, int]:
-        """The ids of the control tokens, by their text."""
         return self._controls
 
     def encode(self, text: str) -> Sequence[int]:
-        """The ids of ordinary text; halves of characters become question marks."""
         ids: Sequence[int] = self._plain.tokenize_str(text.encode("utf-8", "replace").decode())
         return [self._moved.get(id, id) for id in ids] if self._moved else ids
 
@@ -96,10 +93,10 @@ class Vocabulary:
 
 
 def from_folder(folder: str | Path) -> Vocabulary:
-    """The vocabulary of a model folder, from its `tokenizer.json`; what ends an answer is told by
-    `generation_config.json` and `tokenizer_config.json`, where they are there.
+    """The vocabulary of a model folder, from its `tokenizer.json`; its ends from
+    `generation_config.json` and `tokenizer_config.json`, where there are any.
 
-    Raises FileNotFoundError where there is no `tokenizer.json`, and ValueError where it is none.
+    Raises FileNotFoundError where there is no `tokenizer.json`, and ValueError for an invalid one.
     """
     folder = Path(folder)
     described = _object(folder / "tokenizer.json")
@@ -123,10 +120,10 @@ def from_ranks(
     ends: frozenset[int] = frozenset(),
     size: int = 0,
 ) -> Vocabulary:
-    """The vocabulary of a file that has a token in base64 and its rank on each line. By default the
-    control tokens and the pattern that cuts text into words are those of gpt-oss, whose file is
-    `o200k_base.tiktoken` and which has 201,088 ids: `size` is for those beyond the last named one.
+    """The vocabulary of a file with a token in base64 and its rank on each line.
 
+    By default the control tokens and the pattern are those of gpt-oss, whose file is
+    `o200k_base.tiktoken` and which has 201,088 ids: `size` counts those beyond the last named one.
     Raises FileNotFoundError, and ValueError for a file of another kind.
     """
     ranks: dict[bytes, int] = {}
@@ -137,15 +134,15 @@ def from_ranks(
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: no token and rank") from error
     last = max((*ranks.values(), *controls.values()))
-    made: Any = LLTokenizer  # its types do not tell of this way to make one
-    tokenizer = made.from_tiktoken(  # the one control token it must have is none of a text
+    made: Any = LLTokenizer  # its type stubs lack `from_tiktoken`
+    tokenizer = made.from_tiktoken(  # it requires one control token: an empty text
         encoder=ranks, special_tokens={"": last + 1}, pattern=pattern, eos_token=last + 1
     )
     return Vocabulary(tokenizer, max(size, last + 1), controls, ends)
 
 
 def _ends(folder: Path, controls: Mapping[str, int]) -> frozenset[int]:
-    """The ids that end an answer, as two files of the folder tell."""
+    """The ids that end an answer, from two files of the folder."""
     ends: set[int] = set()
     generation, config = folder / "generation_config.json", folder / "tokenizer_config.json"
     if generation.exists():

@@ -91,8 +91,7 @@ Whole = Regex | Choice | Lark | JSONBody
 
 def structured_output(request: Request) -> Whole | None:
     """What the whole answer must match, by vLLM's fields (`guided_*`, `structured_outputs`,
-    `response_format`). Raises FaultError for what is no such demand.
-    """
+    `response_format`). Raises FaultError for what is no such demand."""
     found = [body for fields in (request.extra or {}).values() for body in _bodies(fields)]
     if len(found) > 1:
         raise FaultError(bad_request("the answer cannot be bound twice", found[1].param))
@@ -144,8 +143,7 @@ ANY_OBJECT: dict[str, JSON] = {"type": "object"}
 
 class AllowedTool(Struct, frozen=True):
     """A tool that may be called, and what its arguments (or its input) should match; where it is
-    strict, they must.
-    """
+    strict, they must."""
 
     name: str
     namespace: str | None
@@ -158,8 +156,7 @@ class Demand(Struct, frozen=True):
     """What the answer must be: text that matches `text`, or calls of some of `tools`.
 
     Without `text` there must be a call; `several` allows more than one. `strict` is whether text
-    that
-    does not match is an error.
+    that does not match is an error.
     """
 
     text: Body | None
@@ -170,8 +167,7 @@ class Demand(Struct, frozen=True):
 
 def demand(request: Request) -> Demand | None:
     """What a request demands; None where it demands nothing. Raises FaultError naming the field for
-    a demand that is invalid or cannot be enforced.
-    """
+    a demand that is invalid or cannot be enforced."""
     text, choice = _text(request), request.tool_choice
     tools = tuple(_tools(request))
     must = _call_required(choice)
@@ -256,8 +252,7 @@ def _is_strict(tool: FunctionTool | CustomTool) -> bool:
 
 def _arguments(tool: FunctionTool, field: str) -> Body:
     """What the arguments must match. A schema that cannot be enforced is refused where the tool is
-    strict, and is any object elsewhere.
-    """
+    strict, and is any object elsewhere."""
     param = f"{field}.parameters"
     schema = {"type": "object", **(tool.parameters or {})}
     try:

@@ -107,8 +107,7 @@ class Harmony:
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt, up to `<|start|>assistant`, or inside a message that is to be continued or a
-        call
-        that is forced.
+        call that is forced.
 
         Raises FaultError for an output without its call before it, and for an unresolved reference.
         """

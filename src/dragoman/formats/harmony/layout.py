@@ -134,8 +134,7 @@ def partial(request: Request) -> Message | Reasoning | None:
 
 def is_final(items: Sequence[Item], index: int) -> bool:
     """Whether the item is an answer that closes its turn. A message without a phase directly before
-    a call is a preamble of it.
-    """
+    a call is a preamble of it."""
     match items[index]:
         case Message(role="assistant", phase=phase):
             following = items[index + 1] if index + 1 < len(items) else None
@@ -147,9 +146,7 @@ def is_final(items: Sequence[Item], index: int) -> bool:
 
 class HistoryItem(Struct, frozen=True):
     """An item to be rendered: its place in the input, whether it is a final answer, and of an
-    output
-    the name and namespace of its tool.
-    """
+    output the name and namespace of its tool."""
 
     item: Item
     place: int

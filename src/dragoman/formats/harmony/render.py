@@ -1,7 +1,5 @@
 """Renders a request as a harmony prompt. Text and control tokens stay apart, so that no text of a
-client
-can end its own message.
-"""
+client can end its own message."""
 
 from __future__ import annotations
 
@@ -79,8 +77,8 @@ def _split_instructions(
 ) -> tuple[list[str], tuple[Item, ...], int]:
     """The instructions, the items after them, and the place of the first of these.
 
-    System and developer messages at the front are instructions; later ones stay where they are.
-    The item that the prompt leaves open is left out.
+    System and developer messages at the front are instructions; later ones stay where they are. The
+    item that the prompt leaves open is left out.
     """
     texts: list[str] = []
     place = 0

@@ -72,8 +72,7 @@ class Toolkit:
         """The tool a recipient names; None where none is called.
 
         Names are taken with and without `functions.`. An unknown name is a function, as long as
-        there
-        is any tool: a client can report that to the model, where text would only confuse.
+        there is any tool: a client can report that to the model, where text would only confuse.
         """
         if recipient in NOT_TOOLS:
             return None

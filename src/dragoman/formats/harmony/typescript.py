@@ -1,8 +1,7 @@
 """Renders a JSON schema as TypeScript, which is how harmony shows a model its tools.
 
 Shape is written (references, unions, intersections, constants, additional keys); bounds and
-patterns
-are not, because the syntax cannot express them.
+patterns are not, because the syntax cannot express them.
 """
 
 from __future__ import annotations

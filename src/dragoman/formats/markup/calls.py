@@ -152,8 +152,7 @@ class CallObject:
     come.
 
     With `known` it is a call only if it names one of them and has no other members than a call;
-    else
-    `rejected` turns true, and nothing was emitted. `raw` is its text so far.
+    else `rejected` turns true, and nothing was emitted. `raw` is its text so far.
     """
 
     def __init__(self, emitter: Emitter, known: frozenset[str] | None = None) -> None:
@@ -334,8 +333,7 @@ def _object(text: str) -> dict[str, object]:
 
 def _plain(arguments: str | None) -> str:
     """Arguments as an object: none is the empty one, and one inside a string is unquoted (some
-    models copy OpenAI's `arguments` string).
-    """
+    models copy OpenAI's `arguments` string)."""
     if arguments is None or arguments in ("null", '""'):
         return "{}"
     inside = _string(arguments) if arguments[0] == '"' else None

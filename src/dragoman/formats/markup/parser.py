@@ -1,8 +1,7 @@
 """Parses a model's markup into a turn: tokens or text, in pieces of any size.
 
 One state machine for all families; the profile's tables say where each mark leads. Control tokens
-are
-recognised by id; other marks are found in the text, which is held back while it may become one.
+are recognised by id; other marks are found in the text, which is held back while it may become one.
 """
 
 from __future__ import annotations

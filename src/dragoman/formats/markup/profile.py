@@ -31,8 +31,7 @@ class State(Struct, frozen=True):
     """How the text between two marks is read, and the state each mark leads to.
 
     `ids` are marks that count only as tokens, not when spelled. `then` is the next state of a
-    segment
-    that ends by itself; `braces` is the next state of a name that is empty: JSON follows.
+    segment that ends by itself; `braces` is the next state of a name that is empty: JSON follows.
     """
 
     kind: Kind
@@ -46,8 +45,7 @@ class CallSyntax(Struct, frozen=True, kw_only=True):
     """How calls are written: the text before the name, between name and arguments, after them.
 
     `first` and `last` enclose all calls of a message, `between` separates two. With `body` "xml"
-    each
-    argument is a tag, else they are JSON, kept byte for byte.
+    each argument is a tag, else they are JSON, kept byte for byte.
     """
 
     opening: str

@@ -350,8 +350,8 @@ class Calls:
     """The text between the marks of calls.
 
     With `known` they must name one of these. `rejected` turns true where the text is no call at
-    all;
-    `raw` is then that text. `code` is the tool for what is neither JSON nor a call (Llama 3.1).
+    all; `raw` is then that text. `code` is the tool for what is neither JSON nor a call (Llama
+    3.1).
     """
 
     def __init__(

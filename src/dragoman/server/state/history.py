@@ -17,8 +17,7 @@ from dragoman.core.item import (
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import Paging, Record, Store
 from dragoman.wire import json
-from dragoman.wire.chat import CHAT
-from dragoman.wire.responses import RESPONSES
+from dragoman.wire.registry import WIRES
 
 from .resolve import bare
 from .run import Batches
@@ -26,9 +25,6 @@ from .runs import Runs
 
 PAGE = 100
 """Records read at a time."""
-
-_WIRES = {wire.name: wire for wire in (CHAT, RESPONSES)}
-_PREFIXES = {CHAT.name: "chatcmpl-", RESPONSES.name: "resp_"}
 
 
 class History:
@@ -69,7 +65,7 @@ class History:
 
 def name(record: Record) -> str:
     """The id of a response as its clients know it."""
-    return _PREFIXES[record.wire] + record.id
+    return WIRES[record.wire].id_prefix + record.id
 
 
 def asked(record: Record) -> str:
@@ -89,7 +85,7 @@ def answered(record: Record) -> str:
 
 def exported(record: Record) -> bytes:
     """One line of JSON: the request and the answer as they stood on their wire."""
-    wire, dialect = _WIRES[record.wire], DIALECTS[record.dialect]
+    wire, dialect = WIRES[record.wire], DIALECTS[record.dialect]
     request, _ = wire.encode_request(record.request, dialect)
     response = None
     if record.response is not None:

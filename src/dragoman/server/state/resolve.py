@@ -18,15 +18,21 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Item,
     ItemReference,
-    Message,
-    Reasoning,
     Unknown,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.reasoning_cache import Vault
 from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
-from dragoman.stores.base import ItemPage, Paging, Record, StoredAnswer, StoreError, call_digest
+from dragoman.stores.base import (
+    ItemPage,
+    Paging,
+    Record,
+    StoredAnswer,
+    StoreError,
+    call_digest,
+    input_id,
+)
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
 NOT_SEALED = Loss(ASKING, "dropped", "this server seals no reasoning; what the model sent is kept")
@@ -69,17 +75,6 @@ def decided(request: Request) -> Request:
         wire: {k: v for k, v in fields.items() if k != "store"} for wire, fields in extra.items()
     }
     return replace(request, extra=rest)
-
-
-_PREFIXES: dict[type, str] = {
-    Message: "msg",
-    Reasoning: "rs",
-    FunctionCall: "fc",
-    FunctionCallOutput: "fco",
-    CustomToolCall: "ctc",
-    CustomToolCallOutput: "ctco",
-    Compaction: "cmp",
-}
 
 
 class Source(Protocol):
@@ -192,7 +187,7 @@ def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
     return tuple(
         item
         if isinstance(item, ItemReference) or item.id
-        else replace(item, id=_derived(item, id, place))
+        else replace(item, id=input_id(item, id, place))
         for place, item in enumerate(items)
     )
 
@@ -200,13 +195,9 @@ def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
 def _as_given(record: Record) -> tuple[Item, ...]:
     """What was asked, without the ids that `named` gave: the same history is the same request."""
     return tuple(
-        replace(item, id=None) if item.id == _derived(item, record.id, place) else item
+        replace(item, id=None) if item.id == input_id(item, record.id, place) else item
         for place, item in enumerate(record.request.items)
     )
-
-
-def _derived(item: Item, id: str, place: int) -> str:
-    return f"{_PREFIXES.get(type(item), 'item')}_{id}_in{place}"
 
 
 def check_outputs(items: Sequence[Item], start: int) -> None:

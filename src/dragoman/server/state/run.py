@@ -157,7 +157,7 @@ class Run:
         elif self.begun or self._broken or self._whole:
             self._show(len(self.events))
             if self._timer is None and self.begun:
-                self._timer = asyncio.get_running_loop().call_later(BEHIND, self._write_behind)
+                self._write_soon()
 
     def _extend(self, events: list[Event]) -> None:
         if not self.events and not isinstance(events[0], Started):
@@ -201,17 +201,22 @@ class Run:
             self._broken = True
         if self.events and not self._complete:
             self._show(len(self.events))
-            self._timer = asyncio.get_running_loop().call_later(BEHIND, self._write_behind)
+            self._write_soon()
+
+    def _write_soon(self) -> None:
+        """Write at the next tick: all runs have the same, so that they share a commit."""
+        loop = asyncio.get_running_loop()
+        tick = (loop.time() // BEHIND + 1) * BEHIND
+        self._timer = loop.call_at(tick, self._write_behind)
 
     def _write_behind(self) -> None:
-        loop = asyncio.get_running_loop()
         self._timer = None
         if self._broken:
             return
         if self._writing is None or self._writing.done():
-            self._writing = loop.create_task(self._write())
+            self._writing = asyncio.get_running_loop().create_task(self._write())
         else:
-            self._timer = loop.call_later(BEHIND, self._write_behind)
+            self._write_soon()
 
     async def _write_ahead(self) -> None:
         """Store what has come, and show it then; the last events are stored with the response."""
@@ -231,9 +236,7 @@ class Run:
 
     async def _end(self) -> None:
         """Store the end, and show it; where the store failed, it says so."""
-        if self._whole:
-            await self._begin()
-        elif self._beginning is not None:
+        if self._beginning is not None:
             await self._beginning
         if self._writing is not None:
             await self._writing
@@ -249,6 +252,10 @@ class Run:
         turn = self._turn + response.output if response.status == "completed" else ()
         messages = self._announce(self.record, response)
         try:
+            if self._whole:
+                whole = replace(self.record, status=response.status, response=response)
+                await self._store.put(whole, turn, messages)
+                return True
             return await self._store.finish(self.record.id, response, rest, turn, messages)
         except StoreError:
             return False

@@ -214,7 +214,7 @@ class Runs:
             stored = len(events)
             if not events and record.background and self._requeue and self.launch is not None:
                 turn = record.request.items if record.conversation is not None else ()
-                run = self.open(record, turn)
+                run = Run(record, self._store, turn, self._announce, self._live)
                 self._launch(run, None, Caller(tenant=record.tenant))
                 continue
             if not events:

@@ -25,6 +25,7 @@ from dragoman.server.config import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
 from dragoman.stores.base import Record, Retention, Store, StoreError
 from dragoman.stores.factory import data_directory, open_store
+from dragoman.wire.registry import WIRES
 
 from .resolve import (
     NOT_SEALED,
@@ -43,9 +44,6 @@ from .webhooks import Courier, Receiver, Webhooks
 
 ENCODER_VERSION = 2
 """Raised when the same events would be said in other bytes, so that no reader gets a mixture."""
-
-STORED_BY_DEFAULT = frozenset({"responses"})
-"""The wires on which a request that says nothing of it asks to be stored."""
 
 
 class Plan(Struct, frozen=True):
@@ -98,7 +96,7 @@ class Memory:
         """How to answer a request; to be awaited only where something must be looked up: in
         `source`, or else in the store. Raises FaultError for what cannot be answered, also when
         something the request names is not there."""
-        stored = wire in STORED_BY_DEFAULT if request.store is None else request.store
+        stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
         if needs_lookup(request) or (stored and has_calls(request)):

@@ -5,8 +5,9 @@ each direction; the other rooms hold one kind of thing each, both ways. What thi
 know is kept under its name (`extras`) and said again on it.
 """
 
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 
+from .losses import LOSSES, spelling
 from .request import decode, encode
 from .response import Encoder
 from .response import encode as encode_response
@@ -20,5 +21,8 @@ CHAT = Wire(
     encoder=Encoder,
     encode_response=encode_response,
     decoder=Decoder,
+    losses=LOSSES,
+    spelling=spelling,
+    id_prefix="chatcmpl-",
 )
 """The wire as one value."""

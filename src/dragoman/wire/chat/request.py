@@ -30,6 +30,7 @@ from dragoman.wire.losses import judge
 
 from . import tools
 from .fields import NAME, keep, kept, restore
+from .losses import LOSSES
 from .messages import decode_messages, encode_turns
 
 _Role = Literal["system", "developer", "user", "assistant"]
@@ -406,7 +407,7 @@ def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]
     """
     if (short := encode_request(request, dialect)) is not None:
         return short, ()
-    judged, ledger = judge(request, "chat"), LossList()
+    judged, ledger = judge(request, LOSSES), LossList()
     said: dict[str, JSON] = {
         "model": request.model,
         "messages": _messages_request(request, dialect, ledger),

@@ -5,8 +5,9 @@ of an exchange, `encoder` and `decoder` the stream in each direction. A bare pro
 conversation: what is decoded here is a `Completion`, and nothing else can be encoded.
 """
 
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 
+from .losses import LOSSES, spelling
 from .request import NAME, decode, encode
 from .response import Decoder, Encoder, encode_response
 
@@ -18,5 +19,9 @@ COMPLETIONS = Wire(
     encoder=Encoder,
     encode_response=encode_response,
     decoder=Decoder,
+    losses=LOSSES,
+    spelling=spelling,
+    id_prefix="cmpl-",
+    conversation=False,
 )
 """The wire as one value."""

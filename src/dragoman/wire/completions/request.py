@@ -11,6 +11,9 @@ from dragoman.wire import json
 from dragoman.wire.choices import decode as decode_sampling
 from dragoman.wire.dialect import Dialect
 from dragoman.wire.json import Fields
+from dragoman.wire.losses import judge
+
+from .losses import LOSSES
 
 NAME = "completions"
 """The key of this wire in every `extra`."""
@@ -140,7 +143,8 @@ def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]
     if not isinstance(request, Completion):
         problem = "cannot be carried: this protocol takes a prompt; a format would make one of it"
         raise FaultError(unsupported(problem, "items"))
-    ledger, sampling, prompts = LossList(), request.sampling, request.prompts
+    judged, ledger = judge(request, LOSSES), LossList()
+    sampling, prompts = request.sampling, request.prompts
     fields: dict[str, JSON] = {
         "model": request.model,
         "prompt": prompts[0] if len(prompts) == 1 else prompts,
@@ -165,7 +169,7 @@ def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]
     for name in sorted(dialect.drop & said.keys()):
         del said[name]
         ledger.note(name, "dropped", "this server does not take it")
-    return json.dump(said), ledger.losses()
+    return json.dump(said), judged + ledger.losses()
 
 
 def _stream(request: Request, dialect: Dialect, ledger: LossList) -> dict[str, JSON]:

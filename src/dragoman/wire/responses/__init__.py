@@ -6,12 +6,13 @@ in the words of `wording`, and `decoder` hears one, item by item, through `famil
 kept under its name (`extras`) and said again on it.
 """
 
-from dragoman.wire.registry import Wire
+from dragoman.wire.protocol import Wire
 
 from . import request
 from .decode import Decoder
 from .encode import Encoder, encode_response
 from .items import WIRE
+from .losses import LOSSES, spelling
 
 RESPONSES = Wire(
     name=WIRE,
@@ -21,5 +22,10 @@ RESPONSES = Wire(
     encoder=Encoder,
     encode_response=encode_response,
     decoder=Decoder,
+    losses=LOSSES,
+    spelling=spelling,
+    id_prefix="resp_",
+    stored_by_default=True,
+    websocket=True,
 )
 """The protocol of OpenAI's Responses API and of Open Responses."""

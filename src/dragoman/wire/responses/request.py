@@ -43,7 +43,8 @@ from dragoman.wire.json import Fields, kind
 from dragoman.wire.losses import judge
 
 from . import tools
-from .items import VENDOR_PARTS, WIRE, decode_all, dense, encode_items, keep, kept, merge
+from .items import VENDOR_PARTS, decode_all, dense, encode_items, keep, kept, merge
+from .losses import LOSSES
 
 _BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
 """Kinds of items that offer tools themselves."""
@@ -300,7 +301,7 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     """
     vendor = (request.extra or {}).get(_VENDOR, {})
     own = replace(request.sampling, **dict.fromkeys(vendor))
-    losses = judge(replace(request, sampling=own), WIRE)
+    losses = judge(replace(request, sampling=own), LOSSES)
     said = dense(merge(_fields(request), {**vendor, **kept(request.extra)}))
     for name in sorted(dialect.drop & said.keys()):
         del said[name]

@@ -1,0 +1,80 @@
+"""One protocol as a value (`Wire`), and the listing of models that OpenAI's protocols share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from dragoman.core.error import Fault
+from dragoman.core.interfaces import Decoder, Encoder, Model
+from dragoman.core.item import JSON
+from dragoman.core.loss import Loss
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.core.turn import Turn
+
+from . import json
+from .dialect import Dialect
+from .error import encode_error
+from .losses import Losses
+
+
+def encode_model(model: Model) -> bytes:
+    """One model, as `GET /models/{id}` shows it."""
+    return json.dump(_model(model))
+
+
+def encode_models(models: Sequence[Model]) -> bytes:
+    """All models, as `GET /models` lists them."""
+    return json.dump({"object": "list", "data": list(map(_model, models))})
+
+
+def _model(model: Model) -> dict[str, JSON]:
+    return {
+        **(model.extra or {}).get("models", {}),
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": model.owned_by,
+    }
+
+
+def _same_names(request: Request) -> Callable[[str], str]:
+    return str
+
+
+class Wire(Struct, frozen=True, kw_only=True):
+    """One protocol. `name` is its key in every `extra`; the paths follow the base URL.
+
+    - `decode_request(body)` raises FaultError when the body is not a request.
+    - `encode_request(request, dialect)` gives the body and what it could not carry as it stood,
+      fields named as in the core; it raises FaultError where a loss would change the answer.
+    - `encoder(request, dialect)` encodes an answer as a stream, `encode_response` as a whole.
+    - `decoder(turn)` decodes an answer, streamed or whole, into a turn.
+    - `losses` says which fields of the core the wire cannot carry, and what happens then.
+    - `spelling(request)` gives the function from the core's name of a field in this request
+      (`items[3].role`) to the name that clients of this wire know it by.
+    - `id_prefix` is what the wire puts before the id of a response.
+    - `conversation` is false where requests are bare prompts, which are never stored.
+    - `stored_by_default` says what an absent `store` means.
+    - `websocket` says whether requests may come over a WebSocket on the same path, too.
+    """
+
+    name: str
+    path: str
+    decode_request: Callable[[bytes], Request]
+    encode_request: Callable[[Request, Dialect], tuple[bytes, tuple[Loss, ...]]]
+    encoder: Callable[[Request, Dialect], Encoder]
+    encode_response: Callable[[Response, Request, Dialect], bytes]
+    decoder: Callable[[Turn], Decoder]
+    losses: Losses
+    spelling: Callable[[Request], Callable[[str], str]] = _same_names
+    encode_error: Callable[[Fault], tuple[int, bytes]] = encode_error
+    models_path: str = "/models"
+    encode_models: Callable[[Sequence[Model]], bytes] = encode_models
+    encode_model: Callable[[Model], bytes] = encode_model
+    id_prefix: str = ""
+    conversation: bool = True
+    stored_by_default: bool = False
+    websocket: bool = False

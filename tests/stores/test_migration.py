@@ -1,0 +1,193 @@
+"""Files and databases written by earlier versions are migrated with all that they hold."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import asyncpg
+import pytest
+from msgspec.structs import replace
+
+from dragoman.core.event import Delta, Event, Finished, Started
+from dragoman.core.item import FunctionCall, Item, Message, Reasoning
+from dragoman.core.request import Request
+from dragoman.core.response import Response
+from dragoman.stores.base import (
+    Conversation,
+    LogSegment,
+    OutboxMessage,
+    Paging,
+    Record,
+    Store,
+    StoredAnswer,
+    call_digest,
+)
+from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.schema import POSTGRES, SQLITE
+from dragoman.stores.serialize import pack
+from dragoman.stores.sqlite import SqliteStore
+from tests.postgres import Postgres
+
+VERSION = 3
+"""Steps that the last version took which packed records whole and gave them random ids."""
+CALL = FunctionCall("call_1", "clock", "{}", id="fc_1")
+EVENTS: tuple[Event, ...] = (
+    Started("f0", 50, "m"),
+    Delta(0, 0, "text", "half"),
+    Delta(0, 0, "text", "whole"),
+    Finished("completed"),
+)
+
+
+def record(id: str, created_at: int, **fields: object) -> Record:
+    items = (Message("user", f"ask {id}", id=f"msg_{id}_in0"),)
+    given = {"wire": "responses", "request": Request(model="m", items=items), "owner": "me"}
+    return Record(id=id, tenant="t", created_at=created_at, lease=90.0, **(given | fields))
+
+
+def answer(id: str, *items: Item) -> Response:
+    return Response(id=id, created_at=50, model="m", status="completed", output=items)
+
+
+# In the order of their ids they are not in the order of their times.
+FIRST = record("f0", 50, status="completed", response=answer("f0", Reasoning(id="rs_1"), CALL))
+SECOND = record(
+    "a1", 60, previous="f0", status="failed", response=replace(answer("a1"), status="failed")
+)
+LIVE = record("c2", 70, status="queued", conversation="v", metadata={"k": "w"}, background=True)
+TALK = Conversation(id="v", tenant="t", created_at=50, metadata={"k": "v"})
+SAID = Message("user", "said", id="msg_said")
+MESSAGE = OutboxMessage(id="evt_1", target="http://x", body=b"{}", due=10.0)
+
+Statement = tuple[str, list[object]]
+
+
+def _response(record: Record, length: int) -> Statement:
+    packed = replace(record, status="in_progress", response=None, metadata=None)
+    values: list[object] = [record.id, record.tenant, record.wire, record.created_at]
+    values += [record.status, record.running, record.previous, record.conversation]
+    values += [record.owner, record.lease, length, pack(packed)]
+    values += [None if record.response is None else pack(record.response), pack(record.metadata)]
+    if record.running:
+        values[-3] = pack(replace(packed, status=record.status))
+    return (
+        """INSERT INTO responses (id, tenant, wire, created_at, status, running, previous,
+            conversation, owner, lease, length, record, response, metadata, model) VALUES
+            ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 'm')""",
+        values,
+    )
+
+
+def _segment(id: str, first: int, *events: Event) -> Statement:
+    return "INSERT INTO stretches VALUES ($1, $2, 50, $3)", [id, first, pack(events)]
+
+
+WRITTEN: list[Statement] = [
+    _response(FIRST, 4),
+    _response(SECOND, 0),
+    _response(LIVE, 1),
+    _segment("f0", 0, *EVENTS[:2]),
+    _segment("f0", 2, *EVENTS[2:]),
+    _segment("c2", 0, Started("c2", 70, "m")),
+    ("INSERT INTO homes VALUES ('t', $1, $2)", ["msg_f0_in0", "f0"]),
+    ("INSERT INTO homes VALUES ('t', $1, $2)", ["rs_1", "f0"]),
+    ("INSERT INTO calls VALUES ('t', $1, $2)", [call_digest(CALL), "f0"]),
+    ("INSERT INTO conversations VALUES ('v', 't', 50, $1)", [pack(TALK)]),
+    ("INSERT INTO items VALUES ('v', 0, 'msg_said', $1)", [pack(SAID)]),
+    ("INSERT INTO letters VALUES ('evt_1', 'http://x', $1, 10.0, 0)", [b"{}"]),
+]
+
+
+def _earlier_file(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for step in SQLITE[:VERSION]:
+            connection.executescript(step)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        for statement, values in WRITTEN:
+            named = {str(place): value for place, value in enumerate(values, 1)}
+            connection.execute(statement, named)
+
+
+async def _earlier_database(address: str) -> None:
+    connection = await asyncpg.connect(address, server_settings={"search_path": "dragoman"})
+    await connection.execute("CREATE SCHEMA dragoman; CREATE TABLE steps (step INTEGER)")
+    for number, step in enumerate(POSTGRES[:VERSION], 1):
+        await connection.execute(step)
+        await connection.execute("INSERT INTO steps VALUES ($1)", number)
+    for statement, values in WRITTEN:
+        await connection.execute(statement, *values)
+    await connection.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    opened: Store
+    if request.param == "sqlite":
+        _earlier_file(tmp_path / "store.db")
+        opened = SqliteStore(tmp_path / "store.db")
+    else:
+        server: Postgres = request.getfixturevalue("postgres")
+        address = await server.database()
+        await _earlier_database(address)
+        opened = PostgresStore(address)
+    yield opened
+    await opened.close()
+
+
+def ended(record: Record) -> Record:
+    return replace(record, owner="", lease=0.0)
+
+
+async def test_responses_of_an_earlier_version_are_read(store: Store) -> None:
+    assert await store.get("t", "f0") == ended(FIRST)
+    assert await store.get("t", "c2") == LIVE
+    assert await store.chain("t", "a1") == (ended(FIRST), ended(SECOND))
+    assert await store.find_item("t", "msg_f0_in0") == FIRST.request.items[0]
+    assert await store.find_item("t", "rs_1") == Reasoning(id="rs_1")
+    (found,) = await store.find_answers("t", [call_digest(CALL)])
+    assert isinstance(FIRST.response, Response)
+    assert found == StoredAnswer("m", FIRST.response)
+
+
+async def test_responses_of_an_earlier_version_are_listed_before_new_ones(store: Store) -> None:
+    new = record("018f", 80, status="completed", response=answer("018f"))
+    await store.put(new)
+    page = await store.list_responses("t", None, Paging())
+    assert [each.id for each in page.records] == ["018f", "c2", "a1", "f0"]
+
+
+async def test_logs_of_an_earlier_version_are_read_from_any_place(store: Store) -> None:
+    for first in range(len(EVENTS) + 1):
+        log = await store.log("f0", first)
+        assert tuple(event for segment in log for event in segment.events) == EVENTS[first:]
+    assert await store.log("a1") == ()  # it was swept, and is not made up from the response
+
+
+async def test_live_run_of_an_earlier_version_goes_on(store: Store) -> None:
+    assert await store.renew_leases(["c2", "f0"], 99.0) == ("f0",)
+    with pytest.raises(Exception, match="gap"):
+        await store.append("c2", LogSegment(0, EVENTS[1:2]))
+    await store.append("c2", LogSegment(1, EVENTS[1:2]))
+    (orphan,) = await store.take_orphans("you", 100.0, 130.0)
+    assert orphan == replace(LIVE, owner="you", lease=130.0)
+    assert await store.finish("c2", answer("c2"), items=[Message("user", "new", id="msg_said")])
+    page = await store.list_items("t", "v")
+    assert page is not None
+    assert [item.id for item in page.items] == ["msg_said", "msg_said_1"]
+
+
+async def test_conversations_and_messages_of_an_earlier_version_are_there(store: Store) -> None:
+    assert await store.get_conversation("t", "v") == TALK
+    assert await store.get_item("t", "v", "msg_said") == SAID
+    assert await store.take_due(10.0, 20.0) == (replace(MESSAGE, due=20.0, attempts=1),)
+
+
+async def test_responses_of_an_earlier_version_are_deleted_whole(store: Store) -> None:
+    assert await store.delete("t", "f0")
+    assert await store.log("f0") == ()
+    assert await store.find_item("t", "rs_1") is None
+    assert await store.find_answers("t", [call_digest(CALL)]) == ()
+    assert await store.chain("t", "a1") == ()
