@@ -343,7 +343,7 @@ class Client:
         parsed = parse_url(url) if isinstance(url, str) else url
         pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
         if pool is None:
-            pool = self._new_pool(parsed, address)
+            pool = self._pool(parsed, address)
         head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
         if body is None and method in _BODILESS:
             body = b""
@@ -366,12 +366,16 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _new_pool(self, url: Url, address: str | None) -> Pool:
+    def _pool(self, url: Url, address: str | None) -> Pool:
+        """The pool for an origin, made at the first request to it."""
+        key = (url.scheme, url.host, url.port, address)
+        if key in self._pools:
+            return self._pools[key]
         if len(self._pools) >= _MANY_ORIGINS:
             self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
         proxy = self._proxies.choose(url)
         dialer = Dialer(url, address=address, proxy=proxy, tls=self._context, limits=self.limits)
-        pool = self._pools[url.scheme, url.host, url.port, address] = Pool(dialer, self.limits)
+        pool = self._pools[key] = Pool(dialer, self.limits)
         return pool
 
     def _context(self) -> ssl.SSLContext:
