@@ -22,25 +22,25 @@ from .completions import remote
 from .find_format import find_format
 
 
-def fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
+def tokens_of_text(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
     """The tokens from where a text begins in them; all of them where it is not found.
 
-    >>> [token.text for token in fitted([Token("```"), Token(' {"')], '{"')]
+    >>> [token.text for token in tokens_of_text([Token("```"), Token(' {"')], '{"')]
     ['{"']
     """
     encoded, joined = _bytes(text), b"".join(map(_octets, tokens))
     # The text is at the end, unless the server holds some of it back.
     extra = len(joined) - len(encoded) if joined.endswith(encoded) else joined.find(encoded)
-    kept: list[Token] = []
+    tokens_left: list[Token] = []
     for token in tokens:
         octets = _octets(token)
         if extra <= 0:
-            kept.append(token)
+            tokens_left.append(token)
         elif len(octets) > extra:
             rest = octets[extra:]
-            kept.append(replace(token, text=rest.decode("utf-8", "replace"), bytes=rest))
+            tokens_left.append(replace(token, text=rest.decode("utf-8", "replace"), bytes=rest))
         extra -= len(octets)
-    return tuple(kept)
+    return tuple(tokens_left)
 
 
 class Aligner:
@@ -48,7 +48,7 @@ class Aligner:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], list[Token]] = {}  # of parts without text yet
-        self._kept: dict[tuple[int, int], list[Token]] = {}  # of parts with text
+        self._emitted: dict[tuple[int, int], list[Token]] = {}  # of parts with text
 
     def feed(self, event: Event) -> Event | None:
         """The event with aligned tokens; None for one that has no text."""
@@ -63,21 +63,21 @@ class Aligner:
 
     def _delta(self, delta: Delta) -> Delta | None:
         place = (delta.index, delta.part_index)
-        if (kept := self._kept.get(place)) is not None:
-            kept += delta.tokens
+        if (tokens_left := self._emitted.get(place)) is not None:
+            tokens_left += delta.tokens
             return delta
         held = self._held.setdefault(place, [])
         held += delta.tokens
         if not delta.data:
             return None
-        tokens = fitted(held, delta.data)
-        self._kept[place] = list(tokens)
+        tokens = tokens_of_text(held, delta.data)
+        self._emitted[place] = list(tokens)
         return replace(delta, tokens=tokens)
 
     def _part(self, index: int, place: int, part: Part) -> Part:
         if not isinstance(part, Text) or (index, place) not in self._held:
             return part
-        return replace(part, tokens=tuple(self._kept.get((index, place), ())))
+        return replace(part, tokens=tuple(self._emitted.get((index, place), ())))
 
     def _item(self, index: int, item: Item) -> Item:
         if not isinstance(item, Message) or isinstance(item.content, str):
@@ -216,7 +216,7 @@ class LlamaCpp(Wrapper):
                     yield fit
 
     def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, where nobody asked for the tokens of a demanded form."""
+        """The engine inside, unless log-probabilities of a required format are requested."""
         formed = isinstance(request.format, JSONObject | JSONSchema)
         return None if formed and request.sampling.logprobs else self.engine
 

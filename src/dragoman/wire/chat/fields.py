@@ -57,17 +57,17 @@ NAME = "chat"
 """The key of this wire in every `extra`."""
 
 
-def keep(rest: dict[str, JSON], **nested: dict[str, JSON]) -> Extra | None:
+def to_extra(rest: dict[str, JSON], **nested: dict[str, JSON]) -> Extra | None:
     """The extra that holds unknown fields, and those of objects inside; None if there are none.
 
-    >>> keep({"a": 1}, function={"b": 2}), keep({}, function={})
+    >>> to_extra({"a": 1}, function={"b": 2}), to_extra({}, function={})
     ({'chat': {'a': 1, 'function': {'b': 2}}}, None)
     """
     kept = rest | {name: fields for name, fields in nested.items() if fields}
     return {NAME: kept} if kept else None
 
 
-def kept(extra: Extra | None) -> dict[str, JSON]:
+def from_extra(extra: Extra | None) -> dict[str, JSON]:
     """The unknown fields of this wire."""
     return extra.get(NAME, {}) if extra else {}
 
@@ -75,18 +75,18 @@ def kept(extra: Extra | None) -> dict[str, JSON]:
 def restore(said: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
     """What is said, and the unknown fields with it; what is said stands.
 
-    >>> restore({"id": "1", "function": {"name": "f"}}, keep({"id": "2"}, function={"b": 2}))
+    >>> restore({"id": "1", "function": {"name": "f"}}, to_extra({"id": "2"}, function={"b": 2}))
     {'id': '1', 'function': {'name': 'f', 'b': 2}}
     """
-    return join(said, kept(extra))
+    return merge(said, from_extra(extra))
 
 
-def join(said: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
+def merge(said: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
     """`said`, with what `more` has besides, object by object; a null says nothing."""
     for name, value in more.items():
         have = said.get(name)
         if isinstance(have, dict) and isinstance(value, dict):
-            said[name] = join(dict(have), value)
+            said[name] = merge(dict(have), value)
         elif have is None:
             said[name] = value
     return said
@@ -164,7 +164,7 @@ def _token(value: dict[str, JSON]) -> Token:
         _bytes(value.get("bytes")),
         _tokens(value.get("top_logprobs")),
         id if isinstance(id, int) and not isinstance(id, bool) else None,
-        extra=keep({k: v for k, v in value.items() if k not in _KNOWN and v is not None}),
+        extra=to_extra({k: v for k, v in value.items() if k not in _KNOWN and v is not None}),
     )
 
 
@@ -190,13 +190,13 @@ def _say(token: Token) -> dict[str, JSON]:
 _CITATION = "url_citation"
 
 
-def decode_notes(value: JSON) -> Annotation | None:
+def decode_annotation(value: JSON) -> Annotation | None:
     """An annotation; None for what is none."""
     if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
         return None
     rest = {name: each for name, each in value.items() if name != "type" and each is not None}
     if kind != _CITATION:
-        return Annotation(kind, extra=keep(rest))
+        return Annotation(kind, extra=to_extra(rest))
     if isinstance(rest.get(_CITATION), dict):
         cited = dict(rest.pop(_CITATION))
     else:
@@ -204,17 +204,17 @@ def decode_notes(value: JSON) -> Annotation | None:
     start, end = _taken(cited, "start_index", int), _taken(cited, "end_index", int)
     url, title = _taken(cited, "url", str), _taken(cited, "title", str)
     left = {name: each for name, each in cited.items() if each is not None}
-    return Annotation(_CITATION, start, end, url, title, extra=keep(rest, url_citation=left))
+    return Annotation(_CITATION, start, end, url, title, extra=to_extra(rest, url_citation=left))
 
 
 def _taken(left: dict[str, JSON], name: str, wanted: type) -> JSON:
     return left.pop(name) if isinstance(left.get(name), wanted) else None
 
 
-def encode_notes(note: Annotation, offset: int = 0) -> JSON:
+def encode_annotation(note: Annotation, offset: int = 0) -> JSON:
     """An annotation whose text begins at `offset`; None where this wire has no form for it."""
     if note.kind != _CITATION:
-        return {"type": note.kind, **kept(note.extra)} if kept(note.extra) else None
+        return {"type": note.kind, **from_extra(note.extra)} if from_extra(note.extra) else None
     places = {"start_index": note.start, "end_index": note.end}
     inner: dict[str, JSON] = {k: place + offset for k, place in places.items() if place is not None}
     words = {"url": note.url, "title": note.title}
@@ -301,7 +301,7 @@ def _decode_odd(left: dict[str, JSON]) -> Usage | None:
         for name, number in found.items():
             if number is None or number == counts[field]:
                 del left[name]
-    extra = keep(_nested(left)) if left else None
+    extra = to_extra(_nested(left)) if left else None
     return Usage(**counts, extra=extra) if counts or extra else None
 
 

@@ -37,18 +37,17 @@ from dragoman.wire.dialect import Dialect
 
 from .fields import (
     NAME,
+    encode_annotation,
     encode_finish,
     encode_logprobs,
-    encode_notes,
     encode_usage,
-    join,
-    kept,
+    from_extra,
+    merge,
     restore,
 )
 from .messages import encode_call
-from .request import LEGACY, only_text
+from .request import LEGACY
 
-ENCODER_OBJECT = "chat.completion.chunk"
 ID_PREFIX = "chatcmpl-"
 CHOICES = "choices"
 """The key, in the extra of an answer, of the unknown fields of each choice."""
@@ -172,11 +171,11 @@ class Encoder:
         return self._chunk(0, {}) if data else sse.comment("alive")
 
     def _start(self, event: Started) -> None:
-        extra = dict(kept(event.extra))
+        extra = dict(from_extra(event.extra))
         self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
-        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": ENCODER_OBJECT}
+        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": "chat.completion.chunk"}
         known |= {"created": event.created_at, "model": event.model}
-        self._envelope = join(known, extra)
+        self._envelope = merge(known, extra)
         self._head = _head(self._envelope)
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
@@ -196,10 +195,8 @@ class Encoder:
     def _delta(self, event: Delta) -> bytes:
         item, data = self._items[event.index], event.data
         match event.kind:
-            case "text" if event.tokens:
+            case "text":  # with tokens; without any it is one of a run
                 return self._content(item, data, event.tokens)
-            case "text":
-                return self._texts(event.index, [data])
             case "refusal":
                 return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
             case "reasoning" | "summary":
@@ -211,7 +208,7 @@ class Encoder:
             case "transcript":
                 return self._chunk(item.number, {"audio": {"transcript": data}})
             case "annotation":
-                note = encode_notes(data, item.start)
+                note = encode_annotation(data, item.start)
                 return b"" if note is None else self._chunk(item.number, {"annotations": [note]})
             case _:
                 return b""
@@ -271,12 +268,12 @@ class Encoder:
             case Reasoning():
                 tag = (done.extra or {}).get("inline", {}).get("close", "")
                 closing = self._content(item, tag) if tag else b""
-                return closing + self._beside(item, kept(done.extra))
+                return closing + self._beside(item, from_extra(done.extra))
             case Message():
-                return self._open(item) + self._beside(item, kept(done.extra))
+                return self._open(item) + self._beside(item, from_extra(done.extra))
             case FunctionCall() | CustomToolCall():
-                late, news = kept(done.extra), b""
-                if late != kept(item.item.extra) and not item.legacy:
+                late, news = from_extra(done.extra), b""
+                if late != from_extra(item.item.extra) and not item.legacy:
                     news = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
                 return self._in_turn(item, news) + self._next_call(item)
             case Unknown(wire=wire) if wire == NAME:
@@ -361,7 +358,7 @@ class Encoder:
 
     def _finish(self, event: Finished) -> bytes:
         self._over = True
-        extra = dict(kept(event.extra))
+        extra = dict(from_extra(event.extra))
         ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
         counted = event.usage if self._wants_usage else None
         said = b""
@@ -396,7 +393,7 @@ class Encoder:
             "finish_reason": reason,
         }
         if more:
-            choice = join(choice, more)
+            choice = merge(choice, more)
         return self._head + json.dump(choice) + self._tail
 
 
@@ -414,145 +411,114 @@ def _logprobs(content: tuple[Token, ...] | None, refusal: tuple[Token, ...] | No
     }
 
 
-RESPONSE_OBJECT = "chat.completion"
-
-
-def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
+def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    extra = dict(kept(response.extra))
+    extra = dict(from_extra(response.extra))
     ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())}
+    legacy = bool(request.extra and LEGACY in request.extra)
     choices: list[JSON] = []
-    text = None if ends or request.sampling.logprobs else only_text(response)
     for number, reason in enumerate(response.reasons):
-        if text is not None and number == 0:
-            choices.append(_plain(text, reason, request))
-            continue
-        writer = _Writer(request, dialect)
-        for item in response.choice(number):
-            writer.add(item)
-        end = ends.get(number, {})
-        choice = {
+        message, tokens, refusal_tokens = _message(response.choice(number), legacy, dialect)
+        choice: dict[str, JSON] = {
             "index": number,
-            "message": writer.message(),
-            "logprobs": writer.logprobs(end.pop("logprobs", {}).get("content", [])),
-            "finish_reason": encode_finish(reason, legacy=writer.legacy),
+            "message": message,
+            "logprobs": None,
+            "finish_reason": encode_finish(reason, legacy=legacy),
         }
-        choices.append(join(choice, end))
-    said = {
+        wanted, end = bool(request.sampling.logprobs), ends.get(number, {})
+        late = end.pop("logprobs", {}).get("content", [])  # the tokens of calls, as a rule
+        if wanted or late or tokens or refusal_tokens:
+            content = encode_logprobs(tokens) + late
+            choice["logprobs"] = {
+                "content": content if content or wanted else None,
+                "refusal": encode_logprobs(refusal_tokens) or None,
+            }
+        choices.append(merge(choice, end))
+    body: dict[str, JSON] = {
         "id": ID_PREFIX + response.id,
-        "object": RESPONSE_OBJECT,
+        "object": "chat.completion",
         "created": response.created_at,
         "model": response.model,
         "choices": choices,
     }
     if response.usage is not None:
-        said["usage"] = encode_usage(response.usage)
-    return json.dump(join(said, extra))
+        body["usage"] = encode_usage(response.usage)
+    return json.dump(merge(body, extra))
 
 
-def _plain(text: str, reason: str, request: Request) -> JSON:
-    """A choice that is one text: what a writer would put together, without one."""
-    legacy = bool(request.extra and LEGACY in request.extra)
-    return {
-        "index": 0,
-        "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
-        "logprobs": None,
-        "finish_reason": encode_finish(reason, legacy=legacy),
-    }
+def _message(
+    items: tuple[Item, ...], legacy: bool, dialect: Dialect
+) -> tuple[dict[str, JSON], list[Token], list[Token]]:
+    """The items of one choice as a message, with the tokens of its text and of its refusal.
 
-
-class _Writer:
-    """One message, put together from the items of one choice."""
-
-    def __init__(self, request: Request, dialect: Dialect) -> None:
-        self.legacy = bool(request.extra and LEGACY in request.extra)
-        self._wants_logprobs = bool(request.sampling.logprobs)
-        self._reasoning_out = dialect.reasoning_out
-        self._thoughts: list[str] = []
-        self._content: list[str] | None = None
-        self._refusal: list[str] | None = None
-        self._notes: list[JSON] = []
-        self._audio: dict[str, JSON] | None = None
-        self._calls: list[dict[str, JSON]] = []
-        self._function_call: JSON = None
-        self._tokens: list[Token] = []
-        self._refusal_tokens: list[Token] = []
-        self._more: dict[str, JSON] = {}
-
-    def add(self, item: Item) -> None:
-        """One item more."""
+    Content and refusal are always there, if only as null.
+    """
+    content: list[str] | None = None
+    refusal: list[str] | None = None
+    annotations: list[JSON] = []
+    reasoning = ""
+    audio: dict[str, JSON] = {}
+    calls: list[dict[str, JSON]] = []
+    function_call: JSON = None
+    tokens: list[Token] = []
+    refusal_tokens: list[Token] = []
+    more: dict[str, JSON] = {}
+    for item in items:
         match item:
-            case Message():
-                self._message(item)
+            case Message(content=parts):
+                for part in item.parts if isinstance(parts, str) else parts:
+                    match part:
+                        case Text():
+                            content = [] if content is None else content
+                            offset = sum(map(len, content)) if part.annotations else 0
+                            encoded = (encode_annotation(a, offset) for a in part.annotations)
+                            annotations += (each for each in encoded if each is not None)
+                            content.append(part.text)
+                            tokens += part.tokens
+                        case Refusal():
+                            refusal = [*(refusal or ()), part.text]
+                            refusal_tokens += part.tokens
+                        case Audio():
+                            audio = merge(_encode_audio(part), audio)
+                merge(more, from_extra(item.extra))
             case Reasoning():
-                self._reasoning(item)
-            case FunctionCall() if self.legacy and not (self._calls or self._function_call):
-                self._function_call = encode_call(item)["function"]
+                texts = [
+                    t for t in (*item.summary, *item.content) if isinstance(t, Thought | Summary)
+                ]
+                text = "\n\n".join(each.text for each in texts)
+                for each in texts:
+                    tokens += each.tokens if isinstance(each, Thought) else ()
+                tags = (item.extra or {}).get("inline")
+                if tags is None:
+                    reasoning += text
+                else:
+                    tagged = tags.get("open", "") + text + tags.get("close", "")
+                    content = [*(content or ()), tagged]
+                merge(more, from_extra(item.extra))
+            case FunctionCall() if legacy and not (calls or function_call):
+                function_call = encode_call(item)["function"]
             case FunctionCall() | CustomToolCall():
-                self._calls.append(encode_call(item))
+                calls.append(encode_call(item))
             case Unknown(wire=wire) if wire == NAME:
-                self._calls.append({"type": item.kind, **item.value})
-
-    def message(self) -> dict[str, JSON]:
-        """The message. Content and refusal are always there, if only as null."""
-        said: dict[str, JSON] = {
-            "role": "assistant",
-            "content": None if self._content is None else "".join(self._content),
-            "refusal": None if self._refusal is None else "".join(self._refusal),
-            "annotations": self._notes,
-        }
-        if thought := "".join(self._thoughts):
-            said |= dict.fromkeys(self._reasoning_out, thought)
-        optional = {
-            "audio": self._audio,
-            "tool_calls": self._calls or None,
-            "function_call": self._function_call,
-        }
-        said |= {name: value for name, value in optional.items() if value is not None}
-        return join(said, self._more)
-
-    def logprobs(self, late: list[JSON]) -> JSON:
-        """The tokens, where they were asked for or given; `late` are those of no text."""
-        content = encode_logprobs(self._tokens) + late
-        refusal = encode_logprobs(self._refusal_tokens) or None
-        if not (content or refusal or self._wants_logprobs):
-            return None
-        return {"content": content if content or self._wants_logprobs else None, "refusal": refusal}
-
-    def _message(self, item: Message) -> None:
-        for part in item.parts:
-            match part:
-                case Text():
-                    self._text(part)
-                case Refusal():
-                    self._refusal = [*(self._refusal or ()), part.text]
-                    self._refusal_tokens += part.tokens
-                case Audio():
-                    self._audio = join(_heard(part), self._audio or {})
-        join(self._more, kept(item.extra))
-
-    def _text(self, part: Text) -> None:
-        content = self._content = self._content or []
-        found = (encode_notes(note, sum(map(len, content))) for note in part.annotations)
-        self._notes += [note for note in found if note is not None]
-        content.append(part.text)
-        self._tokens += part.tokens
-
-    def _reasoning(self, item: Reasoning) -> None:
-        parts = [p for p in (*item.summary, *item.content) if isinstance(p, Thought | Summary)]
-        thought = "\n\n".join(part.text for part in parts)
-        for part in parts:
-            self._tokens += part.tokens if isinstance(part, Thought) else ()
-        tags = (item.extra or {}).get("inline")
-        if tags is None:
-            self._thoughts.append(thought)
-        else:
-            tagged = tags.get("open", "") + thought + tags.get("close", "")
-            self._content = [*(self._content or ()), tagged]
-        join(self._more, kept(item.extra))
+                calls.append({"type": item.kind, **item.value})
+    message: dict[str, JSON] = {
+        "role": "assistant",
+        "content": None if content is None else "".join(content),
+        "refusal": None if refusal is None else "".join(refusal),
+        "annotations": annotations,
+    }
+    if reasoning:
+        message |= dict.fromkeys(dialect.reasoning_out, reasoning)
+    if audio:
+        message["audio"] = audio
+    if calls:
+        message["tool_calls"] = calls
+    if function_call is not None:
+        message["function_call"] = function_call
+    return merge(message, more), tokens, refusal_tokens
 
 
-def _heard(audio: Audio) -> dict[str, JSON]:
+def _encode_audio(audio: Audio) -> dict[str, JSON]:
     facts: dict[str, JSON] = {"id": audio.id, "data": audio.data}
     facts |= {"transcript": audio.transcript, "expires_at": audio.expires_at}
     return restore({name: fact for name, fact in facts.items() if fact is not None}, audio.extra)

@@ -391,10 +391,10 @@ BROKEN = Fault(
 
 
 class Reader:
-    """Reads into one turn. `heard` tells whether anything was read so far."""
+    """Reads chunks and whole answers into one turn. `started` once anything was read."""
 
     def __init__(self, turn: Turn) -> None:
-        self.heard = False
+        self.started = False
         self._turn = turn
         self._begun = False
         self._beside: dict[str, JSON] = {}  # unknown fields of chunks, as last given
@@ -402,7 +402,7 @@ class Reader:
 
     def read(self, value: dict[str, JSON]) -> None:
         """One chunk, or one whole answer."""
-        self.heard = True
+        self.started = True
         choices = value.get("choices")
         error = describe(value) if value.get("error") or value.get("object") == "error" else None
         if error is None or choices:
@@ -417,7 +417,7 @@ class Reader:
             self._turn.fail(error)
 
     def close(self) -> None:
-        """Nothing more will be read: what waited for the end is said now."""
+        """Nothing more will be read: the unknown fields of ended choices are passed on."""
         if self._ends:
             ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
             self._turn.header(extra={NAME: {CHOICES: ends}})
@@ -499,7 +499,7 @@ def _rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
 
 
 class Decoder(ChunkedDecoder):
-    """Hears one answer into a turn, in pieces of any size."""
+    """Decodes one answer into a turn, from pieces of any size."""
 
     def __init__(self, turn: Turn) -> None:
         super().__init__(turn, Reader(turn))
