@@ -36,9 +36,9 @@ from .fields import (
     encode_logprobs,
     index,
     number,
+    readable,
     rest,
     to_extra,
-    words,
 )
 from .response import CHOICES
 
@@ -310,7 +310,7 @@ class Reader:
         if texts:
             self._texts.add(number)
         elif number not in self._texts:  # else the details repeat what came as text
-            texts = words(details)
+            texts = readable(details)
         for text in texts:
             self._last[number] = "reasoning"
             self._turn.reasoning(text, number)
