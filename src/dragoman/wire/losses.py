@@ -81,8 +81,8 @@ def foreign(wire: str) -> Test:
 
 
 class _Kind:
-    """What values of one type lose. `unset` is what `values` gives for most of them: that the fields
-    in `plain` rows, which are lost whatever is in them, are all empty."""
+    """What values of one type lose. `unset` is what `values` gives for most of them: the fields
+    of `plain` rows, which are lost whatever is in them, are all empty."""
 
     __slots__ = ("plain", "tested", "unset", "values")
 
