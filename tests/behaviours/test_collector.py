@@ -8,10 +8,8 @@ import pytest
 from tests.behaviours.numbers import (
     DOCUMENT,
     REQUIRED,
-    TESTS,
     by_number,
     described,
-    functions,
     numbers_of,
 )
 
@@ -22,13 +20,13 @@ def test_every_required_number_is_described() -> None:
 
 
 def test_every_described_number_has_a_test() -> None:
-    tests = by_number(functions(TESTS))
+    tests = by_number()
     missing = [number for number in described(DOCUMENT.read_text()) if number not in tests]
     assert not missing, "numbers without a test: " + ", ".join(missing)
 
 
 def test_every_numbered_test_is_described() -> None:
-    tests = by_number(functions(TESTS))
+    tests = by_number()
     assert not {number: tests[number] for number in tests.keys() - described(DOCUMENT.read_text())}
 
 

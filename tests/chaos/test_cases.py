@@ -40,14 +40,14 @@ def test_the_table_has_rows_enough_over_both_wires() -> None:
 
 
 @pytest.mark.parametrize("key", ["end", "text", "finish", "usage", "script", "wire"])
-def test_a_row_that_ends_well_says_all_it_expects(key: str) -> None:
+def test_successful_row_declares_all_expectations(key: str) -> None:
     assert parse(GOOD).expected.good
     with pytest.raises(CaseError):
         parse({k: v for k, v in GOOD.items() if k != key})
 
 
 @pytest.mark.parametrize("key", ["end", "text", "status", "begun", "says"])
-def test_a_row_that_fails_says_all_it_expects(key: str) -> None:
+def test_failing_row_declares_all_expectations(key: str) -> None:
     assert parse(BAD).expected.code == "upstream_cut"
     with pytest.raises(CaseError):
         parse({k: v for k, v in BAD.items() if k != key})

@@ -113,7 +113,7 @@ def heard(wire: str, data: bytes, size: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_a_server_says_breaks_us(seed: int) -> None:
+def test_random_upstream_bytes_break_nothing(seed: int) -> None:
     rng = random.Random(seed)
     known = list(answers())
     for number in range(samples(500, 20_000)):

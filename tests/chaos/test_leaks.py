@@ -63,7 +63,7 @@ def through_servers(stage: Stage) -> tuple[Play, list[App]]:
 
 
 @pytest.mark.parametrize("through", [through_engines, through_servers])
-async def test_rounds_leave_nothing_behind(
+async def test_many_rounds_leak_nothing(
     through: Callable[[Stage], tuple[Play, list[Remote] | list[App]]],
 ) -> None:
     cases = load()

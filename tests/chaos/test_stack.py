@@ -116,7 +116,7 @@ def check_refused(expected: Expected, heard: Heard) -> None:
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
 @pytest.mark.parametrize("protocol", ["chat", "responses"])
 @pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
-async def test_a_client_hears_what_the_row_expects(
+async def test_client_gets_what_the_row_expects(
     upstream: Stage, case: Case, protocol: str, stream: bool
 ) -> None:
     app = App(Remote(upstream.base_url, wire=case.wire, key="k"), Settings())

@@ -50,7 +50,7 @@ def where(folder: Path) -> tuple[str, str]:
     return "--store", f"sqlite:{folder / 'store.db'}"
 
 
-def test_the_log_lists_what_was_asked_the_newest_first(
+def test_log_lists_requests_newest_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = asyncio.run(remember(tmp_path, "one", "two\n\x1b[31mthree"))
@@ -64,7 +64,7 @@ def test_the_log_lists_what_was_asked_the_newest_first(
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_who_looks_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reading_creates_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["log"], ["tail", "resp_1"]):
         assert main([*words, *where(tmp_path)]) == 1
         assert f"There is no store at {tmp_path / 'store.db'}" in capsys.readouterr().err
@@ -102,7 +102,7 @@ def test_the_log_is_exported_as_lines_of_json(
     assert of["chat"]["response"]["choices"][0]["message"]["content"] == "Hello, world"
 
 
-def test_tail_says_an_answer_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_replays_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (id,) = asyncio.run(remember(tmp_path, "one"))
     assert main(["tail", id, *where(tmp_path)]) == 0
     assert capsys.readouterr().out == "Hello, world\n"
@@ -110,7 +110,7 @@ def test_tail_says_an_answer_again(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no response 'resp_nothing'" in capsys.readouterr().err
 
 
-def test_tail_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_reports_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed = Fault("overloaded", "Too much.", "server")
     (id,) = asyncio.run(remember(tmp_path, "one", cues=(*OPENING, word("Hel"), Failed(failed))))
     assert main(["tail", id, *where(tmp_path)]) == 1
@@ -121,7 +121,7 @@ def test_tail_says_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "one → Too much." in capsys.readouterr().out
 
 
-async def test_tail_follows_what_still_runs(tmp_path: Path) -> None:
+async def test_tail_follows_a_running_response(tmp_path: Path) -> None:
     go = asyncio.Event()
     *events, last = saying("Hello", ", world")
     path = tmp_path / "store.db"
@@ -137,7 +137,7 @@ async def test_tail_follows_what_still_runs(tmp_path: Path) -> None:
         await reader.close()
 
 
-async def test_events_that_are_gone_are_told_of(
+async def test_expired_events_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (id,) = await remember(tmp_path, "one", stream=True)
@@ -149,13 +149,13 @@ async def test_events_that_are_gone_are_told_of(
 
 
 @pytest.mark.parametrize("word", ["none", "memory"])
-def test_there_must_be_something_to_read(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_without_history_is_an_error(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("dragoman.toml").write_text(f'[server]\nstore = "{word}"\n')
     assert main(["log"]) == 1
     assert f"The store '{word}' has nothing" in capsys.readouterr().err
 
 
-def test_each_key_has_its_own(
+def test_key_selects_its_tenant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tenant = Keys([]).tenant(Secret("sesame")) or Keys([Secret("sesame")]).tenant(Secret("sesame"))
@@ -180,7 +180,7 @@ def record(**fields: Any) -> Record:
     return Record(dialect="openai", **(given | fields))
 
 
-async def test_calls_and_what_they_gave_are_found_and_many_pages_read() -> None:
+async def test_search_finds_calls_and_outputs_on_all_pages() -> None:
     items = (
         FunctionCall("c1", "look_up", '{"q": "moon"}'),
         FunctionCallOutput("c1", "cheese"),

@@ -26,22 +26,19 @@ def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> l
             raise ending
         return ending
 
-    room = "chat" if name == "talk" else name
-    monkeypatch.setattr(f"dragoman.cli.{room}.{name}", command)
+    monkeypatch.setattr(f"dragoman.cli.{name}.{name}", command)
     return called
 
 
 @pytest.mark.parametrize("words", [[], ["--port", "9"], ["--upstream", "http://a"], ["serve"]])
-def test_serving_is_what_is_done_unless_told_otherwise(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_is_the_default_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     called = instead(monkeypatch, "serve")
     assert main(words) == 0
     assert [options.command for options in called] == ["serve"]
 
 
-def test_the_words_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = instead(monkeypatch, "talk", 1)
+def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = instead(monkeypatch, "chat", 1)
     monkeypatch.setattr(sys, "argv", ["dragoman", "ask", "why", "so"])
     assert main() == 1
     assert called[0].question == ["why", "so"]
@@ -58,7 +55,7 @@ def test_the_words_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_expected_failure_is_one_sentence(
+def test_expected_failure_prints_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     instead(monkeypatch, "serve", error)
@@ -66,18 +63,18 @@ def test_an_expected_failure_is_one_sentence(
     assert capsys.readouterr() == ("", "dragoman: What happened.\n")
 
 
-def test_any_other_failure_is_a_defect_and_looks_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_failure_prints_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     instead(monkeypatch, "serve", ValueError("a defect"))
     with pytest.raises(ValueError, match="a defect"):
         main([])
 
 
-def test_ctrl_c_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     instead(monkeypatch, "serve", KeyboardInterrupt())
     assert main([]) == 130
 
 
-def test_nobody_has_to_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_output_pipe_exits_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
@@ -96,6 +93,6 @@ def test_the_module_is_the_command(
     assert capsys.readouterr().out == f"dragoman {VERSION}\n"
 
 
-def test_the_module_runs_nothing_for_who_imports_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_importing_the_module_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_module("dragoman.__main__", run_name="imported")
     assert capsys.readouterr() == ("", "")

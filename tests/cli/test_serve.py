@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.cli import main
-from dragoman.cli import serve as room
+from dragoman.cli import serve as command
 from dragoman.engines import discover, local
 from dragoman.server.host import bind
 from dragoman.server.settings import Settings
 from tests.cli.stage import Screen, serve, upstream
-from tests.cli.test_welcome import part
+from tests.cli.test_banner import part
 from tests.mock import Mock, Reply, completion, plain
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
 from tests.upstream.model.transcripts import HELLO
@@ -56,7 +56,7 @@ def test_with_nothing_found_it_serves_the_pocket_model(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == LOOKING
 
 
-def test_with_nothing_found_and_no_model_it_rehearses_and_says_how_to_get_one(
+def test_with_nothing_found_and_no_extra_the_demo_engine_is_served(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "available", lambda: False)
@@ -65,12 +65,12 @@ def test_with_nothing_found_and_no_model_it_rehearses_and_says_how_to_get_one(
     assert served == ["script"]
     assert "  script  this server  (a rehearsal, not a model)\n" in shown
     assert capsys.readouterr().err == (
-        f"{LOOKING}There is no model to be found: this is the rehearsal. The pocket model needs "
+        f"{LOOKING}No model was found: this is the demo engine. The pocket model needs "
         "the local extra: pip install 'dragoman[local]'\n"
     )
 
 
-def test_what_is_found_is_served(
+def test_discovered_servers_are_served(
     up: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(discover, "PORTS", (up.port,))
@@ -104,7 +104,7 @@ def test_the_environment_names_an_upstream_and_our_key_to_it(
     assert "canary" not in shown
 
 
-def test_the_words_name_upstreams_and_nothing_is_looked_for(
+def test_named_upstreams_disable_discovery(
     up: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUR_KEY", "canary")
@@ -117,7 +117,7 @@ def test_the_words_name_upstreams_and_nothing_is_looked_for(
     assert capsys.readouterr().err == ""
 
 
-def test_the_words_say_how_often_to_try_again() -> None:
+def test_retries_option_is_used() -> None:
     replies = [plain(200, completion({"content": "Hello!"})), plain(429, {}, "retry-after: 0")]
     answers: list[httpx2.Response] = []
     with upstream(lambda asked: replies.pop()) as up:
@@ -127,15 +127,13 @@ def test_the_words_say_how_often_to_try_again() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--log"]], ids=["off", "on"])
-def test_requests_are_logged_where_the_words_say_so(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_option_logs_requests(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     serve("script", "--port", "0", *words, then=ask)
     logged = capsys.readouterr().err
     assert logged.count("\n") == logged.count("POST /v1/chat/completions ") == len(words)
 
 
-def test_a_target_is_served_and_nothing_is_looked_for(
+def test_target_disables_discovery(
     up: Mock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configured(tmp_path, f'[[upstreams]]\nname = "up"\nurl = "{up.base_url}"\n')
@@ -154,7 +152,7 @@ def test_the_file_in_this_folder_is_read(up: Mock, tmp_path: Path) -> None:
     assert "first" not in shown
 
 
-def test_words_come_before_the_file(up: Mock, tmp_path: Path) -> None:
+def test_options_override_the_file(up: Mock, tmp_path: Path) -> None:
     text = f'[server]\nport = 1\nqueue = 7\n[[upstreams]]\nname = "up"\nurl = "{NOBODY}"\n'
     path = configured(tmp_path, text, "other.toml")
     shown = serve("--config", path, "--port", "0", "--upstream", up.base_url)
@@ -167,7 +165,7 @@ def configured(folder: Path, text: str, name: str = "dragoman.toml") -> str:
     return str(folder / name)
 
 
-# ---- the welcome ---------------------------------------------------------------------------
+# ---- the banner ---------------------------------------------------------------------------
 
 
 def test_the_lines_for_the_sdk_work_when_pasted() -> None:
@@ -193,7 +191,7 @@ def key_in(shown: str) -> str:
     return found[1]
 
 
-def test_a_generated_key_is_shown_and_asked_for() -> None:
+def test_generated_key_is_printed_and_required() -> None:
     statuses: list[int] = []
 
     def visit(base_url: str) -> None:
@@ -209,7 +207,7 @@ def test_a_generated_key_is_shown_and_asked_for() -> None:
     assert 'api_key=os.environ["DRAGOMAN_KEY"]' in shown
 
 
-def test_the_key_of_a_variable_is_asked_for_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_a_variable_is_required_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIENT_KEY", "canary")
     statuses: list[int] = []
 
@@ -223,7 +221,7 @@ def test_the_key_of_a_variable_is_asked_for_and_not_shown(monkeypatch: pytest.Mo
     assert "Bearer $CLIENT_KEY" in shown
 
 
-def test_an_upstream_that_is_not_there_is_told_and_waited_for() -> None:
+def test_unreachable_upstream_is_reported_and_served() -> None:
     answers: list[httpx2.Response] = []
     shown = serve(
         "--port", "0", "--upstream", NOBODY, then=lambda base_url: answers.append(ask(base_url))
@@ -234,10 +232,10 @@ def test_an_upstream_that_is_not_there_is_told_and_waited_for() -> None:
     assert answers[0].status_code == 502
 
 
-def test_an_upstream_that_is_slow_does_not_hold_the_welcome_up(
+def test_slow_model_listing_does_not_delay_the_banner(
     up: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "LISTING", 0.05)
+    monkeypatch.setattr(command, "LISTING", 0.05)
     up.probed = lambda asked: Reply([], hang=True)
     shown = serve("--port", "0", "--upstream", up.base_url)
     assert "  The upstream listed no models within 0.05 s.\n" in shown
@@ -256,17 +254,17 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             usual = settings.port == Settings().port
             return bind(replace(settings, port=port) if usual else settings, exact=exact)
 
-        monkeypatch.setattr(room, "bind", instead)
+        monkeypatch.setattr(command, "bind", instead)
         yield port
 
 
-def test_a_taken_port_is_passed_over(taken: int) -> None:
+def test_taken_default_port_gives_the_next_one(taken: int) -> None:
     found: list[str] = []
     serve("script", then=found.append)
     assert taken < int(found[0].rpartition(":")[2].removesuffix("/v1"))
 
 
-def test_a_taken_port_that_was_asked_for_is_told(
+def test_taken_explicit_port_is_an_error(
     taken: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = configured(tmp_path, f"[server]\nport = {taken}")
@@ -277,23 +275,24 @@ def test_a_taken_port_that_was_asked_for_is_told(
         assert capsys.readouterr() == ("", told)
 
 
-def test_the_server_itself_is_never_its_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_never_discovers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment that tells clients where Dragoman is may be that of Dragoman."""
     listener = bind(Settings(port=0), exact=True)
-    monkeypatch.setattr(room, "bind", lambda settings, exact: listener)
+    monkeypatch.setattr(command, "bind", lambda settings, exact: listener)
     port = listener.getsockname()[1]
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://localhost:{port}/v1")
+    monkeypatch.setattr(discover, "PATIENCE", 0.1)  # it listens already, and does not answer yet
     assert "  pocket  this server  (a demonstration model)\n" in serve()
 
 
-def test_several_workers_are_what_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_option_runs_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, str, int]] = []
 
     def run(build: Callable[[], Any], settings: Settings, listener: socket.socket, _: Any) -> None:
         asked.append((settings.workers, settings.host, listener.getsockname()[1]))
         listener.close()
 
-    monkeypatch.setattr(room, "run", run)
+    monkeypatch.setattr(command, "run", run)
     assert main(["serve", "script", "--workers", "3", "--host", "localhost", "--port", "0"]) == 0
     assert [(workers, host) for workers, host, _ in asked] == [(3, "localhost")]
 
@@ -322,23 +321,23 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["script", "--host", "0.0.0.0"],
         "Without a key Dragoman listens on this machine only, and not on 0.0.0.0:",
     ),
-    "no upstream for a wire": (["--wire", "chat"], "--wire is said of an --upstream, and none"),
+    "no upstream for a wire": (["--wire", "chat"], "--wire needs an --upstream."),
     "no upstream for a key": (
         ["script", "--upstream-key-env", "K"],
-        "--upstream-key-env is said of an --upstream, and none is given.",
+        "--upstream-key-env needs an --upstream.",
     ),
-    "no upstream for a profile": (["--profile", "vllm"], "--profile is said of an --upstream"),
+    "no upstream for a profile": (["--profile", "vllm"], "--profile needs an --upstream."),
     "no upstream to try again": (
         ["script", "--retries", "1"],
-        "--retries is said of an --upstream",
+        "--retries needs an --upstream.",
     ),
-    "no upstream for a format": (["--format", "hermes"], "--format is said of an --upstream"),
+    "no upstream for a format": (["--format", "hermes"], "--format needs an --upstream."),
     "a format of no completions": (
         ["--upstream", NOBODY, "--format", "hermes"],
         f'{NOBODY}: format is for an upstream with the wire "completions".',
     ),
     "a file that is none": (["gguf:no-file.gguf"], "no-file.gguf is no file."),
-    "a kind without a place": (["gguf:"], "gguf: names no model; a folder or a file goes behind"),
+    "a kind without a place": (["gguf:"], "gguf: names no model: give a folder or a file"),
     "a format nobody has": (
         ["gguf:no-file.gguf", "--format", "morse"],
         "There is no format 'morse'. Formats: ",
@@ -360,7 +359,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_cannot_be_served_is_said_in_a_sentence(
+def test_mistake_on_the_command_line_prints_one_line(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, told = MISTAKES[name]
@@ -380,7 +379,7 @@ def test_what_cannot_be_served_is_said_in_a_sentence(
         ("[server", "1: Expected ']' at the end of a table declaration"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_with_line_and_field(
+def test_mistake_in_the_file_is_reported_with_line_and_field(
     text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configured(tmp_path, text)
@@ -388,7 +387,7 @@ def test_a_mistake_in_the_file_is_told_with_line_and_field(
     assert capsys.readouterr().err.startswith(f"dragoman: dragoman.toml:{told}")
 
 
-def test_nonsense_in_the_environment_is_told(
+def test_bad_url_in_the_environment_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "nonsense")

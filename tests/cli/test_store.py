@@ -10,7 +10,7 @@ import pytest
 
 import dragoman
 from dragoman.cli import main
-from dragoman.cli import serve as room
+from dragoman.cli import serve as command
 from dragoman.server import host
 from dragoman.server.settings import Settings
 from dragoman.stores.base import StoreError
@@ -27,7 +27,7 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_database_that_cannot_be_reached_is_told_and_nothing_is_served(
+def test_unreachable_database_is_reported_and_nothing_is_served(
     workers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["script", "--port", "0", "--workers", workers, "--store", NOWHERE]
@@ -41,7 +41,7 @@ def test_a_database_that_cannot_be_reached_is_told_and_nothing_is_served(
     assert SECRET not in shown.err
 
 
-def test_a_database_of_the_file_is_meant_as_much(
+def test_unreachable_database_of_the_file_is_reported_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dragoman.toml").write_text(f'[server]\nport = 0\nstore = "{NOWHERE}"\n')
@@ -53,20 +53,20 @@ def test_no_model_is_loaded_for_a_server_that_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[object] = []
-    monkeypatch.setattr(room, "assemble", lambda *words: loaded.append(words))
+    monkeypatch.setattr(command, "assemble", lambda *words: loaded.append(words))
     (tmp_path / "store.db").write_bytes(b"not a database" * 100)
     words = ["--store", f"sqlite:{tmp_path / 'store.db'}"]
     assert main(["serve", "script", "--port", "0", *words]) == 1
     assert loaded == []
 
 
-def test_a_database_in_good_order_is_served_from(postgres: Postgres) -> None:
+def test_reachable_database_is_used(postgres: Postgres) -> None:
     address = asyncio.run(postgres.database())
     assert "  script  this server" in serve("script", "--port", "0", "--store", address)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_default_file_is_not_passed_over_in_silence(
+def test_unusable_default_store_is_reported(
     workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "data" / "dragoman" / "store.db"
@@ -83,7 +83,7 @@ def test_the_default_file_is_not_passed_over_in_silence(
     assert "  script  this server" in serve("script", "--port", "0", "--store", "none")
 
 
-def test_python_is_told_before_a_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_function_raises_before_the_port_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[object] = []
     monkeypatch.setattr(host, "bind", lambda settings, exact: bound.append(settings))
     with pytest.raises(StoreError, match="cannot be opened"):

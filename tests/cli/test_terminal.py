@@ -81,14 +81,14 @@ def test_ctrl_c_stops_the_answer_and_at_the_prompt_the_program() -> None:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_ctrl_d_at_the_prompt_is_a_good_end() -> None:
+def test_ctrl_d_at_the_prompt_exits_with_success() -> None:
     with terminal("chat", "--at", "script") as person:
         person.until(b"> ")
         assert person.pressed_until_it_ends(CTRL_D) == 0
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_thoughts_are_dim_where_a_person_reads_them() -> None:
+def test_reasoning_is_dim_on_a_terminal() -> None:
     with terminal("chat", "--at", "script", "--effort", "high") as person:
         person.until(b"> ")
         person.press(b"count to 3\n")

@@ -44,13 +44,13 @@ def test_alone_it_shows_how_the_pocket_model_calls_a_tool() -> None:
     assert all(line[:7].strip().isdigit() for line in lines[1:middle])
 
 
-def test_a_question_is_asked_without_tools() -> None:
+def test_question_is_rendered_without_tools() -> None:
     lines = shown("Hello!")
     assert "get_weather" not in "".join(lines)
     assert lines[-1].strip() == "completed (stop)"
 
 
-def test_tools_that_the_prompt_has_no_words_for_are_shown_as_they_are_sent(tmp_path: Path) -> None:
+def test_unsupported_tools_are_shown_as_they_are_sent(tmp_path: Path) -> None:
     file = tmp_path / "request.json"
     tools = [
         {"type": "web_search"},
@@ -77,7 +77,7 @@ def test_a_completion_is_parsed_beside_its_tokens(tmp_path: Path) -> None:
     assert lines[-1].strip() == "completed (tool_calls)"
 
 
-def test_without_a_vocabulary_it_says_that_words_stand_for_tokens(
+def test_without_a_vocabulary_words_stand_for_tokens(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = shown("--format", "harmony", "one two")
@@ -117,7 +117,7 @@ def test_a_request_and_a_completion_come_from_standard_input(
     assert "" not in lines
 
 
-def test_the_past_of_a_conversation_has_its_kinds(tmp_path: Path) -> None:
+def test_tokens_of_past_turns_have_kinds(tmp_path: Path) -> None:
     call = {"name": "add", "arguments": '{"a": 2}'}
     messages = [
         {"role": "user", "content": "Add 2 and 3"},
@@ -137,13 +137,13 @@ def test_the_past_of_a_conversation_has_its_kinds(tmp_path: Path) -> None:
     assert "".join(text for kind, text, *_ in found if kind == "call") == 'add{"a":2}}'
 
 
-def test_colours_are_for_people() -> None:
+def test_colours_are_used_on_a_terminal_only() -> None:
     assert not any("\x1b" in line for line in shown("Hello!"))
     coloured = shown("Hello!", terminal=True)
     assert any("\x1b[35m<|im_start|>\x1b[0m" in line for line in coloured)
 
 
-def test_bytes_that_are_no_text_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_shown_as_bytes(tmp_path: Path) -> None:
     file = tmp_path / "completion.txt"
     file.write_text("☃")
     lines = shown("--tokenizer", str(pocket.FOLDER), "--completion", str(file), "Hi")
@@ -151,7 +151,7 @@ def test_bytes_that_are_no_text_are_shown_as_they_are(tmp_path: Path) -> None:
     assert lines[-1].strip() == "incomplete (length)"
 
 
-def test_what_is_lost_and_what_is_malformed_is_told(tmp_path: Path) -> None:
+def test_losses_and_malformed_output_are_reported(tmp_path: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}
     file, said = tmp_path / "request.json", tmp_path / "completion.txt"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}))
@@ -182,14 +182,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_in_a_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistake_prints_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("ids.json").write_text("[1, 2]")
     words, told = MISTAKES[name]
     assert shown(*words, status=1) == []
     assert capsys.readouterr().err.startswith(f"dragoman: {told}")
 
 
-def test_without_the_local_extra_it_says_what_is_missing(
+def test_missing_local_extra_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)

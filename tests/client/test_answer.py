@@ -77,7 +77,7 @@ def test_r1_7_arguments_that_are_none_are_a_fault_that_quotes_them(text: str, pr
     assert len(raised.value.fault.message) < 400
 
 
-def test_p30_what_nobody_reported_is_none_and_zero_is_zero() -> None:
+def test_p30_unreported_usage_is_none_and_zero_is_zero() -> None:
     assert spent(None, None, 0.5) == Spent(latency=0.5)
     total = spent(Usage(0, output_tokens=2, extra={"chat": {"x": 1}}), 0.1, 0.5)
     assert (total.input_tokens, total.output_tokens, total.total_tokens) == (0, 2, None)

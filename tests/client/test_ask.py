@@ -4,23 +4,25 @@ from typing import Any
 
 import pytest
 
-from dragoman.client.client import Settings, ask
+from dragoman.client.client import Settings, build_request
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Text
 from dragoman.core.request import FunctionTool, JSONSchema, ReasoningOptions, Request, Sampling
 
 TOOL = FunctionTool("f")
 
 
-def test_a_text_an_item_or_a_conversation_may_be_asked() -> None:
+def test_text_item_and_conversation_are_accepted() -> None:
     hello = Message("user", "Hello!")
     for said in ("Hello!", hello, [hello], (hello,)):
-        assert ask(said, {"model": "m"}, stream=True) == Request(
+        assert build_request(said, {"model": "m"}, stream=True) == Request(
             model="m", items=(hello,), stream=True
         )
 
 
-def test_r1_w14_only_what_was_said_is_set() -> None:
-    assert ask("Hi", {}, stream=False) == Request(model="", items=(Message("user", "Hi"),))
+def test_r1_w14_only_given_settings_are_set() -> None:
+    assert build_request("Hi", {}, stream=False) == Request(
+        model="", items=(Message("user", "Hi"),)
+    )
 
 
 def test_r1_3_settings_go_where_the_core_has_them() -> None:
@@ -36,7 +38,7 @@ def test_r1_3_settings_go_where_the_core_has_them() -> None:
         "stop": "END",
         "seed": 7,
     }
-    assert ask("Hi", settings, stream=True) == Request(
+    assert build_request("Hi", settings, stream=True) == Request(
         model="m",
         items=(Message("user", "Hi"),),
         instructions="be kind",
@@ -50,19 +52,21 @@ def test_r1_3_settings_go_where_the_core_has_them() -> None:
     )
 
 
-def test_a_whole_request_is_asked_as_it_is() -> None:
+def test_whole_request_is_sent_unchanged() -> None:
     request = Request(model="m", sampling=Sampling(top_p=0.5))
-    assert ask(request, {}, stream=True) is request
-    changed = ask(request, {"temperature": 1.0, "stop": ["a", "b"], "model": "n"}, stream=True)
+    assert build_request(request, {}, stream=True) is request
+    changed = build_request(
+        request, {"temperature": 1.0, "stop": ["a", "b"], "model": "n"}, stream=True
+    )
     assert changed == Request(
         model="n", sampling=Sampling(top_p=0.5, temperature=1.0, stop=("a", "b"))
     )
 
 
-def test_a_setting_there_is_none_of_is_an_error() -> None:
+def test_unknown_setting_is_a_type_error() -> None:
     for name in ("temprature", "items", "sampling"):
         with pytest.raises(TypeError, match=name):
-            ask("Hi", {name: 1}, stream=True)
+            build_request("Hi", {name: 1}, stream=True)
 
 
 def test_dicts_are_items_as_the_official_sdk_has_them() -> None:
@@ -78,9 +82,11 @@ def test_dicts_are_items_as_the_official_sdk_has_them() -> None:
         FunctionCallOutput("c1", "42"),
         Message("user", (Text("And?"),)),
     )
-    assert ask(said, {}, stream=True).items == items
-    assert ask(tuple(said), {}, stream=True).items == items
-    assert ask({"role": "user", "content": "Hi"}, {}, stream=True).items == (Message("user", "Hi"),)
+    assert build_request(said, {}, stream=True).items == items
+    assert build_request(tuple(said), {}, stream=True).items == items
+    assert build_request({"role": "user", "content": "Hi"}, {}, stream=True).items == (
+        Message("user", "Hi"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,9 +103,9 @@ def test_dicts_are_items_as_the_official_sdk_has_them() -> None:
         ({"role": "user"}, r"^input.content: is missing"),
     ],
 )
-def test_what_is_no_item_is_a_type_error_that_names_the_place(said: Any, problem: str) -> None:
+def test_invalid_item_is_a_type_error_that_names_its_place(said: Any, problem: str) -> None:
     with pytest.raises(TypeError, match=problem):
-        ask(said, {}, stream=True)
+        build_request(said, {}, stream=True)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +127,13 @@ def test_what_is_no_item_is_a_type_error_that_names_the_place(said: Any, problem
 def test_a_setting_of_the_wrong_type_is_a_type_error_that_names_it(name: str, value: Any) -> None:
     settings: Any = {name: value}
     with pytest.raises(TypeError, match=f"^{name}: "):
-        ask("Hi", settings, stream=True)
+        build_request("Hi", settings, stream=True)
 
 
 def test_dicts_are_tools_as_the_official_sdk_has_them() -> None:
     said = {"type": "function", "name": "f", "parameters": {}, "strict": True, "vendor": 1}
     settings: Settings = {"tools": [said, TOOL]}
     tool = FunctionTool("f", parameters={}, strict=True, extra={"responses": {"vendor": 1}})
-    assert ask("Hi", settings, stream=True).tools == (tool, TOOL)
+    assert build_request("Hi", settings, stream=True).tools == (tool, TOOL)
     with pytest.raises(TypeError, match=r"^tools\[0\].name: is missing"):
-        ask("Hi", {"tools": [{"type": "function"}]}, stream=True)
+        build_request("Hi", {"tools": [{"type": "function"}]}, stream=True)

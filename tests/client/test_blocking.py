@@ -60,7 +60,7 @@ def test_errors_come_through() -> None:
         Blocking(Thing()).fly
 
 
-def test_a_face_cannot_stop_its_own_loop() -> None:
+def test_sync_call_on_its_own_loop_is_refused() -> None:
     class Nested(Thing):
         def call(self) -> Any:
             return Blocking(self).double(1)
@@ -69,7 +69,7 @@ def test_a_face_cannot_stop_its_own_loop() -> None:
         Blocking(Nested()).call()
 
 
-def test_an_interrupt_cancels_what_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     started, cancelled = threading.Event(), threading.Event()
 
     class Endless(Thing):
@@ -100,7 +100,7 @@ def test_a_loop_that_is_stopped_is_closed() -> None:
     assert loop.is_closed()
 
 
-def test_a_program_that_used_a_face_ends_without_a_word() -> None:
+def test_program_with_a_sync_client_exits_silently() -> None:
     program = (
         "from dragoman.client import connect_sync\nprint(connect_sync('script').models()[0].id)"
     )

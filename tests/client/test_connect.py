@@ -28,7 +28,7 @@ async def test_r1_1_connecting_takes_an_address_a_name_or_an_engine() -> None:
         connect("scrpt")
 
 
-async def test_the_model_is_the_one_named_or_the_clients_or_the_first_there_is() -> None:
+async def test_model_is_the_requested_or_the_default_or_the_first_listed() -> None:
     assert (await Client(MODEL_SAID, model="b").respond("Hi", model="a")).text == "a False"
     assert (await Client(MODEL_SAID, model="b").respond("Hi")).text == "b False"
     client = Client(MODEL_SAID)
@@ -50,7 +50,7 @@ class Mute(Script):
         return ()
 
 
-async def test_no_model_to_ask_is_a_fault() -> None:
+async def test_no_model_is_a_fault() -> None:
     with pytest.raises(AnswerError, match="No model was named"):
         await Client(Mute()).respond("Hi")
     fault = Fault("upstream_unreachable", "nobody there", "upstream")
@@ -74,7 +74,7 @@ async def test_law_8_a_client_is_an_engine() -> None:
     assert await outer.models() == await inner.models()
 
 
-async def test_a_conversation_goes_on_with_what_was_answered() -> None:
+async def test_output_can_be_appended_to_the_conversation() -> None:
     weather = FunctionTool("get_weather", parameters={"properties": {"city": {"type": "string"}}})
     async with connect("script", pace=0) as client:
         first = await client.respond("The weather in Rome?", tools=[weather])
@@ -99,7 +99,7 @@ async def test_a_server_behind_an_address_answers_whole_and_streamed() -> None:
         assert [piece async for piece in answer.text] == ["Hel", "lo"]
 
 
-def test_the_synchronous_face_is_the_same_client() -> None:
+def test_sync_client_gives_the_same_answers() -> None:
     with connect_sync("script", pace=0) as client:
         answer = client.respond("Count to three.")
         assert (answer.text, answer.end) == ("1, 2, 3.", "stop")
@@ -112,6 +112,6 @@ def test_the_synchronous_face_is_the_same_client() -> None:
             client.respond("Hi", temprature=1)
 
 
-def test_the_synchronous_face_raises_what_the_client_raises() -> None:
+def test_sync_client_raises_the_same_errors() -> None:
     with connect_sync(Script([])) as client, pytest.raises(AnswerError):
         client.respond("Hi")

@@ -59,7 +59,7 @@ async def test_the_answer_so_far_can_be_read_at_any_time() -> None:
         assert (await stream.finish()).text == "first answer"
 
 
-async def test_what_it_took_is_measured() -> None:
+async def test_latency_and_first_token_are_measured() -> None:
     start, *rest = list(unfold(TWO))
     began = time.perf_counter()
     async with Client(Script([start, 0.02, *rest, 0.0])).stream(ASKED) as stream:
@@ -72,7 +72,7 @@ async def test_what_it_took_is_measured() -> None:
     assert Client(Script("x")).stream("Hi").answer.usage.time_to_first_token is None
 
 
-async def test_r1_w11_a_cut_is_seen_by_whoever_reads_the_text() -> None:
+async def test_r1_w11_cut_raises_in_the_text_iterator() -> None:
     cut = [*list(unfold(TWO))[:4]]
     async with Client(Script(cut)).stream(ASKED) as stream:
         with pytest.raises(AnswerError) as raised:
@@ -81,12 +81,12 @@ async def test_r1_w11_a_cut_is_seen_by_whoever_reads_the_text() -> None:
     assert (raised.value.answer.text, raised.value.answer.end) == ("first answer", "truncated")
 
 
-async def test_events_tell_of_a_failure_and_do_not_raise_it() -> None:
+async def test_event_iterator_yields_a_failure_and_does_not_raise() -> None:
     events = [event async for event in Client(Script([])).stream(ASKED)]
     assert events == [Failed(CUT)]
 
 
-async def test_closing_ends_the_reading_of_whoever_reads() -> None:
+async def test_close_ends_the_iteration_of_the_reader() -> None:
     stream = Client(stalled()).stream(ASKED)
     seen = []
 
@@ -120,7 +120,7 @@ async def test_closing_does_not_hide_a_cancellation() -> None:
         await reader
 
 
-async def test_cancelling_the_reader_is_no_closing() -> None:
+async def test_cancelling_the_reader_does_not_close_the_stream() -> None:
     stream = Client(stalled()).stream(ASKED)
     reader = asyncio.ensure_future(stream.finish())
     for _ in range(20):
@@ -131,7 +131,7 @@ async def test_cancelling_the_reader_is_no_closing() -> None:
     assert not others()
 
 
-async def test_closing_between_events_gives_the_answer_up() -> None:
+async def test_close_between_events_cancels_the_answer() -> None:
     async with Client(stalled()).stream(ASKED) as stream:
         await anext(stream)
     assert stream.answer.end == "cancelled"

@@ -48,11 +48,11 @@ from dragoman.core.request import FunctionTool, Request
         (Unknown("chat", "x", {}), 17),
     ],
 )
-def test_an_item_weighs_about_what_it_says(item: Item, tokens: int) -> None:
+def test_estimate_of_an_item_follows_its_text(item: Item, tokens: int) -> None:
     assert weight(item) == pytest.approx(tokens, abs=1)
 
 
-def test_a_request_weighs_what_is_in_it() -> None:
+def test_estimate_of_a_request_adds_up_its_items_and_tools() -> None:
     asked = Request(model="m", items=(Message("user", "1234"),))
     plain = estimate(asked)
     told = Request(model="m", items=asked.items, instructions="1234")
@@ -87,7 +87,7 @@ def pairs(items: tuple[Item, ...]) -> set[str]:
 
 
 @given(ITEMS, st.integers(0, 400))
-def test_what_fits_is_the_end_of_what_was_said(items: list[Item], budget: int) -> None:
+def test_fit_gives_the_latest_whole_turns(items: list[Item], budget: int) -> None:
     kept = fit(items, budget)
     rules = [i for i in items if isinstance(i, Message) and i.role == "system"]
     assert [i for i in kept if isinstance(i, Message) and i.role == "system"] == rules
@@ -101,12 +101,12 @@ def test_what_fits_is_the_end_of_what_was_said(items: list[Item], budget: int) -
 
 
 @given(ITEMS)
-def test_more_room_keeps_no_less(items: list[Item]) -> None:
+def test_larger_budget_never_fits_less(items: list[Item]) -> None:
     sizes = [len(fit(items, budget)) for budget in range(0, 400, 25)]
     assert sizes == sorted(sizes)
 
 
-def test_a_turn_is_left_out_whole() -> None:
+def test_turns_are_dropped_whole() -> None:
     items = [
         Message("developer", "rules"),
         Message("user", "first " * 20),
@@ -141,12 +141,12 @@ def test_an_output_behind_its_call_does_not_bind_the_turns_before() -> None:
     assert fit(items, sum(map(weight, items[1:]))) == tuple(items[1:])
 
 
-def test_a_conversation_without_a_speaker_stays() -> None:
+def test_conversation_without_a_user_message_is_unchanged() -> None:
     items = [Message("assistant", "a" * 400), Message("assistant", "b")]
     assert fit(items, 1) == tuple(items)
 
 
-def test_fitting_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_estimates_each_item_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = 0
     real = context.weight
 
@@ -160,5 +160,5 @@ def test_fitting_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted == 2000
 
 
-def test_nothing_fits_where_there_is_no_room() -> None:
+def test_empty_conversation_fits_any_budget() -> None:
     assert fit((), -5) == ()

@@ -39,9 +39,7 @@ def answer(*choices: int) -> Response:
     ("choices", "kept"),
     [((0, 1), "a"), ((1, 0), "b"), ((0, 1, 0, 1), "ac"), ((1, 1, 0), "c"), ((1,), "")],
 )
-def test_only_the_first_alternative_is_left_and_its_order_is_legal(
-    choices: tuple[int, ...], kept: str
-) -> None:
+def test_first_choice_is_left_in_legal_order(choices: tuple[int, ...], kept: str) -> None:
     first = FirstChoice()
     events = [e for event in unfold(answer(*choices)) if (e := first.feed(event)) is not None]
     check(events)
@@ -50,7 +48,7 @@ def test_only_the_first_alternative_is_left_and_its_order_is_legal(
     assert response.reasons == ("stop",)
 
 
-def test_items_that_went_by_before_keep_their_places() -> None:
+def test_items_before_the_filter_keep_their_indices() -> None:
     events: list[Event] = list(unfold(answer(0, 1, 0)))
     begun = [e for e in events if getattr(e, "index", None) in (None, 0)]
     first = FirstChoice(1)
@@ -59,7 +57,7 @@ def test_items_that_went_by_before_keep_their_places() -> None:
 
 
 @pytest.mark.parametrize("choices", [(0, 1), (1, 0), (0, 1, 0, 1)])
-def test_responses_says_one_alternative_streamed_and_whole(choices: tuple[int, ...]) -> None:
+def test_responses_encodes_one_choice_streamed_and_whole(choices: tuple[int, ...]) -> None:
     response, request = answer(*choices), Request(model="m")
     whole = json.loads(RESPONSES.encode_response(response, request, STANDARD))
     encoder = RESPONSES.encoder(request, STANDARD)

@@ -41,7 +41,7 @@ def open_item(item: Item, *events: Event) -> Item:
     return fold([START, ItemAdded(0, item), *events]).output[0]
 
 
-def test_an_answer_that_has_not_begun_is_in_progress_and_empty() -> None:
+def test_fold_of_nothing_is_in_progress_and_empty() -> None:
     assert Fold().response == Response(id="", created_at=0, model="", status="in_progress")
 
 
@@ -49,7 +49,7 @@ def test_progress_adds_nothing() -> None:
     assert fold([START, Progress(None, "alive")]) == fold([START])
 
 
-def test_an_open_message_holds_what_has_come() -> None:
+def test_open_message_has_the_text_so_far() -> None:
     note, token = Annotation("url_citation"), Token("lo", -0.5)
     said = open_item(
         Message("assistant"),
@@ -76,7 +76,7 @@ def test_an_open_message_holds_what_has_come() -> None:
     )
 
 
-def test_an_open_reasoning_holds_what_has_come() -> None:
+def test_open_reasoning_has_the_text_so_far() -> None:
     thought = open_item(
         Reasoning(),
         PartAdded(0, 0, Summary("")),
@@ -89,7 +89,7 @@ def test_an_open_reasoning_holds_what_has_come() -> None:
     assert thought == Reasoning((Thought("tu", (Token("u"),)),), (Summary("s"),))
 
 
-def test_open_calls_hold_what_has_come() -> None:
+def test_open_calls_have_the_arguments_so_far() -> None:
     assert open_item(FunctionCall("c", "f", ""), Delta(0, 0, "arguments", '{"a')) == FunctionCall(
         "c", "f", '{"a'
     )
@@ -100,7 +100,7 @@ def test_open_calls_hold_what_has_come() -> None:
     assert open_item(unknown, Delta(0, 0, "code", "x")) == unknown
 
 
-def test_losses_and_news_come_from_both_ends() -> None:
+def test_losses_and_extra_of_start_and_end_are_merged() -> None:
     first, last = Loss("a", "dropped", "why"), Loss("b", "emulated", "why")
     start = Started("r", 0, "m", (first,), {"upstream": {"id": "u"}, "chat": {"x": 1}})
     end = Finished("completed", losses=(last,), extra={"upstream": {"y": 2}})
@@ -110,7 +110,7 @@ def test_losses_and_news_come_from_both_ends() -> None:
     assert fold([START, Failed(Fault("internal", "x"), extra=end.extra)]).extra == end.extra
 
 
-def test_unfolding_what_says_too_little_is_still_legal() -> None:
+def test_unfold_of_a_sparse_response_is_legal() -> None:
     for status, reason in (("completed", "stop"), ("incomplete", "length"), ("cancelled", "stop")):
         bare = Response(id="r", created_at=0, model="m", status=status)
         events = list(unfold(bare))
@@ -121,7 +121,7 @@ def test_unfolding_what_says_too_little_is_still_legal() -> None:
     assert fold(failed).error is not None
 
 
-def test_what_is_in_progress_unfolds_without_an_end() -> None:
+def test_unfold_of_a_response_in_progress_has_no_end() -> None:
     calls = (
         FunctionCall("c", "f", "", id="a", status="completed"),
         CustomToolCall("d", "g", "", id="b", status="in_progress"),
@@ -131,7 +131,7 @@ def test_what_is_in_progress_unfolds_without_an_end() -> None:
     assert fold(unfold(response)) == response
 
 
-def test_content_given_as_a_string_stays_one() -> None:
+def test_string_content_stays_a_string() -> None:
     said = Message("assistant", "Hi", id="m", status="completed")
     response = Response(
         id="r", created_at=0, model="m", status="completed", output=(said,), reasons=("stop",)
@@ -140,7 +140,7 @@ def test_content_given_as_a_string_stays_one() -> None:
     assert fold(unfold(response)) == response
 
 
-def test_an_answer_that_was_cancelled_is_taken_as_far_as_it_came() -> None:
+def test_cancelled_answer_folds_as_far_as_it_came() -> None:
     events = [
         Started("1", 0, "m"),
         ItemAdded(0, Message("assistant", ())),

@@ -16,7 +16,7 @@ from dragoman.core.request import (
 from dragoman.core.response import default_guarantee, has_constraints
 
 
-def test_the_end_knows_better_than_the_beginning() -> None:
+def test_guarantee_of_the_end_wins_over_that_of_the_start() -> None:
     start = Started("1", 0, "m", guarantee="enforced")
     assert fold([start, Finished("completed")]).guarantee == "enforced"
     assert fold([start, Finished("completed", guarantee="best-effort")]).guarantee == "best-effort"
@@ -42,6 +42,8 @@ def test_the_end_knows_better_than_the_beginning() -> None:
         (Request(model="m", tool_choice="none", tools=(FunctionTool("f", strict=True),)), None),
     ],
 )
-def test_an_answer_of_which_nobody_said_more(request_: Request, word: str | None) -> None:
+def test_default_guarantee_follows_the_constraints_of_the_request(
+    request_: Request, word: str | None
+) -> None:
     assert default_guarantee(request_) == word
     assert has_constraints(request_) is (word is not None)

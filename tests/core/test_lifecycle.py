@@ -95,7 +95,7 @@ def test_p17_legal_orders_pass(events: list[Event]) -> None:
         ([START, ItemAdded(0, CustomToolCall("c", "f", "x"))], "item 0 was not empty"),
     ],
 )
-def test_p17_missteps_are_named(events: list[Event], problem: str) -> None:
+def test_p17_illegal_events_are_named(events: list[Event], problem: str) -> None:
     with pytest.raises(LifecycleError, match=problem):
         check(events)
 
@@ -112,7 +112,7 @@ def test_p17_missteps_are_named(events: list[Event], problem: str) -> None:
         (Audio(transcript="a"), {"kind": "transcript", "data": "a"}, Audio()),
     ],
 )
-def test_law_3_deltas_are_the_part(part: Any, delta: dict[str, Any], wrong: Any) -> None:
+def test_law_3_deltas_add_up_to_the_part(part: Any, delta: dict[str, Any], wrong: Any) -> None:
     blank = {Text: Text(""), Audio: Audio()}.get(type(part)) or type(part)("")
     thinking = isinstance(part, Thought | Summary)
     item = Reasoning(id="m") if thinking else MESSAGE

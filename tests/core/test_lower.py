@@ -83,13 +83,13 @@ EVERYTHING = asked(
 # ---- nothing to do ---------------------------------------------------------------------------
 
 
-def test_a_native_upstream_gets_the_very_same_request() -> None:
+def test_unlimited_upstream_gets_the_same_request() -> None:
     lowered = lower(EVERYTHING, UNLIMITED)
     assert lowered.request is EVERYTHING
     assert (lowered.losses, lowered.restore) == ((), None)
 
 
-def test_a_limited_upstream_gets_what_it_can_take_as_it_is() -> None:
+def test_request_within_the_limits_is_unchanged() -> None:
     request = asked(
         FunctionCall("c", "read", "{}"),
         FunctionCallOutput("c", "x"),
@@ -151,7 +151,7 @@ def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
 # ---- tools -----------------------------------------------------------------------------------
 
 
-def test_p16_tools_and_history_are_translated_and_told() -> None:
+def test_p16_tools_and_history_are_lowered_and_reported() -> None:
     lowered = lower(EVERYTHING, UpstreamLimits(custom_tools=False, namespaces=False))
     names = [getattr(tool, "name", tool) for tool in lowered.request.tools]
     assert names == ["read", "patch", "crm__find", "crm__note", SEARCH]
@@ -171,7 +171,7 @@ def test_p16_tools_and_history_are_translated_and_told() -> None:
     ]
 
 
-def test_p16_answers_are_translated_back() -> None:
+def test_p16_answers_are_restored() -> None:
     lowered = lower(EVERYTHING, UpstreamLimits(custom_tools=False, namespaces=False))
     assert lowered.restore is not None
     note = FunctionCall("c3", "crm__note", '{"input": "hello"}', id="fc_1", status="completed")
@@ -203,13 +203,13 @@ def test_p16_answers_are_translated_back() -> None:
     ],
     ids=["custom", "namespace", "mode", "none", "allowed"],
 )
-def test_the_choice_follows_the_tools(choice: ToolChoice, expected: ToolChoice) -> None:
+def test_choice_is_lowered_with_the_tools(choice: ToolChoice, expected: ToolChoice) -> None:
     request = asked(tools=(PATCH, CRM, SEARCH), tool_choice=choice)
     lowered = lower(request, UpstreamLimits(custom_tools=False, namespaces=False))
     assert lowered.request.tool_choice == expected
 
 
-def test_a_past_call_that_keeps_its_name_and_kind_is_not_told() -> None:
+def test_unchanged_past_call_is_not_reported() -> None:
     request = asked(
         CustomToolCall("c", "patch", "x"), CustomToolCallOutput("c", ""), tools=(PATCH,)
     )
@@ -234,7 +234,7 @@ def heard(lowered: Lowered, *names: str) -> Response:
     return fold(lowered.restore([*unfold(answer)]))
 
 
-def test_only_the_allowed_tools_are_offered_to_who_knows_no_such_choice() -> None:
+def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:
     choice = AllowedTools("required", (NamedTool("write"),))
     lowered = lower(
         asked(tools=(READ, WRITE), tool_choice=choice), UpstreamLimits(allowed_tools=False)
@@ -247,26 +247,26 @@ def test_only_the_allowed_tools_are_offered_to_who_knows_no_such_choice() -> Non
     assert [loss.field for loss in response.losses] == ["tool_choice"]
 
 
-def test_tools_keep_their_numbers_when_others_are_left_out() -> None:
+def test_losses_keep_the_client_position_of_tools() -> None:
     choice = AllowedTools("auto", (NamedTool("patch", "custom"),))
     lowered = lower(asked(tools=(READ, PATCH), tool_choice=choice), OLD)
     assert ("tools[1]", "emulated") in fields_of(lowered)
 
 
-def test_no_choice_is_left_where_no_tool_is() -> None:
+def test_choice_is_dropped_with_the_last_tool() -> None:
     choice = AllowedTools("required", (NamedTool("gone"),))
     lowered = lower(asked(tools=(READ,), tool_choice=choice), UpstreamLimits(allowed_tools=False))
     assert (lowered.request.tools, lowered.request.tool_choice) == ((), None)
 
 
-def test_even_who_knows_the_choice_is_held_to_it() -> None:
+def test_calls_are_filtered_even_where_the_choice_is_known() -> None:
     request = asked(tools=(READ, WRITE), tool_choice=AllowedTools("auto", (NamedTool("read"),)))
     lowered = lower(request, UNLIMITED)
     assert lowered.request is request
     assert [call.name for call in heard(lowered, "write", "read").calls] == ["read"]
 
 
-def test_allowed_tools_are_known_by_the_clients_names() -> None:
+def test_allowed_tools_are_matched_by_the_client_names() -> None:
     choice = AllowedTools("auto", (NamedTool("find", "function", "crm"),))
     lowered = lower(asked(tools=(READ, CRM), tool_choice=choice), OLD)
     response = heard(lowered, "read", "crm__find", "find")
@@ -287,7 +287,7 @@ SCHEMA = JSONSchema("answer", {"type": "object"})
     ids=["required", "named", "allowed", "hosted"],
 )
 @pytest.mark.parametrize("format", [SCHEMA, JSONObject()], ids=["schema", "object"])
-def test_a_forced_tool_beats_the_format(choice: ToolChoice, format: OutputFormat) -> None:
+def test_format_is_dropped_beside_a_forced_tool(choice: ToolChoice, format: OutputFormat) -> None:
     request = asked(tools=(READ, SEARCH), tool_choice=choice, format=format)
     lowered = lower(request, UpstreamLimits(format_beside_forced_tool=False))
     assert lowered.request.format is None
@@ -297,7 +297,7 @@ def test_a_forced_tool_beats_the_format(choice: ToolChoice, format: OutputFormat
 @pytest.mark.parametrize(
     "choice", [None, "auto", "none", AllowedTools("auto", (NamedTool("read"),))], ids=str
 )
-def test_a_format_stays_where_no_tool_is_forced(choice: ToolChoice | None) -> None:
+def test_format_is_sent_where_no_tool_is_forced(choice: ToolChoice | None) -> None:
     request = asked(tools=(READ,), tool_choice=choice, format=SCHEMA)
     lowered = lower(request, UpstreamLimits(format_beside_forced_tool=False))
     assert lowered.request.format == SCHEMA
@@ -315,7 +315,7 @@ def test_a_format_stays_where_no_tool_is_forced(choice: ToolChoice | None) -> No
     ],
     ids=["none", "text", "items"],
 )
-def test_a_schema_is_described_to_who_takes_none(given_: Any, expected: Any) -> None:
+def test_schema_is_described_where_it_is_not_supported(given_: Any, expected: Any) -> None:
     words = 'Answer with one JSON object, answer, that fits this schema:\n{"type":"object"}'
     lowered = lower(asked(instructions=given_, format=SCHEMA), UpstreamLimits(json_schema=False))
     assert lowered.request.format == JSONObject()
@@ -327,7 +327,7 @@ def test_a_schema_is_described_to_who_takes_none(given_: Any, expected: Any) -> 
     assert fields_of(lowered) == [("format", "emulated")]
 
 
-def test_a_format_without_a_schema_stays() -> None:
+def test_format_without_schema_is_unchanged() -> None:
     for format in (JSONObject(), TextFormat()):
         assert (
             lower(asked(format=format), UpstreamLimits(json_schema=False)).request.format == format
@@ -337,7 +337,7 @@ def test_a_format_without_a_schema_stays() -> None:
 # ---- all of it -------------------------------------------------------------------------------
 
 
-def test_p19_and_p32_with_everything_else() -> None:
+def test_p19_and_p32_together_with_all_other_limits() -> None:
     lowered = lower(EVERYTHING, OLD)
     system, *rest = lowered.request.items
     assert isinstance(system, Message)
@@ -399,7 +399,7 @@ def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: UpstreamLi
         ),
     ],
 )
-def test_a_loss_of_a_tool_names_its_place_in_the_clients_list(
+def test_loss_of_a_tool_has_its_position_in_the_client_list(
     limits: UpstreamLimits, choice: ToolChoice | None, lost: str, told: str
 ) -> None:
     lowered = lower(asked(tools=(READ, CRM, SEARCH, PATCH), tool_choice=choice), limits)
@@ -408,7 +408,7 @@ def test_a_loss_of_a_tool_names_its_place_in_the_clients_list(
     assert lowered.client_losses(()) == ()
 
 
-def test_a_tool_that_cannot_be_forced_by_its_name_is_offered_alone() -> None:
+def test_named_tool_is_offered_alone_where_it_cannot_be_forced() -> None:
     """Some servers take a named choice for a hint; that some tool is required they all keep to."""
     request = asked(tools=(READ, WRITE, PATCH), tool_choice=NamedTool("write"))
     for limits in (UpstreamLimits(named_tool=False, allowed_tools=False), OLD_AND_LAX):
@@ -421,7 +421,7 @@ def test_a_tool_that_cannot_be_forced_by_its_name_is_offered_alone() -> None:
     assert lower(request, UpstreamLimits(images=False)).request is request
 
 
-def test_tools_that_may_not_be_called_are_not_shown_where_they_would_be_called() -> None:
+def test_no_tools_are_offered_for_choice_none_where_idle_tools_are_called() -> None:
     request = asked(tools=(READ, PATCH), tool_choice="none")
     for limits in (UpstreamLimits(idle_tools=False), OLD_AND_LAX):
         lowered = lower(request, limits)
@@ -435,7 +435,7 @@ OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_a_later_word_of_the_system_is_looked_at(role: Any) -> None:
+def test_late_system_message_moves_to_the_front(role: Any) -> None:
     items = (Message("user", "Hello"), Message(role, "Be brief."))
     request = Request(model="m", items=items)
     asked = lower(request, UpstreamLimits(developer_role="system", system_messages="front")).request
@@ -449,7 +449,7 @@ MIXED = Namespace("mixed", (SEARCH, READ))
 
 
 @pytest.mark.parametrize("limits", [LOCAL, msgspec.structs.replace(OLD, hosted_tools=False)])
-def test_hosted_tools_are_dropped_and_told_where_nobody_runs_them(limits: UpstreamLimits) -> None:
+def test_hosted_tools_that_cannot_run_are_dropped_and_reported(limits: UpstreamLimits) -> None:
     tools = (READ, SEARCH, MIXED, Namespace("only", (SEARCH,)), Namespace("empty", ()))
     lowered = lower(asked(tools=tools), limits)
     assert SEARCH not in lowered.request.tools
@@ -468,7 +468,7 @@ def test_hosted_tools_are_dropped_and_told_where_nobody_runs_them(limits: Upstre
         assert lowered.client_fault(bad_request("x")).message == "x"
 
 
-def test_a_request_without_hosted_tools_stays_the_very_same() -> None:
+def test_request_without_hosted_tools_is_unchanged() -> None:
     request = asked(tools=(READ, PATCH, CRM), tool_choice="required")
     assert lower(request, LOCAL).request is request
 
@@ -487,7 +487,7 @@ def test_a_forced_hosted_tool_is_refused_without_tools_too() -> None:
         lower(asked(tool_choice=SEARCH), LOCAL)
 
 
-def test_of_the_allowed_tools_hosted_ones_are_left_out() -> None:
+def test_hosted_tools_among_the_allowed_are_dropped() -> None:
     space = UnknownTool("responses", "namespace", {"name": "crm"})
     tools, choice = (
         (SEARCH, READ, CRM),

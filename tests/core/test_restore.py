@@ -90,7 +90,7 @@ def deltas(events: list[Event]) -> list[tuple[int, str, str]]:
 # ---- names and kinds -------------------------------------------------------------------------
 
 
-def test_p16_a_custom_call_comes_back_as_one_with_its_input_in_one_piece() -> None:
+def test_p16_custom_call_is_restored_with_its_input_in_one_delta() -> None:
     call = FunctionCall("c1", "patch", '{"input": "*** Begin"}', status="completed")
     events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert events[1] == ItemAdded(
@@ -102,7 +102,7 @@ def test_p16_a_custom_call_comes_back_as_one_with_its_input_in_one_piece() -> No
     )
 
 
-def test_p16_a_call_in_a_namespace_comes_back_with_it_as_it_streams() -> None:
+def test_p16_namespaced_call_is_restored_while_it_streams() -> None:
     call = FunctionCall("c1", "crm__find", '{"q": 1}', status="completed")
     events = restored(answer(call, reasons=("tool_calls",)), renamer().feed)
     assert deltas(events) == [(0, "arguments", '{"q"'), (0, "arguments", ": 1}")]
@@ -142,7 +142,7 @@ def called(draw: st.DrawFn) -> Response:
 
 
 @given(called(), st.booleans(), st.booleans())
-def test_p16_lowered_answers_come_back_as_they_were(
+def test_p16_restored_answer_equals_the_original(
     response: Response, custom: bool, namespaces: bool
 ) -> None:
     box = Toolbox((), custom=custom, namespaces=namespaces, losses=LossList())
@@ -166,7 +166,7 @@ def suppressed(*items: Item, reasons: tuple[str, ...] = ("tool_calls",)) -> Resp
     return fold(restored(answer(*items, reasons=reasons), suppressor.feed))
 
 
-def test_a_call_that_is_not_allowed_is_held_back_and_told() -> None:
+def test_call_that_is_not_allowed_is_dropped_and_reported() -> None:
     response = suppressed(WRITE, SAID, READ)
     assert response.output == (replace(SAID, id="fc_1"), replace(READ, id="fc_2"))
     assert response.reasons == ("tool_calls",)
@@ -175,32 +175,32 @@ def test_a_call_that_is_not_allowed_is_held_back_and_told() -> None:
     assert "'write'" in loss.why
 
 
-def test_an_answer_with_no_call_left_stops() -> None:
+def test_answer_whose_calls_are_all_dropped_ends_with_stop() -> None:
     assert suppressed(SAID, WRITE).reasons == ("stop",)
     assert suppressed(SAID, WRITE, reasons=("length",)).reasons == ("length",)
 
 
-def test_an_answer_with_nothing_left_says_nothing() -> None:
+def test_answer_with_nothing_left_is_an_empty_message() -> None:
     response = suppressed(WRITE, WRITE)
     assert response.output == (Message("assistant", (Text(""),), "msg_1_2", "completed"),)
     assert response.reasons == ("stop",)
 
 
-def test_a_namespace_counts_and_may_be_left_out() -> None:
+def test_namespace_of_a_call_is_checked_unless_it_is_missing() -> None:
     listed = FunctionCall("c", "list", "{}", status="completed")
     others = replace(listed, namespace="mail")
     response = suppressed(listed, replace(listed, namespace="files"), others)
     assert [call.namespace for call in response.calls] == [None, "files"]
 
 
-def test_what_is_allowed_passes_untouched() -> None:
+def test_allowed_events_pass_unchanged() -> None:
     suppressor = CallFilter(frozenset({(None, "read")}))
     for event in unfold(answer(SAID, READ, reasons=("tool_calls",))):
         assert suppressor.feed([event]) == [event]
     assert suppressor.feed([failed := Failed(Fault("internal", "x"))]) == [failed]
 
 
-def test_progress_follows_its_item() -> None:
+def test_progress_gets_the_index_of_its_item() -> None:
     restore = CallFilter(frozenset()).feed
     assert restore([Started("1", 0, "m")]) == [Started("1", 0, "m")]
     assert restore([ItemAdded(0, WRITE)]) == []
@@ -210,7 +210,7 @@ def test_progress_follows_its_item() -> None:
     assert restore([everywhere := Progress(None, "alive")]) == [everywhere]
 
 
-def test_every_choice_has_its_own_reason() -> None:
+def test_dropped_calls_change_the_reason_of_their_choice_only() -> None:
     restore = CallFilter(frozenset({(None, "read")})).feed
     for index, (item, choice) in enumerate([(READ, 0), (WRITE, 1), (SAID, 2)]):
         restore([ItemAdded(index, item, choice)])
@@ -221,9 +221,7 @@ def test_every_choice_has_its_own_reason() -> None:
 
 
 @given(responses(), st.sets(word, max_size=2))
-def test_the_suppressor_takes_away_calls_and_nothing_else(
-    response: Response, names: set[str]
-) -> None:
+def test_call_filter_drops_calls_and_nothing_else(response: Response, names: set[str]) -> None:
     def may(item: Item) -> bool:
         return not isinstance(item, FunctionCall | CustomToolCall) or item.name in names
 
@@ -237,7 +235,7 @@ def test_the_suppressor_takes_away_calls_and_nothing_else(
         assert left == response
 
 
-def test_two_undoings_follow_one_another() -> None:
+def test_chained_restores_run_in_order() -> None:
     restore = chained(renamer().feed, CallFilter(frozenset({("crm", "find")})).feed)
     find = FunctionCall("c1", "crm__find", "{}", status="completed")
     patch = FunctionCall("c2", "patch", '{"input": "x"}', status="completed")
@@ -249,7 +247,7 @@ def test_two_undoings_follow_one_another() -> None:
 
 
 @given(responses())
-def test_open_reasoning_is_the_summary_too_and_events_stay_legal(response: Response) -> None:
+def test_open_reasoning_is_emitted_as_summary_and_events_stay_legal(response: Response) -> None:
     seen = fold(restored(response, SummaryEmitter().feed))
     for item, own in zip(seen.output, response.output, strict=True):
         if isinstance(own, Reasoning) and isinstance(item, Reasoning) and not own.summary:
@@ -259,7 +257,7 @@ def test_open_reasoning_is_the_summary_too_and_events_stay_legal(response: Respo
             assert item == own
 
 
-def test_a_summary_comes_as_the_model_thinks_and_the_reasoning_whole_behind_it() -> None:
+def test_summary_streams_and_the_reasoning_follows_whole() -> None:
     thought = Thought("So it is.", (Token("So", -0.5), Token(" it is.", -0.1)))
     events = restored(answer(Reasoning((thought,)), reasons=("stop",)), SummaryEmitter().feed)
     deltas = [event for event in events if isinstance(event, Delta)]
@@ -271,7 +269,7 @@ def test_a_summary_comes_as_the_model_thinks_and_the_reasoning_whole_behind_it()
     assert deltas[-1].tokens == thought.tokens
 
 
-def test_a_summary_of_the_upstream_follows_the_emulated_one() -> None:
+def test_upstream_summary_follows_the_emulated_one() -> None:
     """OpenRouter may send details of both kinds in any order."""
     own = Reasoning(id="rs_1", status="in_progress")
     parts = (Thought("a"), Summary("b"), UnknownPart("chat", {"type": "x"}), Thought("c"))
@@ -292,7 +290,7 @@ def test_a_summary_of_the_upstream_follows_the_emulated_one() -> None:
     assert fold(seen).output == (replace(whole, summary=summary),)
 
 
-def test_reasoning_that_breaks_off_stands_as_a_summary() -> None:
+def test_cut_reasoning_is_left_as_a_summary() -> None:
     thought = Reasoning((Thought("Hm, so"),))
     events = [*in_pieces(unfold(answer(thought, reasons=("stop",))))]
     cut = next(n for n, event in enumerate(events) if isinstance(event, PartDone))
@@ -304,7 +302,7 @@ def test_reasoning_that_breaks_off_stands_as_a_summary() -> None:
     assert item.summary == (Summary("Hm, so"),)
 
 
-def test_nothing_is_summarised_where_nobody_asked() -> None:
+def test_no_summary_is_emitted_unless_asked() -> None:
     rename = renamer().feed
     for options in (None, ReasoningOptions("low")):
         request = Request(model="m", reasoning=options)

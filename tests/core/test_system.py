@@ -50,14 +50,14 @@ def test_p19_a_developer_message_becomes_a_system_message() -> None:
     assert losses == [("items[0].role", "emulated")]
 
 
-def test_the_role_of_what_is_joined() -> None:
+def test_joined_system_messages_take_the_system_role() -> None:
     request, _ = lowered(DEVELOPER, DEVELOPER, role="developer")
     assert request.items[0].role == "developer"
     request, _ = lowered(DEVELOPER, SYSTEM, role="developer")
     assert request.items[0].role == "system"
 
 
-def test_parts_that_are_more_than_text_stay_parts() -> None:
+def test_joined_content_with_other_parts_stays_parts() -> None:
     marked = Message("system", (Text("a", extra={"chat": {"mark": 1}}), Image("u")))
     request, losses = lowered(marked, Message("system", ""), DEVELOPER)
     (joined,) = request.items
@@ -71,7 +71,7 @@ def test_text_in_parts_is_joined_to_a_string() -> None:
     assert request.items == (Message("system", "ab\n\nBe kind."),)
 
 
-def test_names_that_are_lost_in_joining_are_told() -> None:
+def test_names_lost_in_joining_are_reported() -> None:
     _, losses = lowered(Message("system", "a", name="Ada"), SYSTEM)
     assert losses == [("items", "emulated"), ("items", "dropped")]
 
@@ -93,7 +93,7 @@ def test_instructions_given_as_items_are_joined_too() -> None:
     ],
     ids=["instructions only", "in front", "empty instructions", "native", "anywhere"],
 )
-def test_what_can_be_read_is_the_very_same_value(
+def test_supported_system_messages_are_unchanged(
     items: tuple[Item, ...], instructions: str | None, how: dict[str, Any]
 ) -> None:
     request = Request(model="m", instructions=instructions, items=items)

@@ -48,7 +48,7 @@ def test_p16_a_custom_tool_becomes_a_function_with_one_input() -> None:
     assert losses(ledger) == [("tools[0]", "emulated"), ("tools[0].format", "dropped")]
 
 
-def test_a_custom_tool_of_free_text_needs_no_description() -> None:
+def test_custom_tool_without_grammar_gets_no_description() -> None:
     toolbox, ledger = box(FunctionTool("f"), CustomTool("note"))
     assert toolbox.tools[1].description is None
     assert losses(ledger) == [("tools[1]", "emulated")]
@@ -63,7 +63,7 @@ def test_p16_a_namespace_becomes_a_prefix() -> None:
     assert losses(ledger) == [("tools[0]", "emulated")]
 
 
-def test_a_custom_tool_inside_a_namespace_that_stays() -> None:
+def test_custom_tool_in_a_native_namespace_becomes_a_function() -> None:
     toolbox, ledger = box(CRM, namespaces=True)
     (group,) = toolbox.tools
     assert isinstance(group, Namespace)
@@ -75,14 +75,14 @@ def test_a_custom_tool_inside_a_namespace_that_stays() -> None:
     assert ("tools[0].tools[1]", "emulated") in losses(ledger)
 
 
-def test_hosted_tools_stay_as_they_are() -> None:
+def test_hosted_tools_are_unchanged() -> None:
     hosted = UnknownTool("responses", "web_search", {})
     toolbox, _ = box(hosted, Namespace("n", (hosted,)))
     assert toolbox.tools == (hosted, hosted)
     assert not toolbox.renames
 
 
-def test_the_choice_follows() -> None:
+def test_tool_choice_is_renamed_with_its_tool() -> None:
     toolbox, _ = box(CRM, LARK)
     assert toolbox.choose(NamedTool("find", "function", "crm")) == NamedTool("crm__find")
     assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch")
@@ -90,7 +90,7 @@ def test_the_choice_follows() -> None:
     assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch", "custom")
 
 
-def test_outputs_follow_their_calls() -> None:
+def test_custom_output_becomes_a_function_output() -> None:
     output = CustomToolCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
     lowered = FunctionCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
     assert box()[0].lower_output(output) == lowered
@@ -112,13 +112,15 @@ def test_outputs_follow_their_calls() -> None:
     ],
     ids=["plain", "escaped", "empty", "number", "two", "cut", "array", "none", "deep"],
 )
-def test_p16_arguments_that_are_no_such_object_are_the_input(arguments: str, input: str) -> None:
+def test_p16_arguments_that_are_not_an_input_object_are_the_input(
+    arguments: str, input: str
+) -> None:
     toolbox, _ = box(LARK)
     restored = toolbox.restore(FunctionCall("c", "patch", arguments))
     assert restored == CustomToolCall("c", "patch", input)
 
 
-def test_a_name_that_is_taken_too_long_or_illegal_is_told_apart() -> None:
+def test_taken_long_and_illegal_names_become_unique_legal_ones() -> None:
     tools = (
         FunctionTool("a__b"),
         Namespace("a", (FunctionTool("b"), FunctionTool("b!"), FunctionTool("b?"))),
@@ -144,7 +146,7 @@ def test_two_namespaced_tools_with_one_flat_name_get_two() -> None:
         assert toolbox.restore(toolbox.lower(call)) == call
 
 
-def test_even_the_name_made_for_a_collision_may_be_taken() -> None:
+def test_derived_name_that_is_taken_is_counted_on() -> None:
     group = Namespace("a", (FunctionTool("b!"),))
     (made,) = box(group)[0].tools
     toolbox, _ = box(FunctionTool(made.name), group)
@@ -152,14 +154,14 @@ def test_even_the_name_made_for_a_collision_may_be_taken() -> None:
     assert first.name != second.name
 
 
-def test_a_call_of_a_tool_that_is_gone_is_renamed_all_the_same() -> None:
+def test_past_call_of_a_removed_tool_is_renamed() -> None:
     toolbox, _ = box()
     call = FunctionCall("c", "find", "{}", "crm")
     assert toolbox.lower(call).name == "crm__find"
     assert toolbox.restore(toolbox.lower(call)) == call
 
 
-def test_a_tool_on_offer_comes_before_one_of_the_past() -> None:
+def test_offered_tool_wins_over_a_past_one_of_its_name() -> None:
     toolbox, _ = box(FunctionTool("x"), LARK)
     toolbox.lower(CustomToolCall("c", "patch", "old"))
     assert toolbox.restore(FunctionCall("d", "x", "{}")) == FunctionCall("d", "x", "{}")

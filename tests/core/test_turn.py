@@ -59,7 +59,7 @@ def test_r1_10_an_answer_begins_once() -> None:
     ]
 
 
-def test_news_about_the_upstream_that_come_late_wait_for_the_end() -> None:
+def test_late_upstream_fields_are_sent_with_the_end() -> None:
     end = played(lambda t: t.text("Hi"), lambda t: t.header(None, {"upstream": {"x": 1}}))[-1]
     assert isinstance(end, Finished)
     assert end.extra == {"upstream": {"x": 1}}
@@ -75,7 +75,7 @@ def test_r1_13_reason_and_usage_come_with_the_one_end() -> None:
     assert events[-1] == Finished("completed", ("stop",), Usage(1, 2, 3))
 
 
-def test_r1_w11_a_cut_is_a_failure_and_keeps_what_came() -> None:
+def test_r1_w11_cut_is_a_failure_and_output_so_far_remains() -> None:
     turn = Turn("r", 0, "m")
     turn.text("Hel")
     turn.text("<th", choice=1)
@@ -89,7 +89,7 @@ def test_r1_w11_a_cut_is_a_failure_and_keeps_what_came() -> None:
     assert [item.text for item in response.output if isinstance(item, Message)] == ["Hel", "<th"]
 
 
-def test_a_reason_before_the_transport_breaks_is_an_end() -> None:
+def test_finish_reason_before_the_transport_breaks_is_an_end() -> None:
     turn = Turn("r", 0, "m")
     turn.text("Hi")
     assert not turn.all_finished
@@ -104,11 +104,11 @@ def test_an_end_without_a_reason_is_stop_or_tool_calls() -> None:
     assert answer(lambda t: t.call(CallFragment(0, "x", "f"))).reasons == ("tool_calls",)
 
 
-def test_an_answer_with_nothing_in_it_is_a_fault() -> None:
+def test_empty_answer_is_a_fault() -> None:
     assert played() == [Failed(EMPTY)]
 
 
-def test_a_choice_that_ended_well_and_said_nothing_said_an_empty_message() -> None:
+def test_finished_choice_without_output_is_an_empty_message() -> None:
     response = answer(lambda t: t.expect(0), lambda t: t.finish("stop"))
     assert response.output == (Message("assistant", (Text(""),), id="msg_r_0", status="completed"),)
     assert answer(lambda t: t.finish("content_filter")).output == ()
@@ -134,7 +134,7 @@ def test_v2_the_last_reason_given_counts() -> None:
     assert answer(lambda t: t.finish("stop"), lambda t: t.finish("length")).reasons == ("length",)
 
 
-def test_what_comes_after_the_reason_is_closed_with_the_end() -> None:
+def test_text_after_the_finish_reason_is_closed_at_the_end() -> None:
     response = answer(
         lambda t: t.text("Hi"),
         lambda t: t.finish("stop"),
@@ -171,7 +171,7 @@ def test_r1_w10_choices_keep_their_own_items_and_reasons() -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 10**9])
-def test_a_choice_with_a_number_out_of_all_bounds_is_the_first(number: int) -> None:
+def test_choice_number_out_of_bounds_counts_as_the_first(number: int) -> None:
     assert answer(lambda t: t.text("a"), lambda t: t.text("b", number)).text == "ab"
 
 
@@ -198,7 +198,7 @@ def test_r1_w3_reasoning_and_refusal_are_items_and_parts_of_their_own() -> None:
     )
 
 
-def test_empty_deltas_say_nothing() -> None:
+def test_empty_deltas_give_no_events() -> None:
     events = played(lambda t: t.text(""), lambda t: t.summary(""), lambda t: t.finish("stop"))
     assert not [e for e in events if isinstance(e, Delta)]
 
@@ -212,7 +212,7 @@ def test_v12_tokens_go_with_their_text() -> None:
     )
 
 
-def test_a_blob_comes_back_with_the_reasoning_it_belongs_to() -> None:
+def test_encrypted_content_is_attached_to_its_reasoning() -> None:
     response = answer(
         lambda t: t.reasoning("hm"),
         lambda t: t.attach_reasoning({"chat": {"signature": "s"}}, encrypted="blob"),
@@ -227,7 +227,7 @@ def test_a_blob_comes_back_with_the_reasoning_it_belongs_to() -> None:
     )
 
 
-def test_only_reasoning_can_be_sealed() -> None:
+def test_encrypted_content_is_ignored_outside_reasoning() -> None:
     def seal(turn: Turn) -> None:
         item = turn.item(0)
         assert item is not None
@@ -236,7 +236,7 @@ def test_only_reasoning_can_be_sealed() -> None:
     assert answer(lambda t: t.text("Hi"), seal).output[0].extra is None
 
 
-def test_fields_of_a_wire_stay_with_what_was_said_last() -> None:
+def test_wire_fields_are_attached_to_the_last_item() -> None:
     response = answer(
         lambda t: t.attach({"chat": {"first": 1}}),
         lambda t: t.text("Hi"),
@@ -265,14 +265,14 @@ def test_audio_is_one_part_with_its_transcript() -> None:
     )
 
 
-def test_notes_stand_in_the_text_they_are_about() -> None:
+def test_annotations_are_in_the_text_they_are_about() -> None:
     response = answer(lambda t: t.text("Hi"), lambda t: t.annotate(NOTE), lambda t: t.text("!"))
     assert response.output[0] == Message(
         "assistant", (Text("Hi!", (NOTE,)),), id="msg_r_0", status="completed"
     )
 
 
-def test_v10_text_beside_a_call_is_kept_in_order() -> None:
+def test_v10_text_beside_a_call_stays_in_order() -> None:
     response = answer(
         lambda t: t.text("before"),
         lambda t: t.call(CallFragment(0, "x", "f", "{}")),
@@ -308,7 +308,7 @@ def test_p5_reasoning_may_forget_its_tags_or_stay_text() -> None:
     assert answer(lambda t: t.text(THOUGHT), think=None).text == THOUGHT
 
 
-def test_what_a_tag_held_back_is_said_before_anything_else() -> None:
+def test_text_held_back_by_a_tag_is_emitted_first() -> None:
     note = answer(lambda t: t.text("<th"), lambda t: t.annotate(NOTE), think="inline").output
     assert note[0] == Message(
         "assistant", (Text("<th", (NOTE,)),), id="msg_r_0", status="completed"
@@ -324,7 +324,7 @@ def test_what_a_tag_held_back_is_said_before_anything_else() -> None:
         assert answer(lambda t: t.text("<th"), step, think="inline").text == "<th"
 
 
-def test_r2_30_tokens_of_text_that_was_held_back_are_kept() -> None:
+def test_r2_30_tokens_of_held_back_text_are_emitted() -> None:
     tokens = [Token(c, -1.0) for c in THOUGHT]
     steps = [lambda t, k=k: t.text(k.text, 0, (k,)) for k in tokens]
     thought, message = answer(*steps, think="inline").output

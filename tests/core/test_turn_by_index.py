@@ -57,7 +57,7 @@ def test_a_finished_call_without_arguments_has_the_empty_object() -> None:
     assert [c.arguments for c in response.calls if isinstance(c, FunctionCall)] == ["", "{}"]
 
 
-def test_an_upstream_that_only_gives_whole_items_is_caught_up_with() -> None:
+def test_whole_items_without_deltas_give_all_events() -> None:
     message = Message(
         "assistant",
         (
@@ -105,7 +105,7 @@ def test_a_final_item_adds_only_what_the_deltas_left_out() -> None:
     )
 
 
-def test_said_is_said_where_the_final_item_disagrees() -> None:
+def test_deltas_win_over_a_final_item_that_disagrees() -> None:
     response = by_index(
         lambda t: t.open(Message("assistant", id="m")),
         lambda t: t.write(0, "text", "Hel", 0),
@@ -138,7 +138,7 @@ def test_parts_with_numbers_may_be_open_side_by_side() -> None:
     )
 
 
-def test_more_of_a_part_that_is_done_is_noise() -> None:
+def test_delta_for_a_closed_part_is_ignored() -> None:
     def shut_part(turn: Turn) -> None:
         item = turn.item(0)
         assert item is not None
@@ -159,7 +159,7 @@ def test_more_of_a_part_that_is_done_is_noise() -> None:
     )
 
 
-def test_what_an_item_cannot_hold_is_noise() -> None:
+def test_delta_of_a_wrong_kind_is_ignored() -> None:
     items = (
         Message("assistant", id="m", status="completed"),
         Reasoning(id="r", status="completed"),
@@ -185,12 +185,12 @@ def test_half_a_character_at_the_end_of_arguments_is_replaced() -> None:
     )
 
 
-def test_an_item_closed_by_its_index_is_closed_for_its_choice() -> None:
+def test_item_closed_by_index_is_closed_for_its_choice() -> None:
     response = answer(lambda t: t.text("a"), lambda t: t.close(0), lambda t: t.text("b"))
     assert [i.text for i in response.output if isinstance(i, Message)] == ["a", "b"]
 
 
-def test_progress_of_an_item_that_is_not_there_concerns_the_answer() -> None:
+def test_progress_of_an_unknown_item_is_of_the_answer() -> None:
     events = played(
         lambda t: t.progress(3, "searching"),
         lambda t: t.open(Message("assistant")),
@@ -203,7 +203,7 @@ def test_progress_of_an_item_that_is_not_there_concerns_the_answer() -> None:
     ]
 
 
-def test_an_incomplete_end_leaves_its_mark_on_open_items() -> None:
+def test_incomplete_end_makes_open_items_incomplete() -> None:
     events = played(
         lambda t: t.open(Message("assistant")),
         lambda t: t.complete("incomplete", ("length",)),
@@ -212,7 +212,7 @@ def test_an_incomplete_end_leaves_its_mark_on_open_items() -> None:
     assert fold(events).output[0].status == "incomplete"
 
 
-def test_items_without_a_choice_end_when_the_end_is_said() -> None:
+def test_items_without_a_choice_close_at_the_end() -> None:
     assert answer(lambda t: t.open(Message("assistant"))).reasons == ("stop",)
 
 
@@ -226,7 +226,7 @@ def test_a_failure_leaves_open_items_open() -> None:
     assert [type(e) for e in events] == [Started, ItemAdded, Failed]
 
 
-def test_what_is_said_goes_into_the_item_that_was_started() -> None:
+def test_text_goes_into_the_item_that_was_opened() -> None:
     response = answer(
         lambda t: t.next_item(Reasoning()),
         lambda t: t.reasoning("Hm"),

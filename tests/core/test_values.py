@@ -27,7 +27,7 @@ def test_a_message_reads_as_text_and_parts_either_way() -> None:
     assert Message("user").parts == ()
 
 
-def test_reasoning_reads_as_its_words_or_else_its_summary() -> None:
+def test_reasoning_text_is_the_content_or_else_the_summary() -> None:
     unknown = UnknownPart("responses", {})
     assert Reasoning((Thought("a"), unknown, Thought("b")), (Summary("s"),)).text == "ab"
     assert Reasoning((), (Summary("s"),)).text == "s"

@@ -113,7 +113,7 @@ async def test_law_8_a_wrapper_with_nothing_to_do_is_the_engine(name: str, insid
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_law_6_given_up_at_any_event_nothing_is_left_running(name: str) -> None:
+async def test_law_6_cancel_at_any_event_leaves_nothing_running(name: str) -> None:
     total = len(await heard(BOTH[name](), RICH))
     for last in range(total):
         reading = asyncio.ensure_future(_read(BOTH[name](), last))
@@ -139,7 +139,7 @@ async def _read(engine: Engine, last: int) -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_law_6_closed_at_any_event_nothing_is_left_running(name: str) -> None:
+async def test_law_6_close_at_any_event_leaves_nothing_running(name: str) -> None:
     total = len(await heard(BOTH[name](), RICH))
     for last in range(total):
         seen: list[Event] = []

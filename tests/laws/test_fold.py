@@ -9,17 +9,17 @@ from tests.strategies import responses
 
 
 @given(responses())
-def test_fold_undoes_unfold(response: Response) -> None:
+def test_law_3_fold_inverts_unfold(response: Response) -> None:
     assert fold(unfold(response)) == response
 
 
 @given(responses())
-def test_what_unfold_gives_is_legal(response: Response) -> None:
+def test_law_4_unfold_is_legal(response: Response) -> None:
     check(unfold(response))
 
 
 @given(responses())
-def test_a_fold_may_be_read_at_any_time(response: Response) -> None:
+def test_law_3_fold_can_be_read_at_any_event(response: Response) -> None:
     total = Fold()
     for event in unfold(response):
         total.feed(event)

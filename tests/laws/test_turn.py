@@ -21,19 +21,19 @@ said = st.text(st.sampled_from("ab \n😀é<>/thinkd"), max_size=20)
 
 
 @given(st.lists(anything, max_size=12), thinks, st.booleans())
-def test_loose_deltas_become_legal_events(steps: list[Step], think: Think, end: bool) -> None:
+def test_law_4_any_deltas_become_legal_events(steps: list[Step], think: Think, end: bool) -> None:
     events = play(steps, think, end)
     check(events)
     assert isinstance(events[-1], Finished | Failed)
 
 
 @given(st.lists(anything, max_size=10), thinks)
-def test_the_same_deltas_give_the_same_events(steps: list[Step], think: Think) -> None:
+def test_law_7_same_deltas_give_the_same_events(steps: list[Step], think: Think) -> None:
     assert play(steps, think) == play(steps, think)
 
 
 @given(st.data(), st.lists(st.tuples(st.sampled_from(["text", "reasoning", "refusal"]), said)))
-def test_a_text_cut_anywhere_folds_to_the_same(
+def test_law_2_text_cut_anywhere_folds_to_the_same(
     data: st.DataObject, segments: list[tuple[str, str]]
 ) -> None:
     whole = [(kind, [words]) for kind, words in segments]

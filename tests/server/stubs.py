@@ -1,8 +1,7 @@
 """An engine that does what a test tells it, and a server around one, as its tests need them.
 
-The stub remembers what it was asked and when its work was given up. It plays cues: an event is
-yielded, a number is slept, an `asyncio.Event` is awaited, an exception is raised. A teller tells
-the same to a listener.
+The stub remembers what it was asked and when it was cancelled. It plays cues: an event is yielded,
+a number is slept, an `asyncio.Event` is awaited, an exception is raised.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dragoman.core.event import (
     PartDone,
     Started,
 )
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Listener, Model
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import Message, Text
 from dragoman.core.request import Request
 from dragoman.server.app import App
@@ -64,6 +63,7 @@ class Stub:
         self.names = tuple(models)
         self.asked: list[tuple[Request, Caller]] = []
         self.running = 0
+        self.said = 0  # events that were taken
         self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.ended = asyncio.Event()
@@ -88,6 +88,7 @@ class Stub:
                         raise cue
                     case _:
                         yield cue
+                        self.said += 1
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
@@ -103,75 +104,6 @@ class Stub:
 
     async def close(self) -> None:
         self.closed = True
-
-
-class Teller(Stub):
-    """Tells its cues to a listener, in a task or, where `telling.listener` is used, on demand."""
-
-    def __init__(self, *cues: Any, models: Iterable[str] = ("stub",)) -> None:
-        super().__init__(*cues, models=models)
-        self.tellings: list[Telling] = []
-        self.told = 0
-
-    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
-        self.asked.append((request, caller))
-        self.told += 1
-        self.begun.set()
-        telling = Telling(self, listener)
-        self.tellings.append(telling)
-        return telling
-
-    def over(self, task: asyncio.Task[None]) -> None:
-        """A telling has come to its end, or was stopped."""
-        self.running -= 1
-        if task.cancelled():
-            self.cancelled.set()
-        self.ended.set()
-
-
-class Telling:
-    """One answer of a teller, and what its listener wanted of it."""
-
-    def __init__(self, stub: Teller, listener: Listener) -> None:
-        self.listener = listener
-        self.stops = self.said = 0
-        self.stopped = asyncio.Event()
-        self.held = asyncio.Event()
-        self.room = asyncio.Event()
-        self.room.set()
-        stub.running += 1
-        self._task: asyncio.Task[None] | None = asyncio.create_task(self._play(stub.cues))
-        self._task.add_done_callback(stub.over)
-
-    def stop(self) -> None:
-        self.stops += 1
-        self.stopped.set()
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None  # which would know of this one for good: a cycle
-
-    def hold(self) -> None:
-        self.room.clear()
-        self.held.set()
-
-    def go_on(self) -> None:
-        self.held.clear()
-        self.room.set()
-
-    async def _play(self, cues: Iterable[Any]) -> None:
-        for cue in cues:
-            match cue:
-                case int() | float():
-                    await asyncio.sleep(cue)
-                case asyncio.Event():
-                    await cue.wait()
-                case Exception():
-                    self.listener.broke(cue)
-                    return
-                case _:
-                    await self.room.wait()
-                    self.said += 1
-                    self.listener.heard([cue])
 
 
 # ---- requests ------------------------------------------------------------------------------

@@ -1,16 +1,18 @@
-"""A client that speaks HTTP by hand: it sends what a test gives it, in as many pieces as the test
-likes, and reads answers to the byte, so that two servers can be compared.
-
-It is strict about how an answer is framed, and knows nothing of what stands in it.
+"""A client that speaks HTTP by hand: it sends what a test gives it, in any pieces, and is strict
+about how an answer is framed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
+
+from tests.server.stubs import PATHS, asking
 
 PATIENCE = 60
 
@@ -99,3 +101,24 @@ async def talking(port: int, *, room: int | None = None) -> AsyncIterator[Talk]:
         yield Talk(reader, writer)
     finally:
         writer.close()
+
+
+def request(
+    wire: str,
+    *headers: str,
+    body: bytes | None = None,
+    line: str = "",
+    type: str = "application/json",
+    sized: bool = True,
+    **fields: Any,
+) -> bytes:
+    """A request with an id, so that its answer shows no other."""
+    data = json.dumps(asking(wire, **fields)).encode() if body is None else body
+    head = [line or f"POST {PATHS[wire]} HTTP/1.1", "host: localhost", "x-request-id: r1", *headers]
+    head += [f"content-type: {type}"] if type else []
+    if sized:
+        head.append(f"content-length: {len(data)}")
+    else:
+        head.append("transfer-encoding: chunked")
+        data = b"".join(b"1\r\n%c\r\n" % byte for byte in data) + b"0\r\n\r\n"
+    return "\r\n".join((*head, "", "")).encode("latin-1") + data

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.server.both import request
 from tests.server.stubs import Stub
-from tests.server.test_direct import KINDS, asking, idle
+from tests.server.talk import request
+from tests.server.test_own_host import asking, idle
 
 CHUNKED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
@@ -20,10 +20,9 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ENDLESS)
-async def test_what_frames_a_body_is_no_larger_than_a_head(kind: type[Stub], what: str) -> None:
-    stub = kind()
+async def test_what_frames_a_body_is_no_larger_than_a_head(what: str) -> None:
+    stub = Stub()
     begin, more = ENDLESS[what]
     head = CHUNKED if more else CHUNKED[:-2] + b"a: " + b"x" * 20_000
     async with asking(stub, head + begin, header_limit=10_000) as (app, talk):
@@ -35,11 +34,10 @@ async def test_what_frames_a_body_is_no_larger_than_a_head(kind: type[Stub], wha
     assert not stub.asked
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_long_body_in_small_chunks_is_no_head(kind: type[Stub]) -> None:
+async def test_a_long_body_in_small_chunks_is_no_head() -> None:
     body = request("chat").partition(b"\r\n\r\n")[2]
     chunks = [b"1;%b\r\n%b\r\n" % (b"x" * 500, body[at : at + 1]) for at in range(len(body))]
-    async with asking(kind(), CHUNKED, header_limit=1_000) as (_, talk):
+    async with asking(Stub(), CHUNKED, header_limit=1_000) as (_, talk):
         for chunk in chunks:
             talk.send(chunk)
             await asyncio.sleep(0)
@@ -47,11 +45,10 @@ async def test_a_long_body_in_small_chunks_is_no_head(kind: type[Stub]) -> None:
         assert " 200 " in (await talk.answer()).status
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_what_follows_a_body_is_no_header_of_the_request(kind: type[Stub]) -> None:
+async def test_what_follows_a_body_is_no_header_of_the_request() -> None:
     body = request("chat").partition(b"\r\n\r\n")[2]
     chunk = b"%x\r\n%b\r\n0\r\nx-request-id: mine\r\n\r\n" % (len(body), body)
-    async with asking(kind(), CHUNKED + chunk) as (_, talk):
+    async with asking(Stub(), CHUNKED + chunk) as (_, talk):
         answer = await talk.answer()
         assert " 200 " in answer.status
         assert answer.header("x-request-id") != "mine"

@@ -248,7 +248,7 @@ async def test_expect_continue_is_heeded_and_a_large_body_refused_before_it_come
 
 async def test_a_stalled_connection_is_dropped() -> None:
     text = "x" * 1_000_000
-    settings = Settings(stall=0.05, heartbeat=0.05)
+    settings = Settings(stall=0.05, heartbeat=0.05, keep_alive=1)
     stub = Stub(*OPENING, *(word(text) for _ in range(100)), *closing("x"))
     async with served(App(stub, settings), settings) as port:
         with socket.socket() as small:

@@ -64,69 +64,41 @@ class Wire:
         self.closed = True
 
 
-def cycle(wire: Any, method: str = "GET") -> Cycle:
-    def nothing() -> None: ...
-
-    scope = {"method": method}
+def cycle(wire: Any) -> Cycle:
     flow = FlowControl(wire)
-    return Cycle(scope, wire, flow, b"", keep_alive=True, expects=False, on_response=nothing)
-
-
-def start(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": 200, "headers": list(headers)}
+    return Cycle(
+        wire, flow, b"", head_only=False, keep_alive=True, expects=False, on_response=lambda: None
+    )
 
 
 @pytest.mark.parametrize("value", [b"a\r\nb: c", b"a\nb", b"a\r"])
 async def test_no_header_can_end_its_line(value: bytes) -> None:
     with pytest.raises(RuntimeError, match="ended its line"):
-        await cycle(Wire()).send(start((b"x", value)))
+        cycle(Wire()).start(200, [(b"x", value)])
 
 
 @pytest.mark.parametrize("body", [b"long", b"s"])
-async def test_a_body_is_as_long_as_was_said(body: bytes) -> None:
+async def test_a_body_is_as_long_as_its_length_says(body: bytes) -> None:
     answer = cycle(Wire())
-    await answer.send(start((b"content-length", b"2")))
+    answer.start(200, [(b"content-length", b"2")])
     with pytest.raises(RuntimeError, match="not as long"):
-        await answer.send({"type": "http.response.body", "body": body})
-
-
-@pytest.mark.parametrize(
-    ("sends", "written"),
-    [
-        ([], b"HTTP/1.1 500 "),
-        ([start()], b""),
-        ([start(), {"type": "http.response.body", "body": b"x", "more_body": True}], b"HTTP/1.1 2"),
-    ],
-)
-async def test_an_application_that_breaks_off_leaves_nobody_waiting(
-    sends: list[dict[str, Any]], written: bytes
-) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        for message in sends:
-            await send(message)
-        raise ValueError("on purpose")
-
-    wire = Wire()
-    await cycle(wire).run_asgi(app)
-    assert wire.closed
-    assert wire.written[: len(written)] == written
-    assert bool(wire.written) == bool(written)
+        answer.write(body, more=False)
 
 
 async def test_head_and_first_piece_are_one_write_and_the_rest_is_framed() -> None:
     wire = Wire()
     answer = cycle(wire)
-    await answer.send(start())
+    answer.start(200, [])
     assert wire.written == b""
-    await answer.send({"type": "http.response.body", "body": b"ab", "more_body": True})
-    await answer.send({"type": "http.response.body"})
+    answer.write(b"ab", more=True)
+    answer.write(b"", more=False)
     assert wire.written.endswith(b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n")
-    assert (await answer.receive())["type"] == "http.disconnect"
 
 
-async def test_who_is_gone_is_told_nothing() -> None:
+async def test_nothing_is_written_after_a_disconnect() -> None:
     wire = Wire()
     answer = cycle(wire)
-    answer.disconnected = True
-    await answer.send(start())
+    answer.hang_up()
+    answer.start(200, [])
+    answer.write(b"x", more=False)
     assert wire.written == b""

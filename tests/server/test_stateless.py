@@ -8,7 +8,7 @@ from dragoman.core.item import ItemReference, Message
 from dragoman.core.request import Request
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from dragoman.server.state.resolve import without_memory
+from dragoman.server.state.resolve import without_store
 from tests.server.stubs import PATHS, Call, Stub, asking
 
 
@@ -71,6 +71,6 @@ async def test_what_needs_a_memory_is_refused_by_name(
 
 async def test_what_says_nothing_of_memory_is_left_alone() -> None:
     request = Request(model="m", items=(Message("user", "hi"),), background=False)
-    assert without_memory(request) == (request, ())
+    assert without_store(request) == (request, ())
     with pytest.raises(Exception, match=r"input\[0\]"):
-        without_memory(Request(model="m", items=(ItemReference("x"),)))
+        without_store(Request(model="m", items=(ItemReference("x"),)))

@@ -1,7 +1,7 @@
 """The watch: it cancels for its reasons and for no other, and cleans up after itself."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,12 +16,13 @@ from tests.server.stubs import OPENING, PATHS, Call, Stub, asking
 REASON = Fault("stalled", "for a reason")
 
 
-def hanging_up(after: float) -> Callable[[], Awaitable[dict[str, Any]]]:
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(after)
-        return {"type": "http.disconnect"}
+class Outlet:
+    """A connection, of which only the peer matters."""
 
-    return receive
+    peer: Any = None
+
+    def listen(self, peer: Any) -> None:
+        self.peer = peer
 
 
 async def test_a_reason_to_stop_comes_out_as_that_fault() -> None:
@@ -42,8 +43,9 @@ async def test_the_first_reason_counts() -> None:
 
 
 async def test_a_client_that_hangs_up_is_a_reason() -> None:
-    with pytest.raises(FaultError) as caught, Watch(InFlight()) as watch:
-        watch.listen(hanging_up(0))
+    outlet: Any = Outlet()
+    with pytest.raises(FaultError) as caught, Watch(InFlight(), outlet):
+        asyncio.get_running_loop().call_soon(outlet.peer.disconnected)
         await asyncio.Event().wait()
     assert caught.value.fault is GONE
 
@@ -61,9 +63,10 @@ async def test_the_last_limit_set_is_in_force() -> None:
 
 async def test_after_the_watch_nothing_stops_the_task() -> None:
     roster = InFlight()
-    with Watch(roster) as watch:
-        watch.listen(hanging_up(0.001))
+    outlet: Any = Outlet()
+    with Watch(roster, outlet) as watch:
         watch.limit(0.001, REASON)
+    assert outlet.peer is None
     watch.stop(REASON)
     await roster.drain(0)
     await asyncio.sleep(0.05)
@@ -197,7 +200,7 @@ async def test_a_watch_that_rings_may_end_another() -> None:
         def __init__(self) -> None:
             self.other: Ringing | None = None
 
-        def ring(self, now: float) -> None:
+        def tick(self, now: float) -> None:
             rung.append(self)
             if self.other is not None:
                 roster.discard(self.other)
@@ -208,7 +211,7 @@ async def test_a_watch_that_rings_may_end_another() -> None:
     first, second, third = Ringing(), Ringing(), Ringing()
     first.other = second
     for each in (first, second, third):
-        roster.remind(each, 0.0)
+        roster.call_at(each, 0.0)
     async with asyncio.timeout(30):
         while third not in rung:
             await asyncio.sleep(0.001)

@@ -2,9 +2,10 @@
 
 import json
 import sys
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from msgspec import Meta, Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed, Finished, PartAdded
@@ -132,3 +133,57 @@ def test_an_answer_without_an_end_is_not_kept(wire: Wire) -> None:
     assert isinstance(events[-1], Failed)
     assert events[-1].fault.code == "upstream_error"
     assert decoder.feed(piece) == decoder.close() == []
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"{}", "p.name: is missing"),
+        (b'{"name": null}', "p.name: is missing"),
+        (b'{"name": ""}', "p.name: is empty"),
+        (b'{"name": 7}', "p.name: is a number, and must be a string"),
+        (b'{"name": "a", "n": 0}', "p.n: must be at least 1"),
+        (b'{"name": "a", "n": 10}', "p.n: must be at most 9"),
+        (b'{"name": "a", "n": "x"}', "p.n: is a string, and must be a number"),
+        (b'{"name": "a", "each": ["b", {}]}', "p.each[1]: is an object, and must be a string"),
+        (b"[]", "p: is an array, and must be an object"),
+        (b'{"name": "a", "kind": 1}', "p.kind: is a number, and must be a string"),
+        (b'{"name": "a", "kind": "x"}', "p.kind: is 'x', which is not one of its values"),
+    ],
+)
+def test_a_struct_that_does_not_fit_is_an_error_that_names_the_field(
+    data: bytes, message: str
+) -> None:
+    with pytest.raises(FaultError) as caught:
+        body.Reader(Sample).read(data, "p")
+    assert caught.value.fault.message == message
+
+
+class Sample(Struct):
+    name: Annotated[str, Meta(min_length=1)]
+    n: Annotated[int, Meta(ge=1, le=9)] | Annotated[float, Meta(ge=1, le=9)] | None = None
+    each: list[str] | None = None
+    kind: Literal["a", "b"] | None = None
+
+
+def test_objects_in_an_array_keep_their_unknown_fields_apart() -> None:
+    reader = body.Reader(Sample)
+    both = b'[{"name": "a"}, {"name": "b", "vendor": [1], "other": null}]'
+    values, unknown = reader.read_all(both, "p")
+    assert [value.name for value in values] == ["a", "b"]
+    assert unknown == {1: {"vendor": [1]}}
+    for data, param in ((b"{}", "p"), (b'[{"name": "a"}, 7]', "p[1]"), (b"null", "p")):
+        with pytest.raises(FaultError) as caught:
+            reader.read_all(data, "p")
+        assert caught.value.fault.param == param
+
+
+def test_a_cache_forgets_what_was_used_least_recently() -> None:
+    cache = body.Cache[int](limit=10)
+    for number, key in enumerate("abc"):
+        cache.put(key, number, 3)
+    assert cache.get("a") == 0
+    cache.put("d", 3, 3)
+    assert [cache.get(key) for key in "abcd"] == [0, None, 2, 3]
+    cache.put("d", 4, 11)  # larger than the limit: nothing is left
+    assert [cache.get(key) for key in "abcd"] == [None] * 4

@@ -22,8 +22,8 @@ from .serve import Row, table
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
 
 
-class Pen:
-    """Writes to the terminal, changing colour only where there is one to change."""
+class Renderer:
+    """Renders events on a terminal, in colour where it has colours."""
 
     def __init__(self, colours: bool) -> None:
         self._colours = colours
@@ -31,7 +31,7 @@ class Pen:
         self._at_start = True
 
     def event(self, event: Event) -> None:
-        """Write what an event says."""
+        """Render one event."""
         match event:
             case Delta(kind="reasoning" | "summary", data=str(text)):
                 self.write(text, _DIM)
@@ -40,10 +40,10 @@ class Pen:
             case ItemAdded(item=Message() | Reasoning()):
                 self.line("")
             # Calls may come interleaved, so each is shown when it is whole.
-            case ItemDone(item=FunctionCall(name=name, arguments=said)):
-                self.line(f"[{name}] {said}", _CALL)
-            case ItemDone(item=CustomToolCall(name=name, input=said)):
-                self.line(f"[{name}] {said}", _CALL)
+            case ItemDone(item=FunctionCall(name=name, arguments=text)):
+                self.line(f"[{name}] {text}", _CALL)
+            case ItemDone(item=CustomToolCall(name=name, input=text)):
+                self.line(f"[{name}] {text}", _CALL)
             case Finished(status="incomplete", reasons=reasons):
                 self.line(f"(cut short: {', '.join(reasons)})", _BAD)
             case Failed(fault=fault):
@@ -51,7 +51,7 @@ class Pen:
                 print(f"dragoman: {fault.message}", file=sys.stderr, flush=True)
 
     def write(self, text: str, colour: str = _PLAIN) -> None:
-        """Write on."""
+        """Write text, in this colour."""
         if self._colours and colour != self._colour:
             sys.stdout.write(_PLAIN + colour)
             self._colour = colour
@@ -73,7 +73,7 @@ class Pen:
 NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe the question in.'
 
 
-def talk(options: Namespace) -> int:
+def chat(options: Namespace) -> int:
     """Run one of the three commands."""
     if options.command == "chat":
         return _chat(options)
@@ -107,17 +107,18 @@ async def _ask(options: Namespace) -> int:
 
 
 def _chat(options: Namespace) -> int:
-    # The prompt is read outside of the loop: Ctrl-C cannot reach a thread that waits for a line.
-    said: tuple[Item, ...] = ()
+    # The prompt is read outside the loop, since Ctrl-C cannot reach a thread that waits for input.
+    conversation: tuple[Item, ...] = ()
     with asyncio.Runner() as runner:
         client = runner.run(_client(options))
         try:
             while True:
                 line = input("> ")
                 if line.strip():
-                    asked = (*said, Message("user", line))
+                    asked = (*conversation, Message("user", line))
                     answer = runner.run(_print_answer(client, asked, options))
-                    said = (*asked, *answer) if answer is not None else said
+                    if answer is not None:
+                        conversation = (*asked, *answer)
         except EOFError:
             print()
             return 0
@@ -128,7 +129,7 @@ def _chat(options: Namespace) -> int:
 async def _print_answer(
     client: Client, items: tuple[Item, ...], options: Namespace
 ) -> tuple[Item, ...] | None:
-    """Stream one answer to the terminal; the items of it, or None where it failed."""
+    """Stream one answer to the terminal; its items, or None where it failed."""
     settings = {
         "model": options.model,
         "instructions": options.system,
@@ -136,12 +137,12 @@ async def _print_answer(
     }
     given = {name: value for name, value in settings.items() if value is not None}
     stream = client.stream(items, **given)
-    pen = Pen(sys.stdout.isatty())
+    renderer = Renderer(sys.stdout.isatty())
     with _stopped_by_ctrl_c(stream):
         async with stream:
             async for event in stream:
-                pen.event(event)
-    pen.line("")
+                renderer.event(event)
+    renderer.line("")
     answer = stream.answer
     return None if answer.status == "failed" else answer.response.output
 
@@ -167,7 +168,7 @@ def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
 
 
 async def _client(options: Namespace) -> Client:
-    """A client of the server that was named, or of the first that answers."""
+    """A client of the server that was named, or of the first one found."""
     if options.at and is_local(options.at):
         return _local(options.at)
     key = os.environ.get(options.key_env) if options.key_env else None
@@ -193,7 +194,7 @@ def _local(name: str) -> Client:
 
 
 def _connected(url: str, key: str | None) -> Client:
-    """A client of the server at an address. Raises FaultError where that or the key is none."""
+    """A client of the server at an address. Raises FaultError for a bad address or key."""
     try:
         return connect(url, key=key)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""`dragoman log` and `dragoman tail`: what a store has, on a terminal or for another program.
+"""`dragoman log` and `dragoman tail`: stored responses, on a terminal or as JSON.
 
-The store is read directly; no server need run.
+The store is read directly; no server needs to run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dragoman.server.state.history import History, answered, asked, exported, na
 from dragoman.stores.base import Record, Retention
 from dragoman.stores.factory import open_store, store_path
 
-from .chat import Pen
+from .chat import Renderer
 from .serve import configured
 
 NOTHING = "dragoman: nothing was found."
@@ -36,7 +36,7 @@ def history(options: Namespace) -> int:
 async def _log(options: Namespace) -> int:
     width = get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
     shown = 0
-    async with _opened(options) as kept, aclosing(kept.records(options.search)) as records:
+    async with _opened(options) as stored, aclosing(stored.records(options.search)) as records:
         async for record in records:
             if shown == options.limit:
                 break
@@ -48,26 +48,26 @@ async def _log(options: Namespace) -> int:
 
 
 async def _tail(options: Namespace) -> int:
-    pen, failed = Pen(sys.stdout.isatty()), False
-    async with _opened(options) as kept, aclosing(kept.events(options.id)) as batches:
+    renderer, failed = Renderer(sys.stdout.isatty()), False
+    async with _opened(options) as stored, aclosing(stored.events(options.id)) as batches:
         async for batch in batches:
             for event in batch:
-                pen.event(event)
+                renderer.event(event)
                 failed = isinstance(event, Failed)
-    pen.line("")
+    renderer.line("")
     return 1 if failed else 0
 
 
 def line(record: Record, width: int = 0) -> str:
-    """A record in one line, cut to a width; 0 is any."""
+    """A record in one line, cut to a width; 0 means not cut."""
     moment = datetime.fromtimestamp(record.created_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    said = f"{_short(asked(record))} → {_short(answered(record))}"
-    text = f"{moment}  {name(record)}  {record.status}  {record.request.model}  {said}"
+    texts = f"{_short(asked(record))} → {_short(answered(record))}"
+    text = f"{moment}  {name(record)}  {record.status}  {record.request.model}  {texts}"
     return text if not width or len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _short(text: str) -> str:
-    """A text on one line, without what a terminal would obey."""
+    """A text on one line, without control characters."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text[:1_000])
     return " ".join(plain.split())
 
@@ -77,8 +77,8 @@ async def _opened(options: Namespace) -> AsyncGenerator[History, None]:
     settings = configured(options).server
     word = options.store or settings.store
     file = store_path(word, os.environ)
-    if file is not None and not file.exists():  # who only looks makes no store
-        raise ConfigurationError(f"There is no store at {file}: nothing was kept there so far.")
+    if file is not None and not file.exists():  # reading does not create a store
+        raise ConfigurationError(f"There is no store at {file}: nothing has been stored there yet.")
     store = open_store(word, Retention(), os.environ, settings.news)
     if store is None or word == "memory":
         problem = f"The store {word!r} has nothing that could be read from here; see --store."

@@ -1,8 +1,11 @@
-"""The parser of the command line."""
+"""Parses the command line, runs a command, and turns errors into one line and an exit status."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dragoman.core.version import VERSION
@@ -22,6 +25,55 @@ examples:
 """
 
 
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command line; `words` are those of this process by default.
+
+    Returns the exit status: 0 for success, 1 for a failure, 2 for wrong usage.
+    """
+    words = list(sys.argv[1:] if words is None else words)
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
+        words.insert(0, "serve")
+    options = parser().parse_args(words)
+    # What a command needs is imported when it runs, so that --help is quick.
+    if options.command == "serve":
+        from .serve import serve as command
+    elif options.command in ("log", "tail"):
+        from .history import history as command
+    elif options.command == "tokens":
+        from .tokens import tokens as command
+    else:
+        from .chat import chat as command
+    try:
+        return command(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader, `head` perhaps, has closed the pipe. Python writes what is buffered when it
+        # exits, and would fail again.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return 1
+    except Exception as error:
+        if not _explains_itself(error):
+            raise
+        print(f"dragoman: {error}", file=sys.stderr)
+        return 1
+
+
+def _explains_itself(error: Exception) -> bool:
+    """Whether the message of an error is one for people."""
+    from dragoman.core.error import FaultError
+    from dragoman.net.errors import NetError
+    from dragoman.server.config import ConfigurationError
+    from dragoman.server.host import HostError
+    from dragoman.server.workers import WorkersError
+    from dragoman.stores.base import StoreError
+
+    kinds = FaultError | NetError | ConfigurationError | HostError | StoreError | WorkersError
+    return isinstance(error, kinds)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = argparse.ArgumentParser(
@@ -32,28 +84,32 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"dragoman {VERSION}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    _serve(commands.add_parser("serve", help="serve models over Chat Completions and Responses"))
-    _asking(commands.add_parser("models", help="list the models a server offers"))
-    ask = _asking(commands.add_parser("ask", help="send one question and stream the answer"))
+    _serve_options(
+        commands.add_parser("serve", help="serve models over Chat Completions and Responses")
+    )
+    _client_options(commands.add_parser("models", help="list the models a server offers"))
+    ask = _client_options(
+        commands.add_parser("ask", help="send one question and stream the answer")
+    )
     ask.add_argument(
         "question", nargs="*", help="the question; read from standard input if omitted"
     )
-    chat = _asking(commands.add_parser("chat", help="hold a conversation"))
+    chat = _client_options(commands.add_parser("chat", help="hold a conversation"))
     for command in (ask, chat):
         command.add_argument("--model", "-m", help="the model's name; the first listed by default")
         command.add_argument("--system", "-s", help="instructions for the model")
         command.add_argument("--effort", help="the reasoning effort: low, medium, high …")
-    _tokens(commands.add_parser("tokens", help="show prompt and output as tokens"))
-    log = _keeping(commands.add_parser("log", help="list stored requests and answers"))
+    _tokens_options(commands.add_parser("tokens", help="show prompt and output as tokens"))
+    log = _store_options(commands.add_parser("log", help="list stored requests and answers"))
     log.add_argument("--search", default="", metavar="WORDS", help="only those with these words")
     log.add_argument("--export", action="store_true", help="everything, one line of JSON each")
     log.add_argument("--limit", type=int, metavar="N", help="only the newest N")
-    tail = _keeping(commands.add_parser("tail", help="replay or follow one answer"))
+    tail = _store_options(commands.add_parser("tail", help="replay or follow one answer"))
     tail.add_argument("id", metavar="ID", help="the response's id")
     return top
 
 
-def _keeping(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _store_options(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     command.add_argument("--store", metavar="WHERE", help="the store, as for serve")
     command.add_argument(
         "--config", type=Path, metavar="FILE", help="the configuration that names it"
@@ -63,7 +119,7 @@ def _keeping(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return command
 
 
-def _tokens(command: argparse.ArgumentParser) -> None:
+def _tokens_options(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Show a prompt token by token, and a model's output with the result of parsing it. Without "
         "arguments, the pocket model gets a question about the weather."
@@ -78,7 +134,7 @@ def _tokens(command: argparse.ArgumentParser) -> None:
     add("--completion", metavar="FILE", help=about)
 
 
-def _serve(command: argparse.ArgumentParser) -> None:
+def _serve_options(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Serve models. Without a target, an upstream or a configuration, looks for model servers "
         "on this machine and in the environment; if there are none, serves the demonstration "
@@ -117,7 +173,7 @@ def _serve(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _asking(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _client_options(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     command.add_argument(
         "--at",
         metavar="URL",

@@ -1,4 +1,4 @@
-"""`dragoman serve`: gathers what is to be served, prints the banner, and serves it."""
+"""`dragoman serve`: collects what is to be served, prints the banner, and runs the server."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from dragoman.server.state.service import check_memory, open_memory
 
 
 class Row(Struct, frozen=True):
-    """One line of the table: a model, where it is answered, and what is known of that place."""
+    """One line of the table: a model, the server that answers, and what kind it is."""
 
     model: str
     source: str
     note: str = ""
 
 
-MOST = 20
+SHOWN = 20
 """Models shown; the rest is counted."""
 
 
@@ -77,7 +77,7 @@ wire_api = "responses"
 Ctrl-C stops."""
 
 
-def welcome(
+def banner(
     base_url: str, rows: Sequence[Row], *, key_env: str | None = None, problem: str = ""
 ) -> str:
     """The whole text.
@@ -96,7 +96,7 @@ def welcome(
     )
 
 
-def table(rows: Sequence[Row], *, most: int = MOST) -> str:
+def table(rows: Sequence[Row], *, most: int = SHOWN) -> str:
     """The models, in columns; beyond `most` they are only counted.
 
     >>> print(table([Row("m", "http://127.0.0.1:11434/v1", "ollama")]))
@@ -118,11 +118,11 @@ def table(rows: Sequence[Row], *, most: int = MOST) -> str:
 GENERATED = "DRAGOMAN_KEY"
 """The variable a generated key is shown to be put into."""
 LISTING = 2.0
-"""Seconds the model listing may take before the welcome goes without it."""
+"""Seconds the model listing may take before the banner goes without it."""
 
 
 def serve(options: Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal says to stop."""
     configuration = configured(options)
     settings = with_keys(_settings(options, configuration.server), os.environ)
     key_env = next(iter(settings.api_key_env), None)
@@ -134,28 +134,30 @@ def serve(options: Namespace) -> int:
     chosen = _chosen(options, configuration)
     upstreams = _found() if chosen is None else chosen
     format = None if options.upstream else options.format  # else it is the upstream's
-    prepare(upstreams, options.targets, settings, os.environ, format)  # said before all else
+    prepare(
+        upstreams, options.targets, settings, os.environ, format
+    )  # its errors come before anything else is printed
     asyncio.run(check_memory(settings, os.environ, configuration.webhooks))
     listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
     if settings.port not in (0, listener.getsockname()[1]):
         print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)
-    if chosen is None:  # the environment that tells clients where we are may have named us
+    if chosen is None:  # OPENAI_BASE_URL, which is for clients, may name this server
         upstreams = others(upstreams, address(listener))
-    greeting = _Greeting(f"{reachable(address(listener))}/v1", key_env)
+    printer = _Banner(f"{reachable(address(listener))}/v1", key_env)
 
     def build() -> App:
-        greeting.engine = assemble(upstreams, options.targets, settings, os.environ, format)
+        printer.engine = assemble(upstreams, options.targets, settings, os.environ, format)
         memory = open_memory(settings, os.environ, configuration.webhooks)
-        return App(greeting.engine, settings, memory)
+        return App(printer.engine, settings, memory)
 
     if not (upstreams or options.targets or stand_in() == POCKET):
-        print(f"There is no model to be found: this is the rehearsal. {MISSING}", file=sys.stderr)
-    run(build, settings, listener, greeting.start)
+        print(f"No model was found: this is the demo engine. {MISSING}", file=sys.stderr)
+    run(build, settings, listener, printer.start)
     return 0
 
 
-class _Greeting:
-    """Prints the welcome once the server is up, with the models if they can be had soon."""
+class _Banner:
+    """Prints the banner once the server is up, with the models if they are listed in time."""
 
     engine: Engine
 
@@ -164,10 +166,10 @@ class _Greeting:
         self._key_env = key_env
 
     def start(self) -> None:
-        """Begin, on the loop that runs; the start of the server does not wait for it."""
-        self._task = asyncio.ensure_future(self._greet())
+        """Begin on the running loop; the start of the server does not wait for the models."""
+        self._task = asyncio.ensure_future(self._print())
 
-    async def _greet(self) -> None:
+    async def _print(self) -> None:
         rows: list[Row] = []
         problem = ""
         try:
@@ -177,7 +179,7 @@ class _Greeting:
             problem = error.fault.message
         except TimeoutError:
             problem = f"The upstream listed no models within {LISTING:g} s."
-        text = welcome(self._base_url, rows, key_env=self._key_env, problem=problem)
+        text = banner(self._base_url, rows, key_env=self._key_env, problem=problem)
         print(text, flush=True)
 
 
@@ -192,7 +194,7 @@ def _row(model: Model) -> Row:
 
 
 def configured(options: Namespace) -> Configuration:
-    """What the file says that was named, or else the one that is here."""
+    """The configuration file that was named, or else the one in this folder."""
     if options.config is not None:
         return load(options.config)
     here = Path(FILE)
@@ -212,7 +214,7 @@ def _settings(options: Namespace, settings: Settings) -> Settings:
 
 
 def _chosen(options: Namespace, configuration: Configuration) -> list[Upstream] | None:
-    """The servers to stand in front of, as words or the file name them; None: find some."""
+    """The upstreams that the command line or the file names; None: discover some."""
     if options.upstream:
         return [
             Upstream(
@@ -230,8 +232,7 @@ def _chosen(options: Namespace, configuration: Configuration) -> list[Upstream] 
         if word == "format" and options.targets:
             continue
         if getattr(options, word) not in (None, "auto"):
-            said = word.replace("_", "-")
-            raise ConfigurationError(f"--{said} is said of an --upstream, and none is given.")
+            raise ConfigurationError(f"--{word.replace('_', '-')} needs an --upstream.")
     if configuration.upstreams or options.targets:
         return list(configuration.upstreams) if not options.targets else []
     return None

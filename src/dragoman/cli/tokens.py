@@ -1,7 +1,4 @@
-"""`dragoman tokens`: a prompt token by token, and a completion with what the parser makes of it.
-
-Only the look is made here: a line for each token, coloured by its kind where a person looks.
-"""
+"""`dragoman tokens`: prints a prompt token by token, and a completion with its parsed events."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ def tokens(options: Namespace) -> int:
             " ".join(options.question) or None,
         )
     except OSError as error:
-        said = f"{error.filename} cannot be read: {error.strerror}."
-        raise FaultError(Fault("invalid_request", said, "client")) from error
+        problem = f"{error.filename} cannot be read: {error.strerror}."
+        raise FaultError(Fault("invalid_request", problem, "client")) from error
     except (ValueError, ImportError) as error:
         raise FaultError(Fault("invalid_request", f"{error}", "client")) from error
     if subject.words:
@@ -59,18 +56,18 @@ def _lines(subject: Inspection, colours: bool) -> Iterable[str]:
     yield from (f"lost: {loss.field} ({loss.why})" for loss in (*subject.losses, *losses))
     if subject.completion is None:
         return
-    heard = completion_tokens(format, request, tokenizer, subject.completion)
+    parsed = completion_tokens(format, request, tokenizer, subject.completion)
     yield ""
-    yield f"Completion: {_counted(heard.tokens)}"
-    yield from (_line(token, subject.words, colours) for token in heard.tokens)
-    yield from (f"{'':{WIDTH + 20}}{said}" for said in map(describe_event, heard.end) if said)
-    yield from (f"malformed: {warning}" for warning in heard.warnings)
+    yield f"Completion: {_counted(parsed.tokens)}"
+    yield from (_line(token, subject.words, colours) for token in parsed.tokens)
+    yield from (f"{'':{WIDTH + 20}}{event}" for event in map(describe_event, parsed.end) if event)
+    yield from (f"malformed: {warning}" for warning in parsed.warnings)
 
 
 def _line(token: ShownToken, words: bool, colours: bool) -> str:
     shown = _visible(token.piece)
     number = "" if words else str(token.id)
-    made = "; ".join(said for said in map(describe_event, token.events) if said)
+    made = "; ".join(filter(None, map(describe_event, token.events)))
     padding = " " * max(WIDTH - len(shown), 1) if made else ""
     if colours:
         shown = f"{_COLOURS[token.kind]}{shown}{_PLAIN}"

@@ -1,7 +1,7 @@
-"""An engine as an object in your hand: ask it, read its stream, stop it.
+"""The Python client: asks an engine, reads its stream, and stops it.
 
-Asynchronous first; the synchronous face drives the same object from a loop of its own. Nothing
-here knows a protocol or a socket: that is the business of the engine inside.
+The synchronous client drives the same object on an event loop in a thread. Protocols and sockets
+are the business of the engine inside.
 """
 
 from .answer import Answer, AnswerError, Spent, arguments

@@ -1,7 +1,6 @@
-"""What came back: the answer as plain attributes, how it ended, and what it took.
+"""The answer as plain attributes: its text and calls, how it ended, and what it took.
 
-It reads a `Response` and adds the measurements of whoever listened. A failed answer is an error
-that still holds what had come.
+A failed answer is an error that still holds what had come.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from dragoman.core.response import Response, Status, Usage
 from dragoman.wire import json
 
 End = Literal[
-    "stop",  # the model had no more to say
+    "stop",  # the model finished
     "length",  # the limit of tokens was reached
     "tool_calls",  # tools are to be called
-    "content_filter",  # somebody's filter cut it off
-    "refused",  # the model refused, in words
+    "content_filter",  # a filter cut it off
+    "refused",  # the model refused
     "truncated",  # the connection broke: what is there is not all
     "cancelled",
     "error",
@@ -32,7 +31,7 @@ End = Literal[
 class Spent(Usage, frozen=True, omit_defaults=True, kw_only=True):
     """Usage, and what the answer took: round trips, and seconds.
 
-    Tokens are None where nobody reported them. `time_to_first_token` is None where nothing came.
+    Tokens are None where they were not reported, `time_to_first_token` where nothing came.
     """
 
     round_trips: int = 1
@@ -41,7 +40,7 @@ class Spent(Usage, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True):
-    """An answer, or as much of it as came. `response` has everything there is to know.
+    """An answer, or as much of it as came. `response` has all of it.
 
     >>> answer = Answer(Response(id="1", created_at=0, model="m", status="completed"), Spent())
     >>> answer.text, answer.end
@@ -53,7 +52,7 @@ class Answer(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Everything said in text."""
+        """The text."""
         return self.response.text
 
     @property
@@ -63,17 +62,17 @@ class Answer(Struct, frozen=True):
 
     @property
     def reasoning(self) -> str:
-        """What the model thought aloud, or a summary of it."""
+        """The reasoning, or a summary of it."""
         return self.response.reasoning
 
     @property
     def refusal(self) -> str:
-        """The words of refusal, or the empty string."""
+        """The refusal, or the empty string."""
         return self.response.refusal
 
     @property
     def output(self) -> tuple[Item, ...]:
-        """All items, to be put behind the conversation that was asked."""
+        """All items, to be appended to the conversation."""
         return self.response.output
 
     @property

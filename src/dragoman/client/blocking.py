@@ -1,7 +1,7 @@
-"""The synchronous face of anything asynchronous: one driver, whatever it drives.
+"""Drives an asynchronous object from synchronous code.
 
-Calls run on an event loop in a thread of its own, which all faces of a process share. There is
-no second copy of any method here; names are looked up on the object behind.
+Calls run on one event loop in a thread that all such objects of a process share. Methods are
+looked up on the object itself: there is no second copy of any.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _END = object()
 
 
 class Blocking:
-    """Drives an object: awaitables are waited for, asynchronous iterators become plain ones.
+    """Drives an object: awaitables are awaited, asynchronous iterators become plain ones.
 
-    Not to be called from a running event loop, which it would stop.
+    Not to be called on a running event loop, which it would block.
 
     >>> async def double(n): return 2 * n
     >>> Blocking(double)(21)
@@ -32,14 +32,14 @@ class Blocking:
         self._target = target
 
     def __getattr__(self, name: str) -> Any:
-        return _faced(getattr(self._target, name))
+        return _driven(getattr(self._target, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         async def call() -> Any:
             result = self._target(*args, **kwargs)
             return await result if inspect.isawaitable(result) else result
 
-        return _faced(_LOOP.run(call()))
+        return _driven(_LOOP.run(call()))
 
     def __iter__(self) -> Self:
         return self
@@ -63,8 +63,8 @@ class Blocking:
         return f"Blocking({self._target!r})"
 
 
-def _faced(value: Any) -> Any:
-    """The value itself, or a face of it where it is asynchronous or a function."""
+def _driven(value: Any) -> Any:
+    """The value itself, or a driver of it where it is asynchronous or a function."""
     asynchronous = hasattr(value, "__anext__") or hasattr(value, "__aenter__")
     return Blocking(value) if asynchronous or inspect.isroutine(value) else value
 
@@ -82,7 +82,7 @@ class _Loop:
         loop = self._started()
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("the synchronous face cannot be used from its own event loop")
+            raise RuntimeError("the synchronous client cannot be used from its own event loop")
         future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result()
@@ -103,7 +103,7 @@ class _Loop:
 
     @staticmethod
     def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-        with suppress(RuntimeError):  # it is closed, or something blocks it: the process ends
+        with suppress(RuntimeError):  # it is closed or blocked, and the process ends
             loop.call_soon_threadsafe(loop.stop)
             thread.join(1.0)
             loop.close()

@@ -1,4 +1,4 @@
-"""A client: an engine as an object, by address, by name, or given."""
+"""Connects to an engine by address or name, and asks it with plain arguments."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from .blocking import Blocking
 from .stream import Stream
 
 Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request
-"""What can be asked: a text of the user's, one item, a conversation, or a whole request. An item
-may be a dict, as the official SDK has it for `responses.create(input=…)`."""
+"""What can be asked: a user's text, one item, a conversation, or a whole request. An item may be a
+dict, as in the official SDK's `responses.create(input=…)`."""
 
 
 _T = TypeVar("_T")
 
 
 class Settings(TypedDict, total=False):
-    """What may be said about the answer that is wanted; nothing left out is filled in.
+    """Settings of the wanted answer; what is left out is not sent.
 
     `reasoning` may be just the effort, `stop` a single string. The rest is as in `Request` and
     `Sampling`.
@@ -82,22 +82,21 @@ _REQUEST = frozenset(Request.__struct_fields__) - {"items", "sampling"}
 _TYPES = {field.name: field.type for struct in (Sampling, Request) for field in fields(struct)}
 
 
-def ask(said: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
-    """The request for what was said; `stream` where it does not say itself.
+def build_request(given: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
+    """The request for what was given; `stream` counts unless that is a request itself.
 
-    Raises TypeError for a setting there is none of, for a value of the wrong type, and for what is
-    no item.
+    Raises TypeError for an unknown setting, a value of the wrong type, and what is not an item.
 
-    >>> ask([{"role": "user", "content": "Hi"}], {}, stream=True).items[0].text
+    >>> build_request([{"role": "user", "content": "Hi"}], {}, stream=True).items[0].text
     'Hi'
-    >>> ask("Hi", {"model": "m", "temperature": 0}, stream=True).sampling.temperature
+    >>> build_request("Hi", {"model": "m", "temperature": 0}, stream=True).sampling.temperature
     0
     """
     unknown = [name for name in settings if name not in _SAMPLING | _REQUEST]
     if unknown:
         raise TypeError(f"there is no setting {unknown[0]!r}")
     values = {name: _shaped(name, value) for name, value in settings.items()}
-    request = said if isinstance(said, Request) else _begun(said, stream)
+    request = given if isinstance(given, Request) else _first_turn(given, stream)
     if not values:
         return request
     sampling = {name: values.pop(name) for name in list(values) if name in _SAMPLING}
@@ -106,35 +105,38 @@ def ask(said: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
     return replace(request, **values)
 
 
-def _begun(
-    said: str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]], stream: bool
+def _first_turn(
+    given: str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]], stream: bool
 ) -> Request:
     items: tuple[Item, ...]
-    match said:
+    match given:
         case str():
-            items = (Message("user", said),)
+            items = (Message("user", given),)
         case list() | tuple():
-            items = tuple(_item(each, f"input[{place}]") for place, each in enumerate(said))
+            items = tuple(_item(each, f"input[{place}]") for place, each in enumerate(given))
         case _:
-            items = (_item(said, "input"),)
+            items = (_item(given, "input"),)
     return Request(model="", items=items, stream=stream)
 
 
-def _item(said: object, place: str) -> Item:
-    if isinstance(said, Item):
-        return said
-    if not isinstance(said, dict):
-        raise TypeError(f"{place}: is of type {type(said).__name__}, and must be an item or a dict")
+def _item(given: object, place: str) -> Item:
+    if isinstance(given, Item):
+        return given
+    if not isinstance(given, dict):
+        problem = f"is of type {type(given).__name__}, and must be an item or a dict"
+        raise TypeError(f"{place}: {problem}")
     from dragoman.wire.responses.items import (
         decode_items as decode,  # doubles the time `import dragoman` takes
     )
 
-    return _decoded(decode, said, place)
+    return _decoded(decode, given, place)
 
 
-def _decoded(decode: Callable[[dict[str, JSON], str], _T], said: dict[str, JSON], place: str) -> _T:
+def _decoded(
+    decode: Callable[[dict[str, JSON], str], _T], given: dict[str, JSON], place: str
+) -> _T:
     try:
-        return decode(said, place)
+        return decode(given, place)
     except FaultError as error:
         raise TypeError(error.fault.message) from None
 
@@ -156,12 +158,12 @@ def _shaped(name: str, value: JSON) -> JSON:
     return value
 
 
-def _tool(said: JSON, place: str) -> JSON:
-    if not isinstance(said, dict):
-        return said
+def _tool(given: JSON, place: str) -> JSON:
+    if not isinstance(given, dict):
+        return given
     from dragoman.wire.responses.tools import decode
 
-    return _decoded(decode, said, place)
+    return _decoded(decode, given, place)
 
 
 class _Context(Protocol):
@@ -192,13 +194,13 @@ class SyncStream(_Context, Protocol):
 
     @property
     def answer(self) -> Answer:
-        """The same, with what it took."""
+        """The same, with usage and times."""
 
     def finish(self) -> Answer:
         """Read on to the end and give the whole answer, a failed one too."""
 
     def close(self) -> None:
-        """Give the answer up."""
+        """Cancel the answer."""
 
 
 class SyncClient(_Context, Protocol):
@@ -226,14 +228,14 @@ class SyncClient(_Context, Protocol):
         """What is known of a model."""
 
     def close(self) -> None:
-        """Let go of connections and tasks."""
+        """Close connections and end tasks."""
 
 
 class Client(Wrapper):
     """An engine as an object: `respond` for whole answers, `stream` for answers as they come.
 
-    It is an engine itself and can stand wherever one can. `model` is asked where a question names
-    none; without it, the first that the engine lists. Use it with `async with`, or call `close`.
+    It is an engine itself. `model` is asked where a request names none; without it, the first that
+    the engine lists. Use it with `async with`, or call `close`.
     """
 
     def __init__(self, engine: Engine, *, model: str | None = None) -> None:
@@ -245,9 +247,9 @@ class Client(Wrapper):
     ) -> Stream:
         """Ask, and read the answer as it comes. Nothing is sent before the first read.
 
-        Raises TypeError for a setting there is none of.
+        Raises TypeError for an unknown setting.
         """
-        return Stream(self._answer(ask(request, settings, stream=True), caller))
+        return Stream(self._answer(build_request(request, settings, stream=True), caller))
 
     async def respond(
         self,
@@ -260,9 +262,9 @@ class Client(Wrapper):
         """Ask, and wait for the whole answer.
 
         Raises AnswerError when it fails, with what had come; with `raises=False` that answer is
-        returned like any other, and its `status` and `error` say so.
+        returned like any other: see its `status` and `error`.
         """
-        asked = ask(request, settings, stream=False)
+        asked = build_request(request, settings, stream=False)
         async with Stream(self._answer(asked, caller)) as stream:
             answer = await stream.finish()
         if raises and answer.status == "failed" and answer.error is not None:
@@ -273,7 +275,7 @@ class Client(Wrapper):
     def sync(self) -> SyncClient:
         """The same client for code without `async`: the same methods, without `await`.
 
-        Use one face of a client or the other, not both: connections belong to one event loop.
+        Use a client in one way or the other, not both: connections belong to one event loop.
         """
         return cast(SyncClient, Blocking(self))
 
@@ -319,7 +321,7 @@ def connect(target: str | Engine, *, model: str | None = None, **options: Any) -
     `options` are those of `engines.remote.Remote`, such as `key`. With a `format`, the name of a
     token format, the server is asked for raw completions. `hf:` and a folder or a name on the hub,
     and `gguf:` and a file, load a model here; `options` are those of `engines.transformers` and
-    `engines.llamacpp`. Raises ValueError for a name that is none and a model that does not load,
+    `engines.llamacpp`. Raises ValueError for an unknown name and a model that does not load,
     ImportError where something is not installed.
 
     >>> connect("script").sync.respond("Count to three.").text
@@ -342,7 +344,7 @@ def _engine(target: str | Engine, options: dict[str, Any]) -> Engine:
     if not isinstance(target, str):
         return target
     if target.startswith(("http://", "https://")):
-        from dragoman.engines.completions import remote  # a socket is only for those who need one
+        from dragoman.engines.completions import remote
 
         return remote(target, **options)
     if target in SHIPPED:

@@ -1,7 +1,6 @@
-"""One answer while it comes: its events, its text, and at any moment the answer so far.
+"""Streams one answer: its events, its text, and at any moment the answer so far.
 
-A stream is read once, by one task; whoever holds it may close it, and that gives the answer up
-wherever it is. It measures, and changes no event.
+A stream is read once, by one task. Any task may close it, which cancels the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .answer import Answer, AnswerError, spent
 class Stream(AsyncGenerator[Event, None]):
     """The events of an answer; iterate it, or iterate its `text`.
 
-    Use it with `async with`, so that an answer nobody reads to its end is given up.
+    Use it with `async with`, so that an answer that is not read to its end is cancelled.
     """
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
@@ -37,12 +36,12 @@ class Stream(AsyncGenerator[Event, None]):
         self._over = False
         self._closing = False
         self._reader: asyncio.Task[Any] | None = None
-        self._left: asyncio.Future[None] | None = None  # resolved when the reader has let go
+        self._left: asyncio.Future[None] | None = None  # resolved when the reader has stopped
 
     # ---- reading -------------------------------------------------------------------------
 
     async def __anext__(self) -> Event:
-        if self._given_up():
+        if self._cancelled():
             raise StopAsyncIteration
         if self._began is None:
             self._began = time.perf_counter()
@@ -50,9 +49,9 @@ class Stream(AsyncGenerator[Event, None]):
         try:
             event = await anext(self._events)
         except asyncio.CancelledError:
-            if not self._given_up() or reader is None or reader.uncancel():
+            if not self._cancelled() or reader is None or reader.uncancel():
                 raise
-            raise StopAsyncIteration from None  # cancelled by `close`, not by whoever reads
+            raise StopAsyncIteration from None  # cancelled by `close`, not by the reader's own task
         finally:
             self._reader = None
             if self._left is not None:
@@ -91,7 +90,7 @@ class Stream(AsyncGenerator[Event, None]):
 
     @property
     def answer(self) -> Answer:
-        """The same, with what it took."""
+        """The same, with usage and times."""
         response = self.response
         began = self._began
         if began is None:
@@ -100,7 +99,7 @@ class Stream(AsyncGenerator[Event, None]):
         ended = self._ended if self._ended is not None else time.perf_counter()
         return Answer(response, spent(response.usage, first, ended - began))
 
-    def _given_up(self) -> bool:
+    def _cancelled(self) -> bool:
         return self._closing
 
     def _note(self, event: Event) -> None:
@@ -117,7 +116,7 @@ class Stream(AsyncGenerator[Event, None]):
     # ---- closing -------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Give the answer up; whoever reads it sees it end. Returns when nothing works on it."""
+        """Cancel the answer; its reader sees it end. Returns when no work on it is left."""
         if not self._closing:
             self._closing = True
             self._ended = self._ended or time.perf_counter()

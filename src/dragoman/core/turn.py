@@ -104,7 +104,7 @@ class Turn:
         self._think = think
         self._extra: Extra = {}
         self._late: list[Loss] = []
-        self._events: list[Event] = []
+        self.events: list[Event] = []  # made since the last `take`
         self._items: list[OpenItem | None] = []  # by index; None once closed
         self._choices: dict[int, _Choice] = {}
         self._ids: set[str] = set()
@@ -114,7 +114,7 @@ class Turn:
 
     def take(self) -> list[Event]:
         """The events made since the last call."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     def header(self, model: str | None = None, extra: Extra | None = None) -> None:
@@ -131,7 +131,7 @@ class Turn:
         if not self.started and not self.over:
             self.started = True
             extra, self._extra = self._extra or None, {}
-            self._events.append(
+            self.events.append(
                 Started(self.id, self.created_at, self.model, self.losses, extra=extra)
             )
 
@@ -162,7 +162,7 @@ class Turn:
             if item is None or item.kind != "text":
                 item = self._item_for(state, "text")
             if not self.over:
-                self._events += item.write("text", data, None, tokens)
+                self.events += item.write("text", data, None, tokens)
 
     def texts(self, pieces: list[str], choice: int = 0) -> None:
         """Add several pieces of text in a row, none empty, none ending in half a character."""
@@ -173,7 +173,7 @@ class Turn:
             for piece in pieces:
                 self.text(piece, choice)
         else:
-            self._events += deltas
+            self.events += deltas
 
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """Add to the refusal."""
@@ -250,7 +250,7 @@ class Turn:
             call.pieces.append(piece)
             item = None if call.item is None else self._items[call.item]
             if item is not None and not self.over:
-                self._events += item.write("input" if call.custom else "arguments", piece)
+                self.events += item.write("input" if call.custom else "arguments", piece)
         if fragment.last:
             self._close_call(call)
 
@@ -273,7 +273,7 @@ class Turn:
         status: ItemStatus = "incomplete" if reason in SHORT else "completed"
         self._items.append(None)
         self.started = self.over = True
-        self._events += (
+        self.events += (
             Started(self.id, self.created_at, model, self.losses, extra=extra or None),
             ItemAdded(0, Message("assistant", (), id, "in_progress")),
             PartAdded(0, 0, Text("")),
@@ -347,7 +347,7 @@ class Turn:
     def emit(self, events: list[Event]) -> None:
         """Add events that an open item gave; after the end none is added."""
         if not self.over:
-            self._events += events
+            self.events += events
 
     def close(self, index: int, final: Item | None = None) -> None:
         """Close an item; `final` is the upstream's own complete item, where it sent one."""
@@ -380,7 +380,7 @@ class Turn:
                 self.close(index)
         self.over = True
         late, extra = tuple(self._late), self._extra or None
-        self._events.append(Finished(status, reasons, self.usage, completed_at, late, extra=extra))
+        self.events.append(Finished(status, reasons, self.usage, completed_at, late, extra=extra))
 
     def fail(self, fault: Fault) -> None:
         """End the answer with a fault. What came before stands, and open items stay open."""
@@ -388,7 +388,7 @@ class Turn:
             for number in self._choices:
                 self._settled(number)
             self.over = True
-            self._events.append(Failed(fault, self.usage, extra=self._extra or None))
+            self.events.append(Failed(fault, self.usage, extra=self._extra or None))
 
     @property
     def has_output(self) -> bool:
@@ -443,7 +443,7 @@ class Turn:
             if item is None or item.kind != kind:
                 item = self._item_for(state, kind)
             if not self.over:
-                self._events += item.write(kind, data, None, tokens)
+                self.events += item.write(kind, data, None, tokens)
 
     def _item_for(self, state: _Choice, kind: DeltaKind) -> OpenItem:
         """The open item this kind of delta goes to, opened where needed."""

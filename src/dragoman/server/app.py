@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable
+
+from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, Caller, Engine
@@ -17,19 +18,19 @@ from dragoman.engines.router import Prompted
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
-from .answer import Answers
-from .asgi import Application, Outlet, Receive, Scope, Send
+from .asgi import ASGIOutlet, Receive, Scope, Send
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import COMPACTING_PATH as COMPACTING
 from .endpoints import COUNTING_PATH as COUNTING
 from .endpoints import EMBEDDINGS_PATH as EMBEDDINGS
 from .endpoints import Compactions, Counting, Embeddings, Models
-from .exchange import Exchange, Handler, MethodNotAllowedError, Route, Router, fault_of
+from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .limits import Gate
-from .log import logged
+from .log import Entry
+from .responder import Answers, Service
 from .settings import Settings
-from .state.handlers import stored
+from .state.handlers import routes as stored_routes
 from .state.service import Memory
 from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
@@ -43,43 +44,35 @@ def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None
     return recalling if seal is None else Sealing(recalling, seal)
 
 
-AtOnce = Callable[[Exchange, Caller, Outlet], Handler | None]
 _HOPS = HOPS_HEADER.encode()
 MAX_HOPS = 8
 """Dragomans in a row before we think that it is a ring."""
 
-NO_SOCKETS = Fault("not_found", "There is no WebSocket here; ask by POST.", "client")
-"""For clients that try a socket first: at a 404 they fall back to HTTP."""
+NO_WEBSOCKET = Fault("not_found", "There is no WebSocket here; ask by POST.", "client")
+"""For clients that try a WebSocket first: at a 404 they fall back to HTTP."""
 
 
 class App:
-    """An ASGI 3 application. `drain` ends its work, `close` lets go of its engine."""
+    """An ASGI 3 application. `drain` ends its work, `close` releases its engine."""
 
     def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
         engine = with_middleware(engine, settings, None if memory is None else memory.seal)
         self._engine = engine
         self._memory = memory
-        self._answer = logged(self._http) if settings.request_log else self._http
         self._settings = settings
         self._roster = InFlight()
         self._keys = Keys(settings.keys, passed=getattr(engine, "passes_client_key", False))
         self._browsers = Browsers(settings)
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
-        answers = Answers(engine, settings, self._roster, gate, memory)
-        prompts = Answers(Prompted(engine), settings, self._roster, gate)
-        embeddings = Embeddings(engine, settings, self._roster, gate)
-        counting = Counting(engine, settings, self._roster, memory)
-        compactions = Compactions(engine, settings, self._roster, gate, memory)
-        self._sockets = Sockets(engine, settings, self._roster, gate, memory)
-        models = Models(engine, self._roster)
-        self._at_once: dict[str, AtOnce] = {}
-        if not settings.request_log:  # which is written by the task
-            self._at_once |= {
-                BASE + wire.path: partial(answers.at_once, wire)
-                for wire in WIRES.values()
-                if wire.conversation
-            }
+        service = Service(engine, settings, self._roster, gate, memory)
+        answers = Answers(service)
+        prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
+        models = Models(service)
+        self._sockets = Sockets(service)
         listings = dict.fromkeys(BASE + wire.models_path for wire in WIRES.values())
+        stored: tuple[Route, ...] = ()
+        if memory is not None:
+            stored = stored_routes(memory, settings, self._roster, answers.replay)
         self._router = Router(
             (
                 *(
@@ -90,10 +83,10 @@ class App:
                     )
                     for wire in WIRES.values()
                 ),
-                *(() if memory is None else stored(memory, settings, self._roster)),
-                Route("POST", EMBEDDINGS, embeddings.answer),
-                Route("POST", COUNTING, counting.answer),
-                Route("POST", COMPACTING, compactions.answer),
+                *stored,
+                Route("POST", EMBEDDINGS, Embeddings(service).answer),
+                Route("POST", COUNTING, Counting(service).answer),
+                Route("POST", COMPACTING, Compactions(service).answer),
                 Route("GET", SOCKET, self._sockets.plain),
                 *(Route("GET", path, models.list) for path in listings),
                 *(Route("GET", f"{path}/", models.one) for path in listings),
@@ -103,32 +96,37 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._answer(Exchange(scope, receive, send))
-        elif scope["type"] == "lifespan":
+        kind = scope["type"]
+        if kind == "lifespan":
             await self._lifespan(receive, send)
+            return
+        method = scope["method"] if kind == "http" else "GET"
+        outlet = ASGIOutlet(method, receive, send, self._settings.stall)
+        query = scope.get("query_string", b"")
+        exchange = Exchange(method, scope["path"], query, scope["headers"], outlet)
+        if kind == "http":
+            await outlet.run(self.handle(exchange))
         else:
-            await self._socket(Exchange({**scope, "method": "GET"}, receive, send))
+            await self._websocket(exchange, scope, receive, send)
 
-    def at_once(self, scope: Scope, outlet: Outlet) -> Application | None:
-        """Begin to answer a request that is here whole, without being awaited. Where that cannot
-        be done this gives the application that is to be called: this one, or its remainder."""
-        answer = self._at_once.get(scope["path"])
-        if answer is None or scope["method"] != "POST":
-            return self
-        exchange = Exchange(scope, outlet.receive, outlet.send)
-        if b"upgrade" in exchange.headers:
-            return self
+    def handle(self, exchange: Exchange) -> Awaitable[None] | None:
+        """Answer a request. What has to be awaited for it is given back; that raises nothing."""
+        if self._settings.request_log:
+            exchange.entry = Entry()
         caller = ANYONE
         try:
-            self._browsers.check(exchange)
-            caller = self._caller(exchange)
-            handler = answer(exchange, caller, outlet)
+            if exchange.path not in self._router.public:
+                self._browsers.check(exchange)
+                if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
+                    return None
+                caller = self._caller(exchange)
+            if b"upgrade" in exchange.headers and _wants_websocket(exchange):
+                raise FaultError(NO_WEBSOCKET)
+            rest = self._router.find(exchange.method, exchange.path).handler(exchange, caller)
         except Exception as error:
-            return _remainder(partial(self._tell, error, exchange, caller))
-        if handler is None:
+            _refuse(error, exchange, caller)
             return None
-        return _remainder(partial(self._handle, handler, exchange, caller))
+        return None if rest is None else _finish(rest, exchange, caller)
 
     @property
     def busy(self) -> int:
@@ -148,11 +146,11 @@ class App:
             ending.append(self._memory.runs.drain(patience))
         await asyncio.gather(*ending)
 
-    def hurry(self) -> None:
+    def stop_all(self) -> None:
         """Stop running requests now."""
-        self._roster.hurry()
+        self._roster.stop_all()
         if self._memory is not None:
-            self._memory.runs.hurry()
+            self._memory.runs.stop_all()
 
     async def rest(self) -> None:
         """End what runs in the background; what is stored stays."""
@@ -165,67 +163,39 @@ class App:
             await self._memory.close()
         await self._engine.close()
 
-    async def _http(self, exchange: Exchange) -> None:
-        caller = ANYONE
-        try:
-            if not self._router.is_public(exchange.path):
-                self._browsers.check(exchange)
-                if exchange.method == "OPTIONS" and await self._browsers.preflight(exchange):
-                    return
-                caller = self._caller(exchange)
-            if exchange.header(b"upgrade").lower() == "websocket":
-                raise FaultError(NO_SOCKETS)
-            await self._router.find(exchange.method, exchange.path)(exchange, caller)
-        except Exception as error:
-            await self._tell(error, exchange, caller)
-
-    async def _handle(self, handler: Handler, exchange: Exchange, caller: Caller) -> None:
-        try:
-            await handler(exchange, caller)
-        except Exception as error:
-            await self._tell(error, exchange, caller)
-
-    async def _tell(self, error: Exception, exchange: Exchange, caller: Caller) -> None:
-        """What went wrong, as far as that can still be told."""
-        if isinstance(error, MethodNotAllowedError):
-            await exchange.refuse(error.fault, (b"allow", error.allow.encode()))
-            return
-        fault = fault_of(error, exchange.id, caller.key)
-        if exchange.opened:
-            exchange.abort()
-        elif fault is not GONE:
-            await exchange.refuse(fault)
-
-    async def _socket(self, exchange: Exchange) -> None:
+    async def _websocket(
+        self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
             self._browsers.check(exchange)
             caller = self._caller(exchange)
-            await self._sockets.serve(exchange, caller)
+            await self._sockets.serve(exchange, caller, receive, send)
         except FaultError as error:
-            await deny(exchange, error.fault)
+            await deny(error.fault, exchange, scope, receive, send)
 
     def _caller(self, exchange: Exchange) -> Caller:
-        """Who asks. Raises FaultError for whoever may not, or not any more, and for a request that
-        goes round in a ring."""
+        """Who asks. Raises FaultError without a right key, while the server shuts down, and for a
+        request that goes round in a ring."""
         key = self._keys.check(exchange)
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
         hops = 0
         if _HOPS in exchange.headers:
-            passed = exchange.header(_HOPS)
-            hops = int(passed[:9]) if passed.isdecimal() else 0
+            count = exchange.header(_HOPS)
+            hops = int(count[:9]) if count.isdecimal() else 0
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS_HEADER))
-        return Caller(self._keys.tenant(key), key, trace=exchange.id, hops=hops)
+        tenant = "" if key is None else self._keys.tenant(key)
+        return Caller(tenant, key, trace=exchange.id, hops=hops)
 
-    async def _health(self, exchange: Exchange, caller: Caller) -> None:
-        await exchange.reply(200, json.dump({"status": "ok"}))
+    def _health(self, exchange: Exchange, caller: Caller) -> None:
+        exchange.reply(200, json.dump({"status": "ok"}))
 
-    async def _readiness(self, exchange: Exchange, caller: Caller) -> None:
+    def _readiness(self, exchange: Exchange, caller: Caller) -> None:
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
-        await exchange.reply(200, json.dump({"status": "ready"}))
+        exchange.reply(200, json.dump({"status": "ready"}))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -240,10 +210,26 @@ class App:
                 return
 
 
-def _remainder(work: Callable[[], Awaitable[None]]) -> Application:
-    """An application that has only this left to do."""
+def _wants_websocket(exchange: Exchange) -> bool:
+    return exchange.header(b"upgrade").lower() == "websocket"
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        await work()
 
-    return application
+async def _finish(rest: Awaitable[None], exchange: Exchange, caller: Caller) -> None:
+    try:
+        await rest
+    except Exception as error:
+        _refuse(error, exchange, caller)
+
+
+def _refuse(error: Exception, exchange: Exchange, caller: Caller) -> None:
+    """Answer with what went wrong, as far as that is still possible."""
+    if isinstance(error, MethodNotAllowedError):
+        exchange.refuse(error.fault, (b"allow", error.allow.encode()))
+        return
+    fault = fault_of(error, exchange.id, caller.key)
+    if exchange.status:
+        exchange.abort()
+    elif fault is GONE:
+        exchange.end()
+    else:
+        exchange.refuse(fault)

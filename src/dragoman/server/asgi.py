@@ -1,62 +1,194 @@
-"""The words of ASGI 3 as types, and those of a host that need not be awaited.
-
-Nothing here knows which host runs the application; any that speaks ASGI will do.
-"""
+"""ASGI 3: its types, and the outlet that lets any ASGI host run the application."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
+
+from dragoman.core.error import FaultError
+
+from .cancellation import GONE, Peer
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-
-class Audience(Protocol):
-    """Who wants to know how a client takes its answer."""
-
-    def gone(self) -> None:
-        """It has closed the connection."""
-        ...
-
-    def drained(self) -> None:
-        """It has read so much that more can be written."""
-        ...
+BUFFER = 64 * 1024
+"""Bytes that wait to be sent before an outlet counts as full."""
+LISTEN_AFTER = 0.02
+"""Seconds before we listen for a disconnect: a quick answer is spared the task for it."""
 
 
 class Outlet(Protocol):
-    """The way back to a client where writing is a plain call: our own host has it.
+    """The connection of one request, on which writing is a plain call that never waits.
 
-    `audience` is told of the client. `full` says that the client does not keep up; what is put
-    then is kept for it all the same.
+    A peer is told when the client disconnects or has read enough. `full` says that the client does
+    not keep up; what is written then is buffered all the same.
     """
-
-    audience: Audience | None
 
     @property
     def full(self) -> bool: ...
 
-    def receive(self) -> Awaitable[Message]:
-        """As in ASGI."""
+    def listen(self, peer: Peer | None) -> None:
+        """Tell this peer about the client from now on, and no other."""
         ...
 
-    def send(self, message: Message) -> Awaitable[None]:
-        """As in ASGI."""
+    def take_body(self) -> bytes | None:
+        """The body of the request; None if it has not arrived whole."""
         ...
 
-    def take_body(self) -> bytes:
-        """The body of the request, which is here; nothing but the client's leaving is received
-        from now on."""
+    async def read(self) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether more follows. Raises FaultError if the client
+        disconnects."""
         ...
 
     def start(self, status: int, headers: Headers) -> None:
         """The status and the headers."""
         ...
 
-    def put(self, body: bytes, *, more: bool) -> None:
+    def write(self, body: bytes, *, more: bool) -> None:
         """A piece of the body, the last one without `more`."""
         ...
+
+    def abort(self) -> None:
+        """Drop the connection, or as much of that as the host allows."""
+        ...
+
+
+class ASGIOutlet:
+    """One request of an ASGI host. What is written is buffered and sent by the host's own task."""
+
+    def __init__(self, method: str, receive: Receive, send: Send, stall: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._stall = stall
+        self._head = method == "HEAD"
+        self._loop = asyncio.get_running_loop()
+        self._peer: Peer | None = None
+        self._listening: asyncio.TimerHandle | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._start: Message | None = None  # not sent yet
+        self._parts: list[bytes] = []  # not sent yet
+        self._size = 0
+        self._complete = False  # all of the answer was written
+        self._sending = False
+        self._closed = False  # nothing is sent any more
+        self._wakeup: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self, handler: Awaitable[None] | None) -> None:
+        """Run what is left to do of the handler, then send until the answer is complete."""
+        self._task = asyncio.current_task()
+        try:
+            if handler is not None:
+                await handler
+                if self._peer is None and self._start is None:
+                    return  # the client has disconnected before there was an answer
+            while not self._closed:
+                if self._start is None and not self._size and not self._complete:
+                    self._wakeup = self._loop.create_future()
+                    await self._wakeup
+                elif await self._flush():
+                    return
+        finally:
+            self._close()
+            if self._peer is not None:  # the host has cancelled us
+                self._peer.disconnected()
+
+    async def _flush(self) -> bool:
+        """Send all that is buffered; true when that was the end of the answer."""
+        messages = []
+        if self._start is not None:
+            messages.append(self._start)
+            self._start = None
+        complete = self._complete
+        if self._size or complete:
+            body = b"" if self._head else b"".join(self._parts)
+            self._parts, self._size = [], 0
+            messages.append({"type": "http.response.body", "body": body, "more_body": not complete})
+        self._sending = True
+        try:
+            async with asyncio.timeout(self._stall if complete else None):
+                for message in messages:
+                    await self._send(message)
+        except asyncio.CancelledError:
+            if not self._closed or self._task is None or self._task.uncancel():
+                raise
+        except OSError:  # how some hosts say that the client has disconnected; or a time-out
+            self._sending = False
+            self._disconnected()
+        self._sending = False
+        if self._peer is not None:
+            self._peer.drained()
+        return complete
+
+    @property
+    def full(self) -> bool:
+        return self._sending or self._size > BUFFER
+
+    def listen(self, peer: Peer | None) -> None:
+        self._peer = peer
+        if peer is None:
+            return
+        if self._closed:
+            self._loop.call_soon(peer.disconnected)
+        elif self._listening is None:
+            self._listening = self._loop.call_later(LISTEN_AFTER, self._begin_to_listen)
+
+    def take_body(self) -> bytes | None:
+        return None  # a host gives it only to those who wait
+
+    async def read(self) -> tuple[bytes, bool]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise FaultError(GONE)
+        return message.get("body", b""), message.get("more_body", False)
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._start = {"type": "http.response.start", "status": status, "headers": headers}
+
+    def write(self, body: bytes, *, more: bool) -> None:
+        self._parts.append(body)
+        self._size += len(body)
+        if not more:
+            self._complete = True
+            self._peer = None
+        self._wake()
+
+    def abort(self) -> None:
+        """End without the end of the answer, at which hosts drop the connection."""
+        self._peer = None
+        self._close()
+        if self._sending and self._task is not None:
+            self._task.cancel()
+
+    def _begin_to_listen(self) -> None:
+        self._listener = self._loop.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._disconnected()
+
+    def _disconnected(self) -> None:
+        peer, self._peer = self._peer, None
+        self._close()
+        if self._sending and self._task is not None:
+            self._task.cancel()
+        if peer is not None:
+            peer.disconnected()
+
+    def _close(self) -> None:
+        self._closed = True
+        if self._listening is not None:
+            self._listening.cancel()
+        if self._listener is not None and self._listener is not asyncio.current_task():
+            self._listener.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
+from itertools import count
 
 from msgspec import Struct
 
@@ -14,29 +16,26 @@ from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.loss import Loss
 from dragoman.core.response import Guarantee
 from dragoman.core.version import VERSION, VERSION_HEADER
-from dragoman.engines.base import new_id
 from dragoman.wire.losses import header
 from dragoman.wire.registry import BASE, wire_at
 
-from .asgi import Headers, Receive, Scope, Send
+from .asgi import Headers, Outlet
+from .log import Entry
 
 _log = logging.getLogger("dragoman.server")
 
 
 def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
-    """The fault to tell the client; all but a FaultError is logged, the key blotted out."""
+    """The fault an exception is for the client; all but a FaultError is logged, without the key."""
     if isinstance(error, FaultError):
         return error.fault
-    told = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error))
     if key is not None:
-        told = told.replace(key.reveal(), str(key))
-    _log.error("%s failed:\n%s", request_id, told)
+        text = text.replace(key.reveal(), str(key))
+    _log.error("%s failed:\n%s", request_id, text)
     problem = f"Something went wrong in this server; its log says more about {request_id}."
     return Fault("internal", problem)
 
-
-ABORT = "dragoman.abort"
-"""The ASGI extension of our host that drops a connection; its `call` is a plain function."""
 
 JSON_TYPE = (b"content-type", b"application/json")
 MARKS: Headers = [
@@ -49,86 +48,72 @@ _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
 
 class Exchange:
-    """A request's head, and `reply`, `refuse`, or `open` and `write`, to answer it.
+    """A request's head, and `reply`, `refuse`, or `open` and `write`, to answer it; none of these
+    waits for the client.
 
-    `id` is the client's own request id where that is sane, or else a new one. `opened` says
-    whether the status is out, and `status` is it (0 until then). Whoever adds to `marks` adds a
-    header to the answer.
+    `id` is the client's own request id where that is sane, or else a new one. `status` is that of
+    the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `entry` is
+    its line in the request log, if there is one.
     """
 
-    __slots__ = (
-        "headers",
-        "id",
-        "marks",
-        "method",
-        "opened",
-        "path",
-        "receive",
-        "scope",
-        "send",
-        "status",
-    )
+    __slots__ = ("entry", "headers", "id", "marks", "method", "outlet", "path", "query", "status")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.send = send
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+    def __init__(
+        self, method: str, path: str, query: bytes, headers: Headers, outlet: Outlet
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers: dict[bytes, bytes] = dict(headers)
+        self.outlet = outlet
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
         self.id = given if given and _SANE_ID.fullmatch(given) else new_request_id()
         self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
-        self.opened = False
         self.status = 0
+        self.entry: Entry | None = None
 
     def header(self, name: bytes) -> str:
         """A header of the request, by its name in lower case; the empty string if not there."""
         value = self.headers.get(name)
         return value.decode("latin-1") if value else ""
 
-    def opening(self, status: int, headers: Headers) -> Headers:
-        """All headers of the answer that is opened with this."""
-        self.opened = True
-        self.status = status
-        return [*self.marks, *headers]
-
-    async def open(self, status: int, headers: Headers) -> None:
+    def open(self, status: int, headers: Headers) -> None:
         """Send the status and the headers; the body follows by `write`."""
-        start = {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*self.marks, *headers],
-        }
-        await self.send(start)
-        self.opened = True  # and not before: it may have been interrupted
+        self.outlet.start(status, [*self.marks, *headers])
         self.status = status
 
-    def write(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
-        """Send a piece of the body, the last one with `more=False`. Waits for a slow client."""
-        return self.send({"type": "http.response.body", "body": data, "more_body": more})
+    def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a piece of the body, the last one with `more=False`."""
+        self.outlet.write(data, more=more)
+        if not more and self.entry is not None:
+            self.end()
+
+    def end(self) -> None:
+        """Nothing follows: write the line of the request log."""
+        if self.entry is not None:
+            self.entry.write(self.method, self.path, self.status, self.id)
+            self.entry = None
 
     def abort(self) -> None:
         """Drop the connection at once, where the host can; what was sent may not arrive."""
-        extension = self.scope.get("extensions", {}).get(ABORT)
-        if extension is not None:
-            extension["call"]()
+        self.outlet.abort()
+        self.end()
 
-    async def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
-        await self.open(status, framed(body, headers))
-        await self.write(b"" if self.method == "HEAD" else body, more=False)
+        all_headers = [*self.marks, (b"content-length", b"%d" % len(body)), *headers]
+        if body:
+            all_headers.append(JSON_TYPE)
+        self.status = status
+        self.outlet.start(status, all_headers)
+        self.outlet.write(body, more=False)
+        if self.entry is not None:
+            self.end()
 
-    async def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
+    def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
         """Answer with a fault, as its status and error object."""
         status, body, extra = refusal(fault, self.path)
-        await self.reply(status, body, *headers, *extra)
-
-
-def framed(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers of a whole answer with this body."""
-    length = (b"content-length", b"%d" % len(body))
-    return [JSON_TYPE, length, *headers] if body else [length, *headers]
+        self.reply(status, body, *headers, *extra)
 
 
 def refusal(fault: Fault, path: str) -> tuple[int, bytes, Headers]:
@@ -141,20 +126,26 @@ def refusal(fault: Fault, path: str) -> tuple[int, bytes, Headers]:
     return (*wire_at(path).encode_error(fault), headers)
 
 
+_ids = count(1)
+_process = [os.urandom(8).hex()]
+if hasattr(os, "register_at_fork"):  # two processes must not give the same ids
+    os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.urandom(8).hex()))
+
+
 def new_request_id() -> str:
     """An id for a request whose client gave it none."""
-    return f"req_{new_id()[:24]}"
+    return f"req_{_process[0]}{next(_ids):08x}"
 
 
-def loss_header(losses: tuple[Loss, ...]) -> Headers:
-    """The header that tells what was not carried as it was asked; none when all was."""
-    line = header(losses) if losses else ""
-    return [(b"x-dragoman-loss", line.encode())] if line else []
-
-
-def guarantee_header(guarantee: Guarantee | None) -> Headers:
-    """The header that says how sure the answer is what was demanded; none where nothing was."""
-    return [(b"x-dragoman-guarantee", guarantee.encode())] if guarantee else []
+def report_headers(losses: tuple[Loss, ...], guarantee: Guarantee | None = None) -> Headers:
+    """The headers that say what was not carried as it was asked, and how sure it is that the answer
+    is what was demanded."""
+    headers: Headers = []
+    if losses and (line := header(losses)):
+        headers.append((b"x-dragoman-loss", line.encode()))
+    if guarantee:
+        headers.append((b"x-dragoman-guarantee", guarantee.encode()))
+    return headers
 
 
 def safe(text: str) -> bytes:
@@ -166,7 +157,8 @@ def safe(text: str) -> bytes:
     return _UNSAFE.sub(b" ", text.encode())
 
 
-Handler = Callable[[Exchange, Caller], Awaitable[None]]
+Handler = Callable[[Exchange, Caller], Awaitable[None] | None]
+"""Answers a request. What it could not do at once is left to be awaited."""
 
 
 class Route(Struct, frozen=True):
@@ -191,12 +183,12 @@ class MethodNotAllowedError(FaultError):
 
 
 class Router:
-    """The table of routes."""
+    """The table of routes. `public` are the paths that ask for no key."""
 
     def __init__(self, routes: Collection[Route]) -> None:
         self._paths: dict[str, dict[str, Route]] = {}
         self._trees: dict[str, dict[str, Route]] = {}
-        self._public = {route.path for route in routes if route.public}
+        self.public = frozenset(route.path for route in routes if route.public)
         for route in routes:
             table = self._trees if route.path.endswith("/") else self._paths
             methods = table.setdefault(route.path, {})
@@ -204,12 +196,8 @@ class Router:
             if route.method == "GET":
                 methods["HEAD"] = route
 
-    def is_public(self, path: str) -> bool:
-        """Whether a path asks for no key."""
-        return path in self._public
-
-    def find(self, method: str, path: str) -> Handler:
-        """The handler of a request. Raises FaultError where there is none."""
+    def find(self, method: str, path: str) -> Route:
+        """The route of a request. Raises FaultError where there is none."""
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
             hint = f" Did you mean {BASE}{path}?" if f"{BASE}{path}" in self._paths else ""
@@ -217,7 +205,7 @@ class Router:
         route = methods.get(method)
         if route is None:
             raise MethodNotAllowedError(method, path, ", ".join(sorted(methods)))
-        return route.handler
+        return route
 
     def _below(self, path: str) -> dict[str, Route] | None:
         for tree, methods in self._trees.items():

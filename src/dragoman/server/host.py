@@ -161,7 +161,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         if self.force_exit:  # asked a second time: people mean it
-            self._loop.call_soon_threadsafe(self._app.hurry)
+            self._loop.call_soon_threadsafe(self._app.stop_all)
 
     def _orphaned(self) -> None:
         self._loop.remove_reader(self._lifeline or 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import chain
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -14,19 +13,19 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from dragoman.core.error import Fault, bad_request
+from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.wire import error as wire_error
 
-from .asgi import Application, Audience, Headers, Message, Outlet, Scope
-from .exchange import ABORT, JSON_TYPE, MARKS, new_request_id
+from .asgi import Headers
+from .cancellation import GONE, Peer
+from .exchange import JSON_TYPE, MARKS, Exchange, new_request_id
 
 _BODILESS = (204, 304)
-_log = logging.getLogger("uvicorn.error")
 
 
 class Cycle:
-    """What uvicorn's protocol asks of a cycle: these attributes, and `run_asgi`. It is an `Outlet`,
-    for answers that are not awaited."""
+    """One request on a connection of our own host, and the `Outlet` for its answer. uvicorn's
+    protocol asks of it what is public here and in no outlet."""
 
     __slots__ = (
         "_bodiless",
@@ -35,46 +34,46 @@ class Cycle:
         "_expects",
         "_flow",
         "_head",
+        "_head_only",
         "_left",
-        "_news",
         "_on_response",
+        "_peer",
         "_transport",
-        "_waiter",
-        "audience",
         "body",
         "disconnected",
+        "exchange",
         "keep_alive",
         "more_body",
         "response_complete",
         "response_started",
-        "scope",
+        "waiter",
     )
 
     def __init__(
         self,
-        scope: Scope,
         transport: asyncio.Transport,
         flow: FlowControl,
         defaults: bytes,
         *,
+        head_only: bool,
         keep_alive: bool,
         expects: bool,
         on_response: Callable[[], None],
     ) -> None:
-        self.scope = scope
+        self.exchange: Exchange | None = None
         self._transport = transport
         self._flow = flow
         self._defaults = defaults  # header lines of every answer
+        self._head_only = head_only  # a HEAD request
         self._expects = expects  # the client waits for a 100 before it sends the body
         self._on_response = on_response
         self._head = b""  # not yet written
         self._bodiless = self._chunked = False
         self._left = 0  # bytes of the body, by its content-length
-        self.audience: Audience | None = None
+        self._peer: Peer | None = None
         self.body = bytearray()
         self.more_body = True
-        self._news = False  # something came that nobody has received
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
         self.disconnected = False
         self.keep_alive = keep_alive
         self.response_started = False
@@ -86,68 +85,62 @@ class Cycle:
         return self
 
     def set(self) -> None:
-        """Something has come: more of the body, its end, or the end of it all."""
-        self._news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """Something has come: more of the body, its end, or the end of the connection."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
-    async def run_asgi(self, app: Application) -> None:
-        """Have the request answered; whatever the application does, the client is not left
-        waiting."""
-        try:
-            await app(self.scope, self.receive, self.send)
-        except BaseException as error:
-            _log.error("Exception in ASGI application\n", exc_info=error)
-        if self.disconnected or self.response_complete:
-            return
-        if self.response_started:
-            self._transport.close()
-            return
-        self.keep_alive = False
-        nothing = [(b"content-length", b"0")]
-        await self.send({"type": "http.response.start", "status": 500, "headers": nothing})
-        await self.send({"type": "http.response.body"})
+    def hang_up(self) -> None:
+        """The client is gone."""
+        self.disconnected = True
+        self.set()
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.disconnected()
 
-    async def receive(self) -> Message:
-        """The next of the body, or that the client is gone or has its whole answer."""
-        if self._expects and not self.response_started:
-            self._expects = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not self.disconnected and not self.response_complete:
-            self._flow.resume_reading()
-            while not self._news:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            self._news = False
-        if self.disconnected or self.response_complete:
-            return {"type": "http.disconnect"}
-        body, self.body = bytes(self.body), bytearray()
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+    def drained(self) -> None:
+        """The client has read what was written."""
+        if self._peer is not None:
+            self._peer.drained()
 
-    async def send(self, message: Message) -> None:
-        """Take the head, or a piece of the body. Waits for a client that does not read."""
-        if self._flow.write_paused and not self.disconnected:
-            await self._flow.drain()
-        if self.disconnected:
-            return
-        if self.response_started:
-            self.put(message.get("body", b""), more=message.get("more_body", False))
-        else:
-            self.start(message["status"], message["headers"])
-
-    # ---- without waiting -----------------------------------------------------------------
+    # ---- the outlet ----------------------------------------------------------------------
 
     @property
     def full(self) -> bool:
         """Whether the client does not keep up."""
         return self._flow.write_paused
 
-    def take_body(self) -> bytes:
-        """All of the body, which is here; who asks for more waits until the client leaves."""
+    def listen(self, peer: Peer | None) -> None:
+        """Tell this peer about the client from now on."""
+        self._peer = peer
+        if self.disconnected and peer is not None:
+            asyncio.get_running_loop().call_soon(peer.disconnected)
+
+    def take_body(self) -> bytes | None:
+        """The body of the request; None if it has not arrived whole."""
+        if self.more_body:
+            return None
         body, self.body = bytes(self.body), bytearray()
-        self._news = False
-        self._flow.resume_reading()
+        self._flow.resume_reading()  # or else nobody would see the client disconnect
         return body
+
+    async def read(self) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether more follows."""
+        if self._expects:
+            self._expects = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not self.body and self.more_body and not self.disconnected:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        if self.disconnected:
+            raise FaultError(GONE)
+        body, self.body = bytes(self.body), bytearray()
+        self._flow.resume_reading()  # or else nobody would see the client disconnect
+        return body, self.more_body
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        self._peer = None
+        self._transport.abort()
 
     def start(self, status: int, headers: Headers) -> None:
         """The head; it goes out with the first of the body."""
@@ -158,7 +151,7 @@ class Cycle:
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         if lines.count(b"\n") + lines.count(b"\r") != 2 * len(headers):
             raise RuntimeError("a header would have ended its line")
-        self._bodiless = self.scope["method"] == "HEAD" or status in _BODILESS
+        self._bodiless = self._head_only or status in _BODILESS
         self._chunked = length is None and not self._bodiless
         self._left = length or 0
         close = b"" if self.keep_alive else b"connection: close\r\n"
@@ -166,8 +159,10 @@ class Cycle:
         self._head = b"".join((STATUS_LINE[status], self._defaults, lines, close, framing, b"\r\n"))
         self.response_started = True
 
-    def put(self, body: bytes, *, more: bool) -> None:
-        """A piece of the body."""
+    def write(self, body: bytes, *, more: bool) -> None:
+        """A piece of the body, the last one without `more`."""
+        if self.disconnected:
+            return
         if more and body and self._chunked and not self._head:
             self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             return
@@ -186,23 +181,36 @@ class Cycle:
             self._transport.write(body)
         if not more:
             self.response_complete = True
-            self.set()
+            self._peer = None
             if not self.keep_alive:
                 self._transport.close()
             self._on_response()
+
+
+def _target(url: bytes) -> tuple[str, bytes]:
+    """The path and the query of a proxy's form of a URL, or one with a fragment. Raises ValueError
+    where there is no path."""
+    parsed = urlsplit(url)
+    if not parsed.path.startswith(b"/"):
+        raise ValueError("the request has no path")
+    return unquote(parsed.path.decode("ascii")), parsed.query
 
 
 LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
 
 
-AtOnce = Callable[[Scope, Outlet], Application | None]
-"""What an application has that can answer without a task: it does, or gives what a task is to
-run."""
+async def _run(rest: Awaitable[None], cycle: Cycle) -> None:
+    """Run what is left of a handler; whatever it does, the client is not left waiting."""
+    try:
+        await rest
+    except BaseException:
+        cycle.abort()
+        raise
 
 
 class HTTPConfig(Config):
-    """uvicorn's configuration, and two limits it has no word for: bytes and seconds of a head."""
+    """uvicorn's configuration, and two limits it does not have: bytes and seconds of a head."""
 
     def __init__(self, app: Any, *, header_limit: int, read_time: float, **options: Any) -> None:
         super().__init__(app, **options)
@@ -211,7 +219,7 @@ class HTTPConfig(Config):
 
 
 class HTTPProtocol(HttpToolsProtocol):
-    """uvicorn's connection, which keeps nobody who does not say what they want."""
+    """uvicorn's connection, with limits on heads, and answers that need no task."""
 
     def __init__(
         self,
@@ -228,7 +236,9 @@ class HTTPProtocol(HttpToolsProtocol):
         self._allowed = 0.0  # seconds it may be awaited
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._unread = 0  # bytes that the client had not read when the timer went off
         self._in_head = False
+        self._timed = False  # the rest of that head is awaited
         # Whether nothing was ended, and nothing of a body came, since data was last received: it is
         # all head then, or what frames a body and stands behind it.
         self._fresh = True
@@ -237,25 +247,13 @@ class HTTPProtocol(HttpToolsProtocol):
         self._upgrades = False  # what comes is no HTTP any more
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
-        # A request that may be answered without a task, once it is here whole.
+        self._handle: Callable[[Exchange], Awaitable[None] | None] = cast(Any, self.app).handle
         self._answered: Cycle | None = None  # what is being answered; others wait behind it
-        self._at_once: AtOnce | None = getattr(self.app, "at_once", None)
-        self._pending: Cycle | None = None
+        self._pending: Cycle | None = None  # what is to be answered next, if the client reads
         self._defaults: tuple[Headers, bytes] = ([], b"")  # of the answers, as given and in lines
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        abort = self.transport.abort
-        self._base: Scope = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": "1.1",
-            "server": self.server,
-            "client": self.client,
-            "scheme": self.scheme,
-            "root_path": self.root_path,
-            "extensions": {ABORT: {"call": abort}},
-        }
         self._await(self._patience)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -267,19 +265,17 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        cycle = self._answered
-        if cycle is not None and cycle.audience is not None:
-            cycle.audience.drained()
+        if self._answered is not None:
+            self._answered.drained()
+        self._answer()
 
     def _give_up(self) -> None:
-        """Nobody will hear the answer that is being given. uvicorn thinks of the last request
-        alone, which may be waiting behind it."""
+        """Nobody gets the answer that is being given. uvicorn thinks of the last request alone,
+        which may be waiting behind it."""
+        self._pending = None
         cycle = self._answered
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.set()
-            if cycle.audience is not None:
-                cycle.audience.gone()
+            cycle.hang_up()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -292,45 +288,57 @@ class HTTPProtocol(HttpToolsProtocol):
             if self._received > self._limit:
                 self._find_too_large()
                 self.send_400_response("")
+        if self._in_head and not self._timed:
+            self._timed = True
+            self._await(self._patience)
         if self._pending is not None:
-            self._answer(self._pending)
+            self._answer()
 
-    def _answer(self, cycle: Cycle) -> None:
-        """Have a request answered: at once, or by a task."""
-        self._pending = None
-        if self._refused:
+    def _answer(self) -> None:
+        """Have the pending request answered. A client that does not read the answers before gets no
+        more: there would be no end of it."""
+        cycle = self._pending
+        if cycle is None or cycle.exchange is None or self._refused:
             return
-        # Who does not read gets no more at once: there would be no end of it.
-        application: Application | None = cast(Any, self.app)
-        if not (cycle.more_body or cycle.full) and self._at_once is not None:
-            application = self._at_once(cycle.scope, cycle)
-        if application is not None:
-            self._start_asgi_task(cast(Any, cycle), cast(Any, application))
+        if self.flow.write_paused:
+            self._await(self.timeout_keep_alive)
+            return
+        self._awaited = None
+        self._pending = None
+        self._answered = cycle
+        exchange, cycle.exchange = cycle.exchange, None  # it knows the cycle
+        rest = self._handle(exchange)
+        if rest is not None:
+            task = self.loop.create_task(_run(rest, cycle))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
     def on_message_begin(self) -> None:
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
         self._in_head = True
+        self._timed = False
         self._received = 0
-        self._await(self._patience)
 
     def on_body(self, body: bytes) -> None:
         self._fresh, self._received = False, 0
-        cycle = self.cycle
+        cycle = cast(Any, self.cycle)
         if self._upgrades or cycle.response_complete:
             return
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-        cycle.message_event.set()
+        if cycle.waiter is not None:
+            cycle.set()
 
     def on_message_complete(self) -> None:
         self._fresh = False
-        cycle = self.cycle
+        cycle = cast(Any, self.cycle)
         if not (self._upgrades or cycle.response_complete):
             cycle.more_body = False
-            cycle.message_event.set()
+            if cycle.waiter is not None:
+                cycle.set()
 
     def on_headers_complete(self) -> None:
         """Begin the answer, or queue it behind the one that is being given."""
@@ -342,31 +350,39 @@ class HTTPProtocol(HttpToolsProtocol):
             if not free:
                 raise ValueError("an answer is on its way")  # which a socket would tear
             self._awaited, self._in_head = None, False  # what comes now is no HTTP
-            self.scope = cast(Any, self._scope(self.parser.get_http_version()))
+            self.scope = cast(
+                Any, {"method": self.parser.get_method().decode("ascii"), "headers": self.headers}
+            )
             return
         self._in_head = False
         self._awaited = None
         if self._received + self._arrived > self._limit and self._head_size() > self._limit:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
-        version = self.parser.get_http_version()
+        raw, _, query = self.url.partition(b"?")
+        if raw.startswith(b"/") and b"%" not in raw and b"#" not in self.url:
+            path = raw.decode("ascii")
+        else:
+            path, query = _target(self.url)
+        method = self.parser.get_method().decode("ascii")
+        defaults = self.server_state.default_headers  # the date, made anew each second
+        if defaults is not self._defaults[0]:
+            self._defaults = defaults, b"".join([b"%b: %b\r\n" % header for header in defaults])
+        keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         cycle = Cycle(
-            self._scope(version),
             self.transport,
             self.flow,
-            self._default_lines(),
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            self._defaults[1],
+            head_only=method == "HEAD",
+            keep_alive=keep_alive,
             expects=self.expect_100_continue,
             on_response=self.on_response_complete,
         )
+        cycle.exchange = Exchange(method, path, query, self.headers, cycle)
         self.cycle = cast(Any, cycle)
-        self.headers, self._received = [], 0  # what follows the body changes nothing that was said
+        self.headers, self._received = [], 0  # what follows the body changes nothing before it
         if free:
-            self._answered = cycle
-            if self._at_once is None or self.expect_100_continue:
-                self._start_asgi_task(self.cycle, self.app)
-            else:
-                self._pending = cycle  # its body may be here in a moment
+            self._pending = cycle  # answered at the end of this read: its body may be here then
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
@@ -378,40 +394,10 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._answered = cast(Any, cycle)
-            self._start_asgi_task(cycle, app)
+            self._pending = self._answered = cast(Any, self.pipeline.pop()[0])
+            self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
         elif not self._in_head:
             self._await(self.timeout_keep_alive)
-
-    def _scope(self, version: str) -> Scope:
-        raw = self.url
-        if raw.startswith(b"/") and b"%" not in raw and b"#" not in raw:
-            raw, _, query = raw.partition(b"?")
-            path = raw.decode("ascii")
-        else:
-            # A proxy's form of it, or one with a fragment. urlsplit raises for what is neither.
-            parsed = urlsplit(raw)
-            raw, query = parsed.path, parsed.query
-            if not raw.startswith(b"/"):
-                raise ValueError("the request has no path")
-            path = unquote(raw.decode("ascii"))
-        scope = self._base.copy()
-        scope["http_version"] = version
-        scope["method"] = self.parser.get_method().decode("ascii")
-        scope["path"] = path
-        scope["raw_path"] = raw
-        scope["query_string"] = query
-        scope["headers"] = self.headers
-        scope["state"] = self.app_state.copy()
-        return scope
-
-    def _default_lines(self) -> bytes:
-        """The headers that uvicorn gives every answer (the date, made anew each second)."""
-        defaults = self.server_state.default_headers
-        if defaults is not self._defaults[0]:
-            self._defaults = defaults, b"".join([b"%b: %b\r\n" % header for header in defaults])
-        return self._defaults[1]
 
     def send_400_response(self, msg: str) -> None:
         cycle = self._answered
@@ -452,19 +438,25 @@ class HTTPProtocol(HttpToolsProtocol):
         self._timer = None
         if self._awaited is None or self._refused or self.transport.is_closing():
             return
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        cycle = self._answered
+        if cycle is not None and not cycle.response_complete and self._pending is None:
             # Nothing may be written into an answer; it comes first.
             self._awaited = self.loop.time()
         due = self._awaited + self._allowed
         if self.loop.time() < due:
             self._set_timer(due)
+        elif unread := self.transport.get_write_buffer_size():
+            # The answers before are still being read, unless they are not.
+            if unread == self._unread:
+                self.transport.abort()
+            self._unread = unread
+            self._await(self._allowed)
         elif self._in_head:
             problem = f"The head did not come within {self._patience:g} s (read_time)."
             self._problem = 408, Fault("stalled", problem, "client")
             self.send_400_response("")
         else:
-            self.transport.close()  # who does not begin to ask is owed no answer
+            self.transport.close()
 
     def _linger(self) -> None:
         """Say that this was all, and hear the other side out for a moment.

@@ -1,8 +1,4 @@
-"""What a client may ask at once and how large: bounds that turn away in good time.
-
-A gate lets so many in, lets so many wait, and refuses the rest; a body is read up to its limit
-and no further. It knows no protocol, only faults.
-"""
+"""Limits: how many requests are answered at once, how many wait, and how large a body may be."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections import deque
 
 from dragoman.core.error import Code, Fault, FaultError
 
-from .cancellation import GONE, InFlight, Watch
+from .cancellation import InFlight, Watch
 from .exchange import Exchange
 from .settings import Settings
 
@@ -51,7 +47,8 @@ class Gate:
                 return
         self._free += 1
 
-    async def __aenter__(self) -> None:
+    async def enter(self) -> None:
+        """Enter when it is our turn; then `leave` must be called."""
         if self.enter_at_once():
             return
         if len(self._queue) >= self._waiting:
@@ -69,6 +66,9 @@ class Gate:
             self._give_up(turn)
             raise
 
+    async def __aenter__(self) -> None:
+        await self.enter()
+
     async def __aexit__(self, *_: object) -> None:
         self.leave()
 
@@ -83,34 +83,29 @@ def _busy(code: Code, problem: str) -> Fault:
     return Fault(code, f"The server is busy: {problem}.", "server", retry_after=RETRY_AFTER)
 
 
-async def read_body(exchange: Exchange, limit: int, patience: float, watch: Watch) -> bytes:
+async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) -> bytes:
     """The body of a JSON request.
 
-    Raises FaultError when it is not JSON by its own account, is larger than `limit` bytes, or
-    when the client hangs up in the middle. The watch stops it when nothing comes for `patience`
-    seconds; its limit is left as it is.
+    Raises FaultError when its head says that it is not JSON, when it is larger than `body_limit`,
+    when the client disconnects, and when nothing comes for `read_time` seconds.
     """
-    check_head(exchange, limit)
+    check_head(exchange, settings.body_limit)
+    if (body := exchange.outlet.take_body()) is not None:
+        if len(body) > settings.body_limit:
+            raise FaultError(too_large(settings.body_limit))
+        return body
     pieces: list[bytes] = []
     size = 0
     more = True
-    while more:
-        watch.limit(patience, STALLED)
-        message = await exchange.receive()
-        if message["type"] == "http.disconnect":
-            raise FaultError(GONE)
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        check_size(size, limit)
-        more = message.get("more_body", False)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-async def whole_body(exchange: Exchange, settings: Settings, roster: InFlight) -> bytes:
-    """The body of a JSON request, read under a watch of its own, within the bounds that are set.
-    Raises FaultError as `read_body` does."""
     with Watch(roster) as watch:
-        return await read_body(exchange, settings.body_limit, settings.read_time, watch)
+        while more:
+            watch.limit(settings.read_time, STALLED)
+            piece, more = await exchange.outlet.read()
+            pieces.append(piece)
+            size += len(piece)
+            if size > settings.body_limit:
+                raise FaultError(too_large(settings.body_limit))
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def check_head(exchange: Exchange, limit: int) -> None:
@@ -121,8 +116,8 @@ def check_head(exchange: Exchange, limit: int) -> None:
         media_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
     if media_type != _JSON:
         # A page on any site may make a browser send text/plain to this machine; JSON it may not.
-        told = f"is {media_type!r}" if media_type else "is missing"
-        problem = f"The content-type {told}, and must be application/json."
+        what = f"is {media_type!r}" if media_type else "is missing"
+        problem = f"The content-type {what}, and must be application/json."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
     coding = ""
     if b"content-encoding" in headers:
@@ -130,17 +125,12 @@ def check_head(exchange: Exchange, limit: int) -> None:
     if coding not in ("", "identity"):
         problem = f"The body is encoded with {coding!r}; send it as it is."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
-    length = exchange.header(b"content-length")
-    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
-        raise FaultError(_too_large(limit))
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and (len(length) > 18 or int(length) > limit):
+        raise FaultError(too_large(limit))
 
 
-def check_size(size: int, limit: int) -> None:
-    """Raise FaultError for a body of more than `limit` bytes."""
-    if size > limit:
-        raise FaultError(_too_large(limit))
-
-
-def _too_large(limit: int) -> Fault:
+def too_large(limit: int) -> Fault:
+    """Why a body of more than `limit` bytes is refused."""
     problem = f"The body is larger than {limit} bytes, which is this server's limit (body_limit)."
     return Fault("too_large", problem, "client")

@@ -1,96 +1,51 @@
-"""One line about each request: what was asked for, how it ended, how long it took, what it cost.
-
-It stands around the application and around its engine, so that nobody between the two knows of it
-and nothing is paid for while it is off. A line may be shown to anybody: it has no content of a
-conversation, no key and no query.
-"""
+"""The request log: one line about each request on stderr, without content, keys or queries."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from contextvars import ContextVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from dragoman.core.event import Event, Failed, Finished
-from dragoman.core.interfaces import ANYONE, Caller
-from dragoman.core.request import Request
+from dragoman.core.event import Failed, Finished
 from dragoman.core.response import Usage
-from dragoman.engines.base import Wrapper, batches
-
-from .exchange import Exchange
-
-Answering = Callable[[Exchange], Awaitable[None]]
 
 LONGEST = 200
 """Characters of a path or of a model's name that are shown."""
-GONE = 499
-"""The status of a request whose client left before there was one."""
+DISCONNECTED = 499
+"""The status of a request whose client disconnected before there was one."""
 
 
 class Entry(Struct):
-    """What the engine adds to the line. `end` is a fault's code, or empty for a good end."""
+    """What is known of a request beside its head and its status. `end` is a fault's code, or empty
+    for a good end."""
 
     model: str = ""
     end: str = ""
     usage: Usage | None = None
+    since: float = field(default_factory=time.monotonic)
+
+    def note(self, last: Finished | Failed) -> None:
+        """Note how the answer ended."""
+        self.usage = last.usage
+        self.end = last.fault.code if isinstance(last, Failed) else ""
+
+    def write(self, method: str, path: str, status: int, id: str) -> None:
+        """Write the line: `POST /v1/responses 200 840 ms small 12+34 tokens req_1`."""
+        words = [
+            method,
+            _printable(path),
+            str(status or DISCONNECTED),
+            self.end,
+            f"{(time.monotonic() - self.since) * 1000:.0f} ms",
+            _printable(self.model),
+            _tokens(self.usage),
+            id,
+        ]
+        sys.stderr.write(" ".join(word for word in words if word) + "\n")
 
 
-_entry: ContextVar[Entry] = ContextVar("dragoman.log")
-
-
-def logged(answer: Answering) -> Answering:
-    """The same, with a line on stderr when a request has been answered or given up."""
-
-    async def answer_and_tell(exchange: Exchange) -> None:
-        entry, begun = Entry(), time.monotonic()
-        token = _entry.set(entry)
-        try:
-            await answer(exchange)
-        finally:
-            _entry.reset(token)
-            sys.stderr.write(line(exchange, entry, time.monotonic() - begun) + "\n")
-
-    return answer_and_tell
-
-
-class Noted(Wrapper):
-    """An engine whose batches leave the model, the end and the tokens for the line."""
-
-    async def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        entry = _entry.get(Entry())
-        entry.model, entry.end = request.model, "cancelled"
-        async with aclosing(batches(self.engine, request, caller)) as answer:
-            async for batch in answer:
-                match batch[-1]:
-                    case Finished(usage=usage):
-                        entry.end, entry.usage = "", usage
-                    case Failed(fault=fault, usage=usage):
-                        entry.end, entry.usage = fault.code, usage
-                yield batch
-
-
-def line(exchange: Exchange, entry: Entry, seconds: float) -> str:
-    """The line: `POST /v1/responses 200 840 ms small 12+34 tokens req_1`."""
-    words = [
-        exchange.method,
-        _shown(exchange.path),
-        str(exchange.status or GONE),
-        entry.end,
-        f"{seconds * 1000:.0f} ms",
-        _shown(entry.model),
-        _tokens(entry.usage),
-        exchange.id,
-    ]
-    return " ".join(word for word in words if word)
-
-
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:LONGEST])
 
 

@@ -5,48 +5,44 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.event import Event, Failed, Finished, Started
-from dragoman.core.interfaces import Caller, Engine
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
 from dragoman.core.request import Request
-from dragoman.engines.base import batches, new_id, now
+from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import ItemPage, Paging, Record, Retention, Store, StoredAnswer
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire import error, json
 from dragoman.wire.json import Fields
 from dragoman.wire.responses import RESPONSES
 
-from .asgi import Receive, Send
-from .cancellation import InFlight, Watch
+from .asgi import BUFFER, Receive, Scope, Send
+from .cancellation import GONE, TERMINAL, Watch, too_late
 from .exchange import JSON_TYPE, Exchange, fault_of
-from .limits import Gate
-from .settings import DIALECTS, Settings
+from .responder import Responder, Service
+from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, understand
 from .state.run import Run
-from .state.service import Memory, Plan
-
-_BLANK_LINE = b"\n\n"
-_DATA = b"data: "
-_DONE = b"[DONE]"
+from .state.service import Plan
 
 
-def frames(said: bytes, lane: str | None) -> Iterator[str]:
-    """The events in what an encoder said; comments and `[DONE]` have no frame.
+def frames(data: bytes, lane: str | None) -> Iterator[str]:
+    """The events in what an encoder gave, without comments and `[DONE]`.
 
     >>> list(frames(b'event: a\\ndata: {"type":"a"}\\n\\ndata: [DONE]\\n\\n', "1"))
     ['{"type":"a","stream_id":"1"}']
     """
     mark = b"" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
-    for frame in said.split(_BLANK_LINE):
-        _, found, data = frame.partition(_DATA)
-        if found and data != _DONE:
-            yield (data[:-1] + mark if mark else data).decode()
+    for frame in data.split(b"\n\n"):
+        _, found, text = frame.partition(b"data: ")
+        if found and text != b"[DONE]":
+            yield (text[:-1] + mark if mark else text).decode()
 
 
 def refusal(fault: Fault, lane: str | None) -> str:
@@ -96,10 +92,6 @@ class Near:
         """The answers that made calls; those of this connection this process knows anyway."""
         return () if self._store is None else await self._store.find_answers(tenant, digests)
 
-    async def evict(self, tenant: str, id: str) -> None:
-        """Forget a response that could not be gone on from."""
-        await self.own.delete(tenant, id)
-
 
 CREATE = "response.create"
 
@@ -133,69 +125,19 @@ def lane_of(fields: Fields) -> str | None:
     return fields.string("stream_id")
 
 
-class Turns:
-    """Answers what is asked on one connection."""
+class Warmup(Wrapper):
+    """Answers a turn that generates nothing."""
 
-    def __init__(self, engine: Engine, memory: Memory | None, caller: Caller) -> None:
-        self._engine = engine
-        self._memory = memory
-        # Every turn is kept, by the connection where not by the store.
-        self._caller = replace(caller, wire=RESPONSES.name, stored=True)
-        self._near = Near(None if memory is None else memory.store)
-
-    async def answer(self, ask: Ask) -> tuple[Plan, AsyncGenerator[list[Event], None]]:
-        """The plan of a turn and its events. Raises FaultError when it cannot be begun; what it
-        was to go on from is forgotten then."""
-        try:
-            plan = await self._plan(ask.request)
-        except FaultError:
-            await self.failed(ask)
-            raise
-        source = batches(self._engine, plan.request, self._caller) if ask.generate else _nothing()
-        return plan, self._checked(ask, plan.recorded(source))
-
-    async def failed(self, ask: Ask) -> None:
-        """A turn failed: what it went on from must not be gone on from again."""
-        previous = ask.request.previous_response_id
-        if previous is not None:
-            await self._near.evict(self._caller.tenant, bare(previous))
-
-    async def _checked(
-        self, ask: Ask, answer: AsyncGenerator[list[Event], None]
-    ) -> AsyncGenerator[list[Event], None]:
-        async with aclosing(answer):
-            async for batch in answer:
-                if isinstance(batch[-1], Failed):
-                    await self.failed(ask)
-                yield batch
-        await self._near.own.sweep(0.0)
-
-    async def _plan(self, request: Request) -> Plan:
-        stored = request.store is not False
-        if self._memory is not None and stored:
-            wire = RESPONSES.name
-            return await self._memory.plan(wire, request, self._caller, self._near)
-        id, tenant = new_id(), self._caller.tenant
-        asked = await understand(request, self._near, tenant, id)
-        record = Record(
-            id=id,
-            tenant=tenant,
-            wire=RESPONSES.name,
-            created_at=now(),
-            request=asked.whole,
-        )
-        losses = (NOT_STORED,) if request.store else ()
-        echoed = replace(request, store=False)
-        return Plan(asked.whole, echoed, losses, Run(record, self._near.own))
-
-
-async def _nothing() -> AsyncGenerator[list[Event], None]:
-    """The events of a turn that generates nothing."""
-    yield [Started(new_id(), now(), ""), Finished("completed", completed_at=now())]
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        """An empty answer."""
+        yield Started(new_id(), now(), "")
+        yield Finished("completed", completed_at=now())
 
 
 LANES = 32
-"""Lanes a connection may have going at once."""
+"""Lanes a connection may have at once."""
 WAITING = 32
 """Turns that may wait in one lane."""
 LIFETIME = 3600.0
@@ -208,57 +150,109 @@ TOO_OLD = Fault(
 )
 
 
+class Turn(Responder):
+    """The answer to one frame: each event is a frame of its own."""
+
+    listens = False  # its connection does
+
+    def __init__(self, connection: Connection, ask: Ask, plan: Plan) -> None:
+        service = connection.service
+        super().__init__(service, connection.exchange, connection.caller, plan.run)
+        self._connection = connection
+        self._lane = ask.lane
+        self._encoder = RESPONSES.encoder(plan.echoed, DIALECTS[service.settings.dialect])
+        self._begun = False  # an event was sent
+        self.failed = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send(self, events: list[Event]) -> None:
+        """Send a frame for each event."""
+        first, last = events[0], events[-1]
+        if not self._begun and isinstance(first, Failed):
+            self.fail(first.fault)
+            self.leave()
+            return
+        self._connection.write(*frames(self._encoder.feed(events), self._lane))
+        self._begun = True
+        if isinstance(last, TERMINAL):
+            self.failed = isinstance(last, Failed)
+            self.leave()
+        elif self._connection.full:
+            self.pause()
+
+    def fail(self, fault: Fault) -> None:
+        """Send why the turn ends here."""
+        self.failed = True
+        if fault is not GONE:
+            self._connection.write(refusal(fault, self._lane))
+
+    def leave(self) -> None:
+        """The turn is over."""
+        super().leave()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        self._connection.abort()
+
+
 class Connection:
-    """Serves one client until it leaves, or its time is over."""
+    """Serves one client until it disconnects, or its time is over.
+
+    Turns of one lane are answered one after the other, those of different lanes at once. One task
+    sends the frames of all; a client that does not read is disconnected.
+    """
 
     def __init__(
-        self,
-        turns: Turns,
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-        settings: Settings,
-        roster: InFlight,
-        gate: Gate,
-        trace: str,
+        self, service: Service, exchange: Exchange, caller: Caller, receive: Receive, send: Send
     ) -> None:
-        self._turns = turns
-        self._caller = caller
+        self.service = service
+        self.exchange = exchange
+        # Every turn is stored, by the connection where not by the server.
+        self.caller = replace(caller, wire=RESPONSES.name, stored=True)
         self._receive = receive
         self._send = send
-        self._settings = settings
-        self._roster = roster
-        self._gate = gate
-        self._trace = trace
+        self._near = Near(None if service.memory is None else service.memory.store)
         self._lanes: dict[str | None, deque[Ask]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns: set[Turn] = set()
+        self._queue: deque[str] = deque()  # frames to be sent
+        self._size = 0  # of those
+        self._sending = False
+        self._closing = False  # what is queued is the last
+        self._wakeup = asyncio.Event()
         self._time = asyncio.timeout(None)
-        self._stalled = False  # the client did not read in time
 
     async def serve(self, lifetime: float = LIFETIME) -> None:
-        """Hear frames and answer them."""
+        """Receive frames and answer them."""
         self._time = asyncio.timeout(lifetime)
+        sender = asyncio.get_running_loop().create_task(self._send_queued())
         try:
             async with self._time:
                 while (message := await self._receive())["type"] == "websocket.receive":
-                    await self._hear(message.get("text") or message.get("bytes") or "")
+                    self._take(message.get("text") or message.get("bytes") or "")
         except TimeoutError:
-            await self._say(refusal(TOO_OLD, None))
-            await self._close()
+            if not sender.done():  # or it was the client that did not read
+                self._closing = True
+                self.write(refusal(TOO_OLD, None))
+                await sender
         finally:
-            for task in self._tasks:
+            for task in (*self._tasks, sender):
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, sender, return_exceptions=True)
 
-    async def _hear(self, text: str | bytes) -> None:
-        """Put what a frame asks for into its lane; say so where it makes no sense."""
+    # ---- turns ---------------------------------------------------------------------------
+
+    def _take(self, text: str | bytes) -> None:
+        """Put what a frame asks for into its lane; refuse one that makes no sense."""
         try:
             ask = understood(text)
-            self._queue(ask)
+            self._enqueue(ask)
         except FaultError as error:
-            await self._say(refusal(error.fault, _lane(text)))
+            self.write(refusal(error.fault, _lane(text)))
 
-    def _queue(self, ask: Ask) -> None:
+    def _enqueue(self, ask: Ask) -> None:
         lane = self._lanes.get(ask.lane)
         if lane is not None:
             if len(lane) >= WAITING:
@@ -266,69 +260,105 @@ class Connection:
             lane.append(ask)
             return
         if len(self._lanes) >= LANES:
-            raise FaultError(_crowded(f"{LANES} lanes are going on this connection"))
+            raise FaultError(_crowded(f"{LANES} lanes are open on this connection"))
         self._lanes[ask.lane] = deque([ask])
         task = asyncio.get_running_loop().create_task(self._work(ask.lane))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _work(self, lane: str | None) -> None:
-        """Answer the turns of a lane, one after the other, until there are none."""
+        """Answer the turns of a lane until there are none."""
         queue = self._lanes[lane]
         try:
             while queue:
-                await self._turn(queue.popleft())
+                ask = queue.popleft()
+                if not await self._answer(ask) and ask.request.previous_response_id is not None:
+                    # What a failed turn went on from must not be gone on from again.
+                    previous = bare(ask.request.previous_response_id)
+                    await self._near.own.delete(self.caller.tenant, previous)
+                await self._near.own.sweep(0.0)
         finally:
             del self._lanes[lane]
 
-    async def _turn(self, ask: Ask) -> None:
+    async def _answer(self, ask: Ask) -> bool:
+        """Answer a turn; false if that failed."""
+        service = self.service
         try:
-            with Watch(self._roster) as watch:
-                if (seconds := self._settings.deadline) is not None:
-                    problem = f"There was no complete answer within {seconds:g} s."
-                    watch.limit(seconds, Fault("upstream_timeout", problem, "upstream"))
-                async with self._gate:
-                    await self._answer(ask, watch)
+            with Watch(service.roster) as watch:
+                if (seconds := service.settings.deadline) is not None:
+                    watch.limit(seconds, too_late(seconds))
+                plan = await self._plan(ask.request)
+                await service.gate.enter()
+            turn = Turn(self, ask, plan)
+            turn.start(plan, None if ask.generate else Warmup(service.engine))
         except Exception as error:
-            fault = fault_of(error, self._trace, self._caller.key)
-            await self._turns.failed(ask)
-            await self._say(refusal(fault, ask.lane))
-
-    async def _answer(self, ask: Ask, watch: Watch) -> None:
-        plan, events = await self._turns.answer(ask)
-        if plan.run is not None:
-            plan.run.watch = watch
-        encoder = RESPONSES.encoder(plan.echoed, DIALECTS[self._settings.dialect])
-        begun = False
-        async with aclosing(events) as answer:
-            async for batch in answer:
-                if not begun and isinstance(batch[0], Failed):
-                    raise FaultError(batch[0].fault)
-                begun = True
-                await self._say(*frames(encoder.feed(batch), ask.lane))
-
-    async def _say(self, *texts: str) -> None:
-        """Send frames. One that the client does not take in time is the last: what followed it
-        would follow a gap."""
-        if self._stalled:
-            return
+            self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), ask.lane))
+            return False
+        self._turns.add(turn)
         try:
-            async with asyncio.timeout(self._settings.stall):
-                for text in texts:
-                    await self._send({"type": "websocket.send", "text": text})
+            await turn.ended
+        finally:
+            self._turns.discard(turn)
+            turn.stop(GONE)
+        return not turn.failed
+
+    async def _plan(self, request: Request) -> Plan:
+        memory = self.service.memory
+        if memory is not None and request.store is not False:
+            plan = memory.plan(RESPONSES.name, request, self.caller, self._near)
+            return plan if isinstance(plan, Plan) else await plan
+        id, tenant = new_id(), self.caller.tenant
+        asked = await understand(request, self._near, tenant, id)
+        record = Record(
+            id=id,
+            tenant=tenant,
+            wire=RESPONSES.name,
+            created_at=now(),
+            request=asked.whole,
+        )
+        losses = (NOT_STORED,) if request.store else ()
+        run = Run(record, self._near.own, whole=True)
+        return Plan(asked.whole, replace(request, store=False), losses, run)
+
+    # ---- frames --------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the client does not keep up."""
+        return self._sending or self._size > BUFFER
+
+    def write(self, *texts: str) -> None:
+        """Send frames."""
+        self._queue.extend(texts)
+        self._size += sum(map(len, texts))
+        self._wakeup.set()
+
+    def abort(self) -> None:
+        """End the connection."""
+        with suppress(RuntimeError):  # its time is over already
+            self._time.reschedule(0.0)
+
+    async def _send_queued(self) -> None:
+        """Send what is queued. A frame that the client does not take in time is the last: what
+        followed it would follow a gap."""
+        try:
+            while not self._closing or self._queue:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                self._sending = True
+                async with asyncio.timeout(self.service.settings.stall):
+                    while self._queue:
+                        text = self._queue.popleft()
+                        self._size -= len(text)
+                        await self._send({"type": "websocket.send", "text": text})
+                self._sending = False
+                for turn in tuple(self._turns):
+                    turn.drained()
+            await self._send({"type": "websocket.close", "code": 1000})
         except TimeoutError:
-            self._stalled = True
-            with suppress(RuntimeError):  # its time is over already
-                self._time.reschedule(0.0)
+            self.abort()
         except (OSError, RuntimeError):  # how hosts say that the client is gone
             pass
-
-    async def _close(self) -> None:
-        """Say goodbye to a client that listens."""
-        if not self._stalled:
-            with suppress(OSError, RuntimeError):
-                async with asyncio.timeout(self._settings.stall):
-                    await self._send({"type": "websocket.close", "code": 1000})
 
 
 def _lane(text: str | bytes) -> str | None:
@@ -356,54 +386,32 @@ PLAIN = Fault(
 
 
 class Sockets:
-    """The connections to one engine."""
+    """The WebSocket connections to one engine."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        roster: InFlight,
-        gate: Gate,
-        memory: Memory | None,
-    ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._roster = roster
-        self._gate = gate
-        self._memory = memory
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
-    async def plain(self, exchange: Exchange, caller: Caller) -> None:
+    def plain(self, exchange: Exchange, caller: Caller) -> None:
         """Answer a GET that asks for no WebSocket."""
-        await exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
+        exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
-    async def serve(self, exchange: Exchange, caller: Caller) -> None:
+    async def serve(self, exchange: Exchange, caller: Caller, receive: Receive, send: Send) -> None:
         """Serve a connection to its end. Raises FaultError where there is nothing to connect to."""
         if exchange.path != PATH:
             raise FaultError(NO_SOCKET)
-        await exchange.receive()  # that it wants to connect
-        await exchange.send({"type": "websocket.accept", "headers": exchange.marks})
-        connection = Connection(
-            Turns(self._engine, self._memory, caller),
-            caller,
-            exchange.receive,
-            exchange.send,
-            self._settings,
-            self._roster,
-            self._gate,
-            exchange.id,
-        )
-        await connection.serve()
+        await receive()  # that it wants to connect
+        await send({"type": "websocket.accept", "headers": exchange.marks})
+        await Connection(self._service, exchange, caller, receive, send).serve()
 
 
-async def deny(exchange: Exchange, fault: Fault) -> None:
-    """Refuse a connection: in the words of an HTTP error where the host can say them."""
-    await exchange.receive()
-    if DENIAL not in exchange.scope.get("extensions", {}):
-        await exchange.send(
-            {"type": "websocket.close", "code": 1008, "reason": fault.message[:120]}
-        )
+async def deny(
+    fault: Fault, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Refuse a connection: as an HTTP error where the host can do that."""
+    await receive()
+    if DENIAL not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": fault.message[:120]})
         return
-    status = error.status(fault)
     headers = [*exchange.marks, JSON_TYPE]
-    await exchange.send({"type": f"{DENIAL}.start", "status": status, "headers": headers})
-    await exchange.send({"type": f"{DENIAL}.body", "body": error.encode(fault)})
+    await send({"type": f"{DENIAL}.start", "status": error.status(fault), "headers": headers})
+    await send({"type": f"{DENIAL}.body", "body": error.encode(fault)})

@@ -1,4 +1,4 @@
-"""Reads streamed answers made of `choices`, and the sampling parameters of such protocols."""
+"""Decodes answers made of `choices`, streamed and whole, and the sampling values of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sse import END, SSEDecoder
 
 
 def decode(fields: Fields, *, logprobs: bool | None, top_logprobs: int | None) -> Sampling:
-    """The sampling values of a body; those of log-probabilities were read before. Raises FaultError
+    """The sampling values of a body; those of log-probabilities are given. Raises FaultError
     naming the field that is wrong.
 
     >>> decode(Fields({"stop": "x", "temperature": 0}), logprobs=None, top_logprobs=None).stop
@@ -36,8 +36,8 @@ def decode(fields: Fields, *, logprobs: bool | None, top_logprobs: int | None) -
         presence_penalty=fields.number("presence_penalty", -2, 2),
         repetition_penalty=repetition,
         seed=fields.integer("seed"),
-        stop=_stop(fields),
-        logit_bias=_logit_bias(fields),
+        stop=stop(fields),
+        logit_bias=logit_bias(fields),
         n=fields.integer("n", 1, 128),
     )
     if logprobs is None and top_logprobs is None:
@@ -45,7 +45,8 @@ def decode(fields: Fields, *, logprobs: bool | None, top_logprobs: int | None) -
     return replace(chosen, logprobs=logprobs, top_logprobs=top_logprobs)
 
 
-def _stop(fields: Fields) -> tuple[str, ...] | None:
+def stop(fields: Fields) -> tuple[str, ...] | None:
+    """The texts that end the answer."""
     match fields.any("stop"):
         case None:
             return None
@@ -57,7 +58,8 @@ def _stop(fields: Fields) -> tuple[str, ...] | None:
             raise fields.wrong("stop", "must be a string or an array of strings")
 
 
-def _logit_bias(fields: Fields) -> dict[str, float] | None:
+def logit_bias(fields: Fields) -> dict[str, float] | None:
+    """What is added to the weight of each token, by its id."""
     given = fields.object("logit_bias")
     if given is None:
         return None
@@ -71,9 +73,9 @@ _ERROR = b'{"error"'
 
 
 class Reader(Protocol):
-    """Reads decoded chunks, or whole answers, into a turn. `heard` tells whether any was read."""
+    """Reads decoded chunks, or whole answers, into a turn. `started` once any was read."""
 
-    heard: bool
+    started: bool
 
     def read(self, value: dict[str, JSON]) -> None:
         """One chunk, or one whole answer."""
@@ -85,26 +87,26 @@ class Reader(Protocol):
 
 
 class ChunkedDecoder:
-    """Hears one answer into a turn, in pieces of any size."""
+    """Decodes one answer into a turn, from pieces of any size."""
 
     def __init__(self, turn: Turn, reader: Reader) -> None:
         self._turn = turn
         self._chunks = reader
         self._sse = SSEDecoder()
         self._whole: bytearray | None = None  # an answer that is one JSON value
-        self._head = b""  # the first bytes, as long as nothing was heard
-        self._garbled = False
-        self._said = False  # the stream said that it is over
+        self._head = b""  # the first bytes, until a chunk was read
+        self._garbled = False  # an event was no JSON object
+        self._ended = False  # `[DONE]` was read
 
     @property
     def ended(self) -> bool:
         """True once the answer is over; usage may still follow."""
-        return self._said or self._turn.over
+        return self._ended or self._turn.over
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
-        if not self._chunks.heard:
-            data = self._look(data)
+        if not self._chunks.started:
+            data = self._sniff(data)
         if self._turn.over:
             return []
         if self._whole is not None:
@@ -117,7 +119,7 @@ class ChunkedDecoder:
         except ValueError as problem:
             self._fail(f"The model's server sent {problem}.")
         else:
-            self._hear(events)
+            self._read_events(events)
         return self._turn.take()
 
     def close(self) -> list[Event]:
@@ -135,8 +137,8 @@ class ChunkedDecoder:
 
     # ---- a stream ------------------------------------------------------------------------
 
-    def _look(self, data: bytes) -> bytes:
-        """See what the answer is by its first bytes; blanks before them mean nothing."""
+    def _sniff(self, data: bytes) -> bytes:
+        """See by the first bytes whether this is a stream or one JSON value; blanks are skipped."""
         if not self._head:
             data = data.lstrip(_BLANK)
             if data[:1] in (b"{", b"["):
@@ -144,13 +146,13 @@ class ChunkedDecoder:
         self._head = (self._head + data)[: error.SHOWN]
         return data
 
-    def _hear(self, events: list[tuple[str, bytes]]) -> None:
+    def _read_events(self, events: list[tuple[str, bytes]]) -> None:
         for name, data in events:
             self._event(name, data)
 
     def _event(self, name: str, data: bytes) -> None:
         if data == END:
-            self._said = True
+            self._ended = True
             if self._turn.usage is not None:
                 self._end()
             return
@@ -159,14 +161,14 @@ class ChunkedDecoder:
         try:
             value = json.load(data)
         except ValueError:
-            self._mend(name, data)
+            self._repair(name, data)
             return
         if isinstance(value, dict):
             self._value(name, value, data)
         else:
             self._garbled = True
 
-    def _mend(self, name: str, data: bytes) -> None:
+    def _repair(self, name: str, data: bytes) -> None:
         """Not JSON: several events with no blank line between, or an error after half of one."""
         lines = data.split(b"\n")
         at = data.rfind(_ERROR)
@@ -181,8 +183,8 @@ class ChunkedDecoder:
             self._garbled = True
 
     def _value(self, name: str, value: dict[str, JSON], data: bytes) -> None:
-        """A chunk; `data` is how it was written."""
-        if self._said:  # nothing but counts is news after the end
+        """A chunk; `data` are its bytes."""
+        if self._ended:  # nothing but counts is news after the end
             value = {"usage": value.get("usage")}
         elif name == "error" and "error" not in value:
             value = {"error": value}
@@ -190,11 +192,11 @@ class ChunkedDecoder:
 
     def _end(self) -> None:
         self._chunks.close()
-        heard = self._said or self._chunks.heard
-        if not heard and not self._head:
+        started = self._ended or self._chunks.started
+        if not started and not self._head:
             self._turn.fail(EMPTY)
-        elif heard or (_streamed(self._head) and not self._garbled):
-            self._turn.end(complete=self._said)
+        elif started or (_streamed(self._head) and not self._garbled):
+            self._turn.end(complete=self._ended)
         elif self._garbled:
             self._fail("The model's server sent events that are not JSON objects.")
         else:
@@ -211,7 +213,7 @@ class ChunkedDecoder:
             else:
                 self._fail(f"The model's server answered with a body that {problem}.")
             return
-        fault = _told(value)
+        fault = _error_of(value)
         if fault is not None:
             self._turn.fail(fault)
         elif missing := _missing(value):
@@ -230,8 +232,8 @@ def _streamed(head: bytes) -> bool:
     return any(head.startswith(field) or field.startswith(head) for field in _FIELDS)
 
 
-def _told(value: JSON) -> Fault | None:
-    """The fault that a whole answer without choices tells of."""
+def _error_of(value: JSON) -> Fault | None:
+    """The fault in a whole answer that has no choices."""
     return None if isinstance(value, dict) and value.get("choices") else error.describe(value)
 
 
@@ -244,7 +246,7 @@ def _missing(value: JSON) -> str | None:
         return "no choices"
     if not isinstance(choices[0], dict):
         return f"a choice that is {json.kind(choices[0])}"
-    said = (choices[0].get(name) for name in ("message", "delta", "text"))
-    return (
-        None if any(isinstance(each, dict | str) for each in said) else "a choice without a message"
-    )
+    content = (choices[0].get(name) for name in ("message", "delta", "text"))
+    if any(isinstance(each, dict | str) for each in content):
+        return None
+    return "a choice without a message"

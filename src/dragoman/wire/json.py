@@ -1,13 +1,15 @@
-"""Reads and writes JSON bodies: limits, fields by name, and errors that name the place."""
+"""Reads and writes JSON: bodies, typed objects, limits, and errors that name the field."""
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Collection, Iterator, Sequence
-from typing import TypeVar, cast
+import re
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, Union, cast
 
 import msgspec
+from msgspec import Raw, Struct
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
@@ -19,18 +21,23 @@ MAX_ANSWER = 64 * 1024 * 1024
 _FAR = 1e15
 """Beyond this a float is no count, and JSON can spell what is no number at all (`1e999`)."""
 _T = TypeVar("_T")
+_S = TypeVar("_S", bound=Struct)
 _decode = msgspec.json.Decoder().decode
 decode_string = msgspec.json.Decoder(str).decode
 """The text of one JSON string. Raises BROKEN for anything else."""
+_raw_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_raw_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_array = msgspec.json.Decoder(list[str]).decode
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder of msgspec raises; the last for nesting that it cannot follow, even to skip it."""
+ABSENT = Raw()
+"""The default of a Raw field, to be compared by identity."""
 _encoder = msgspec.json.Encoder()
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 
 
 def load(body: bytes | str) -> JSON:
-    """Decode JSON. Lone halves of characters are let through for the assembler to join.
+    """Decode JSON. Lone surrogates are let through: the other half may come with the next chunk.
 
     Raises ValueError with a sentence that says what is wrong and where.
     """
@@ -42,7 +49,7 @@ def load(body: bytes | str) -> JSON:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         value = _load_slowly(data, str(error))
     if len(data) > 2 * MAX_DEPTH:  # a level takes two brackets
-        _check_depth(value)
+        check_depth(value)
     return value
 
 
@@ -53,8 +60,8 @@ def _load_slowly(data: bytes, problem: str) -> JSON:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 (byte {error.start})") from None
     except ValueError:
-        said = problem if data.strip() else "there is nothing in it"
-        raise ValueError(f"is not valid JSON: {said}") from None
+        problem = problem if data.strip() else "there is nothing in it"
+        raise ValueError(f"is not valid JSON: {problem}") from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
@@ -63,7 +70,7 @@ def _refuse_constant(name: str) -> JSON:
     raise ValueError(f"{name} is not JSON")
 
 
-def _check_depth(value: JSON) -> None:
+def check_depth(value: JSON) -> None:
     """Raise ValueError where arrays and objects are nested deeper than MAX_DEPTH.
 
     msgspec stops only where the C stack does: at up to 1,000 levels on Python 3.11, 10,000 on 3.12.
@@ -80,8 +87,13 @@ def _check_depth(value: JSON) -> None:
         raise ValueError(_TOO_DEEP)
 
 
+def value_of(raw: Raw) -> JSON:
+    """The value of a Raw field; None where it is absent."""
+    return None if raw is ABSENT else load(bytes(raw))
+
+
 def string(data: bytes) -> str | None:
-    """The text of one JSON string; None where the bytes are anything else, or half a character.
+    """The text of one JSON string; None where the bytes are anything else, or a lone surrogate.
 
     >>> string(b'"caf\\\\u00e9"'), string(b'"a", "b"'), string(b"1")
     ('café', None, None)
@@ -102,9 +114,9 @@ def decode_strings(each: Sequence[bytes]) -> list[str]:
     # is right only if each is one string.
     joined = b",\n".join(each)
     try:
-        said = _decode_array(b"[" + joined + b"]")
-        if len(said) == len(each) > joined.count(b"\n") and b"\r" not in joined:
-            return said
+        strings = _decode_array(b"[" + joined + b"]")
+        if len(strings) == len(each) > joined.count(b"\n") and b"\r" not in joined:
+            return strings
     except BROKEN:
         pass
     texts = [None if b"\n" in one or b"\r" in one else string(one) for one in each]
@@ -115,13 +127,13 @@ def decode_strings(each: Sequence[bytes]) -> list[str]:
 def dump(value: JSON) -> bytes:
     """Encode as compact JSON, keys in the order they have.
 
-    Half a character that never met its other half becomes U+FFFD.
+    A lone surrogate becomes U+FFFD.
     """
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
-        said = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        units = said.encode("utf-16-le", "surrogatepass")
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        units = text.encode("utf-16-le", "surrogatepass")
         return units.decode("utf-16-le", "replace").encode()
 
 
@@ -181,11 +193,154 @@ def whole(value: JSON) -> int | None:
     return int(value) if abs(value) < _FAR else None
 
 
+_WORDS = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_WRONG_TYPE = re.compile(r"Expected `([^`]*)`, got `(.*)`")
+_OUT_OF_BOUNDS = re.compile(r"Expected `[^`]*` (of length )?([<>]=) (.*)")
+
+
+def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
+    """What msgspec found wrong with the object at a path, as an error that names the field."""
+    problem, _, place = str(error).partition(" - at `$")
+    path = (path + place.removesuffix("`")).removeprefix(".")
+    if found := _MISSING.fullmatch(problem):
+        return FaultError(bad_request("is missing", f"{path}.{found[1]}".removeprefix(".")))
+    if found := _WRONG_TYPE.fullmatch(problem):
+        # Every number is an integer or a float to msgspec, and "number" to people.
+        given = "a number" if found[2] in ("int", "float") else _WORDS.get(found[2], found[2])
+        wanted = [_WORDS.get(word, word) for word in found[1].split(" | ") if word != "null"]
+        wanted = wanted if "a number" not in wanted else [w for w in wanted if w != "an integer"]
+        told = f"is {given}, and must be {' or '.join(dict.fromkeys(wanted))}"
+        problem = "is missing" if found[2] == "null" else told
+    elif found := _OUT_OF_BOUNDS.fullmatch(problem):
+        bound = "at least" if found[2] == ">=" else "at most"
+        problem = "is empty" if found[1] else f"must be {bound} {found[3].removesuffix('.0')}"
+    elif problem.startswith("Expected"):  # the field that tells the kinds of objects apart
+        problem = "is missing or not a string"
+    else:
+        problem = f"is {problem.partition('value ')[2]}, which is not one of its values"
+    return FaultError(bad_request(problem, path or None))
+
+
+class Reader(Generic[_S]):
+    """Decodes JSON objects into a Struct, or one of several with tags, and unknown fields apart.
+
+    An object without unknown fields, as most are, is decoded in one step of C.
+
+    >>> class Point(Struct):
+    ...     x: int
+    >>> Reader(Point).read(b'{"x": 1}'), Reader(Point).read(b'{"x": 1, "y": 2, "z": null}')
+    ((Point(x=1), {}), (Point(x=1), {'y': 2}))
+    >>> Reader(Point).read(b'{"x": "1"}', "points[0]")
+    Traceback (most recent call last):
+        ...
+    dragoman.core.error.FaultError: points[0].x: is a string, and must be an integer
+    """
+
+    def __init__(self, *kinds: type[_S], **inner: Reader[Any]) -> None:
+        """`inner` are readers of the arrays in Raw fields: where no object in them has unknown
+        fields either, such a field is the list of the objects, decoded in the same step."""
+        fields = [(name, reader.strict_list) for name, reader in inner.items()]
+        strict: Any = Union[  # noqa: UP007 - the kinds are known when this runs
+            tuple(
+                msgspec.defstruct(
+                    kind.__name__, fields, bases=(kind,), forbid_unknown_fields=True, kw_only=True
+                )
+                for kind in kinds
+            )
+        ]
+        self.strict_list: Any = list[strict]
+        self._strict = msgspec.json.Decoder(strict).decode
+        self._strict_list = msgspec.json.Decoder(self.strict_list).decode
+        self._tolerant = msgspec.json.Decoder(Union[kinds]).decode  # noqa: UP007
+        self._known = {
+            kind: {*kind.__struct_fields__, kind.__struct_config__.tag_field} for kind in kinds
+        }
+
+    def read(self, data: bytes | Raw, path: str = "") -> tuple[_S, dict[str, JSON]]:
+        """The object and its unknown fields, nulls left out. Raises FaultError naming the field
+        that is wrong, and BROKEN or ValueError for what is not JSON."""
+        try:
+            return self._strict(data), {}
+        except msgspec.ValidationError:
+            pass
+        try:
+            value = self._tolerant(data)
+        except msgspec.ValidationError as error:
+            raise invalid(error, path) from None
+        known = self._known[type(value)]
+        fields = {n: raw for n, raw in _raw_fields(data).items() if n not in known}
+        return value, {n: v for n, raw in fields.items() if (v := value_of(raw)) is not None}
+
+    def read_all(
+        self, data: bytes | Raw | list[_S], path: str
+    ) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
+        """The objects in an array; the unknown fields of those that have some by their place."""
+        if isinstance(data, list):  # decoded with the object they are in
+            return data, {}
+        try:
+            return self._strict_list(data), {}
+        except msgspec.ValidationError:
+            pass
+        try:
+            each = _raw_list(data)
+        except msgspec.ValidationError as error:
+            raise invalid(error, path) from None
+        both = [self.read(raw, f"{path}[{number}]") for number, raw in enumerate(each)]
+        values = [value for value, _ in both]
+        return values, {number: rest for number, (_, rest) in enumerate(both) if rest}
+
+
+class Cache(Generic[_T]):
+    """Values that are dear to make, by key; the least recently used go beyond `limit` bytes.
+
+    Keys are bytes that a client sent, and values immutable: tenants may share them, as nothing but
+    the time that an answer takes could tell one what another has sent.
+
+    >>> cache = Cache[str](limit=10)
+    >>> cache.put("a", "A", 6); cache.put("b", "B", 6); cache.get("a"), cache.get("b")
+    (None, 'B')
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: dict[Hashable, tuple[_T, int]] = {}  # the least recently used first
+
+    # Large bodies are decoded in threads: each step on the entries is one that no other divides.
+
+    def get(self, key: Hashable) -> _T | None:
+        """The value, which is the most recently used now."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._entries[key] = entry
+        return entry[0]
+
+    def put(self, key: Hashable, value: _T, size: int) -> None:
+        """Remember a value that takes `size` bytes."""
+        self._entries[key] = value, size
+        entries = list(self._entries.items())
+        total = sum(size for _, (_, size) in entries)
+        for oldest, (_, size) in entries:
+            if total <= self._limit:
+                break
+            self._entries.pop(oldest, None)
+            total -= size
+
+
 class Fields:
     """The fields of a JSON object, taken out one by one; null counts as absent.
 
-    Each taker raises FaultError naming the field's path when the value is not of its kind. What
-    nobody took is `rest()`: the fields we do not know.
+    Each method raises FaultError naming the field's path when the value is not of its kind. What
+    was not taken is `rest()`: the fields we do not know.
 
     >>> fields = Fields({"n": 2, "vendor": True}, "tools[0]")
     >>> fields.integer("n", 1, 128), fields.rest()
@@ -214,7 +369,7 @@ class Fields:
         return self._left.get(name) is not None
 
     def any(self, name: str) -> JSON:
-        """Whatever is there."""
+        """A value of any kind."""
         return self._left.pop(name, None)
 
     def string(self, name: str) -> str | None:
@@ -295,7 +450,7 @@ class Fields:
         return tuple(values)
 
     def rest(self) -> dict[str, JSON]:
-        """The fields nobody took, nulls left out."""
+        """The fields that were not taken, nulls left out."""
         return {name: value for name, value in self._left.items() if value is not None}
 
     def _typed(self, name: str, wanted: type[_T], word: str) -> _T | None:

@@ -64,7 +64,7 @@ async def statuses(store: Store) -> list[str]:
 
 async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: Store) -> None:
     slow: Any = Slow(store, "begin")
-    async with remembering(Stub(), slow) as server:
+    async with remembering(Stub(*OPENING, asyncio.Event()), slow) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())
         await slow.asked.wait()
@@ -101,7 +101,7 @@ async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
 async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
     memory = Memory(store)
     app = App(Stub(), replace(SETTINGS, concurrency=1, queue=0), memory)
-    async with app._sockets._gate:
+    async with app._sockets._service.gate:
         for stream in (False, True):
             assert (await asked(app, stream=stream)()).status == 429
     assert not memory.runs._live

@@ -310,7 +310,7 @@ async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_pat
             await store.begin(record)
             if events:
                 await store.append(id, LogSegment(0, events))
-        await request.runs._bury()
+        await request.runs._end_orphans()
         found = await server.sdk.responses.retrieve("resp_dead")
         assert (found.status, found.output_text) == ("failed", "Hel")
         assert found.error is not None
@@ -343,7 +343,7 @@ async def test_a_run_that_said_nothing_is_begun_again_where_that_is_set(
         await store.begin(record)
         if said:
             await store.append("dead", LogSegment(0, OPENING))
-        await server.memory.runs._bury()
+        await server.memory.runs._end_orphans()
         async for _ in server.memory.runs.follow(record):
             pass
         found = await server.sdk.responses.retrieve("resp_dead")
@@ -359,12 +359,12 @@ async def test_the_upkeep_goes_on_after_a_mishap(
     trouble = [RuntimeError("odd"), StoreError("It is full."), StoreError("It is full.")]
     calm = asyncio.Event()
 
-    async def bury() -> None:
+    async def end_orphans() -> None:
         if trouble:
             raise trouble.pop(0)
         calm.set()
 
-    monkeypatch.setattr(runs, "_bury", bury)
+    monkeypatch.setattr(runs, "_end_orphans", end_orphans)
     runs.begin()
     async with asyncio.timeout(10):
         await calm.wait()

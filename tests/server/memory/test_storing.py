@@ -102,7 +102,7 @@ async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: S
         asked = await server.ask(background=True)
         (run,) = server.memory.runs._live.values()
         await store.renew_leases([run.record.id], 1.0)
-        await server.memory.runs._bury()
+        await server.memory.runs._end_orphans()
         gate.set()
         await run.finished()
         found = await server.get(f"/{asked.json['id']}")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
 from dragoman.core.interfaces import ANYONE
 from dragoman.server.cancellation import InFlight
+from dragoman.server.exchange import Exchange
 from dragoman.server.limits import Gate
+from dragoman.server.responder import Service
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
-from dragoman.server.websocket import Connection, Turns
+from dragoman.server.websocket import Connection
 from dragoman.stores.memory import MemoryStore
 from tests.server.stubs import OPENING, Stub, closing, word
 
@@ -31,14 +33,13 @@ class Client:
         self.reads = reads
         self.reading = asyncio.Event()
         self.connection = Connection(
-            Turns(engine, self.memory, ANYONE),
+            Service(
+                engine, replace(Settings(), **settings), InFlight(), Gate(8, 8, 1.0), self.memory
+            ),
+            Exchange("GET", "/v1/responses", b"", [], cast(Any, None)),
             ANYONE,
             self.said.get,
             self._take,
-            replace(Settings(), **settings),
-            InFlight(),
-            Gate(8, 8, 1.0),
-            "req_1",
         )
 
     async def _take(self, message: dict[str, Any]) -> None:

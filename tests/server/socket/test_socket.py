@@ -364,9 +364,13 @@ async def test_a_connection_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_turn_has_a_deadline() -> None:
     settings = Settings(deadline=0.1)
-    async with talking(Stub(*OPENING, asyncio.Event()), settings=settings) as socket:
+    async with talking(Stub(asyncio.Event()), settings=settings) as socket:
         end = await turn(socket)
         assert (end["type"], end["status"]) == ("error", 504)
+    async with talking(Stub(*OPENING, asyncio.Event()), settings=settings) as socket:
+        end = await turn(socket)
+        assert end["type"] == "response.failed"
+        assert "within 0.1 s" in end["response"]["error"]["message"]
 
 
 async def test_a_connection_remembers_its_latest_responses_only() -> None:

@@ -45,7 +45,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.wire.chat.messages import TURN
+from dragoman.wire.chat.messages import NEW_TURN
 from tests.strategies import base64, count, json, text, word
 
 some = text.filter(bool)
@@ -121,7 +121,7 @@ def histories(draw: st.DrawFn) -> tuple[Item, ...]:
     ):
         first = turn[0]
         if items and _assistants(items[-1]) and _assistants(first):
-            first = replace(first, extra=(first.extra or {}) | TURN)
+            first = replace(first, extra=(first.extra or {}) | NEW_TURN)
         items += [first, *turn[1:]]
     return tuple(items)
 

@@ -1,4 +1,4 @@
-"""The small rooms: parts said in words, notes, and reasoning details put together."""
+"""The small rooms: parts said in readable, notes, and reasoning details put together."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.loss import LossList
-from dragoman.wire.chat.fields import Details, decode_notes, words
-from dragoman.wire.chat.messages import describe, encode_content, encode_turns
+from dragoman.wire.chat.fields import Details, decode_annotation, readable
+from dragoman.wire.chat.messages import describe, encode_content, encode_messages
 from dragoman.wire.dialect import STANDARD
 from tests.wire.chat.answering import answer, body
 
@@ -64,7 +64,7 @@ def test_a_part_this_wire_has_no_form_for_is_a_text(part: Part) -> None:
 
 def test_items_that_are_refused_before_say_nothing() -> None:
     items = (ItemReference("i"), Message("user", "hello"), Compaction("blob"))
-    assert encode_turns(items, STANDARD, LossList()) == [{"role": "user", "content": "hello"}]
+    assert encode_messages(items, STANDARD, LossList()) == [{"role": "user", "content": "hello"}]
 
 
 def test_parts_of_an_answer_from_elsewhere_are_not_in_the_message() -> None:
@@ -90,7 +90,7 @@ def test_parts_of_an_answer_from_elsewhere_are_not_in_the_message() -> None:
     ],
 )
 def test_notes_are_read_in_every_shape(wire: Any, read: Annotation | None) -> None:
-    assert decode_notes(wire) == read
+    assert decode_annotation(wire) == read
 
 
 def test_details_of_one_index_and_type_are_one_entry_and_the_rest_is_as_given() -> None:
@@ -111,4 +111,4 @@ def test_details_of_one_index_and_type_are_one_entry_and_the_rest_is_as_given() 
 
 def test_what_can_be_read_in_details() -> None:
     pieces = [{"text": "a"}, {"summary": "b"}, {"text": ""}, {"data": "c"}, {"text": 7}, None]
-    assert words(pieces) == ["a", "b"]
+    assert readable(pieces) == ["a", "b"]

@@ -383,3 +383,25 @@ def test_p31_the_same_history_gives_the_same_bytes_and_growing_it_the_same_prefi
     assert raw(*turn) == raw(*turn)
     assert raw(*turn, *more).startswith(raw(*turn).removesuffix(b"]}"))
     assert json.loads(raw(*turn, *more))["messages"] == turn + more
+
+
+# ---- numbers and characters that JSON allows ---------------------------------------------
+
+
+def test_an_integer_may_be_written_as_a_float() -> None:
+    request = hear(max_tokens=4096.0, n=2.0, vendor=1.0)
+    assert (request.max_output_tokens, request.sampling.n) == (4096, 2)
+    assert request.extra == {"chat": {"vendor": 1.0}}
+    assert refused(max_tokens=4096.0, n="2").param == "n"
+
+
+def test_a_lone_surrogate_is_replaced() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"a\\ud83d"}],"n":1.0}'
+    request = CHAT.decode_request(body)
+    assert request.items == (Message("user", "a\ufffd"),)
+    assert request.sampling.n == 1
+
+
+def test_of_two_fields_with_one_name_the_last_counts() -> None:
+    body = b'{"model":"a","model":"m","messages":[{"role":"user","content":"\\ud83d\\ude00"}]}'
+    assert CHAT.decode_request(body) == Request(model="m", items=(Message("user", "\U0001f600"),))

@@ -13,6 +13,7 @@ from dragoman.core.request import (
     Request,
     UnknownTool,
 )
+from dragoman.wire.chat import tools as tools_module
 from tests.wire.chat.asking import HELLO, hear, losses, refused, tell
 
 SCHEMA = {
@@ -280,3 +281,12 @@ def test_functions_beside_tools_are_only_more_tools() -> None:
 @pytest.mark.parametrize("choice", ["required", {"name": "h"}, {"name": 1}, 1, []])
 def test_a_legacy_choice_of_what_is_not_offered_is_refused(choice: Any) -> None:
     assert refused(functions=[{"name": "f"}], function_call=choice).param == "function_call"
+
+
+def test_tools_are_decoded_and_encoded_once() -> None:
+    tools = [{"type": "function", "function": {"name": "once", "parameters": {"type": "object"}}}]
+    first, second = hear(tools=tools), hear(tools=tools)
+    assert first.tools is second.tools
+    encode = tools_module.encode
+    assert encode(first.tools) is encode(second.tools)
+    assert encode((FunctionTool("once"),)) is not encode((FunctionTool("once"),))

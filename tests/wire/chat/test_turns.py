@@ -312,3 +312,14 @@ def test_servers_that_take_strings_only_get_strings_and_are_told() -> None:
     assert losses(Request(model="m", items=history), strings) == {"items[*].content": "emulated"}
     assert losses(hear({"role": "user", "content": [{"type": "text", "text": "x"}]}), strings) == {}
     assert losses(Request(model="m", items=history), PLAIN) == {}
+
+
+def test_reasoning_that_a_server_requires_and_nobody_has_is_a_space() -> None:
+    must = Dialect(reasoning_echo="must", ask_usage=False)
+    calls = (ASK, FunctionCall("a", "f", "{}"), FunctionCallOutput("a", "1"))
+    said = messages(*calls, dialect=must)
+    assert [message.get("reasoning_content") for message in said] == [None, " ", None]
+    request = Request(model="m", items=calls)
+    assert losses(request, must) == {"items[*].reasoning": "emulated"}
+    known = (ASK, Reasoning((Thought("Hm"),)), *calls[1:])
+    assert losses(Request(model="m", items=known), must) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -15,12 +15,10 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.core.response import Response
 from dragoman.engines.base import new_id, now
-from dragoman.server.cancellation import InFlight, Watch
+from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange, Route, nothing_at
-from dragoman.server.limits import whole_body
+from dragoman.server.limits import read_body
 from dragoman.server.settings import DIALECTS, Settings
-from dragoman.server.speech import Speech
-from dragoman.server.stream import Stream
 from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
@@ -39,8 +37,11 @@ from dragoman.wire.responses.response import (
 )
 
 from .resolve import bare, named, no_conversation, understand
-from .run import Replay, folded
+from .run import refolded, unstarted
 from .service import ENCODER_VERSION, Memory
+
+Replay = Callable[[Record, int, Exchange, Caller], None]
+"""Sends the events of a record from the frame with this number on."""
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Query:
     """The parameters of a request's address."""
 
     def __init__(self, exchange: Exchange) -> None:
-        text = exchange.scope.get("query_string", b"").decode("latin-1")
+        text = exchange.query.decode("latin-1")
         self._pairs = parse_qsl(text, keep_blank_values=True)
         self._values = dict(self._pairs)
 
@@ -90,12 +91,12 @@ class Query:
         return int(text)
 
     def paging(self, order: Order = "desc") -> Paging:
-        """Which part of a list is wanted; `order` is what holds where nothing is said of it."""
-        said = self._values.get("order", order)
-        if said not in ("asc", "desc"):
-            raise FaultError(bad_request(f"is {said!r}, and must be asc or desc", "order"))
+        """Which part of a list is wanted; `order` is the default."""
+        given = self._values.get("order", order)
+        if given not in ("asc", "desc"):
+            raise FaultError(bad_request(f"is {given!r}, and must be asc or desc", "order"))
         limit = self.number("limit", 20, 1, MOST)
-        order = "asc" if said == "asc" else "desc"
+        order = "asc" if given == "asc" else "desc"
         return Paging(after=self._values.get("after"), limit=limit, order=order)
 
 
@@ -116,10 +117,9 @@ _MAX = 2**53
 class Responses:
     """Handlers for what lies below `/v1/responses/`."""
 
-    def __init__(self, memory: Memory, settings: Settings, roster: InFlight) -> None:
+    def __init__(self, memory: Memory, replay: Replay) -> None:
         self._memory = memory
-        self._settings = settings
-        self._roster = roster
+        self._replay = replay
 
     async def get(self, exchange: Exchange, caller: Caller) -> None:
         """A response, its replay, or the items it was asked with."""
@@ -134,16 +134,16 @@ class Responses:
             raise FaultError(nothing_at(exchange.path))
         elif query.flag("stream"):
             after = query.number("starting_after", -1, -1, _MAX)
-            await self._replay(exchange, record, after)
+            await self._send_log(exchange, caller, record, after + 1)
         else:
-            await exchange.reply(200, await self.said(record))
+            exchange.reply(200, await self._encoded(record))
 
     async def post(self, exchange: Exchange, caller: Caller) -> None:
         """Stop a run; one that has ended stays as it is."""
         record, rest = await self._find(exchange, caller)
         if rest != "cancel":
             raise FaultError(nothing_at(exchange.path))
-        await exchange.reply(200, await self.said(await self._memory.runs.cancel(record)))
+        exchange.reply(200, await self._encoded(await self._memory.runs.cancel(record)))
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
         """Forget a response."""
@@ -153,10 +153,10 @@ class Responses:
         if record.running:
             record = await self._memory.runs.cancel(record)
         await self._memory.store.delete(caller.tenant, record.id)
-        await exchange.reply(200, encode_deleted_listing(record.id))
+        exchange.reply(200, encode_deleted_listing(record.id))
 
-    async def said(self, record: Record) -> bytes:
-        """A response as it stands."""
+    async def _encoded(self, record: Record) -> bytes:
+        """A response as it is now."""
         response = record.response
         if response is None:
             response = await self._unfinished(record)
@@ -164,34 +164,25 @@ class Responses:
 
     async def _unfinished(self, record: Record) -> Response:
         log = await self._memory.store.log(record.id)
-        events = [event for stretch in log for event in stretch.events]
-        if events:
-            return folded(events)
-        return Response(
-            id=record.id,
-            created_at=record.created_at,
-            model=record.request.model,
-            status="queued" if record.status == "queued" else "in_progress",
-        )
+        events = [event for segment in log for event in segment.events]
+        return refolded(events).response if events else unstarted(record)
 
-    async def _replay(self, exchange: Exchange, record: Record, after: int) -> None:
+    async def _send_log(
+        self, exchange: Exchange, caller: Caller, record: Record, first: int
+    ) -> None:
         if record.version != ENCODER_VERSION or (
             not record.running and not await self._memory.store.log(record.id)
         ):
             problem = "the events of this response are no longer kept; read it without stream"
             raise FaultError(bad_request(problem, "stream"))
-        encoder = Replay(RESPONSES.encoder(record.request, DIALECTS[record.dialect]), after)
-        stream = Stream(exchange, Speech(exchange, encoder, self._settings), self._settings)
-        with Watch(self._roster) as watch:
-            watch.listen(exchange.receive)
-            await stream.run(self._memory.runs.follow(record), watch)
+        self._replay(record, first, exchange, caller)
 
     async def _input_items(self, exchange: Exchange, record: Record, paging: Paging) -> None:
         request = replace(record.request, previous_response_id=record.previous)
         asked = await understand(request, self._memory.store, record.tenant, record.id, ids=True)
         found, more = paged([(item.id, item) for item in asked.whole.items], paging)
         seen = shown(found, record.request.include)
-        await exchange.reply(200, encode_list(seen, more))
+        exchange.reply(200, encode_list(seen, more))
 
     async def _find(self, exchange: Exchange, caller: Caller) -> tuple[Record, str]:
         id, _, rest = exchange.path.removeprefix(RESPONSES_PATH).partition("/")
@@ -221,7 +212,7 @@ class Conversations:
             id=id, tenant=caller.tenant, created_at=now(), metadata=metadata or None
         )
         await self._store.create_conversation(made, _unique(named(items, id)))
-        await exchange.reply(200, encode_conversation(id, made.created_at, metadata))
+        exchange.reply(200, encode_conversation(id, made.created_at, metadata))
 
     async def get(self, exchange: Exchange, caller: Caller) -> None:
         """A conversation, its items, or one of them."""
@@ -234,13 +225,13 @@ class Conversations:
             if page is None:
                 raise FaultError(no_conversation(id))
             seen = shown(page.items, query.texts("include"))
-            await exchange.reply(200, encode_list(seen, page.more))
+            exchange.reply(200, encode_list(seen, page.more))
         elif len(rest) == 2 and rest[0] == "items":
             item = await self._store.get_item(caller.tenant, bare(id), rest[1])
             if item is None:
                 raise FaultError(_no_item(id, rest[1]))
             (one,) = shown((item,), Query(exchange).texts("include"))
-            await exchange.reply(200, json.dump(encode_item(one)))
+            exchange.reply(200, json.dump(encode_item(one)))
         else:
             raise FaultError(nothing_at(exchange.path))
 
@@ -264,7 +255,7 @@ class Conversations:
         if not rest:
             if not await self._store.delete_conversation(caller.tenant, bare(id)):
                 raise FaultError(no_conversation(id))
-            await exchange.reply(200, encode_deleted_conversation(bare(id)))
+            exchange.reply(200, encode_deleted_conversation(bare(id)))
         elif len(rest) == 2 and rest[0] == "items":
             if not await self._store.remove_item(caller.tenant, bare(id), rest[1]):
                 raise FaultError(_no_item(id, rest[1]))
@@ -283,16 +274,16 @@ class Conversations:
             raise FaultError(bad_request(problem, "items")) from None
         if not known:
             raise FaultError(no_conversation(id))
-        await exchange.reply(200, encode_list(items, more=False))
+        exchange.reply(200, encode_list(items, more=False))
 
     async def _show(self, exchange: Exchange, caller: Caller, id: str) -> None:
         found = await self._store.get_conversation(caller.tenant, bare(id))
         if found is None:
             raise FaultError(no_conversation(id))
-        await exchange.reply(200, encode_conversation(found.id, found.created_at, found.metadata))
+        exchange.reply(200, encode_conversation(found.id, found.created_at, found.metadata))
 
     async def _body(self, exchange: Exchange) -> bytes:
-        return await whole_body(exchange, self._settings, self._roster)
+        return await read_body(exchange, self._settings, self._roster)
 
 
 def _place(exchange: Exchange) -> tuple[str, list[str]]:
@@ -334,11 +325,11 @@ class Completions:
         paging = query.paging(order="asc")
         if paging.after is not None:
             paging = replace(paging, after=bare(paging.after))
-        found = self._meant(caller, paging, query.text("model"), query.entries("metadata"))
-        shown = [_said(record) async for record in found]
-        await exchange.reply(200, _listing(shown[: paging.limit], len(shown) > paging.limit))
+        found = self._matching(caller, paging, query.text("model"), query.entries("metadata"))
+        shown = [_completion(record) async for record in found]
+        exchange.reply(200, _listing(shown[: paging.limit], len(shown) > paging.limit))
 
-    async def _meant(
+    async def _matching(
         self, caller: Caller, paging: Paging, model: str | None, metadata: dict[str, str]
     ) -> AsyncIterator[Record]:
         """The completions that a list is to show, and one more where there are more."""
@@ -361,21 +352,21 @@ class Completions:
         record, rest = await self._find(exchange, caller)
         if rest == "messages":
             found, more = paged(_messages(record), Query(exchange).paging(order="asc"))
-            await exchange.reply(200, _listing(found, more))
+            exchange.reply(200, _listing(found, more))
         elif rest:
             raise FaultError(nothing_at(exchange.path))
         else:
-            await exchange.reply(200, json.dump(_said(record)))
+            exchange.reply(200, json.dump(_completion(record)))
 
     async def post(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
         record, rest = await self._find(exchange, caller)
         if rest:
             raise FaultError(nothing_at(exchange.path))
-        data = await whole_body(exchange, self._settings, self._roster)
+        data = await read_body(exchange, self._settings, self._roster)
         metadata = decode_metadata(data)
         await self._store.set_metadata(caller.tenant, record.id, metadata)
-        await exchange.reply(200, json.dump(_said(replace(record, metadata=metadata))))
+        exchange.reply(200, json.dump(_completion(replace(record, metadata=metadata))))
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
         """Forget a completion."""
@@ -384,7 +375,7 @@ class Completions:
             raise FaultError(nothing_at(exchange.path))
         await self._store.delete(caller.tenant, record.id)
         gone = {"object": "chat.completion.deleted", "id": PREFIX + record.id, "deleted": True}
-        await exchange.reply(200, json.dump(gone))
+        exchange.reply(200, json.dump(gone))
 
     async def _find(self, exchange: Exchange, caller: Caller) -> tuple[Record, str]:
         id, _, rest = exchange.path.removeprefix(f"{COMPLETIONS_PATH}/").partition("/")
@@ -395,7 +386,7 @@ class Completions:
         return record, rest
 
 
-def _said(record: Record) -> dict[str, Any]:
+def _completion(record: Record) -> dict[str, Any]:
     """A completion as it was answered, with its metadata."""
     if record.response is None:
         raise RuntimeError("only what was answered can be shown")
@@ -426,9 +417,11 @@ def _listing(shown: list[dict[str, Any]], more: bool) -> bytes:
     return json.dump(page)
 
 
-def stored(memory: Memory, settings: Settings, roster: InFlight) -> tuple[Route, ...]:
-    """What can be asked about what is stored."""
-    responses = Responses(memory, settings, roster)
+def routes(
+    memory: Memory, settings: Settings, roster: InFlight, replay: Replay
+) -> tuple[Route, ...]:
+    """The routes to what is stored."""
+    responses = Responses(memory, replay)
     completions = Completions(memory, settings, roster)
     conversations = Conversations(memory, settings, roster)
     return (

@@ -39,10 +39,10 @@ NOT_SEALED = Loss(ASKING, "dropped", "this server seals no reasoning; what the m
 NOTHING_STORED = "this server stores nothing that could be referred to"
 
 
-def without_memory(request: Request) -> tuple[Request, tuple[Loss, ...]]:
+def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     """The request as the engine gets it, and what is not done as it was asked.
 
-    Raises FaultError for a request that cannot be answered without a memory.
+    Raises FaultError for a request that cannot be answered without a store.
     """
     if request.previous_response_id is not None:
         name = "previous_response_id"
@@ -69,10 +69,12 @@ def without_memory(request: Request) -> tuple[Request, tuple[Loss, ...]]:
 def decided(request: Request) -> Request:
     """The request without the note that `store` was left out: an upstream might store then."""
     extra = request.extra
-    if not extra or not any("store" in said for said in extra.values()):
+    if not extra or not any("store" in fields for fields in extra.values()):
         return request
-    said = {wire: {k: v for k, v in said.items() if k != "store"} for wire, said in extra.items()}
-    return replace(request, extra=said)
+    rest = {
+        wire: {k: v for k, v in fields.items() if k != "store"} for wire, fields in extra.items()
+    }
+    return replace(request, extra=rest)
 
 
 class Source(Protocol):
@@ -134,13 +136,34 @@ async def understand(
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:
-        before = await _said(store, tenant, conversation)
+        before = await _conversation(store, tenant, conversation)
     given = own.items if ids else request.items
     items = before + await _resolved(given, store, tenant)
     if request.previous_response_id is not None or conversation is not None:
         check_outputs(items, len(before))
-    whole = replace(
-        decided(own),
+    whole = for_engine(request, items, instructions)
+    answers = (StoredAnswer(r.request.model, r.response) for r in records if r.response is not None)
+    return Asked(own, whole, conversation, tuple(answers))
+
+
+_REFERRING = frozenset((ItemReference,))
+_RECALLED = frozenset((ItemReference, FunctionCall, CustomToolCall))
+
+
+def needs_lookup(request: Request, *, stored: bool) -> bool:
+    """Whether a request builds on something that only a store has: what it refers to, or, where the
+    answer is stored, the reasoning of the calls that it brings back."""
+    if request.previous_response_id is not None or request.conversation is not None:
+        return True
+    return not (_RECALLED if stored else _REFERRING).isdisjoint(map(type, request.items))
+
+
+def for_engine(
+    request: Request, items: tuple[Item, ...], instructions: str | tuple[Item, ...] | None
+) -> Request:
+    """The request as an engine gets it, whole: with these items, and nothing to look up."""
+    return replace(
+        decided(request) if request.extra else request,
         items=items,
         instructions=instructions,
         previous_response_id=None,
@@ -148,8 +171,6 @@ async def understand(
         background=None,
         store=False,
     )
-    answers = (StoredAnswer(r.request.model, r.response) for r in records if r.response is not None)
-    return Asked(own, whole, conversation, tuple(answers))
 
 
 def conversation_id(request: Request) -> str | None:
@@ -162,10 +183,12 @@ def conversation_id(request: Request) -> str | None:
 def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
     """The items with an id each, derived from the response's where they came without one."""
     return tuple(
-        item
-        if isinstance(item, ItemReference) or item.id
-        else replace(item, id=input_id(item, id, place))
-        for place, item in enumerate(items)
+        [
+            item
+            if isinstance(item, ItemReference) or item.id
+            else replace(item, id=input_id(item, id, place))
+            for place, item in enumerate(items)
+        ]
     )
 
 
@@ -212,9 +235,9 @@ async def _history(
     items: list[Item] = []
     first = records[0]
     if first.conversation is not None:  # it went on from a conversation
-        said = await store.list_items(tenant, first.conversation)
+        page = await store.list_items(tenant, first.conversation)
         own = {item.id for item in first.request.items}
-        for item in said.items if said is not None else ():
+        for item in page.items if page is not None else ():
             if item.id in own:
                 break
             items.append(item)
@@ -225,11 +248,11 @@ async def _history(
     return tuple(items)
 
 
-async def _said(store: Source, tenant: str, conversation: str) -> tuple[Item, ...]:
-    said = await store.list_items(tenant, bare(conversation))
-    if said is None:
+async def _conversation(store: Source, tenant: str, conversation: str) -> tuple[Item, ...]:
+    page = await store.list_items(tenant, bare(conversation))
+    if page is None:
         raise FaultError(no_conversation(conversation, "conversation"))
-    return await _resolved(said.items, store, tenant)
+    return await _resolved(page.items, store, tenant)
 
 
 async def _resolved(items: Sequence[Item], store: Source, tenant: str) -> tuple[Item, ...]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Failed, Started
+from dragoman.core.event import Event, Failed, Started
+from dragoman.core.interfaces import Caller, Handle, Sink
 from dragoman.core.item import Item
-from dragoman.engines.base import new_id
-from dragoman.server.cancellation import TERMINAL
+from dragoman.core.request import Request
+from dragoman.engines.base import fault_from, new_id
+from dragoman.server.cancellation import TERMINAL, UNFINISHED
 from dragoman.stores.base import LogSegment, Record, Store, StoreError
 
-from .run import Announce, Batches, Run, folded, silent
+from .run import Announce, Batches, Run, announce_nothing, refolded
 
 LEASE = 30.0
-"""Seconds a promise holds."""
+"""Seconds a lease lasts."""
 SWEEP = 600.0
 """Seconds between two sweeps of the store."""
 LOOK = 10.0
@@ -34,17 +37,18 @@ DIED = Fault(
 SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's end.", "server")
 
 
-Again = Callable[[Record], Batches]
-"""Asks the engine once more for what a record asked."""
+Launch = Callable[[Run, Request | None, Caller], Coroutine[Any, Any, None]]
+"""Carries out a run in the background: the request, or without one what its record asked for."""
 
 _log = logging.getLogger("dragoman.server")
 
 
 class Runs:
-    """What is being answered and recorded here.
+    """The runs of this server.
 
-    With `requeue`, a background run whose server died before it said anything is begun again, by
-    `again`, instead of ended. One that has said something never is: nothing is said twice.
+    With `requeue`, a background run whose server died before it had an event is begun again instead
+    of ended. One that has events never is: nothing is answered twice. `launch` is set by whoever
+    has an engine to answer with.
     """
 
     def __init__(
@@ -53,32 +57,38 @@ class Runs:
         *,
         lease: float = LEASE,
         upkeep: bool = True,
-        announce: Announce = silent,
+        announce: Announce = announce_nothing,
         requeue: bool = False,
     ) -> None:
         self.owner = new_id()
-        self.again: Again | None = None
+        self.launch: Launch | None = None
         self._requeue = requeue
         self._store = store
         self._lease = lease
         self._announce = announce
         self._live: dict[str, Run] = {}
-        self._kept_up = upkeep
+        self._with_upkeep = upkeep
         self._upkeep: asyncio.Task[None] | None = None
 
-    def open(self, record: Record, turn: tuple[Item, ...] = ()) -> Run:
-        """A run for a record, which is renewed from its beginning to its end."""
+    def open(self, record: Record, turn: tuple[Item, ...] = (), *, whole: bool = False) -> Run:
+        """A run for a record, whose lease is renewed from its beginning to its end."""
         self.begin()
-        return Run(record, self._store, turn, self._announce, self._live)
+        return Run(record, self._store, turn, self._announce, self._live, whole=whole)
 
-    async def work(self, run: Run, batches: Batches) -> None:
-        """Keep a run and start it in the background."""
+    async def begin_in_background(self, run: Run, request: Request, caller: Caller) -> None:
+        """Store a run and start it."""
         await self._store.begin(run.record)
+        self._launch(run, request, caller)
+
+    def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
+        if self.launch is None:
+            raise RuntimeError("there is no engine to answer in the background")
+        run.begun = True
         self._live[run.record.id] = run
-        run.task = asyncio.get_running_loop().create_task(run.work(batches))
+        run.task = asyncio.get_running_loop().create_task(self.launch(run, request, caller))
 
     def until(self) -> float:
-        """The time a promise given now holds until."""
+        """When a lease that begins now ends."""
         return time.time() + self._lease
 
     async def follow(self, record: Record) -> Batches:
@@ -88,18 +98,22 @@ class Runs:
             async for batch in run.follow():
                 yield batch
             return
-        place, going = 0, record.running
+        place, running = 0, record.running
         while True:
-            for stretch in await self._store.log(record.id, place):
-                place += len(stretch.events)
-                yield list(stretch.events)
-                if isinstance(stretch.events[-1], TERMINAL):
+            for segment in await self._store.log(record.id, place):
+                place += len(segment.events)
+                yield list(segment.events)
+                if isinstance(segment.events[-1], TERMINAL):
                     return
-            if not going:
+            if not running:
                 return
             await self._store.wait(record.id, place, LOOK)
             now = await self._store.get(record.tenant, record.id)
-            going = now is not None and now.running
+            running = now is not None and now.running
+
+    def send(self, record: Record, sink: Sink) -> Handle:
+        """Have a sink receive the events of a run from the first on, wherever it runs."""
+        return Follower(self.follow(record), sink)
 
     async def cancel(self, record: Record) -> Record:
         """End a run, wherever it runs; the record as it is after that."""
@@ -121,33 +135,33 @@ class Runs:
     # ---- upkeep --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """See to the runs from now on, those of dead servers among them."""
-        if self._kept_up and (self._upkeep is None or self._upkeep.done()):
+        """Renew leases, and end the runs of dead servers, from now on."""
+        if self._with_upkeep and (self._upkeep is None or self._upkeep.done()):
             self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
 
     @property
     def background(self) -> int:
-        """How many answers are being given here for nobody who waits."""
-        return len(self._behind())
+        """How many answers are being given here in the background."""
+        return len(self._in_background())
 
-    def hurry(self) -> None:
+    def stop_all(self) -> None:
         """Stop what runs in the background now."""
-        for run in self._behind():
+        for run in self._in_background():
             run.stop(SHUT_DOWN)
 
     async def drain(self, patience: float) -> None:
         """Let what runs in the background end within `patience` seconds, then stop it."""
-        timer = asyncio.get_running_loop().call_later(patience, self.hurry)
+        timer = asyncio.get_running_loop().call_later(patience, self.stop_all)
         try:
             async with asyncio.timeout(patience + PATIENCE):
-                while runs := self._behind():
+                while runs := self._in_background():
                     await runs[0].finished()
         except TimeoutError:
             _log.warning("%d background answers would not stop.", self.background)
         finally:
             timer.cancel()
 
-    def _behind(self) -> list[Run]:
+    def _in_background(self) -> list[Run]:
         return [run for run in self._live.values() if run.record.background and not run.ended]
 
     async def close(self) -> None:
@@ -167,12 +181,12 @@ class Runs:
         while True:
             try:
                 await self._renew()
-                await self._bury()
+                await self._end_orphans()
                 if time.monotonic() - swept > SWEEP:
                     swept = time.monotonic()
                     await self._store.sweep(time.time())
                 trouble = ""
-            except StoreError as error:  # whoever needs the store now is told; it is tried again
+            except StoreError as error:  # requests get their own errors; this is tried again
                 if str(error) != trouble:
                     trouble = str(error)
                     _log.warning("%s", trouble)
@@ -189,27 +203,65 @@ class Runs:
             if run.record.id in unwanted:
                 run.stop()
 
-    async def _bury(self) -> None:
-        """End the runs that nobody goes on with: their servers are no more, or, where it was this
-        one, their end could not be kept."""
+    async def _end_orphans(self) -> None:
+        """End the runs that nobody goes on with: their servers died, or, where it was this one,
+        their end could not be stored."""
         for record in await self._store.take_orphans(self.owner, time.time(), self.until()):
             if record.id in self._live:
                 continue
             log = await self._store.log(record.id)
-            events = [event for stretch in log for event in stretch.events]
-            kept = len(events)
-            if not events and record.background and self._requeue and self.again is not None:
-                self._begin_again(record, self.again(record))
+            events = [event for segment in log for event in segment.events]
+            stored = len(events)
+            if not events and record.background and self._requeue and self.launch is not None:
+                turn = record.request.items if record.conversation is not None else ()
+                run = Run(record, self._store, turn, self._announce, self._live)
+                self._launch(run, None, Caller(tenant=record.tenant))
                 continue
             if not events:
                 events.append(Started(record.id, record.created_at, record.request.model))
             events.append(Failed(DIED))
-            response, rest = folded(events), LogSegment(kept, tuple(events[kept:]))
-            letters = self._announce(record, response)
-            await self._store.finish(record.id, response, rest, messages=letters)
+            response, rest = refolded(events).response, LogSegment(stored, tuple(events[stored:]))
+            messages = self._announce(record, response)
+            await self._store.finish(record.id, response, rest, messages=messages)
 
-    def _begin_again(self, record: Record, batches: Batches) -> None:
-        turn = record.request.items if record.conversation is not None else ()
-        run = Run(record, self._store, turn, self._announce, self._live)
-        self._live[record.id] = run
-        run.task = asyncio.get_running_loop().create_task(run.work(batches))
+
+class Follower:
+    """A handle of one task that reads the events of a run for a sink."""
+
+    def __init__(self, batches: Batches, sink: Sink) -> None:
+        self._batches = batches
+        self._sink: Sink | None = sink  # None once nothing more is wanted
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    def cancel(self) -> None:
+        """Read no more; the run goes on."""
+        self._sink = None
+        self._resumed.set()
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def pause(self) -> None:
+        """Read no more until `resume`."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._resumed.set()
+
+    async def _read(self) -> None:
+        last: Event | None = None
+        try:
+            async with aclosing(self._batches) as batches:
+                async for batch in batches:
+                    last = batch[-1]
+                    if self._sink is None:
+                        return
+                    self._sink.receive(batch)
+                    await self._resumed.wait()
+            if not isinstance(last, TERMINAL) and self._sink is not None:
+                self._sink.receive([Failed(UNFINISHED)])
+        except Exception as error:
+            if self._sink is not None:
+                self._sink.receive([Failed(fault_from(error))])

@@ -6,7 +6,7 @@ import binascii
 import os
 import secrets
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import ItemReference
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.base import new_id, now
@@ -28,8 +27,17 @@ from dragoman.stores.base import Record, Retention, Store, StoreError
 from dragoman.stores.factory import data_directory, open_store
 from dragoman.wire.registry import WIRES
 
-from .resolve import NOT_SEALED, Source, bare, named, recalled, understand
-from .run import Batches, Run
+from .resolve import (
+    NOT_SEALED,
+    Source,
+    bare,
+    for_engine,
+    named,
+    needs_lookup,
+    recalled,
+    understand,
+)
+from .run import Run
 from .runs import LEASE, Runs
 from .webhooks import Courier, Receiver, Webhooks
 
@@ -40,7 +48,7 @@ ENCODER_VERSION = 2
 class Plan(Struct, frozen=True):
     """How a request is answered: `request` is for the engine, `echoed` what the answer repeats.
 
-    `run` records it, where it is to be kept; a `background` run goes on without its client.
+    `run` stores the answer, if it is stored; a `background` run goes on without its client.
     """
 
     request: Request
@@ -48,10 +56,6 @@ class Plan(Struct, frozen=True):
     losses: tuple[Loss, ...] = ()
     run: Run | None = None
     background: bool = False
-
-    def recorded(self, batches: Batches) -> Batches:
-        """The events, recorded on their way where that is wanted."""
-        return batches if self.run is None else self.run.recorded(batches)
 
 
 class Memory:
@@ -85,64 +89,79 @@ class Memory:
         self.runs.begin()
         self._courier.begin()
 
-    def plan_at_once(self, wire: str, request: Request) -> Plan | None:
-        """How to answer a request that builds on nothing and is not to be kept; None for others."""
-        stored = WIRES[wire].stored_by_default if request.store is None else request.store
-        if stored or request.background or ItemReference in map(type, request.items):
-            return None
-        if request.previous_response_id is not None or request.conversation is not None:
-            return None
-        echoed = replace(request, store=False)
-        whole = echoed if request.background is None else replace(echoed, background=None)
-        return Plan(whole, echoed, self._losses(request))
-
-    async def plan(
+    def plan(
         self, wire: str, request: Request, caller: Caller, source: Source | None = None
-    ) -> Plan:
-        """How to answer a request; `source` is where earlier things are looked up, if not in the
-        store. Raises FaultError when something the request names is not there."""
-        stored = request.store
-        if stored is None:
-            stored = WIRES[wire].stored_by_default
+    ) -> Plan | Awaitable[Plan]:
+        """How to answer a request; to be awaited only where something must be looked up: in
+        `source`, or else in the store. Raises FaultError for what cannot be answered, also when
+        something the request names is not there."""
+        stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
-        id = new_id()
-        source = source or self.store
-        asked = await understand(request, source, caller.tenant, id, inherit=self._inherit)
-        whole, left_out = await recalled(asked, source, caller.tenant)
-        losses = (*self._losses(request), *left_out)
-        echoed = replace(request, store=stored)
+        if needs_lookup(request, stored=stored):
+            return self._look_up(wire, request, caller, stored, source or self.store)
+        whole = for_engine(request, request.items, request.instructions)
         if not stored:
-            return Plan(whole, echoed, losses)
-        own, previous = asked.own, request.previous_response_id
+            losses = self._losses(request) if request.include else ()
+            return Plan(whole, replace(request, store=False), losses)
+        id = new_id()
+        own = replace(request, items=named(request.items, id))
+        return self._stored(wire, caller, id, own, whole)
+
+    async def _look_up(
+        self, wire: str, request: Request, caller: Caller, stored: bool, source: Source
+    ) -> Plan:
+        id = new_id()
+        asked = await understand(request, source, caller.tenant, id, inherit=self._inherit)
+        whole, losses = await recalled(asked, source, caller.tenant)
+        if not stored:
+            losses = (*self._losses(request), *losses)
+            return Plan(whole, replace(request, store=False), losses)
+        own = asked.own
+        previous = request.previous_response_id
         if previous is not None and not await self._known(caller, previous, source):
-            # Only the asker remembers what came before, so that the record must hold it.
+            # Only the connection has what came before, so that the record must hold it.
             own, previous = replace(own, items=named(asked.whole.items, id)), None
+        return self._stored(wire, caller, id, own, whole, previous, asked.conversation, losses)
+
+    def _stored(
+        self,
+        wire: str,
+        caller: Caller,
+        id: str,
+        own: Request,
+        whole: Request,
+        previous: str | None = None,
+        conversation: str | None = None,
+        losses: tuple[Loss, ...] = (),
+    ) -> Plan:
+        """The plan of a request whose answer is stored: `own` with it, `whole` is answered."""
+        background = bool(own.background)
         record = Record(
             id=id,
             tenant=caller.tenant,
             wire=wire,
             created_at=now(),
             request=replace(own, store=True),
-            status="queued" if request.background else "in_progress",
+            status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
-            conversation=None if asked.conversation is None else bare(asked.conversation),
-            background=bool(request.background),
+            conversation=None if conversation is None else bare(conversation),
+            background=background,
             owner=self.runs.owner,
             lease=self.runs.until(),
             dialect=self._dialect,
             version=ENCODER_VERSION,
-            metadata=request.metadata,
+            metadata=own.metadata,
         )
-        turn = named(asked.own.items, id) if record.conversation is not None else ()
-        run = self.runs.open(record, turn)
-        return Plan(whole, echoed, losses, run, record.background)
+        turn = named(own.items, id) if conversation is not None else ()
+        run = self.runs.open(record, turn, whole=not (background or own.stream))
+        return Plan(whole, record.request, (*self._losses(own), *losses), run, background)
 
     def _losses(self, request: Request) -> tuple[Loss, ...]:
         return (NOT_SEALED,) if self.seal is None and ENCRYPTED in request.include else ()
 
-    async def once_more(self, record: Record) -> Request:
-        """What a record asked, with all that it builds on. Raises FaultError when something it
+    async def reread(self, record: Record) -> Request:
+        """What a record asked for, with all that it builds on. Raises FaultError when something it
         names is not there any more."""
         asked = await understand(
             record.request, self.store, record.tenant, record.id, inherit=self._inherit

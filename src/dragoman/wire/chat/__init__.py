@@ -1,29 +1,25 @@
-"""Chat Completions: `POST /chat/completions`, whole and streamed, heard and told.
+"""Chat Completions, `POST /chat/completions`, as one value: requests and answers, both ways.
 
-`request` and `response` are the two sides of an exchange, `encoder` and `decoder` the stream in
-each direction; the other rooms hold one kind of thing each, both ways. What this wire does not
-know is kept under its name (`extras`) and said again on it.
+Fields that this wire does not know are stored under its name in `extra` and encoded again on it.
 """
 
-from dragoman.wire.protocol import Through, Wire
+from dragoman.wire.protocol import Wire
 
 from .losses import LOSSES, spelling
-from .request import decode, encode
-from .response import Encoder
-from .response import encode as encode_response
-from .stream import Decoder, Passing, passes, whole
+from .request import decode_request, encode_request
+from .response import Encoder, encode_response
+from .stream import Decoder
 
 CHAT = Wire(
     name="chat",
     path="/chat/completions",
-    decode_request=decode,
-    encode_request=encode,
+    decode_request=decode_request,
+    encode_request=encode_request,
     encoder=Encoder,
     encode_response=encode_response,
     decoder=Decoder,
     losses=LOSSES,
     spelling=spelling,
     id_prefix="chatcmpl-",
-    through=Through(passes=passes, passing=Passing, whole=whole),
 )
 """The wire as one value."""

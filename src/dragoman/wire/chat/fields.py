@@ -35,7 +35,7 @@ _NOTHING: tuple[JSON, ...] = (None, [], {})
 
 
 def rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
-    """The fields we do not know, without those that say nothing."""
+    """The fields we do not know, without empty ones."""
     if known.issuperset(value):
         return {}
     return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
@@ -57,42 +57,42 @@ NAME = "chat"
 """The key of this wire in every `extra`."""
 
 
-def keep(rest: dict[str, JSON], **nested: dict[str, JSON]) -> Extra | None:
-    """The extra that holds unknown fields, and those of objects inside; None if there are none.
+def to_extra(rest: dict[str, JSON], **nested: dict[str, JSON]) -> Extra | None:
+    """The extra with unknown fields, and those of objects inside; None if there are none.
 
-    >>> keep({"a": 1}, function={"b": 2}), keep({}, function={})
+    >>> to_extra({"a": 1}, function={"b": 2}), to_extra({}, function={})
     ({'chat': {'a': 1, 'function': {'b': 2}}}, None)
     """
     kept = rest | {name: fields for name, fields in nested.items() if fields}
     return {NAME: kept} if kept else None
 
 
-def kept(extra: Extra | None) -> dict[str, JSON]:
+def from_extra(extra: Extra | None) -> dict[str, JSON]:
     """The unknown fields of this wire."""
     return extra.get(NAME, {}) if extra else {}
 
 
-def restore(said: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
-    """What is said, and the unknown fields with it; what is said stands.
+def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
+    """The fields, and the unknown ones with them; a field that is there stands.
 
-    >>> restore({"id": "1", "function": {"name": "f"}}, keep({"id": "2"}, function={"b": 2}))
+    >>> restore({"id": "1", "function": {"name": "f"}}, to_extra({"id": "2"}, function={"b": 2}))
     {'id': '1', 'function': {'name': 'f', 'b': 2}}
     """
-    return join(said, kept(extra))
+    return merge(fields, from_extra(extra))
 
 
-def join(said: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
-    """`said`, with what `more` has besides, object by object; a null says nothing."""
+def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
+    """The fields, with what `more` has besides, object by object; a null counts as absent."""
     for name, value in more.items():
-        have = said.get(name)
+        have = fields.get(name)
         if isinstance(have, dict) and isinstance(value, dict):
-            said[name] = join(dict(have), value)
+            fields[name] = merge(dict(have), value)
         elif have is None:
-            said[name] = value
-    return said
+            fields[name] = value
+    return fields
 
 
-WORDS: dict[str, str] = {
+FINISH_WORDS: dict[str, str] = {
     "stop": "stop",
     "length": "length",
     "tool_calls": "tool_calls",
@@ -105,12 +105,12 @@ WORDS: dict[str, str] = {
     "model_length": "length",
     "safety": "content_filter",
 }
-"""What servers say, and what is meant."""
+"""The finish reasons of servers, by the protocol's own."""
 
-_SAID = frozenset(WORDS.values())
+_FINISH_REASONS = frozenset(FINISH_WORDS.values())
 
 BROKEN = ("error", "abort")
-"""Words with which servers end an answer that they could not finish."""
+"""Finish reasons of an answer that the server could not complete."""
 
 
 def decode_finish(value: JSON) -> str | None:
@@ -122,7 +122,7 @@ def decode_finish(value: JSON) -> str | None:
     if value is None or value == "":
         return None
     word = value.lower().replace("-", "_") if isinstance(value, str) else ""
-    return WORDS.get(word, "stop")
+    return FINISH_WORDS.get(word, "stop")
 
 
 def broken(value: JSON) -> bool:
@@ -131,14 +131,14 @@ def broken(value: JSON) -> bool:
 
 
 def encode_finish(reason: str, *, legacy: bool = False) -> str:
-    """The reason for the reader; `legacy` for one that knows functions and not tools.
+    """The reason for the client; `legacy` for one that knows functions and not tools.
 
     >>> encode_finish("tool_calls", legacy=True), encode_finish("max_tool_calls")
     ('function_call', 'stop')
     """
     if legacy and reason == "tool_calls":
         return "function_call"
-    return reason if reason in _SAID else "stop"
+    return reason if reason in _FINISH_REASONS else "stop"
 
 
 _KNOWN = ("token", "logprob", "bytes", "top_logprobs", "id")
@@ -164,7 +164,7 @@ def _token(value: dict[str, JSON]) -> Token:
         _bytes(value.get("bytes")),
         _tokens(value.get("top_logprobs")),
         id if isinstance(id, int) and not isinstance(id, bool) else None,
-        extra=keep({k: v for k, v in value.items() if k not in _KNOWN and v is not None}),
+        extra=to_extra({k: v for k, v in value.items() if k not in _KNOWN and v is not None}),
     )
 
 
@@ -177,10 +177,13 @@ def _bytes(value: JSON) -> bytes | None:
 
 def encode_logprobs(tokens: Sequence[Token]) -> list[JSON]:
     """The tokens with their alternatives."""
-    return [_say(token) | {"top_logprobs": [_say(top) for top in token.top]} for token in tokens]
+    return [
+        _encode_token(token) | {"top_logprobs": [_encode_token(top) for top in token.top]}
+        for token in tokens
+    ]
 
 
-def _say(token: Token) -> dict[str, JSON]:
+def _encode_token(token: Token) -> dict[str, JSON]:
     said: dict[str, JSON] = {} if token.id is None else {"id": token.id}
     said |= {"token": token.text, "logprob": token.logprob}
     said["bytes"] = None if token.bytes is None else list(token.bytes)
@@ -190,13 +193,13 @@ def _say(token: Token) -> dict[str, JSON]:
 _CITATION = "url_citation"
 
 
-def decode_notes(value: JSON) -> Annotation | None:
+def decode_annotation(value: JSON) -> Annotation | None:
     """An annotation; None for what is none."""
     if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
         return None
     rest = {name: each for name, each in value.items() if name != "type" and each is not None}
     if kind != _CITATION:
-        return Annotation(kind, extra=keep(rest))
+        return Annotation(kind, extra=to_extra(rest))
     if isinstance(rest.get(_CITATION), dict):
         cited = dict(rest.pop(_CITATION))
     else:
@@ -204,17 +207,17 @@ def decode_notes(value: JSON) -> Annotation | None:
     start, end = _taken(cited, "start_index", int), _taken(cited, "end_index", int)
     url, title = _taken(cited, "url", str), _taken(cited, "title", str)
     left = {name: each for name, each in cited.items() if each is not None}
-    return Annotation(_CITATION, start, end, url, title, extra=keep(rest, url_citation=left))
+    return Annotation(_CITATION, start, end, url, title, extra=to_extra(rest, url_citation=left))
 
 
 def _taken(left: dict[str, JSON], name: str, wanted: type) -> JSON:
     return left.pop(name) if isinstance(left.get(name), wanted) else None
 
 
-def encode_notes(note: Annotation, offset: int = 0) -> JSON:
+def encode_annotation(note: Annotation, offset: int = 0) -> JSON:
     """An annotation whose text begins at `offset`; None where this wire has no form for it."""
     if note.kind != _CITATION:
-        return {"type": note.kind, **kept(note.extra)} if kept(note.extra) else None
+        return {"type": note.kind, **from_extra(note.extra)} if from_extra(note.extra) else None
     places = {"start_index": note.start, "end_index": note.end}
     inner: dict[str, JSON] = {k: place + offset for k, place in places.items() if place is not None}
     words = {"url": note.url, "title": note.title}
@@ -225,7 +228,7 @@ def encode_notes(note: Annotation, offset: int = 0) -> JSON:
 _INPUT, _OUTPUT = "prompt_tokens_details", "completion_tokens_details"
 _DETAILS = (_INPUT, _OUTPUT, "input_tokens_details", "output_tokens_details")
 
-NAMES: dict[str, tuple[str, ...]] = {
+USAGE_NAMES: dict[str, tuple[str, ...]] = {
     "input_tokens": ("prompt_tokens", "input_tokens", "prompt_eval_count"),
     "output_tokens": ("completion_tokens", "output_tokens", "eval_count"),
     "total_tokens": ("total_tokens",),
@@ -255,12 +258,12 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our counts and the names they go by; the first is the protocol's own."""
 
-_USAGE_SAID = tuple(
+_DETAIL_FIELDS = tuple(
     (
         outer,
         tuple(
             (names[0].removeprefix(f"{outer}."), field)
-            for field, names in NAMES.items()
+            for field, names in USAGE_NAMES.items()
             if names[0].startswith(outer)
         ),
     )
@@ -268,7 +271,7 @@ _USAGE_SAID = tuple(
 )
 """The fields of the details, in the protocol's own words."""
 
-_FIELDS = {name: field for field, names in NAMES.items() for name in names}
+_FIELDS = {name: field for field, names in USAGE_NAMES.items() for name in names}
 
 
 def decode_usage(value: JSON) -> Usage | None:
@@ -285,12 +288,12 @@ def decode_usage(value: JSON) -> Usage | None:
     for name, number in left.items():
         known = _FIELDS.get(name)
         if known is None or known in counts or type(number) is not int:
-            return _decode_odd(left)
+            return _decode_other_usage(left)
         counts[known] = number
     return Usage(**counts) if counts else None
 
 
-def _decode_odd(left: dict[str, JSON]) -> Usage | None:
+def _decode_other_usage(left: dict[str, JSON]) -> Usage | None:
     """Counts under several names, or not written as numbers, or beside what we do not know."""
     counts: dict[str, JSON] = {}
     for field, names in _named(left).items():
@@ -301,7 +304,7 @@ def _decode_odd(left: dict[str, JSON]) -> Usage | None:
         for name, number in found.items():
             if number is None or number == counts[field]:
                 del left[name]
-    extra = keep(_nested(left)) if left else None
+    extra = to_extra(_nested(left)) if left else None
     return Usage(**counts, extra=extra) if counts or extra else None
 
 
@@ -313,7 +316,7 @@ def _named(flat: dict[str, JSON]) -> dict[str, list[str]]:
             named.setdefault(field, []).append(name)
     for field, names in named.items():
         if len(names) > 1:
-            names.sort(key=NAMES[field].index)
+            names.sort(key=USAGE_NAMES[field].index)
     return named
 
 
@@ -326,7 +329,7 @@ def encode_usage(usage: Usage) -> dict[str, JSON]:
     for name, number in (("prompt", asked), ("completion", said), ("total", total)):
         if number is not None:
             counted[f"{name}_tokens"] = number
-    for outer, fields in _USAGE_SAID:
+    for outer, fields in _DETAIL_FIELDS:
         inner = None
         for name, field in fields:
             number = getattr(usage, field)
@@ -422,10 +425,10 @@ class Details:
                 entry[name] = value
 
 
-def words(pieces: list[JSON]) -> list[str]:
-    """What can be read in the pieces of one chunk.
+def readable(pieces: list[JSON]) -> list[str]:
+    """The text in the pieces of one chunk.
 
-    >>> words([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
+    >>> readable([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
     ['Hm']
     """
     told = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)

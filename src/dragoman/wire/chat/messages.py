@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar
 
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import (
     JSON,
     Audio,
-    CallOutput,
+    Compaction,
     CustomToolCall,
     CustomToolCallOutput,
     Extra,
@@ -20,10 +21,12 @@ from dragoman.core.item import (
     FunctionCallOutput,
     Image,
     Item,
+    ItemReference,
     Message,
     Part,
     Reasoning,
     Refusal,
+    Role,
     Summary,
     Text,
     Thought,
@@ -33,9 +36,9 @@ from dragoman.core.item import (
 from dragoman.core.loss import LossList
 from dragoman.wire import json
 from dragoman.wire.dialect import Dialect
-from dragoman.wire.json import Fields
+from dragoman.wire.json import ABSENT, Reader
 
-from .fields import NAME, join, keep, kept, restore
+from .fields import NAME, from_extra, merge, restore, to_extra
 
 VENDOR_PARTS = frozenset(
     {
@@ -50,93 +53,333 @@ VENDOR_PARTS = frozenset(
     }
 )
 """Part types that are not in the protocol and that some servers take; carried as they are."""
+NEW_TURN: Extra = {"turn": {"new": True}}
+"""Marks an item that begins an assistant message right after another assistant message, which
+would otherwise be taken for one."""
 
 Content = str | tuple[Part, ...]
+_Word = Annotated[str, Meta(min_length=1)]
 
 
-# ---- hearing -----------------------------------------------------------------------------
+# ---- the objects of the protocol ---------------------------------------------------------
 
 
-def decode_content(message: Fields, name: str = "content") -> Content | None:
-    """The content of a message; None when there is none."""
-    value = message.any(name)
-    match value:
-        case None | str():
-            return value
-        case list():
-            path = message.at(name)
-            return tuple(_part(each, f"{path}[{n}]") for n, each in enumerate(value))
-        case _:
-            problem = f"is {json.kind(value)}, and must be a string or an array of parts"
-            raise message.wrong(name, problem)
+class _TextPart(Struct, tag_field="type", tag="text"):
+    text: str
 
 
-def _part(value: JSON, path: str) -> Part:
-    if not isinstance(value, dict):
-        raise FaultError(bad_request(f"is {json.kind(value)}, and must be an object", path))
-    part = Fields(value, path)
-    match part.need("type"):
-        case "text":
-            return Text(_said(part, "text"), extra=keep(part.rest()))
-        case "refusal":
-            return Refusal(_said(part, "refusal"), extra=keep(part.rest()))
-        case "image_url":
-            return _image(part)
-        case "input_audio":
-            sound = _inner(part, "input_audio")
-            data, format = sound.need("data"), sound.string("format")
-            return Audio(data, format, extra=keep(part.rest(), input_audio=sound.rest()))
-        case "file":
-            return _file(part)
-        case kind if kind in VENDOR_PARTS:
-            return UnknownPart(NAME, value)
-        case kind:
-            raise part.wrong("type", f"is {kind!r}, which is no part of a message")
+class _RefusalPart(Struct, tag_field="type", tag="refusal"):
+    refusal: str
 
 
-def _said(part: Fields, name: str) -> str:
-    text = part.string(name)
-    if text is None:
-        raise part.wrong(name, "is missing")
+class _ImagePart(Struct, tag_field="type", tag="image_url"):
+    image_url: Raw
+
+
+class _AudioPart(Struct, tag_field="type", tag="input_audio"):
+    input_audio: Raw
+
+
+class _FilePart(Struct, tag_field="type", tag="file"):
+    file: Raw
+
+
+class _ImageURL(Struct):
+    url: _Word
+    detail: str | None = None
+
+
+class _Sound(Struct):
+    data: _Word
+    format: str | None = None
+
+
+class _FileData(Struct):
+    file_id: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+
+
+class _Message(Struct, tag_field="role", gc=False):
+    """A message of the role that its kind is for."""
+
+    role: ClassVar[Role]
+    content: str | list[Raw] | None = None
+    name: str | None = None
+
+
+class _System(_Message, tag="system"):
+    role = "system"
+
+
+class _Developer(_Message, tag="developer"):
+    role = "developer"
+
+
+class _User(_Message, tag="user"):
+    role = "user"
+
+
+class _Assistant(_Message, tag="assistant"):
+    role = "assistant"
+    tool_calls: list[Raw] | None = None
+    refusal: str | None = None
+    # Under any name, and of any shape: other servers and clients have put other things there.
+    reasoning_content: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    reasoning_details: list[JSON] | None = None
+    audio: Raw = ABSENT
+    function_call: Raw = ABSENT
+
+
+class _Tool(Struct, tag_field="role", tag="tool", gc=False):
+    tool_call_id: _Word
+    content: str | list[Raw] | None = None
+
+
+class _Function(Struct, tag_field="role", tag="function"):
+    name: _Word
+    content: str | list[Raw] | None = None
+
+
+class _PastAudio(Struct):
+    id: _Word
+    data: str | None = None
+    transcript: str | None = None
+    expires_at: int | None = None
+
+
+class _Call(Struct):
+    id: _Word
+    type: str | None = None
+    function: Raw = ABSENT
+    custom: Raw = ABSENT
+
+
+class _FunctionCall(Struct):
+    name: _Word
+    arguments: str | dict[str, JSON] | None = None
+    namespace: str | None = None
+
+
+class _CustomCall(Struct):
+    name: _Word
+    input: str | None = None
+    namespace: str | None = None
+
+
+message_reader = Reader[_Message | _Tool | _Function](
+    _System, _Developer, _User, _Assistant, _Tool, _Function
+)
+_parts = Reader[_TextPart | _RefusalPart | _ImagePart | _AudioPart | _FilePart](
+    _TextPart, _RefusalPart, _ImagePart, _AudioPart, _FilePart
+)
+_image_url, _sound, _file_data = Reader(_ImageURL), Reader(_Sound), Reader(_FileData)
+_past_audio, _calls = Reader(_PastAudio), Reader(_Call)
+_function_calls, _custom_calls = Reader(_FunctionCall), Reader(_CustomCall)
+
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+def decode_messages(data: Raw) -> tuple[Item, ...]:
+    """The items of a conversation, by `message_reader`. Raises FaultError naming the message that
+    is wrong."""
+    items: list[Item] = []
+    calls: dict[str, type[Item]] = {}  # the calls that results may refer to
+    legacy: dict[str, str] = {}  # by function name: the id made up for its last call
+    after_assistant = False
+    messages, unknown = message_reader.read_all(data, "messages")
+    for number, message in enumerate(messages):
+        rest = unknown.get(number, {})
+        content: Content | None
+        if isinstance(message.content, list):
+            path = f"messages[{number}].content"
+            content = tuple([_part(raw, f"{path}[{n}]") for n, raw in enumerate(message.content)])
+        else:
+            content = message.content
+        if isinstance(message, _Assistant):
+            turn = _assistant_items(message, content, rest, number)
+            if message.tool_calls or message.function_call is not ABSENT:
+                for item in turn:
+                    match item:
+                        case FunctionCall() | CustomToolCall():
+                            calls[item.call_id] = type(item)
+                            if message.tool_calls is None:
+                                legacy[item.name] = item.call_id
+                        case Unknown(value={"id": str(call_id)}):
+                            calls[call_id] = Unknown
+            if after_assistant:
+                turn[0] = replace(turn[0], extra=(turn[0].extra or {}) | NEW_TURN)
+            items += turn
+            after_assistant = True
+            continue
+        after_assistant = False
+        if isinstance(message, _Message):
+            if content is None:
+                raise FaultError(bad_request("is missing", f"messages[{number}].content"))
+            if rest or message.name is not None:
+                extra = to_extra(rest)
+                items.append(Message(message.role, content, name=message.name, extra=extra))
+            else:
+                items.append(Message(message.role, content))
+        elif isinstance(message, _Tool):
+            call_id = message.tool_call_id
+            if call_id not in calls:
+                problem = f"is {call_id!r}, and no earlier call has that id"
+                raise FaultError(bad_request(problem, f"messages[{number}].tool_call_id"))
+            kind = CustomToolCallOutput if calls[call_id] is CustomToolCall else FunctionCallOutput
+            items.append(kind(call_id, content or "", extra=to_extra(rest) if rest else None))
+        else:
+            if message.name not in legacy:
+                problem = f"is {message.name!r}, and no earlier call is to that function"
+                raise FaultError(bad_request(problem, f"messages[{number}].name"))
+            extra = to_extra({**rest, "name": message.name})
+            items.append(FunctionCallOutput(legacy[message.name], content or "", extra=extra))
+    if not items:
+        raise FaultError(bad_request("is empty", "messages"))
+    return tuple(items)
+
+
+def _assistant_items(
+    message: _Assistant, given: Content | None, rest: dict[str, JSON], place: int
+) -> list[Item]:
+    """The items of an assistant message; there is always one."""
+    items: list[Item] = []
+    reasoning = None
+    if message.reasoning_content is not ABSENT or message.reasoning is not ABSENT:
+        reasoning = _reasoning_text(message, rest)
+    details = _reasoning = message.reasoning_details
+    if reasoning is not None or details:
+        json.check_depth(details)
+        thoughts = () if reasoning is None else (Thought(reasoning),)
+        extra = to_extra({"reasoning_details": details} if details else {})
+        items.append(Reasoning(thoughts, extra=extra))
+    calls: list[FunctionCall | CustomToolCall | Unknown] = []
+    if message.tool_calls:
+        path = f"messages[{place}].tool_calls"
+        calls = [_call(raw, f"{path}[{n}]") for n, raw in enumerate(message.tool_calls)]
+    if message.function_call is not ABSENT and bytes(message.function_call) != b"null":
+        if calls:
+            rest["function_call"] = json.value_of(message.function_call)
+        else:
+            path, call_id = f"messages[{place}].function_call", f"call_legacy_{place}"
+            calls = [_function_call(call_id, message.function_call, {}, path)]
+    content = None if given == () else given
+    if message.refusal or message.audio is not ABSENT:
+        content = _with_refusal_and_audio(content, message, f"messages[{place}]")
+    if content is not None or message.name or rest or not calls:
+        if content is None:
+            content = () if calls else ""
+        extra = to_extra(rest) if rest else None
+        items.append(Message("assistant", content, name=message.name, extra=extra))
+    return items + calls
+
+
+def _reasoning_text(message: _Assistant, rest: dict[str, JSON]) -> str | None:
+    """The reasoning, under any of the names servers have for it; what else stands there is added
+    to the unknown fields."""
+    text = None
+    for name, raw in (
+        ("reasoning_content", message.reasoning_content),
+        ("reasoning", message.reasoning),
+    ):
+        value = json.value_of(raw)
+        if isinstance(value, str) and not text:
+            text = value
+        elif value is not None and value != text:
+            rest[name] = value
     return text
 
 
-def _inner(part: Fields, name: str) -> Fields:
-    inner = part.object(name)
-    if inner is None:
-        raise part.wrong(name, "is missing")
-    return inner
+def _with_refusal_and_audio(
+    content: Content | None, message: _Assistant, path: str
+) -> Content | None:
+    """The content of an assistant message, with its refusal and its past audio as parts."""
+    added: list[Part] = [Refusal(message.refusal)] if message.refusal else []
+    if message.audio is not ABSENT and bytes(message.audio) != b"null":
+        audio, rest = _past_audio.read(message.audio, f"{path}.audio")
+        added.append(
+            Audio(
+                audio.data,
+                transcript=audio.transcript,
+                id=audio.id,
+                expires_at=audio.expires_at,
+                extra=to_extra(rest),
+            )
+        )
+    return (*(parts(content) if content else ()), *added) if added else content
 
 
-def _image(part: Fields) -> Image:
-    given = part.any("image_url")
-    if isinstance(given, str):  # seen in the wild, and clear enough
-        given = {"url": given}
-    if not isinstance(given, dict):
-        raise part.wrong("image_url", f"is {json.kind(given)}, and must be an object with a url")
-    image = Fields(given, part.at("image_url"))
-    url, detail = image.need("url"), image.string("detail")
-    return Image(url, detail=detail, extra=keep(part.rest(), image_url=image.rest()))
+def _part(raw: Raw, path: str) -> Part:
+    try:
+        part, rest = _parts.read(raw, path)
+    except FaultError:
+        value = json.load(bytes(raw))
+        if isinstance(value, dict) and str(value.get("type")) in VENDOR_PARTS:
+            return UnknownPart(NAME, value)
+        raise
+    match part:
+        case _TextPart():
+            return Text(part.text, extra=to_extra(rest) if rest else None)
+        case _RefusalPart():
+            return Refusal(part.refusal, extra=to_extra(rest))
+        case _ImagePart(image_url=inner):
+            if bytes(memoryview(inner)[:1]) == b'"':  # seen in the wild, and clear enough
+                inner = Raw(b'{"url":%b}' % bytes(inner))
+            image, more = _image_url.read(inner, f"{path}.image_url")
+            return Image(image.url, detail=image.detail, extra=to_extra(rest, image_url=more))
+        case _AudioPart():
+            sound, more = _sound.read(part.input_audio, f"{path}.input_audio")
+            return Audio(sound.data, sound.format, extra=to_extra(rest, input_audio=more))
+        case _:
+            file, more = _file_data.read(part.file, f"{path}.file")
+            if not file.file_id and not file.file_data:
+                problem = "is missing, and so is file_id"
+                raise FaultError(bad_request(problem, f"{path}.file.file_data"))
+            extra = to_extra(rest, file=more)
+            return File(file.file_id, file.file_data, filename=file.filename, extra=extra)
 
 
-def _file(part: Fields) -> File:
-    file = _inner(part, "file")
-    file_id, data, filename = (file.string(n) for n in ("file_id", "file_data", "filename"))
-    if not file_id and not data:
-        raise file.wrong("file_data", "is missing, and so is file_id")
-    return File(file_id, data, filename=filename, extra=keep(part.rest(), file=file.rest()))
+def _call(raw: Raw, path: str) -> FunctionCall | CustomToolCall | Unknown:
+    call, rest = _calls.read(raw, path)
+    kind = call.type or "function"
+    if kind not in ("function", "custom"):
+        value = json.load(bytes(raw))
+        fields = {name: each for name, each in value.items() if name != "type"}
+        return Unknown(NAME, kind, fields)
+    inner, path = (call.function if kind == "function" else call.custom), f"{path}.{kind}"
+    if inner is ABSENT:
+        raise FaultError(bad_request("is missing", path))
+    return (_function_call if kind == "function" else _custom_call)(call.id, inner, rest, path)
 
 
-# ---- telling -----------------------------------------------------------------------------
+def _function_call(call_id: str, inner: Raw, rest: dict[str, JSON], path: str) -> FunctionCall:
+    call, more = _function_calls.read(inner, path)
+    arguments = call.arguments or ""
+    if not isinstance(arguments, str):
+        json.check_depth(arguments)
+        arguments = json.text(arguments)
+    extra = to_extra(rest, function=more) if rest or more else None
+    return FunctionCall(call_id, call.name, arguments, call.namespace, extra=extra)
+
+
+def _custom_call(call_id: str, inner: Raw, rest: dict[str, JSON], path: str) -> CustomToolCall:
+    call, more = _custom_calls.read(inner, path)
+    extra = to_extra(rest, custom=more)
+    return CustomToolCall(call_id, call.name, call.input or "", call.namespace, extra=extra)
+
+
+# ---- encoding ----------------------------------------------------------------------------
 
 
 def encode_content(content: Content) -> JSON:
-    """The content as it stood."""
+    """The content as it was given."""
     return content if isinstance(content, str) else [encode_part(part) for part in content]
 
 
 def encode_part(part: Part) -> dict[str, JSON]:
-    """One part. What this wire has no form for is said in words."""
+    """One part; one that this wire has no form for as text."""
     match part:
         case Text():
             return restore({"type": "text", "text": part.text}, part.extra)
@@ -163,13 +406,13 @@ def parts(content: Content) -> tuple[Part, ...]:
     return (Text(content),) if isinstance(content, str) else content
 
 
-def is_text(content: tuple[Part, ...]) -> bool:
-    """Whether there is nothing but words in it."""
+def is_text(content: Sequence[Part]) -> bool:
+    """Whether all parts are text."""
     return all(isinstance(part, Text | Refusal) for part in content)
 
 
 def describe(part: Part) -> str:
-    """A part in words, for readers who cannot take the part itself."""
+    """A part as text, for models and servers that cannot take the part itself."""
     match part:
         case Text() | Refusal() | Thought() | Summary():
             return part.text
@@ -184,277 +427,88 @@ def describe(part: Part) -> str:
             return f"[{part.value.get('type', 'part')}]"
 
 
-ROLES = ("assistant", "developer", "function", "system", "tool", "user")
-TURN: Extra = {"turn": {"new": True}}
-"""Marks an item that begins an assistant message right after another assistant message, which
-would otherwise be taken for one."""
+PLACEHOLDER_REASONING = " "
+"""Stands for reasoning that a server requires and that we do not have. Servers that require some
+refuse the empty string; words would be taken for the model's own."""
+MAX_DESCRIBED = 2000
+"""How many characters of a field are kept where an item is described as text."""
 
 
-def decode_messages(request: Fields) -> tuple[Item, ...]:
-    """The items of a conversation. Raises FaultError naming the message that is wrong."""
-    reader = _Reader()
-    for message in request.objects("messages"):
-        reader.read(message)
-    if not reader.items:
-        raise request.wrong("messages", "is missing or empty")
-    return tuple(reader.items)
+def encode_messages(items: Iterable[Item], dialect: Dialect, losses: LossList) -> list[JSON]:
+    """The messages for these items; what the dialect costs is added to the losses."""
+    messages: list[JSON] = []
+    turn: _AssistantTurn | None = None  # the assistant message that is not complete yet
+    moved: list[Part] = []  # parts of results that only a user message may have
+    reasoning_missing = False
 
+    def end_turn() -> None:
+        nonlocal turn, reasoning_missing
+        if turn is not None:
+            reasoning_missing = reasoning_missing or turn.lacks_reasoning
+            messages.append(turn.message())
+            turn = None
 
-class _Reader:
-    """The items so far, and the calls that results may refer to."""
+    def end_results() -> None:
+        end_turn()
+        if moved:
+            messages.append({"role": "user", "content": encode_content(tuple(moved))})
+            moved.clear()
 
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-        self._calls: dict[str, type[Item]] = {}
-        self._legacy: dict[str, str] = {}  # by function name: the id made up for its last call
-        self._after_assistant = False
-
-    def read(self, message: Fields) -> None:
-        """One message more."""
-        role = message.need("role")
-        match role:
-            case "assistant":
-                self._assistant(message)
-            case "system" | "developer" | "user":
-                self.items.append(_spoken(role, message))
-            case "tool":
-                self.items.append(self._result(message))
-            case "function":
-                self.items.append(self._legacy_result(message))
-            case _:
-                raise message.wrong("role", f"is {role!r}, and must be one of {', '.join(ROLES)}")
-        self._after_assistant = role == "assistant"
-
-    def _assistant(self, message: Fields) -> None:
-        legacy_id = f"call_legacy_{len(self._calls)}"
-        items = _turn(message, legacy_id)
-        for item in items:
-            match item:
-                case FunctionCall() | CustomToolCall():
-                    self._calls[item.call_id] = type(item)
-                    if item.call_id == legacy_id:
-                        self._legacy[item.name] = legacy_id
-                case Unknown(value={"id": str(call_id)}):
-                    self._calls[call_id] = Unknown
-        if self._after_assistant:
-            items[0] = replace(items[0], extra=(items[0].extra or {}) | TURN)
-        self.items += items
-
-    def _result(self, message: Fields) -> CallOutput:
-        call_id = message.need("tool_call_id")
-        if call_id not in self._calls:
-            raise message.wrong("tool_call_id", f"is {call_id!r}, and no earlier call has that id")
-        output, extra = decode_content(message) or "", keep(message.rest())
-        if self._calls[call_id] is CustomToolCall:
-            return CustomToolCallOutput(call_id, output, extra=extra)
-        return FunctionCallOutput(call_id, output, extra=extra)
-
-    def _legacy_result(self, message: Fields) -> CallOutput:
-        name = message.need("name")
-        if name not in self._legacy:
-            raise message.wrong("name", f"is {name!r}, and no earlier call is to that function")
-        output, rest = decode_content(message) or "", message.rest()
-        return FunctionCallOutput(self._legacy[name], output, extra=keep(rest | {"name": name}))
-
-
-def _spoken(role: Literal["system", "developer", "user"], message: Fields) -> Message:
-    said = decode_content(message)
-    if said is None:
-        raise message.wrong("content", "is missing")
-    return Message(role, said, name=message.string("name"), extra=keep(message.rest()))
-
-
-# ---- assistant messages ------------------------------------------------------------------
-
-
-def _turn(message: Fields, legacy_id: str) -> list[Item]:
-    """The items of an assistant message; there is always one."""
-    reasoning, rest = _reasoning(message)
-    said, name = _said_messages(message), message.string("name")
-    calls = [_call(call) for call in message.objects("tool_calls")]
-    if not calls and (legacy := message.object("function_call")) is not None:
-        calls = [_function_call(legacy_id, legacy, {})]
-    extra = keep(message.rest() | rest)
-    items: list[Item] = [] if reasoning is None else [reasoning]
-    if said is not None or name or extra or not calls:
-        empty: str | tuple[Part, ...] = () if calls else ""
-        items.append(Message("assistant", empty if said is None else said, name=name, extra=extra))
-    return items + calls
-
-
-def _reasoning(message: Fields) -> tuple[Reasoning | None, dict[str, JSON]]:
-    """What was thought, under any of the names servers have for it; and what is none of it."""
-    text, rest = None, {}
-    for name in ("reasoning_content", "reasoning"):
-        value = message.any(name)
-        if isinstance(value, str) and not text:
-            text = value
-        elif value is not None and value != text:
-            rest[name] = value
-    details = message.array("reasoning_details")
-    sealed = keep({"reasoning_details": details} if details else {})
-    if text is None and sealed is None:
-        return None, rest
-    return Reasoning(() if text is None else (Thought(text),), extra=sealed), rest
-
-
-def _said_messages(message: Fields) -> Content | None:
-    """The content of an assistant message, its refusal and its past audio as parts of it."""
-    said = decode_content(message)
-    parts: list[Part] = []
-    if refusal := message.string("refusal"):
-        parts.append(Refusal(refusal))
-    if (audio := message.object("audio")) is not None:
-        parts.append(_past_audio(audio))
-    if not parts:
-        return None if said == () else said
-    if isinstance(said, str):
-        said = (Text(said),) if said else ()
-    return (*(said or ()), *parts)
-
-
-def _past_audio(audio: Fields) -> Audio:
-    id, data, transcript = audio.need("id"), audio.string("data"), audio.string("transcript")
-    expires_at = audio.integer("expires_at")
-    return Audio(
-        data, transcript=transcript, id=id, expires_at=expires_at, extra=keep(audio.rest())
-    )
-
-
-def _call(call: Fields) -> FunctionCall | CustomToolCall | Unknown:
-    call_id, kind = call.need("id"), call.string("type") or "function"
-    inner = call.object(kind) if kind in ("function", "custom") else None
-    if inner is not None:
-        return (_function_call if kind == "function" else _custom_call)(call_id, inner, call.rest())
-    if kind in ("function", "custom"):
-        raise call.wrong(kind, "is missing")
-    return Unknown(NAME, kind, {"id": call_id, **call.rest()})
-
-
-def _function_call(call_id: str, inner: Fields, rest: dict[str, JSON]) -> FunctionCall:
-    name, namespace, arguments = inner.need("name"), inner.string("namespace"), ""
-    match inner.any("arguments"):
-        case None:
-            pass
-        case str(text):
-            arguments = text
-        case dict(value):
-            arguments = json.text(value)
-        case value:
-            raise inner.wrong("arguments", f"is {json.kind(value)}, and must be a string")
-    extra = keep(rest, function=inner.rest())
-    return FunctionCall(call_id, name, arguments, namespace, extra=extra)
-
-
-def _custom_call(call_id: str, inner: Fields, rest: dict[str, JSON]) -> CustomToolCall:
-    name, namespace, said = inner.need("name"), inner.string("namespace"), inner.string("input")
-    return CustomToolCall(
-        call_id, name, said or "", namespace, extra=keep(rest, custom=inner.rest())
-    )
-
-
-NO_THOUGHT = " "
-"""Stands for reasoning that is owed and not to be had. Servers that ask for some refuse the empty
-string; words would be taken for the model's own."""
-LONGEST = 2000
-"""How many characters of a field are kept where an item is written down as a note."""
-
-
-def encode_turns(items: Iterable[Item], dialect: Dialect, ledger: LossList) -> list[JSON]:
-    """The messages that say these items; what the dialect costs goes into the ledger."""
-    writer = _Writer(dialect)
     for index, item in enumerate(items):
-        _note_costs(item, index, dialect, ledger)
-        writer.add(item)
-    messages = writer.close()
-    if writer.owed:
+        match item:
+            case Message(role="user" | "system" | "developer"):
+                if turn is not None or moved:
+                    end_results()
+                content = item.content
+                if not isinstance(content, str):
+                    content = _encode_parts(content, dialect, losses, index)
+                message: dict[str, JSON] = {"role": item.role, "content": content}
+                if item.name:
+                    message["name"] = item.name
+                messages.append(message if item.extra is None else restore(message, item.extra))
+            case FunctionCallOutput() | CustomToolCallOutput():
+                if turn is not None:
+                    end_turn()
+                output = item.output
+                if not isinstance(output, str):
+                    shown = [part for part in output if isinstance(part, Image | Audio | File)]
+                    if shown:
+                        label = Text(f"From the result of the tool call {item.call_id}:")
+                        moved += [label, *shown]
+                        output = tuple(map(_without_media, output))
+                    output = _encode_parts(output, dialect, losses, index)
+                message = {"role": "tool", "tool_call_id": item.call_id, "content": output}
+                messages.append(message if item.extra is None else restore(message, item.extra))
+            case Unknown(kind="compaction_trigger") | ItemReference() | Compaction():
+                pass  # asks for nothing where it is not last; the others are refused before
+            case _:
+                if turn is None or (item.extra and item.extra.get("turn")):
+                    end_results()
+                    turn = _AssistantTurn(dialect)
+                turn.add(item, losses, index)
+    end_results()
+    if reasoning_missing:
         why = (
             "this server wants the reasoning that led to a call, and there is none: it gets a space"
         )
-        ledger.note("items[*].reasoning", "emulated", why)
+        losses.note("items[*].reasoning", "emulated", why)
     return messages
 
 
-def _note_costs(item: Item, index: int, dialect: Dialect, ledger: LossList) -> None:
-    match item:
-        case Reasoning() if dialect.reasoning_echo == "never":
-            why = "this server takes no reasoning back"
-            ledger.note("items[*].reasoning", "dropped", why, (index,))
-        case Message(content=tuple(parts)) | FunctionCallOutput(output=tuple(parts)):
-            if not dialect.content_parts and len(parts) > 1 and is_text(parts):
-                why = "the text is sent as one string; its parts are joined"
-                ledger.note("items[*].content", "emulated", why, (index,))
+def _encode_parts(
+    content: tuple[Part, ...], dialect: Dialect, losses: LossList, index: int
+) -> JSON:
+    """Parts as this server takes them: a list that is all text may have to be a string."""
+    if dialect.content_parts or not is_text(content):
+        return encode_content(content)
+    if len(content) > 1:
+        why = "the text is sent as one string; its parts are joined"
+        losses.note("items[*].content", "emulated", why, (index,))
+    return "\n".join(describe(part) for part in content)
 
 
-class _Writer:
-    """The messages so far, the assistant's turn that is open, and what waits to be shown."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self._messages: list[JSON] = []
-        self._turn: _AssistantTurn | None = None
-        self._hoisted: list[Part] = []
-        self.owed = False  # reasoning was, and could not be had
-
-    def add(self, item: Item) -> None:
-        """One item more."""
-        match item:
-            case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
-                self._assistant(item)
-            case Unknown(kind="compaction_trigger"):
-                pass  # not the last item, where it would have been answered: it asks for nothing
-            case Unknown():
-                self._assistant(item)
-            case FunctionCallOutput() | CustomToolCallOutput():
-                self._end_turn()
-                self._messages.append(self._result(item))
-            case Message():
-                self._end_results()
-                self._messages.append(_spoken_turns(item, self._dialect))
-            case _:
-                pass  # references and compactions: refused before anything is encoded
-
-    def close(self) -> list[JSON]:
-        """All messages."""
-        self._end_results()
-        return self._messages
-
-    def _assistant(
-        self, item: Message | Reasoning | FunctionCall | CustomToolCall | Unknown
-    ) -> None:
-        begins = bool(item.extra and item.extra.get("turn"))
-        if self._turn is None or begins:
-            self._end_results()
-            self._turn = _AssistantTurn(self._dialect)
-        self._turn.add(item)
-
-    def _end_turn(self) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            self.owed = self.owed or turn.owed
-            self._messages.append(turn.message())
-
-    def _end_results(self) -> None:
-        """After the last result of a turn, show what could not be said in it."""
-        self._end_turn()
-        parts, self._hoisted = self._hoisted, []
-        if parts:
-            self._messages.append({"role": "user", "content": encode_content(tuple(parts))})
-
-    def _result(self, item: CallOutput) -> JSON:
-        output = item.output
-        if not isinstance(output, str):
-            shown = [part for part in output if isinstance(part, Image | Audio | File)]
-            if shown:
-                label = Text(f"From the result of the tool call {item.call_id}:")
-                self._hoisted += [label, *shown]
-            output = tuple(_here(part) for part in output)
-        said = _content(output, self._dialect)
-        return restore({"role": "tool", "tool_call_id": item.call_id, "content": said}, item.extra)
-
-
-def _here(part: Part) -> Part:
-    """A part of a result, or the word that it follows in a message of its own."""
+def _without_media(part: Part) -> Part:
+    """A part of a result; one that cannot stand there as the text that says where it is."""
     match part:
         case Image():
             return Text("[image: see the next user message]")
@@ -466,158 +520,165 @@ def _here(part: Part) -> Part:
             return part
 
 
-def _spoken_turns(item: Message, dialect: Dialect) -> JSON:
-    said = {"role": item.role, "content": _content(item.content, dialect)}
-    if item.name:
-        said["name"] = item.name
-    return restore(said, item.extra)
-
-
-def _content(said: Content, dialect: Dialect) -> JSON:
-    """Content as this side takes it: a list that is all text may have to be a string."""
-    if isinstance(said, tuple) and not dialect.content_parts and is_text(said):
-        return "\n".join(describe(part) for part in said)
-    return encode_content(said)
-
-
 class _AssistantTurn:
-    """Everything between two things that others said, as one message."""
+    """The items between two messages of others, which are one assistant message."""
+
+    __slots__ = ("_calls", "_content", "_dialect", "_extra", "_inline", "_reasoning")
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._thoughts: list[str] = []
-        self._said: Content | None = None
-        self._inline = ""  # think tags and the thought in them, before the text they belong to
+        self._reasoning: list[str] = []
+        self._content: Content | None = None
+        self._inline = ""  # reasoning in think tags, which stands before the text it belongs to
         self._calls: list[JSON] = []
-        self._more: dict[str, JSON] = {}
+        self._extra: dict[str, JSON] = {}
 
-    def add(self, item: Message | Reasoning | FunctionCall | CustomToolCall | Unknown) -> None:
+    def add(
+        self,
+        item: Message | Reasoning | FunctionCall | CustomToolCall | Unknown,
+        losses: LossList,
+        index: int,
+    ) -> None:
         """One item more of this turn."""
         match item:
-            case Reasoning():
-                self._think(item)
-            case Message():
-                self._say(item.content)
-                self._keep({"name": item.name} if item.name else {})
-                self._keep(kept(item.extra))
             case FunctionCall() | CustomToolCall():
                 self._calls.append(encode_call(item))
+            case Message():
+                content = item.content
+                if not isinstance(content, str) and not self._dialect.content_parts:
+                    _encode_parts(content, self._dialect, losses, index)  # notes what it costs
+                self._add_content(content)
+                if item.name:
+                    self._add_extra({"name": item.name})
+                if item.extra:
+                    self._add_extra(from_extra(item.extra))
+            case Reasoning():
+                self._add_reasoning(item, losses, index)
             case Unknown(wire=wire) if wire == NAME:
                 self._calls.append({"type": item.kind, **item.value})
             case _:
-                self._say((Text(_note(item)),))
+                text = f"[{item.kind}: {json.text(_shortened(item.value))}]"
+                self._add_content((Text(text),))
 
     @property
-    def owed(self) -> bool:
+    def lacks_reasoning(self) -> bool:
         """Whether the server wants reasoning with this message, and there is none."""
         must = self._dialect.reasoning_echo == "must"
-        return must and bool(self._calls) and not any(self._thoughts)
+        return must and bool(self._calls) and not any(self._reasoning)
 
     def message(self) -> dict[str, JSON]:
         """The message; fields that were not given are not in it."""
-        said: dict[str, JSON] = {"role": "assistant"}
+        message: dict[str, JSON] = {"role": "assistant"}
         if self._inline:
-            self._say("")
-        parts, refusal, audio = _apart(self._said)
-        if parts is not None:
-            said["content"] = _content(parts, self._dialect)
+            self._add_content("")
+        refusal: str | None = None
+        audio: dict[str, JSON] | None = None
+        content = self._content
+        if isinstance(content, tuple):
+            content, refusal, audio = _split_content(content)
+        if content is not None:
+            text = not isinstance(content, str) and not self._dialect.content_parts
+            message["content"] = (
+                "\n".join(map(describe, parts(content)))
+                if text and is_text(parts(content))
+                else encode_content(content)
+            )
         elif not (self._calls or refusal or audio):
-            said["content"] = ""
-        said |= {"refusal": refusal} if refusal else {}
-        said |= {"audio": audio} if audio else {}
-        if self._thoughts and self._dialect.reasoning_echo != "never":
-            said[self._dialect.reasoning_field] = "\n\n".join(self._thoughts)
-        if self.owed:
-            said[self._dialect.reasoning_field] = NO_THOUGHT
-        said |= {"tool_calls": self._calls} if self._calls else {}
+            message["content"] = ""
+        if refusal:
+            message["refusal"] = refusal
+        if audio:
+            message["audio"] = audio
+        if self._reasoning and self._dialect.reasoning_echo != "never":
+            message[self._dialect.reasoning_field] = "\n\n".join(self._reasoning)
+        if self.lacks_reasoning:
+            message[self._dialect.reasoning_field] = PLACEHOLDER_REASONING
+        if self._calls:
+            message["tool_calls"] = self._calls
         if self._dialect.reasoning_echo == "never":
-            self._more.pop("reasoning_details", None)
-        return join(said, self._more)
+            self._extra.pop("reasoning_details", None)
+        return merge(message, self._extra) if self._extra else message
 
-    def _think(self, item: Reasoning) -> None:
+    def _add_reasoning(self, item: Reasoning, losses: LossList, index: int) -> None:
+        if self._dialect.reasoning_echo == "never":
+            why = "this server takes no reasoning back"
+            losses.note("items[*].reasoning", "dropped", why, (index,))
         tags = (item.extra or {}).get("inline")
         if tags is not None:
             self._inline += tags.get("open", "") + item.text + tags.get("close", "")
         elif item.content or item.summary:
-            self._thoughts.append(item.text)
-        self._keep(kept(item.extra))
+            self._reasoning.append(item.text)
+        if item.extra:
+            self._add_extra(from_extra(item.extra))
 
-    def _say(self, said: Content) -> None:
-        glue, self._inline = self._inline, ""
-        if glue:
-            said = _glued(glue, said)
-        if self._said is None or self._said == ():
-            self._said = said
-        elif said != ():
-            self._said = (*parts(self._said), *parts(said))
+    def _add_content(self, content: Content) -> None:
+        inline, self._inline = self._inline, ""
+        if inline:  # reasoning in think tags runs into the text with nothing between
+            match content:
+                case str():
+                    content = inline + content
+                case (Text() as first, *rest):
+                    content = (replace(first, text=inline + first.text), *rest)
+                case _:
+                    content = (Text(inline), *content)
+        if self._content is None or self._content == ():
+            self._content = content
+        elif content != ():
+            self._content = (*parts(self._content), *parts(content))
 
-    def _keep(self, fields: dict[str, JSON]) -> None:
+    def _add_extra(self, fields: dict[str, JSON]) -> None:
         for name, value in fields.items():
-            have = self._more.get(name)
+            have = self._extra.get(name)
             if isinstance(have, list) and isinstance(value, list):
-                self._more[name] = have + value
+                self._extra[name] = have + value
             else:
-                self._more.setdefault(name, value)
+                self._extra.setdefault(name, value)
 
 
-def _glued(text: str, said: Content) -> Content:
-    """The text and what follows it, with no seam between them."""
-    match said:
-        case str():
-            return text + said
-        case (Text() as first, *rest):
-            return (replace(first, text=text + first.text), *rest)
-        case _:
-            return (Text(text), *said)
-
-
-def _apart(
-    said: Content | None,
+def _split_content(
+    content: tuple[Part, ...],
 ) -> tuple[Content | None, str | None, dict[str, JSON] | None]:
     """Content, refusal and past audio, which have fields of their own on this wire."""
-    if said is None or isinstance(said, str):
-        return said, None, None
     audio: dict[str, JSON] | None = None
-    parts: list[Part] = []
+    kept: list[Part] = []
     refusals: list[str] = []
-    for part in said:
+    for part in content:
         match part:
             case Refusal():
                 refusals.append(part.text)
             case Audio(id=str(id)):
                 audio = restore({"id": id}, part.extra)
             case Audio():
-                parts.append(Text(describe(part)))
+                kept.append(Text(describe(part)))
             case _:
-                parts.append(part)
-    return tuple(parts) or None, "".join(refusals) or None, audio
+                kept.append(part)
+    return tuple(kept) or None, "".join(refusals) or None, audio
 
 
 def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
     """A call as an entry of `tool_calls`."""
-    named = {"name": call.name} | ({"namespace": call.namespace} if call.namespace else {})
-    match call:
-        case FunctionCall():
-            kind, inner = "function", named | {"arguments": call.arguments}
-        case _:
-            kind, inner = "custom", named | {"input": call.input}
-    return restore({"id": call.call_id, "type": kind, kind: inner}, call.extra)
+    inner: dict[str, JSON] = {"name": call.name}
+    if call.namespace:
+        inner["namespace"] = call.namespace
+    if isinstance(call, FunctionCall):
+        inner["arguments"] = call.arguments
+        entry = {"id": call.call_id, "type": "function", "function": inner}
+    else:
+        inner["input"] = call.input
+        entry = {"id": call.call_id, "type": "custom", "custom": inner}
+    return entry if call.extra is None else restore(entry, call.extra)
 
 
-def _note(item: Unknown) -> str:
-    """An item this wire has no form for (a hosted tool's call, as a rule), in words."""
-    return f"[{item.kind}: {json.text(_short(item.value))}]"
-
-
-def _short(value: JSON) -> JSON:
-    """The value without what would drown it."""
+def _shortened(value: JSON) -> JSON:
+    """The value of an item that this wire has no form for (a hosted tool's call, as a rule),
+    without ids and blobs."""
     match value:
-        case str() if len(value) > LONGEST or value.startswith("data:"):
-            return value[:LONGEST] + "…" if " " in value[:LONGEST] else "…"
+        case str() if len(value) > MAX_DESCRIBED or value.startswith("data:"):
+            return value[:MAX_DESCRIBED] + "…" if " " in value[:MAX_DESCRIBED] else "…"
         case list():
-            return [_short(each) for each in value]
+            return [_shortened(each) for each in value]
         case dict():
             hidden = ("id", "status", "encrypted_content")
-            return {name: _short(v) for name, v in value.items() if name not in hidden and v}
+            return {name: _shortened(v) for name, v in value.items() if name not in hidden and v}
         case _:
             return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
-from dragoman.core.item import JSON, Extra, Message, Text
+from dragoman.core.error import FaultError
+from dragoman.core.item import JSON
 from dragoman.core.loss import Loss, LossList
 from dragoman.core.request import (
     AudioOutput,
@@ -19,245 +20,18 @@ from dragoman.core.request import (
     Sampling,
     StreamOptions,
     TextFormat,
+    Tool,
 )
-from dragoman.core.response import Response, Usage
-from dragoman.core.turn import Turn
 from dragoman.wire import json
-from dragoman.wire.choices import decode as decode_sampling
+from dragoman.wire.choices import logit_bias, stop
 from dragoman.wire.dialect import Dialect
-from dragoman.wire.json import Fields
+from dragoman.wire.json import ABSENT, Fields, Reader
 from dragoman.wire.losses import judge
 
 from . import tools
-from .fields import NAME, keep, kept, restore
+from .fields import from_extra, restore, to_extra
 from .losses import LOSSES
-from .messages import decode_messages, encode_turns
-
-_Role = Literal["system", "developer", "user", "assistant"]
-_Count = Annotated[int, Meta(ge=1)]
-_Word = Annotated[str, Meta(min_length=1)]
-_Share = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
-_Heat = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
-_Nothing = Annotated[list[None], Meta(max_length=0)]
-
-
-# ---- requests ----------------------------------------------------------------------------
-
-
-class _Spoken(Struct, forbid_unknown_fields=True):
-    role: _Role
-    content: str
-
-
-class _Options(Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-
-
-class _Asked(Struct, forbid_unknown_fields=True):
-    model: _Word
-    messages: Annotated[list[_Spoken], Meta(min_length=1)]
-    temperature: _Heat | None = None
-    top_p: _Share | None = None
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
-    stream: bool | None = None
-    stream_options: _Options | None = None
-
-
-_asked = msgspec.json.Decoder(_Asked).decode
-_NO_SAMPLING = Sampling()
-
-
-def decode_request(data: bytes) -> Request | None:
-    """The request in a plain body."""
-    try:
-        asked = _asked(data)
-    except json.BROKEN:
-        return None
-    old, new, options = asked.max_tokens, asked.max_completion_tokens, asked.stream_options
-    if (old is not None and new is not None) or _answered_twice(asked.messages):
-        return None
-    heat, share = asked.temperature, asked.top_p
-    return Request(
-        model=asked.model,
-        items=tuple([Message(each.role, each.content) for each in asked.messages]),
-        sampling=(
-            _NO_SAMPLING
-            if heat is None and share is None
-            else Sampling(temperature=heat, top_p=share)
-        ),
-        max_output_tokens=old if new is None else new,
-        stream=asked.stream or False,
-        stream_options=None if options is None else StreamOptions(options.include_usage),
-    )
-
-
-def encode_request(request: Request, dialect: Dialect) -> bytes | None:
-    """The body that asks this, if it is plain; it loses nothing then."""
-    sampling, options, extra = request.sampling, request.stream_options, request.extra
-    plain = Request(
-        model=request.model,
-        items=request.items,
-        instructions=request.instructions,
-        sampling=Sampling(temperature=sampling.temperature, top_p=sampling.top_p),
-        max_output_tokens=request.max_output_tokens,
-        stream=request.stream,
-        stream_options=None if options is None else StreamOptions(options.include_usage),
-        extra=None if extra and any(extra.values()) else extra,
-    )
-    # One comparison, made by msgspec, finds every field that is not looked at below.
-    if plain != request or dialect.drop or (options is not None and not request.stream):
-        return None
-    messages = _messages(request)
-    if messages is None:
-        return None
-    said: dict[str, JSON] = {"model": request.model, "messages": messages}
-    for name, value in (
-        (dialect.max_tokens, request.max_output_tokens),
-        ("temperature", sampling.temperature),
-        ("top_p", sampling.top_p),
-    ):
-        if value is not None:
-            said[name] = value
-    if request.stream:
-        said["stream"] = True
-        counted = True if dialect.ask_usage else options and options.include_usage
-        if counted is not None:
-            said["stream_options"] = {"include_usage": counted}
-    return json.dump(said)
-
-
-def _messages(request: Request) -> list[JSON] | None:
-    """The messages, if each is a text in a role and nothing else."""
-    said: list[JSON] = []
-    if request.instructions is not None:
-        if not isinstance(request.instructions, str):
-            return None
-        said.append({"role": "system", "content": request.instructions})
-    before = ""
-    for item in request.items:
-        if type(item) is not Message or type(item.content) is not str:
-            return None
-        if item.role == before == "assistant" or item != Message(item.role, item.content):
-            return None
-        before = item.role
-        said.append({"role": item.role, "content": item.content})
-    return said
-
-
-def _answered_twice(spoken: list[_Spoken]) -> bool:
-    """Whether two messages of the assistant stand together, which are one turn elsewhere."""
-    before = ""
-    for each in spoken:
-        if each.role == before == "assistant":
-            return True
-        before = each.role
-    return False
-
-
-# ---- answers -----------------------------------------------------------------------------
-
-
-class _Message(Struct, forbid_unknown_fields=True):
-    content: _Word
-    role: Literal["assistant"] | None = None
-    refusal: Literal[""] | None = None
-    annotations: _Nothing | None = None
-
-
-class _Choice(Struct, forbid_unknown_fields=True):
-    message: _Message
-    finish_reason: Literal["stop", "length"]
-    index: Literal[0] | None = None
-    logprobs: None = None
-
-
-class _PromptDetails(Struct, forbid_unknown_fields=True):
-    cached_tokens: int | None = None
-    audio_tokens: int | None = None
-
-
-class _CompletionDetails(Struct, forbid_unknown_fields=True):
-    reasoning_tokens: int | None = None
-    audio_tokens: int | None = None
-    accepted_prediction_tokens: int | None = None
-    rejected_prediction_tokens: int | None = None
-
-
-class _Usage(Struct, forbid_unknown_fields=True):
-    prompt_tokens: int
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
-
-
-class _Answered(Struct, forbid_unknown_fields=True):
-    choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
-    id: str | None = None
-    object: Literal["chat.completion"] | None = None
-    created: int | None = None
-    model: str | None = None
-    usage: _Usage | None = None
-    service_tier: str | None = None
-    system_fingerprint: str | None = None
-
-
-_answered = msgspec.json.Decoder(_Answered).decode
-_NO_PROMPT_DETAILS, _NO_COMPLETION_DETAILS = _PromptDetails(), _CompletionDetails()
-
-
-def read_answer(data: bytes, turn: Turn) -> bool:
-    """Hear a plain answer into a turn; False if it must be heard the long way."""
-    if turn.started or not turn.direct:
-        return False
-    try:
-        answer = _answered(data)
-    except json.BROKEN:
-        return False
-    (choice,) = answer.choices
-    said = choice.message.content
-    if said.lstrip().startswith("<"):  # perhaps a think tag
-        return False
-    extra: Extra = {}
-    if answer.id is not None or answer.created is not None:
-        extra["upstream"] = _given(("id", answer.id), ("created", answer.created))
-    tier, stamp = answer.service_tier, answer.system_fingerprint
-    if tier is not None or stamp is not None:
-        extra[NAME] = _given(("service_tier", tier), ("system_fingerprint", stamp))
-    turn.usage = None if answer.usage is None else _counted(answer.usage)
-    turn.whole_answer(said, choice.finish_reason, answer.model, extra)
-    return True
-
-
-def _given(*values: tuple[str, JSON]) -> dict[str, JSON]:
-    return {name: value for name, value in values if value is not None}
-
-
-def _counted(usage: _Usage) -> Usage:
-    asked = usage.prompt_tokens_details or _NO_PROMPT_DETAILS
-    said = usage.completion_tokens_details or _NO_COMPLETION_DETAILS
-    return Usage(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        cached_tokens=asked.cached_tokens,
-        reasoning_tokens=said.reasoning_tokens,
-        input_audio_tokens=asked.audio_tokens,
-        output_audio_tokens=said.audio_tokens,
-        accepted_prediction_tokens=said.accepted_prediction_tokens,
-        rejected_prediction_tokens=said.rejected_prediction_tokens,
-    )
-
-
-def only_text(response: Response) -> str | None:
-    """All that an answer says, where that is one text without anything beside it."""
-    match response.output:
-        case (Message(content=(Text() as text,), extra=None),) if not response.choices:
-            return text.text if text == Text(text.text) else None
-        case _:
-            return None
-
+from .messages import decode_messages, encode_messages, message_reader
 
 VENDOR_FORMATS = frozenset({"ebnf", "grammar", "json", "regex", "structural_tag"})
 """Response formats that are not in the protocol and that some servers enforce."""
@@ -267,90 +41,180 @@ LEGACY = "legacy"
 
 _LOGPROBS = "message.output_text.logprobs"
 
+# A number is written again as it was: 1 does not become 1.0.
+_Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
+_Temperature = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
+_Penalty = Annotated[int, Meta(ge=-2, le=2)] | Annotated[float, Meta(ge=-2, le=2)]
+_Factor = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
+_Limit = Annotated[int, Meta(ge=1)]
 
-# ---- hearing -----------------------------------------------------------------------------
+
+class _Body(Struct, kw_only=True):
+    """The usual fields. Those of several shapes or with fields inside are any value here, and read
+    field by field together with the rare ones, which come as unknown ones do."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    messages: Raw
+    tools: Raw = ABSENT
+    tool_choice: JSON = None
+    parallel_tool_calls: bool | None = None
+    temperature: _Temperature | None = None
+    top_p: _Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: _Probability | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    repetition_penalty: _Factor | None = None
+    seed: int | None = None
+    stop: JSON = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: _Limit | None = None
+    max_completion_tokens: _Limit | None = None
+    response_format: JSON = None
+    verbosity: str | None = None
+    reasoning_effort: str | None = None
+    reasoning: JSON = None
+    modalities: list[str] | None = None
+    stream: bool | None = None
+    stream_options: JSON = None
+    store: bool | None = None
+    metadata: JSON = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
 
 
-def decode(data: bytes) -> Request:
+_body = Reader(_Body, messages=message_reader)
+_INTEGERS = ("max_completion_tokens", "max_tokens", "n", "seed", "top_k", "top_logprobs")
+_NO_SAMPLING = Sampling()
+
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+def decode_request(data: bytes) -> Request:
     """The request in a body. Raises FaultError naming the field that is wrong."""
-    return decode_request(data) or _decode(json.parse(data))
+    try:
+        return _decode(data)
+    except (FaultError, *json.BROKEN, ValueError) as error:
+        # What is no JSON, or nested too deeply, is refused as that before anything else.
+        fields = json.parse(data).rest()
+        given = {name: fields.get(name) for name in _INTEGERS}
+        rounded = {n: int(v) for n, v in given.items() if isinstance(v, float) and v.is_integer()}
+        if isinstance(error, FaultError) and not rounded:
+            raise
+    # Lone surrogates, which msgspec does not read, are replaced; `4096.0` counts as an integer.
+    return _decode(json.dump(fields | rounded))
 
 
-def _decode(fields: Fields) -> Request:
-    model, items = fields.need("model"), decode_messages(fields)
-    offered, functions = tools.decode(fields), tools.decode_functions(fields)
-    choice = tools.decode_choice(fields, offered)
-    if choice is None:
-        choice = tools.decode_function_call(fields, offered + functions)
-    reasoning, reasoning_rest = _reasoning(fields)
-    format, format_rest = _format(fields)
-    limit, limit_rest = _limit(fields)
+def _decode(data: bytes) -> Request:
+    body, rest = _body.read(data)
+    items = decode_messages(body.messages)
+    offered = () if body.tools is ABSENT else tools.decode(body.tools)
+    limit, old = body.max_completion_tokens, body.max_tokens
+    if limit is None:
+        limit = old
+    elif old not in (None, limit):
+        rest["max_tokens"] = old
+    usual = (
+        ("tool_choice", body.tool_choice),
+        ("stop", body.stop),
+        ("response_format", body.response_format),
+        ("reasoning", body.reasoning),
+        ("stream_options", body.stream_options),
+        ("metadata", body.metadata),
+    )
+    given = {name: value for name, value in usual if value is not None}
+    if given:
+        json.check_depth(given)
+        rest |= given
+    sampling = Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        repetition_penalty=body.repetition_penalty,
+        seed=body.seed,
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs,
+        n=body.n,
+    )
+    more: dict[str, Any] = {"sampling": _NO_SAMPLING if sampling == _NO_SAMPLING else sampling}
+    if body.reasoning_effort:
+        more["reasoning"] = ReasoningOptions(body.reasoning_effort)
+    if rest:
+        more |= _structured_fields(Fields(rest), offered, sampling, body.reasoning_effort)
     return Request(
-        model=model,
+        model=body.model,
         items=items,
-        tools=offered + functions,
-        tool_choice=choice,
-        parallel_tool_calls=fields.boolean("parallel_tool_calls"),
-        sampling=decode_sampling(
-            fields,
-            logprobs=fields.boolean("logprobs"),
-            top_logprobs=fields.integer("top_logprobs", 0, 20),
-        ),
+        tools=more.pop("tools", offered),
+        parallel_tool_calls=body.parallel_tool_calls,
         max_output_tokens=limit,
-        format=format,
-        verbosity=fields.string("verbosity"),
-        reasoning=reasoning,
-        modalities=fields.strings("modalities"),
-        audio=_audio(fields),
-        prediction=fields.mapping("prediction"),
-        stream=fields.boolean("stream") or False,
-        stream_options=_stream_options(fields),
-        store=fields.boolean("store"),
-        metadata=fields.mapping("metadata"),
-        user=fields.string("user"),
-        safety_identifier=fields.string("safety_identifier"),
-        prompt_cache_key=fields.string("prompt_cache_key"),
-        prompt_cache_retention=fields.string("prompt_cache_retention"),
-        prompt_cache_options=fields.mapping("prompt_cache_options"),
-        service_tier=fields.string("service_tier"),
-        moderation=fields.any("moderation"),
-        web_search=fields.mapping("web_search_options"),
-        # Last, as it takes what the others left.
-        extra=_extra(
-            fields.rest() | reasoning_rest | format_rest | limit_rest,
-            legacy=bool(functions) and not offered,
-        ),
+        verbosity=body.verbosity,
+        modalities=None if body.modalities is None else tuple(body.modalities),
+        stream=body.stream or False,
+        store=body.store,
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_retention=body.prompt_cache_retention,
+        service_tier=body.service_tier,
+        **more,
     )
 
 
-def _extra(rest: dict[str, JSON], *, legacy: bool) -> Extra | None:
-    extra = keep(rest) or {}
-    if legacy:
+def _structured_fields(
+    fields: Fields, offered: tuple[Tool, ...], sampling: Sampling, effort: str | None
+) -> dict[str, Any]:
+    """The fields of a request that are objects or come in several shapes; what is left is extra."""
+    functions = tools.decode_functions(fields)
+    choice = tools.decode_choice(fields, offered)
+    if choice is None:
+        choice = tools.decode_function_call(fields, offered + functions)
+    if sampling.repetition_penalty is None:
+        repetition = fields.number("repeat_penalty", 0)
+        sampling = replace(sampling, repetition_penalty=repetition)
+    reasoning, reasoning_rest = _reasoning(effort, fields.any("reasoning"))
+    format, format_rest = _format(fields)
+    decoded = {
+        "tools": offered + functions if functions else offered,
+        "tool_choice": choice,
+        "sampling": replace(sampling, stop=stop(fields), logit_bias=logit_bias(fields)),
+        "format": format,
+        "reasoning": reasoning,
+        "audio": _audio(fields),
+        "prediction": fields.mapping("prediction"),
+        "stream_options": _stream_options(fields),
+        "metadata": fields.mapping("metadata"),
+        "prompt_cache_options": fields.mapping("prompt_cache_options"),
+        "moderation": fields.any("moderation"),
+        "web_search": fields.mapping("web_search_options"),
+    }
+    extra = to_extra(fields.rest() | reasoning_rest | format_rest) or {}
+    if functions and not offered:
         extra[LEGACY] = {"functions": True}
-    return extra or None
+    return decoded | {"extra": extra or None}
 
 
-def _limit(fields: Fields) -> tuple[int | None, dict[str, JSON]]:
-    """How long the answer may be, under its new name and its old one."""
-    new, old = fields.integer("max_completion_tokens", 1), fields.integer("max_tokens", 1)
-    if new is None or old is None or new == old:
-        return (old if new is None else new), {}
-    return new, {"max_tokens": old}
-
-
-def _reasoning(fields: Fields) -> tuple[ReasoningOptions | None, dict[str, JSON]]:
-    effort, given = fields.string("reasoning_effort"), fields.any("reasoning")
+def _reasoning(effort: str | None, given: JSON) -> tuple[ReasoningOptions | None, dict[str, JSON]]:
+    """The options in OpenRouter's `reasoning`, beside the effort or instead of it."""
     if given is not None and not isinstance(given, dict):
         return (ReasoningOptions(effort) if effort else None), {"reasoning": given}
     rest = {name: value for name, value in (given or {}).items() if value is not None}
     if isinstance(rest.get("effort"), str) and effort in (None, rest["effort"]):
         effort = rest.pop("effort")
-    options = ReasoningOptions(effort, extra=keep(rest))
+    options = ReasoningOptions(effort, extra=to_extra(rest))
     return (None if options == ReasoningOptions() else options), {}
 
 
 def _format(fields: Fields) -> tuple[OutputFormat | None, dict[str, JSON]]:
-    """The form of the answer, and what else was said about it."""
+    """The format of the answer, and what else is said about it."""
     whole = fields.mapping("response_format")
     if whole is None:
         return None, {}
@@ -365,20 +229,16 @@ def _format(fields: Fields) -> tuple[OutputFormat | None, dict[str, JSON]]:
         case "json_object":
             format = JSONObject()
         case "json_schema":
-            format = _schema(given)
+            inner = given.object("json_schema")
+            if inner is None:
+                raise given.wrong("json_schema", "is missing")
+            name, schema = inner.need("name"), inner.mapping("schema")
+            description, strict = inner.string("description"), inner.boolean("strict")
+            format = JSONSchema(name, schema, description, strict, to_extra(inner.rest()))
         case _:
             raise given.wrong("type", f"is {kind!r}, and must be text, json_object or json_schema")
     rest = given.rest()
     return format, ({"response_format": rest} if rest else {})
-
-
-def _schema(given: Fields) -> JSONSchema:
-    inner = given.object("json_schema")
-    if inner is None:
-        raise given.wrong("json_schema", "is missing")
-    name, schema = inner.need("name"), inner.mapping("schema")
-    description, strict = inner.string("description"), inner.boolean("strict")
-    return JSONSchema(name, schema, description, strict, keep(inner.rest()))
 
 
 def _audio(fields: Fields) -> AudioOutput | None:
@@ -386,7 +246,7 @@ def _audio(fields: Fields) -> AudioOutput | None:
     if given is None:
         return None
     voice, format = given.any("voice"), given.string("format")
-    return AudioOutput(voice, format, keep(given.rest()))
+    return AudioOutput(voice, format, to_extra(given.rest()))
 
 
 def _stream_options(fields: Fields) -> StreamOptions | None:
@@ -394,137 +254,136 @@ def _stream_options(fields: Fields) -> StreamOptions | None:
     if given is None:
         return None
     usage, obfuscation = given.boolean("include_usage"), given.boolean("include_obfuscation")
-    return StreamOptions(usage, obfuscation, keep(given.rest()))
+    return StreamOptions(usage, obfuscation, to_extra(given.rest()))
 
 
-# ---- telling -----------------------------------------------------------------------------
+# ---- encoding ----------------------------------------------------------------------------
 
 
-def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
+def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
     """The body that asks this of a server, and what it could not carry as it stood.
 
     Only what was asked for is in it. Raises FaultError where a loss would change the answer.
     """
-    if (short := encode_request(request, dialect)) is not None:
-        return short, ()
-    judged, ledger = judge(request, LOSSES), LossList()
-    said: dict[str, JSON] = {
-        "model": request.model,
-        "messages": _messages_request(request, dialect, ledger),
-        **_set_fields(request, dialect),
-        **_tools(request, ledger),
-        **_stream(request, dialect, ledger),
-    }
-    said = restore(said, request.extra)
-    for name in sorted(dialect.drop & said.keys()):
-        del said[name]
-        ledger.note(name, "dropped", "this server does not take it")
-    return json.dump(said), judged + ledger.losses()
+    judged, losses = judge(request, LOSSES), LossList()
+    messages = encode_messages(request.items, dialect, losses)
+    if isinstance(request.instructions, str):
+        messages.insert(0, {"role": "system", "content": request.instructions})
+    elif request.instructions is not None:
+        messages = [*encode_messages(request.instructions, dialect, LossList()), *messages]
+    body: dict[str, JSON] = {"model": request.model, "messages": messages}
+    optional = _optional_fields(request, dialect)
+    if request.sampling != _NO_SAMPLING:
+        optional += _sampling_fields(request.sampling, dialect)
+    for name, value in optional:
+        if value is not None:
+            body[name] = value
+    if request.tools or request.tool_choice is not None or request.parallel_tool_calls is not None:
+        _add_tools(body, request, losses)
+    _add_stream(body, request, dialect, losses)
+    if request.extra:
+        body = restore(body, request.extra)
+    for name in sorted(dialect.drop & body.keys()):
+        del body[name]
+        losses.note(name, "dropped", "this server does not take it")
+    return json.dump(body), judged + losses.losses()
 
 
-def _messages_request(request: Request, dialect: Dialect, ledger: LossList) -> list[JSON]:
-    said = encode_turns(request.items, dialect, ledger)
-    match request.instructions:
-        case None:
-            return said
-        case str(text):
-            return [{"role": "system", "content": text}, *said]
-        case items:
-            return [*encode_turns(items, dialect, LossList()), *said]
+def _sampling_fields(sampling: Sampling, dialect: Dialect) -> tuple[tuple[str, JSON], ...]:
+    return (
+        ("temperature", sampling.temperature),
+        ("top_p", sampling.top_p),
+        ("top_k", sampling.top_k),
+        ("min_p", sampling.min_p),
+        ("frequency_penalty", sampling.frequency_penalty),
+        ("presence_penalty", sampling.presence_penalty),
+        (dialect.repetition_penalty, sampling.repetition_penalty),
+        ("seed", sampling.seed),
+        ("stop", sampling.stop or None),
+        ("logit_bias", sampling.logit_bias),
+        ("top_logprobs", sampling.top_logprobs),
+        ("n", sampling.n),
+    )
 
 
-def _set_fields(request: Request, dialect: Dialect) -> dict[str, JSON]:
-    """The plain fields that were set."""
-    sampling, reasoning = request.sampling, request.reasoning
-    fields = {
-        dialect.max_tokens: request.max_output_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        dialect.repetition_penalty: sampling.repetition_penalty,
-        "seed": sampling.seed,
-        "stop": sampling.stop or None,
-        "logit_bias": sampling.logit_bias,
-        "logprobs": _logprobs(request),
-        "top_logprobs": sampling.top_logprobs,
-        "n": sampling.n,
-        "response_format": _say_format(request.format),
-        "verbosity": request.verbosity,
-        "reasoning_effort": reasoning.effort if reasoning else None,
-        "reasoning": kept(reasoning.extra) or None if reasoning else None,
-        "modalities": request.modalities,
-        "audio": _say_audio(request.audio),
-        "prediction": request.prediction,
-        "store": request.store,
-        "metadata": request.metadata,
-        "user": request.user,
-        "safety_identifier": request.safety_identifier,
-        "prompt_cache_key": request.prompt_cache_key,
-        "prompt_cache_retention": request.prompt_cache_retention,
-        "prompt_cache_options": request.prompt_cache_options,
-        "service_tier": request.service_tier,
-        "moderation": request.moderation,
-        "web_search_options": request.web_search,
-    }
-    return _given_request(fields)
+def _optional_fields(request: Request, dialect: Dialect) -> tuple[tuple[str, JSON], ...]:
+    reasoning = request.reasoning
+    return (
+        (dialect.max_tokens, request.max_output_tokens),
+        ("logprobs", _logprobs(request.sampling, request.include)),
+        ("response_format", None if request.format is None else _encode_format(request.format)),
+        ("verbosity", request.verbosity),
+        ("reasoning_effort", reasoning.effort if reasoning else None),
+        ("reasoning", from_extra(reasoning.extra) or None if reasoning else None),
+        ("modalities", request.modalities),
+        ("audio", None if request.audio is None else _encode_audio(request.audio)),
+        ("prediction", request.prediction),
+        ("store", request.store),
+        ("metadata", request.metadata),
+        ("user", request.user),
+        ("safety_identifier", request.safety_identifier),
+        ("prompt_cache_key", request.prompt_cache_key),
+        ("prompt_cache_retention", request.prompt_cache_retention),
+        ("prompt_cache_options", request.prompt_cache_options),
+        ("service_tier", request.service_tier),
+        ("moderation", request.moderation),
+        ("web_search_options", request.web_search),
+    )
 
 
-def _given_request(fields: dict[str, JSON]) -> dict[str, JSON]:
+def _given(fields: dict[str, JSON]) -> dict[str, JSON]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _logprobs(request: Request) -> bool | None:
-    """Whoever asks for alternatives, or by another protocol's `include`, asks for these."""
-    asked = bool(request.sampling.top_logprobs) or _LOGPROBS in request.include
-    return True if request.sampling.logprobs is None and asked else request.sampling.logprobs
+def _logprobs(sampling: Sampling, include: tuple[str, ...]) -> bool | None:
+    """Who asks for alternatives, or by the `include` of Responses, asks for these."""
+    asked = bool(sampling.top_logprobs) or _LOGPROBS in include
+    return True if sampling.logprobs is None and asked else sampling.logprobs
 
 
-def _say_format(format: OutputFormat | None) -> JSON:
+def _encode_format(format: OutputFormat) -> JSON:
     match format:
-        case None:
-            return None
         case TextFormat():
             return {"type": "text"}
         case JSONObject():
             return {"type": "json_object"}
         case _:
             optional = {"description": format.description, "schema": format.schema}
-            inner = {"name": format.name} | _given_request(optional | {"strict": format.strict})
+            inner = {"name": format.name} | _given(optional | {"strict": format.strict})
             return {"type": "json_schema", "json_schema": restore(inner, format.extra)}
 
 
-def _say_audio(audio: AudioOutput | None) -> JSON:
-    if audio is None:
-        return None
-    return restore(_given_request({"voice": audio.voice, "format": audio.format}), audio.extra)
+def _encode_audio(audio: AudioOutput) -> JSON:
+    return restore(_given({"voice": audio.voice, "format": audio.format}), audio.extra)
 
 
-def _tools(request: Request, ledger: LossList) -> dict[str, JSON]:
+def _add_tools(body: dict[str, JSON], request: Request, losses: LossList) -> None:
     """The tools, and what only makes sense with them."""
-    choice, parallel = request.tool_choice, request.parallel_tool_calls
-    said = {
-        "tool_choice": None if choice is None else tools.encode_choice(choice),
-        "parallel_tool_calls": parallel,
-    }
-    offered = tools.encode(request.tools)
-    if offered:
-        return {"tools": offered} | _given_request(said)
-    for name in _given_request(said):
-        ledger.note(name, "dropped", "there are no tools to choose from")
-    return {}
+    offered = tools.encode(request.tools) if request.tools else None
+    if offered is not None:
+        body["tools"] = offered
+    choice = request.tool_choice
+    for name, value in (
+        ("tool_choice", None if choice is None else tools.encode_choice(choice)),
+        ("parallel_tool_calls", request.parallel_tool_calls),
+    ):
+        if value is not None and offered is None:
+            losses.note(name, "dropped", "there are no tools to choose from")
+        elif value is not None:
+            body[name] = value
 
 
-def _stream(request: Request, dialect: Dialect, ledger: LossList) -> dict[str, JSON]:
+def _add_stream(
+    body: dict[str, JSON], request: Request, dialect: Dialect, losses: LossList
+) -> None:
     options = request.stream_options
     if not request.stream:
         if options is not None:
-            ledger.note("stream_options", "dropped", "the answer is not streamed")
-        return {}
+            losses.note("stream_options", "dropped", "the answer is not streamed")
+        return
     options = options or StreamOptions()
     usage = True if dialect.ask_usage else options.include_usage
     given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
-    said = restore(_given_request(given), options.extra)
-    return {"stream": True} | ({"stream_options": said} if said else {})
+    body["stream"] = True
+    if encoded := restore(_given(given), options.extra):
+        body["stream_options"] = encoded

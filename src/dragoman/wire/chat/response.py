@@ -37,18 +37,17 @@ from dragoman.wire.dialect import Dialect
 
 from .fields import (
     NAME,
+    encode_annotation,
     encode_finish,
     encode_logprobs,
-    encode_notes,
     encode_usage,
-    join,
-    kept,
+    from_extra,
+    merge,
     restore,
 )
 from .messages import encode_call
-from .request import LEGACY, only_text
+from .request import LEGACY
 
-ENCODER_OBJECT = "chat.completion.chunk"
 ID_PREFIX = "chatcmpl-"
 CHOICES = "choices"
 """The key, in the extra of an answer, of the unknown fields of each choice."""
@@ -57,22 +56,22 @@ _OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
 
 
 class _Choice:
-    """What has been said of one alternative."""
+    """What has been encoded of one alternative."""
 
-    __slots__ = ("calls", "legacy", "length", "open", "speaking", "text_head", "worded")
+    __slots__ = ("calls", "has_content", "legacy", "length", "open", "open_calls", "text_head")
 
     def __init__(self, text_head: bytes) -> None:
         self.text_head = text_head  # a chunk with text, up to the text
-        self.open = False  # the role has been said
-        self.worded = False  # content has been said, if only an empty one
+        self.open = False  # the role has been sent
+        self.has_content = False  # content has been sent, if only an empty one
         self.length = 0  # of all content so far
         self.calls = 0
-        self.speaking: list[_Item] = []  # calls not yet said to their end; the first one speaks
-        self.legacy = False  # a call was said in the deprecated form, which has room for one
+        self.open_calls: list[_Item] = []  # calls that are not done; only the first is sent
+        self.legacy = False  # a call was sent in the deprecated form, which has room for one
 
 
 class _Item:
-    """An item that is being said."""
+    """An item that is being encoded."""
 
     __slots__ = (
         "call",
@@ -95,13 +94,13 @@ class _Item:
         self.legacy = False
         self.parts = 0
         self.start = 0  # where its text part begins in the content
-        self.given: frozenset[str] = frozenset()  # facts about its audio that were said
-        self.waiting: list[bytes] = []  # said once the calls before it are done
+        self.given: frozenset[str] = frozenset()  # facts about its audio that were sent
+        self.waiting: list[bytes] = []  # chunks to send once the calls before it are done
         self.done = False
 
 
 class Encoder:
-    """Says the events of one answer. `request` tells what was asked to be said."""
+    """Encodes the events of one answer, as the request asked for it."""
 
     def __init__(self, request: Request, dialect: Dialect) -> None:
         options = request.stream_options
@@ -119,7 +118,7 @@ class Encoder:
     # ---- events --------------------------------------------------------------------------
 
     def _one(self, event: Event) -> bytes:
-        """The bytes for one event; empty when this wire has no word for it."""
+        """The bytes for one event; empty where this wire has no chunk for it."""
         match event:
             case Delta():
                 return self._delta(event)
@@ -140,30 +139,30 @@ class Encoder:
                 return self._finish(event)
             case _:
                 self._over = True
-                waiting = (i.waiting for c in self._choices.values() for i in c.speaking[1:])
+                waiting = (i.waiting for c in self._choices.values() for i in c.open_calls[1:])
                 return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
 
     def feed(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several events. Texts in a row, the commonest by far, are one step."""
-        said: list[bytes] = []
+        """The bytes for these events. Texts in a row, the commonest by far, are one step."""
+        encoded: list[bytes] = []
         run: list[str] = []
         where = -1
         for event in events:
             if type(event) is Delta and event.kind == "text" and not event.tokens:
                 if event.index != where:
                     if run:
-                        said.append(self._texts(where, run))
+                        encoded.append(self._text_chunks(where, run))
                         run = []
                     where = event.index
                 run.append(event.data)
                 continue
             if run:
-                said.append(self._texts(where, run))
+                encoded.append(self._text_chunks(where, run))
                 run = []
-            said.append(self._one(event))
+            encoded.append(self._one(event))
         if run:
-            said.append(self._texts(where, run))
-        return b"".join(said)
+            encoded.append(self._text_chunks(where, run))
+        return b"".join(encoded)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, or a chunk that adds nothing; empty outside of an answer."""
@@ -172,19 +171,19 @@ class Encoder:
         return self._chunk(0, {}) if data else sse.comment("alive")
 
     def _start(self, event: Started) -> None:
-        extra = dict(kept(event.extra))
+        extra = dict(from_extra(event.extra))
         self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
-        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": ENCODER_OBJECT}
+        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": "chat.completion.chunk"}
         known |= {"created": event.created_at, "model": event.model}
-        self._envelope = join(known, extra)
+        self._envelope = merge(known, extra)
         self._head = _head(self._envelope)
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
-    def _texts(self, index: int, texts: list[str]) -> bytes:
+    def _text_chunks(self, index: int, texts: list[str]) -> bytes:
         """A chunk for each of these pieces of a text."""
         choice = self._items[index].choice
-        choice.worded = True
+        choice.has_content = True
         head, tail = choice.text_head, self._text_tail
         if len(texts) == 1:
             choice.length += len(texts[0])
@@ -196,29 +195,27 @@ class Encoder:
     def _delta(self, event: Delta) -> bytes:
         item, data = self._items[event.index], event.data
         match event.kind:
-            case "text" if event.tokens:
+            case "text":  # with tokens; without any it is one of a run
                 return self._content(item, data, event.tokens)
-            case "text":
-                return self._texts(event.index, [data])
             case "refusal":
                 return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
             case "reasoning" | "summary":
-                return self._think(item, data, event.tokens)
+                return self._reasoning_chunk(item, data, event.tokens)
             case "arguments" | "input":
-                return self._in_turn(item, self._chunk(item.number, self._call_piece(item, data)))
+                return self._in_order(item, self._chunk(item.number, self._call_delta(item, data)))
             case "audio":
                 return self._chunk(item.number, {"audio": {"data": data}})
             case "transcript":
                 return self._chunk(item.number, {"audio": {"transcript": data}})
             case "annotation":
-                note = encode_notes(data, item.start)
+                note = encode_annotation(data, item.start)
                 return b"" if note is None else self._chunk(item.number, {"annotations": [note]})
             case _:
                 return b""
 
     def _progress(self, event: Progress) -> bytes:
-        said = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
-        return b"".join(self._chunk(c["index"], {}, more=c) for c in said.get(CHOICES, ()))
+        raw = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
+        return b"".join(self._chunk(c["index"], {}, more=c) for c in raw.get(CHOICES, ()))
 
     # ---- items and parts -----------------------------------------------------------------
 
@@ -229,14 +226,14 @@ class Encoder:
         match event.item:
             case FunctionCall() as call if self._legacy and not (choice.calls or choice.legacy):
                 item.legacy = choice.legacy = True
-                return self._announce(item, encode_call(call))
+                return self._begin_call(item, encode_call(call))
             case FunctionCall() | CustomToolCall() as call:
-                return self._announce(item, encode_call(call))
+                return self._begin_call(item, encode_call(call))
             case Unknown(wire=wire) as call if wire == NAME:
-                return self._announce(item, {"type": call.kind} | call.value)
-            case Reasoning() as thought:
+                return self._begin_call(item, {"type": call.kind} | call.value)
+            case Reasoning() as reasoning:
                 opening = self._open(item)
-                tag = (thought.extra or {}).get("inline", {}).get("open", "")
+                tag = (reasoning.extra or {}).get("inline", {}).get("open", "")
                 return opening + (self._content(item, tag) if tag else b"")
             case _:
                 return b""  # a message opens with its first part: only text has content
@@ -249,19 +246,19 @@ class Encoder:
                 return self._open(item, "")
             case Thought() | Summary():
                 item.parts += 1
-                return self._think(item, "\n\n") if item.parts > 1 else b""
+                return self._reasoning_chunk(item, "\n\n") if item.parts > 1 else b""
             case Audio():
-                return self._open(item) + self._hear(item, event.part)
+                return self._open(item) + self._audio_facts(item, event.part)
             case _:
                 return self._open(item)
 
     def _part_done(self, event: PartDone) -> bytes:
         item = self._items[event.index]
         match event.part:
-            case Text() if not item.choice.worded:
+            case Text() if not item.choice.has_content:
                 return self._content(item, "")
             case Audio():
-                return self._hear(item, event.part)
+                return self._audio_facts(item, event.part)
             case _:
                 return b""
 
@@ -271,74 +268,75 @@ class Encoder:
             case Reasoning():
                 tag = (done.extra or {}).get("inline", {}).get("close", "")
                 closing = self._content(item, tag) if tag else b""
-                return closing + self._beside(item, kept(done.extra))
+                return closing + self._extra_chunk(item, from_extra(done.extra))
             case Message():
-                return self._open(item) + self._beside(item, kept(done.extra))
+                return self._open(item) + self._extra_chunk(item, from_extra(done.extra))
             case FunctionCall() | CustomToolCall():
-                late, news = kept(done.extra), b""
-                if late != kept(item.item.extra) and not item.legacy:
-                    news = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
-                return self._in_turn(item, news) + self._next_call(item)
+                late, chunk = from_extra(done.extra), b""
+                if late != from_extra(item.item.extra) and not item.legacy:
+                    chunk = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
+                return self._in_order(item, chunk) + self._end_call(item)
             case Unknown(wire=wire) if wire == NAME:
-                return self._next_call(item)
+                return self._end_call(item)
             case _:
                 return b""
 
-    def _in_turn(self, item: _Item, said: bytes) -> bytes:
-        """What is said of a call, if it is the one that speaks; else it waits."""
-        if item.choice.speaking[0] is item:
-            return said
-        item.waiting.append(said)
+    def _in_order(self, item: _Item, chunks: bytes) -> bytes:
+        """A chunk of a call, if it is the first open one; else it waits: readers of Chat expect the
+        fragments of one call before those of the next."""
+        if item.choice.open_calls[0] is item:
+            return chunks
+        item.waiting.append(chunks)
         return b""
 
-    def _next_call(self, item: _Item) -> bytes:
-        """What waited for this call to be done."""
+    def _end_call(self, item: _Item) -> bytes:
+        """The chunks that waited for this call to be done."""
         item.done = True
-        speaking, said = item.choice.speaking, b""
-        while speaking and speaking[0].done:
-            del speaking[0]
-            if speaking:
-                said += b"".join(speaking[0].waiting)
-        return said
+        open_calls, encoded = item.choice.open_calls, b""
+        while open_calls and open_calls[0].done:
+            del open_calls[0]
+            if open_calls:
+                encoded += b"".join(open_calls[0].waiting)
+        return encoded
 
     def _open(self, item: _Item, content: str | None = None) -> bytes:
         return b"" if item.choice.open else self._role(item.number, item.choice, content)
 
-    def _beside(self, item: _Item, fields: dict[str, JSON]) -> bytes:
+    def _extra_chunk(self, item: _Item, fields: dict[str, JSON]) -> bytes:
         return self._chunk(item.number, dict(fields)) if fields else b""
 
     def _content(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
-        item.choice.worded = True
+        item.choice.has_content = True
         item.choice.length += len(text)
         return self._chunk(item.number, {"content": text}, content=tokens or None)
 
-    def _think(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
+    def _reasoning_chunk(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
         if "inline" in (item.item.extra or {}):
             return self._content(item, text, tokens)
-        thought = dict.fromkeys(self._reasoning, text)
-        if not thought and not tokens:
+        delta = dict.fromkeys(self._reasoning, text)
+        if not delta and not tokens:
             return b""
-        return self._chunk(item.number, thought, content=tokens or None)
+        return self._chunk(item.number, delta, content=tokens or None)
 
-    def _hear(self, item: _Item, audio: Audio) -> bytes:
+    def _audio_facts(self, item: _Item, audio: Audio) -> bytes:
         facts = {"id": audio.id, "expires_at": audio.expires_at}
         fresh = {k: v for k, v in facts.items() if v is not None and k not in item.given}
         item.given |= fresh.keys()
         fresh = restore(fresh, audio.extra) if fresh else fresh
         return self._chunk(item.number, {"audio": fresh}) if fresh else b""
 
-    def _announce(self, item: _Item, call: dict[str, JSON]) -> bytes:
-        """The first fragment of a call."""
+    def _begin_call(self, item: _Item, call: dict[str, JSON]) -> bytes:
+        """The first chunk of a call."""
         if item.legacy:
             delta = {"function_call": call["function"]}
         else:
             item.call, item.choice.calls = item.choice.calls, item.choice.calls + 1
             delta = {"tool_calls": [{"index": item.call} | call]}
-        item.choice.speaking.append(item)
-        return self._in_turn(item, self._open(item) + self._chunk(item.number, delta))
+        item.choice.open_calls.append(item)
+        return self._in_order(item, self._open(item) + self._chunk(item.number, delta))
 
-    def _call_piece(self, item: _Item, data: str) -> dict[str, JSON]:
-        """A later fragment."""
+    def _call_delta(self, item: _Item, data: str) -> dict[str, JSON]:
+        """A later piece of a call."""
         if item.legacy:
             return {"function_call": {"arguments": data}}
         custom = isinstance(item.item, CustomToolCall)
@@ -354,29 +352,29 @@ class Encoder:
 
     def _role(self, number: int, choice: _Choice, content: str | None) -> bytes:
         choice.open = True
-        choice.worded = content is not None
+        choice.has_content = content is not None
         tokens: tuple[Token, ...] | None = () if self._wants_logprobs else None
         delta = {"role": "assistant", "content": content, "refusal": None}
         return self._chunk(number, delta, content=tokens)
 
     def _finish(self, event: Finished) -> bytes:
         self._over = True
-        extra = dict(kept(event.extra))
+        extra = dict(from_extra(event.extra))
         ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
         counted = event.usage if self._wants_usage else None
-        said = b""
+        encoded = b""
         for number, reason in enumerate(event.reasons):
             choice = self._choices.get(number) or self._choice(number)
             if not choice.open:
-                said += self._role(number, choice, None)
+                encoded += self._role(number, choice, None)
             if counted is None and number == len(event.reasons) - 1:
                 self._head = _head(self._envelope | extra)
             word = encode_finish(reason, legacy=self._legacy)
-            said += self._chunk(number, {}, reason=word, more=ends.get(number))
+            encoded += self._chunk(number, {}, reason=word, more=ends.get(number))
         if counted is not None:
             last = {"choices": [], "usage": encode_usage(counted)}
-            said += sse.frame(json.dump(self._envelope | extra | last))
-        return said + sse.DONE
+            encoded += sse.frame(json.dump(self._envelope | extra | last))
+        return encoded + sse.DONE
 
     def _chunk(
         self,
@@ -396,7 +394,7 @@ class Encoder:
             "finish_reason": reason,
         }
         if more:
-            choice = join(choice, more)
+            choice = merge(choice, more)
         return self._head + json.dump(choice) + self._tail
 
 
@@ -414,145 +412,114 @@ def _logprobs(content: tuple[Token, ...] | None, refusal: tuple[Token, ...] | No
     }
 
 
-RESPONSE_OBJECT = "chat.completion"
-
-
-def encode(response: Response, request: Request, dialect: Dialect) -> bytes:
+def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    extra = dict(kept(response.extra))
+    extra = dict(from_extra(response.extra))
     ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())}
+    legacy = bool(request.extra and LEGACY in request.extra)
     choices: list[JSON] = []
-    text = None if ends or request.sampling.logprobs else only_text(response)
     for number, reason in enumerate(response.reasons):
-        if text is not None and number == 0:
-            choices.append(_plain(text, reason, request))
-            continue
-        writer = _Writer(request, dialect)
-        for item in response.choice(number):
-            writer.add(item)
-        end = ends.get(number, {})
-        choice = {
+        message, tokens, refusal_tokens = _message(response.choice(number), legacy, dialect)
+        choice: dict[str, JSON] = {
             "index": number,
-            "message": writer.message(),
-            "logprobs": writer.logprobs(end.pop("logprobs", {}).get("content", [])),
-            "finish_reason": encode_finish(reason, legacy=writer.legacy),
+            "message": message,
+            "logprobs": None,
+            "finish_reason": encode_finish(reason, legacy=legacy),
         }
-        choices.append(join(choice, end))
-    said = {
+        wanted, end = bool(request.sampling.logprobs), ends.get(number, {})
+        late = end.pop("logprobs", {}).get("content", [])  # the tokens of calls, as a rule
+        if wanted or late or tokens or refusal_tokens:
+            content = encode_logprobs(tokens) + late
+            choice["logprobs"] = {
+                "content": content if content or wanted else None,
+                "refusal": encode_logprobs(refusal_tokens) or None,
+            }
+        choices.append(merge(choice, end))
+    body: dict[str, JSON] = {
         "id": ID_PREFIX + response.id,
-        "object": RESPONSE_OBJECT,
+        "object": "chat.completion",
         "created": response.created_at,
         "model": response.model,
         "choices": choices,
     }
     if response.usage is not None:
-        said["usage"] = encode_usage(response.usage)
-    return json.dump(join(said, extra))
+        body["usage"] = encode_usage(response.usage)
+    return json.dump(merge(body, extra))
 
 
-def _plain(text: str, reason: str, request: Request) -> JSON:
-    """A choice that is one text: what a writer would put together, without one."""
-    legacy = bool(request.extra and LEGACY in request.extra)
-    return {
-        "index": 0,
-        "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []},
-        "logprobs": None,
-        "finish_reason": encode_finish(reason, legacy=legacy),
-    }
+def _message(
+    items: tuple[Item, ...], legacy: bool, dialect: Dialect
+) -> tuple[dict[str, JSON], list[Token], list[Token]]:
+    """The items of one choice as a message, with the tokens of its text and of its refusal.
 
-
-class _Writer:
-    """One message, put together from the items of one choice."""
-
-    def __init__(self, request: Request, dialect: Dialect) -> None:
-        self.legacy = bool(request.extra and LEGACY in request.extra)
-        self._wants_logprobs = bool(request.sampling.logprobs)
-        self._reasoning_out = dialect.reasoning_out
-        self._thoughts: list[str] = []
-        self._content: list[str] | None = None
-        self._refusal: list[str] | None = None
-        self._notes: list[JSON] = []
-        self._audio: dict[str, JSON] | None = None
-        self._calls: list[dict[str, JSON]] = []
-        self._function_call: JSON = None
-        self._tokens: list[Token] = []
-        self._refusal_tokens: list[Token] = []
-        self._more: dict[str, JSON] = {}
-
-    def add(self, item: Item) -> None:
-        """One item more."""
+    Content and refusal are always there, if only as null.
+    """
+    content: list[str] | None = None
+    refusal: list[str] | None = None
+    annotations: list[JSON] = []
+    reasoning = ""
+    audio: dict[str, JSON] = {}
+    calls: list[dict[str, JSON]] = []
+    function_call: JSON = None
+    tokens: list[Token] = []
+    refusal_tokens: list[Token] = []
+    more: dict[str, JSON] = {}
+    for item in items:
         match item:
-            case Message():
-                self._message(item)
+            case Message(content=parts):
+                for part in item.parts if isinstance(parts, str) else parts:
+                    match part:
+                        case Text():
+                            content = [] if content is None else content
+                            offset = sum(map(len, content)) if part.annotations else 0
+                            encoded = (encode_annotation(a, offset) for a in part.annotations)
+                            annotations += (each for each in encoded if each is not None)
+                            content.append(part.text)
+                            tokens += part.tokens
+                        case Refusal():
+                            refusal = [*(refusal or ()), part.text]
+                            refusal_tokens += part.tokens
+                        case Audio():
+                            audio = merge(_encode_audio(part), audio)
+                merge(more, from_extra(item.extra))
             case Reasoning():
-                self._reasoning(item)
-            case FunctionCall() if self.legacy and not (self._calls or self._function_call):
-                self._function_call = encode_call(item)["function"]
+                texts = [
+                    t for t in (*item.summary, *item.content) if isinstance(t, Thought | Summary)
+                ]
+                text = "\n\n".join(each.text for each in texts)
+                for each in texts:
+                    tokens += each.tokens if isinstance(each, Thought) else ()
+                tags = (item.extra or {}).get("inline")
+                if tags is None:
+                    reasoning += text
+                else:
+                    tagged = tags.get("open", "") + text + tags.get("close", "")
+                    content = [*(content or ()), tagged]
+                merge(more, from_extra(item.extra))
+            case FunctionCall() if legacy and not (calls or function_call):
+                function_call = encode_call(item)["function"]
             case FunctionCall() | CustomToolCall():
-                self._calls.append(encode_call(item))
+                calls.append(encode_call(item))
             case Unknown(wire=wire) if wire == NAME:
-                self._calls.append({"type": item.kind, **item.value})
-
-    def message(self) -> dict[str, JSON]:
-        """The message. Content and refusal are always there, if only as null."""
-        said: dict[str, JSON] = {
-            "role": "assistant",
-            "content": None if self._content is None else "".join(self._content),
-            "refusal": None if self._refusal is None else "".join(self._refusal),
-            "annotations": self._notes,
-        }
-        if thought := "".join(self._thoughts):
-            said |= dict.fromkeys(self._reasoning_out, thought)
-        optional = {
-            "audio": self._audio,
-            "tool_calls": self._calls or None,
-            "function_call": self._function_call,
-        }
-        said |= {name: value for name, value in optional.items() if value is not None}
-        return join(said, self._more)
-
-    def logprobs(self, late: list[JSON]) -> JSON:
-        """The tokens, where they were asked for or given; `late` are those of no text."""
-        content = encode_logprobs(self._tokens) + late
-        refusal = encode_logprobs(self._refusal_tokens) or None
-        if not (content or refusal or self._wants_logprobs):
-            return None
-        return {"content": content if content or self._wants_logprobs else None, "refusal": refusal}
-
-    def _message(self, item: Message) -> None:
-        for part in item.parts:
-            match part:
-                case Text():
-                    self._text(part)
-                case Refusal():
-                    self._refusal = [*(self._refusal or ()), part.text]
-                    self._refusal_tokens += part.tokens
-                case Audio():
-                    self._audio = join(_heard(part), self._audio or {})
-        join(self._more, kept(item.extra))
-
-    def _text(self, part: Text) -> None:
-        content = self._content = self._content or []
-        found = (encode_notes(note, sum(map(len, content))) for note in part.annotations)
-        self._notes += [note for note in found if note is not None]
-        content.append(part.text)
-        self._tokens += part.tokens
-
-    def _reasoning(self, item: Reasoning) -> None:
-        parts = [p for p in (*item.summary, *item.content) if isinstance(p, Thought | Summary)]
-        thought = "\n\n".join(part.text for part in parts)
-        for part in parts:
-            self._tokens += part.tokens if isinstance(part, Thought) else ()
-        tags = (item.extra or {}).get("inline")
-        if tags is None:
-            self._thoughts.append(thought)
-        else:
-            tagged = tags.get("open", "") + thought + tags.get("close", "")
-            self._content = [*(self._content or ()), tagged]
-        join(self._more, kept(item.extra))
+                calls.append({"type": item.kind, **item.value})
+    message: dict[str, JSON] = {
+        "role": "assistant",
+        "content": None if content is None else "".join(content),
+        "refusal": None if refusal is None else "".join(refusal),
+        "annotations": annotations,
+    }
+    if reasoning:
+        message |= dict.fromkeys(dialect.reasoning_out, reasoning)
+    if audio:
+        message["audio"] = audio
+    if calls:
+        message["tool_calls"] = calls
+    if function_call is not None:
+        message["function_call"] = function_call
+    return merge(message, more), tokens, refusal_tokens
 
 
-def _heard(audio: Audio) -> dict[str, JSON]:
+def _encode_audio(audio: Audio) -> dict[str, JSON]:
     facts: dict[str, JSON] = {"id": audio.id, "data": audio.data}
     facts |= {"transcript": audio.transcript, "expires_at": audio.expires_at}
     return restore({name: fact for name, fact in facts.items() if fact is not None}, audio.extra)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Event, Failed, Finished
-from dragoman.core.item import JSON, Token, Unknown
-from dragoman.core.request import Request
-from dragoman.core.response import Status
+from dragoman.core.event import Event
+from dragoman.core.item import JSON, Extra, Token, Unknown
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.wire import json, sse
 from dragoman.wire.choices import ChunkedDecoder
-from dragoman.wire.dialect import Dialect
 from dragoman.wire.error import describe
 from dragoman.wire.json import BROKEN, decode_string, decode_strings, string
 
@@ -32,143 +29,25 @@ from .fields import (
     NAME,
     Details,
     broken,
+    decode_annotation,
     decode_finish,
     decode_logprobs,
-    decode_notes,
     decode_usage,
     encode_logprobs,
     index,
-    keep,
     number,
+    readable,
     rest,
-    words,
+    to_extra,
 )
-from .request import read_answer
 from .response import CHOICES
 
-LAST = 2 * 1024
-"""How many bytes are kept of what has passed: the last chunks, with usage among them."""
-
-
-def passes(request: Request, said: bytes, dialect: Dialect) -> bool:
-    """Whether a body says to a server of this dialect what the request, encoded for it, would.
-
-    A name that stands in it twice may mean the one or the other; then it says nothing for sure.
-    """
-    if dialect.drop or said.count(b'"model"') != 1:
-        return False
-    return request.max_output_tokens is None or b'"%b"' % dialect.max_tokens.encode() in said
-
-
-class _Answer(Struct):
-    choices: list[msgspec.Raw]
-    usage: JSON = None
-
-
-_answer = msgspec.json.Decoder(_Answer).decode
-
-
-def whole(said: bytes) -> Finished | None:
-    """The end of an answer that came whole, with what it counted; None if it is no answer."""
-    try:
-        answer = _answer(said)
-    except json.BROKEN:
-        return None
-    return Finished("completed", (), decode_usage(answer.usage)) if answer.choices else None
-
-
-class Passing:
-    """Feed it the bytes of a stream; it gives those that may pass: whole events, unchanged.
-
-    >>> passing = Passing()
-    >>> passing.feed(b'data: {"choices":[]}\\n\\ndata: [DO')
-    b'data: {"choices":[]}\\n\\n'
-    >>> passing.feed(b"NE]\\n\\n"), passing.ended
-    (b'data: [DONE]\\n\\n', True)
-    """
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._held = bytearray()  # an event that is not whole yet
-        self._last = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """The events that are whole now. Raises ValueError for one larger than MAX_EVENT."""
-        if self._held or data[-2:] != b"\n\n":
-            data = self._whole(data)
-        self._last = (self._last + data)[-LAST:]
-        if sse.END in data[-20:]:
-            self.ended = data[data.rfind(b"data:") + 5 :].strip() == sse.END
-        return data
-
-    def close(self, fault: Fault) -> tuple[bytes, Finished | Failed]:
-        """No more will come: what is to be said yet, and how the answer ended.
-
-        `fault` is what became of a stream that did not come to its end.
-        """
-        late = bytes(self._held)
-        decoder = sse.SSEDecoder()
-        events = [data for _, data in (*decoder.feed(self._last + late), *decoder.close())]
-        values = [_loaded(data) for data in events]
-        if late and events and (values[-1] or events[-1] == sse.END):
-            late += b"\n\n"  # an end without the blank line after it
-        else:
-            late = b""  # half an event, which would be read as a broken one
-        counts = [counted for v in values if (counted := decode_usage(v.get("usage")))]
-        counted = counts[-1] if counts else None
-        if any(value.get("error") for value in values):  # it has passed, and is the end
-            return late, Finished("failed", (), counted)
-        reasons = dict(reason for value in values for reason in _reasons(value))
-        said = sse.END in events
-        if not (said or reasons):
-            return late, Failed(fault, counted)
-        words = tuple(reasons[number] for number in sorted(reasons))
-        short = any(word in ("length", "content_filter") for word in words)
-        status: Status = "incomplete" if short else "completed"
-        return late + (b"" if said else sse.DONE), Finished(status, words, counted)
-
-    def _whole(self, data: bytes) -> bytes:
-        """What is held with the data behind it, up to the last end of an event."""
-        held, searched = self._held, max(0, len(self._held) - 3)
-        held += data
-        end = 0
-        for mark in (b"\n\n", b"\r\n\r\n"):
-            if (at := held.rfind(mark, searched)) >= 0:
-                end = max(end, at + len(mark))
-        whole = bytes(held[:end])
-        del held[:end]
-        if len(held) > sse.MAX_EVENT:
-            held.clear()
-            raise ValueError(f"an event that is larger than {sse.MAX_EVENT} bytes")
-        return whole
-
-
-def _loaded(data: bytes) -> dict[str, JSON]:
-    """The object in the data of an event; an empty one where there is none."""
-    try:
-        value = json.load(data)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _reasons(value: dict[str, JSON]) -> list[tuple[int, str]]:
-    """The choices that a chunk ends, and why."""
-    choices = value.get("choices")
-    return [
-        (number(choice, position), reason)
-        for position, choice in enumerate(choices if isinstance(choices, list) else ())
-        if isinstance(choice, dict)
-        and (reason := decode_finish(choice.get("finish_reason"))) is not None
-    ]
-
-
-Kind = Literal["text", "thought", "arguments"]
+Kind = Literal["text", "reasoning", "arguments"]
 
 _KINDS: dict[str, Kind] = {
     "content": "text",
-    "reasoning_content": "thought",
-    "reasoning": "thought",
+    "reasoning_content": "reasoning",
+    "reasoning": "reasoning",
 }
 _STRING = rb'"%s"[ \t]*:[ \t]*("(?:[^"\\]|\\.)*+")'
 _FIELDS = {
@@ -176,20 +55,15 @@ _FIELDS = {
     for name in (*_KINDS, "arguments")
 }
 _PADDING = re.compile(rb'"obfuscation"[ \t]*:[ \t]*("[^"\\]*+")')
-_NOTHING: tuple[JSON, ...] = (None, "", [])
+_NOTHING: tuple[JSON, ...] = (None, "", [], {})
 
 
-_FEW = 2048
-"""Bytes up to which events are looked at one by one."""
-_MARK = 48
-"""Bytes of what stands between two strings that are looked for."""
+class Template(NamedTuple):
+    """A chunk with one string in it that changes: the bytes around the string, and what it is.
 
-
-class Envelope(NamedTuple):
-    """The bytes before and after the string, and what the string is.
-
-    `call` is the index of the call that arguments belong to. `padding` splits what comes after
-    the string where a random padding stands, if there is one.
+    The chunks of a stream differ in nothing but that string, as a rule, so only it is decoded.
+    `call` is the index of the call that arguments belong to. `padding` splits the suffix where
+    OpenAI puts a random text (`obfuscation`).
     """
 
     prefix: bytes
@@ -198,69 +72,35 @@ class Envelope(NamedTuple):
     choice: int
     call: int | None
     padding: tuple[bytes, bytes] | None
-    framed: bytes = b""
-    """The prefix and the suffix with what frames an event around them, and both together."""
-    ending: bytes = b""
-    between: bytes = b""
+    # The same with what frames an event around them.
+    head: bytes
+    tail: bytes
 
-    def open_alone(self, data: bytes) -> str | None:
-        """The string, if the bytes are one such event and no more, which is how a stream that is
-        not in a hurry comes."""
-        if not (data.endswith(self.ending) and data.startswith(self.framed)):
-            return None
-        inner = data[len(self.framed) : -len(self.ending)]
-        if len(data) > sse.MAX_EVENT or b"\n" in inner or b"\r" in inner:
-            return None  # JSON does not mind a line end beside the string, but events do
-        try:
-            return decode_string(inner)
-        except BROKEN:  # the long way will find out what it is
-            return None
-
-    def open_run(self, data: bytes) -> tuple[list[str], bytes]:
-        """The strings of the events with which the bytes begin, and the bytes behind them."""
-        if len(data) > sse.MAX_EVENT:
+    def strings(self, data: bytes) -> tuple[list[str], bytes]:
+        """The strings of the chunks like this with which the bytes begin, and the bytes behind
+        them. An empty string, and what cannot be decoded, is left to the reader of whole chunks."""
+        head, suffix = self.head, self.suffix
+        if not data.startswith(head) or len(data) > sse.MAX_EVENT:
             return [], data
-        strings = (self._many(data) if len(data) > _FEW else None) or self._few(data)
-        said = decode_strings(strings)
-        if "" in said:  # the next one must take the long way
-            del said[said.index("") :]
-        if not said:
-            return [], data
-        told = sum(map(len, strings[: len(said)])) + (len(said) - 1) * len(self.between)
-        return said, data[len(self.framed) + told + len(self.ending) :]
+        *blocks, _ = data.split(b"\n\n")
+        pieces = [block[len(head) : -len(suffix)] for block in blocks]
+        # One comparison with what the bytes should have been is cheaper than one for each chunk.
+        if not data.startswith(head + (self.tail + head).join(pieces) + self.tail):
+            alike = [block.startswith(head) and block.endswith(suffix) for block in blocks]
+            del pieces[(*alike, False).index(False) :]
+        strings = decode_strings(pieces)
+        if "" in strings:
+            del strings[strings.index("") :]
+        count = len(strings)
+        return strings, data[sum(map(len, blocks[:count])) + 2 * count :]
 
-    def _few(self, data: bytes) -> list[bytes]:
-        """What stands in the place of the string in each event."""
-        framed, ending, at = self.framed, self.ending, 0
-        strings: list[bytes] = []
-        while data.startswith(framed, at) and (end := data.find(ending, at)) >= 0:
-            strings.append(data[at + len(framed) : end])
-            at = end + len(ending)
-        return strings
-
-    def _many(self, data: bytes) -> list[bytes] | None:
-        """The same for many, which a single split gives; None where others stand among them."""
-        framed, between = self.framed, self.between
-        mark = between[-_MARK:]
-        *pieces, last = data[len(framed) :].split(mark)
-        around = len(mark) - len(between)
-        strings = [piece[:around] for piece in pieces]
-        text, ended, _ = last.partition(self.ending)
-        if ended:
-            strings.append(text)
-        # Comparing with what they should have been is cheaper than looking at each.
-        if not strings or not data.startswith(framed + between.join(strings) + self.ending):
-            return None
-        return strings
-
-    def open(self, data: bytes) -> str | None:
-        """The string in this chunk; None, or empty, if it must take the long way."""
-        prefix, suffix = self.prefix, self.suffix
+    def string(self, data: bytes) -> str | None:
+        """The string in the data of one event; None, or empty, if it is not a chunk like this."""
+        prefix, suffix, padding = self.prefix, self.suffix, self.padding
         if not data.startswith(prefix):
             return None
         if data.endswith(suffix):
             return string(data[len(prefix) : -len(suffix)])
-        padding = self.padding
         if padding is None or not data.endswith(padding[1]):
             return None
         inner = data[len(prefix) : len(data) - len(padding[1])]
@@ -268,109 +108,83 @@ class Envelope(NamedTuple):
         return string(text) if found and string(padded) is not None else None
 
 
-class _Plain(NamedTuple):
-    """What a chunk says that says one piece of one thing."""
-
-    field: str
-    said: str
-    kind: Kind
-    choice: int
-    call: int | None = None
-
-
-def learn(data: bytes, value: dict[str, JSON]) -> Envelope | None:
-    """The envelope of a chunk that was read the long way; None if it says more than one thing."""
-    plain = _plain(value)
-    if plain is None:
-        return None
-    name, pattern = _FIELDS[plain.field]
-    found = pattern.search(data)
-    if data.count(name) != 1 or found is None or string(found[1]) != plain.said:
-        return None
-    prefix, suffix = data[: found.start(1)], data[found.end(1) :]
-    around = prefix + suffix
-    if b"\\" in around or b"\n" in around:
-        return None  # a name may be written in more ways than one, and so may several lines
-    return Envelope(
-        prefix,
-        suffix,
-        plain.kind,
-        plain.choice,
-        plain.call,
-        _padding(suffix),
-        b"data: " + prefix,
-        suffix + b"\n\n",
-        suffix + b"\n\ndata: " + prefix,
-    )
-
-
-def _padding(suffix: bytes) -> tuple[bytes, bytes] | None:
-    found = _PADDING.search(suffix)
-    if found is None or suffix.count(b'"obfuscation"') != 1:
-        return None
-    return suffix[: found.start(1)], suffix[found.end(1) :]
-
-
-def _plain(value: dict[str, JSON]) -> _Plain | None:
-    """What the chunk says, if it has nothing in it that must be looked at every time."""
+def learn(data: bytes, value: dict[str, JSON]) -> Template | None:
+    """The template of a chunk that was decoded; None if it holds more than one string of news."""
     match value:
         case {"choices": [{"delta": dict(delta)} as choice]}:
             beside = (value.get("usage"), value.get("error"), *_others(choice, "index", "delta"))
         case _:
             return None
-    left = {name: v for name, v in delta.items() if name != "role" and v not in _NOTHING}
+    fields = {name: v for name, v in delta.items() if name != "role" and v not in _NOTHING}
     unknown = rest(choice, CHOICE) or rest(delta, MESSAGE)
-    if len(left) != 1 or unknown or not all(each in _NOTHING for each in beside):
+    if len(fields) != 1 or unknown or any(each not in _NOTHING for each in beside):
         return None
-    ((field, said),) = left.items()
-    if field == "tool_calls":
-        return _plain_arguments(said, number(choice, 0))
-    if field not in _KINDS or not isinstance(said, str):
+    ((name, text),) = fields.items()
+    kind, call = _KINDS.get(name), None
+    if name == "tool_calls":
+        name, kind = "arguments", "arguments"
+        text, call = _only_arguments(text)
+    if kind is None or not isinstance(text, str):
         return None
-    return _Plain(field, said, _KINDS[field], number(choice, 0))
+    quoted, pattern = _FIELDS[name]
+    found = pattern.search(data)
+    if data.count(quoted) != 1 or found is None or string(found[1]) != text:
+        return None
+    prefix, suffix = data[: found.start(1)], data[found.end(1) :]
+    if b"\\" in prefix + suffix or b"\n" in prefix + suffix:
+        return None  # a name may be written in more ways than one, and so may several lines
+    padded = _PADDING.search(suffix)
+    padding = None
+    if padded is not None and suffix.count(b'"obfuscation"') == 1:
+        padding = suffix[: padded.start(1)], suffix[padded.end(1) :]
+    head, tail = b"data: " + prefix, suffix + b"\n\n"
+    place = number(choice, 0)
+    return Template(prefix, suffix, kind, place, call, padding, head, tail)
 
 
-def _plain_arguments(calls: JSON, choice: int) -> _Plain | None:
+def _only_arguments(calls: JSON) -> tuple[str | None, int | None]:
+    """The arguments and the index of a call, if a chunk has nothing else of calls."""
     match calls:
-        case [{"function": {"arguments": str(said)} as function} as entry] if said:
+        case [{"function": {"arguments": str(text)} as function} as entry] if text:
             more = (*_others(entry, "index", "function", "type"), *_others(function, "arguments"))
             unknown = rest(entry, ENTRY) or rest(function, CALL)
-            plain = entry.get("type") in (*_NOTHING, "function") and not unknown
-            if plain and all(each in _NOTHING for each in more):
-                return _Plain("arguments", said, "arguments", choice, index(entry))
-    return None
+            usual = entry.get("type") in (None, "", "function") and not unknown
+            if usual and all(each in _NOTHING for each in more):
+                return text, index(entry)
+    return None, None
 
 
 def _others(fields: dict[str, JSON], *names: str) -> list[JSON]:
     return [v for name, v in fields.items() if name not in names]
 
 
+# ---- whole chunks ------------------------------------------------------------------------
+
 _TEXT = frozenset({"role", "content"})
-_CHUNKS_NOTHING: tuple[JSON, ...] = (None, "", [], {})
 _AUDIO = ("id", "data", "transcript")
-CHUNKS_BROKEN = Fault(
+BROKEN_OFF = Fault(
     "upstream_error", "The model's server broke the answer off and did not say why.", "upstream"
 )
 
-Voice = Literal["text", "thought", "call"]
+Written = Literal["text", "reasoning", "call"]
 
 
 class Reader:
-    """Reads into one turn. `heard` tells whether anything was read so far."""
+    """Reads chunks and whole answers into one turn. `started` once anything was read."""
 
     def __init__(self, turn: Turn) -> None:
-        self.heard = False
+        self.started = False
         self._turn = turn
         self._begun = False
         self._beside: dict[str, JSON] = {}  # unknown fields of chunks, as last given
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
         self._details: dict[int, Details] = {}
-        self._voices: dict[int, Voice] = {}  # what each choice said last
-        self._spelt: set[int] = set()  # choices that gave their reasoning as text
+        self._last: dict[int, Written] = {}  # what each choice wrote last
+        self._texts: set[int] = set()  # choices that gave their reasoning as text
 
     def read(self, value: dict[str, JSON]) -> None:
         """One chunk, or one whole answer."""
-        self.heard = True
+        self.started = True
         choices = value.get("choices")
         error = describe(value) if value.get("error") or value.get("object") == "error" else None
         if error is None or choices:
@@ -385,30 +199,30 @@ class Reader:
             self._turn.fail(error)
 
     def close(self) -> None:
-        """Nothing more will be read: what waited for the end is said now."""
+        """Nothing more will be read: the unknown fields of ended choices are passed on."""
         if self._ends:
             ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
             self._turn.header(extra={NAME: {CHOICES: ends}})
 
-    def saying(self, plain: Envelope) -> Callable[[list[str]], None]:
-        """What to do with the strings of chunks, right after one of the same envelope."""
-        turn, choice = self._turn, plain.choice
+    def appender(self, template: Template) -> Callable[[list[str]], None]:
+        """What adds the strings of chunks that follow one of this template to the turn."""
+        turn, choice = self._turn, template.choice
 
-        def think(said: list[str]) -> None:
-            for each in said:
+        def reasoning(strings: list[str]) -> None:
+            for each in strings:
                 turn.reasoning(each, choice)
 
-        def call(said: list[str]) -> None:
-            for each in said:
-                turn.call(CallFragment(plain.call, arguments=each), choice)
+        def arguments(strings: list[str]) -> None:
+            for each in strings:
+                turn.call(CallFragment(template.call, arguments=each), choice)
 
-        match plain.kind:
+        match template.kind:
             case "text":
                 return partial(turn.texts, choice=choice) if choice else turn.texts
-            case "thought":
-                return think
+            case "reasoning":
+                return reasoning
             case _:
-                return call
+                return arguments
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -416,8 +230,8 @@ class Reader:
         rest = known.rest(value, known.CHUNK)
         if self._begun:
             if rest != self._beside:
-                said, self._beside = self._beside, rest
-                fresh = {name: v for name, v in rest.items() if said.get(name) != v}
+                message, self._beside = self._beside, rest
+                fresh = {name: v for name, v in rest.items() if message.get(name) != v}
                 self._turn.header(extra={NAME: fresh})
             return
         self._begun, self._beside = True, rest
@@ -429,14 +243,14 @@ class Reader:
     def _choice(self, choice: dict[str, JSON], position: int) -> None:
         number = known.number(choice, position)
         self._turn.expect(number)
-        said, whole = choice.get("delta"), False
-        if not isinstance(said, dict):
-            said, whole = choice.get("message"), True
-        if not isinstance(said, dict):
-            said = {"content": choice.get("text")}
-        beside, more = known.rest(choice, known.CHOICE), known.rest(said, known.MESSAGE)
+        message, whole = choice.get("delta"), False
+        if not isinstance(message, dict):
+            message, whole = choice.get("message"), True
+        if not isinstance(message, dict):
+            message = {"content": choice.get("text")}
+        beside, more = known.rest(choice, known.CHOICE), known.rest(message, known.MESSAGE)
         reason, weighed = decode_finish(choice.get("finish_reason")), choice.get("logprobs")
-        tokens = self._message(number, said, weighed, more if whole else None)
+        tokens = self._message(number, message, weighed, more if whole else None)
         if tokens:
             beside["logprobs"] = {"content": encode_logprobs(tokens), "refusal": None}
         if beside and (whole or reason is not None):
@@ -450,56 +264,56 @@ class Reader:
     def _end(self, number: int, choice: dict[str, JSON], reason: str | None) -> None:
         error = describe({"error": choice["error"]}) if choice.get("error") else None
         if error is None and broken(choice.get("finish_reason")):
-            error = CHUNKS_BROKEN
+            error = BROKEN_OFF
         if error is not None:
             self._turn.fail(error)
         elif reason is not None:
-            self._seal(number)
+            self._end_reasoning(number)
             self._turn.finish(reason, number)
 
     def _message(
-        self, number: int, said: dict[str, JSON], weighed: JSON, beside: dict[str, JSON] | None
+        self, number: int, message: dict[str, JSON], weighed: JSON, beside: dict[str, JSON] | None
     ) -> tuple[Token, ...]:
         """What a message says, in the order in which its fields belong.
 
         `beside` are the unknown fields of a whole message, None for a piece of one. Gives back
-        the tokens that belong to nothing that can be said: those a call is made of, as a rule.
+        the tokens that belong to nothing that can be message: those a call is made of, as a rule.
         """
-        if weighed is None and not beside and _is_text(said):
-            if content := said["content"]:
-                self._seal(number)
-                self._voices[number] = "text"
+        if weighed is None and not beside and _is_text(message):
+            if content := message["content"]:
+                self._end_reasoning(number)
+                self._last[number] = "text"
                 self._turn.text(content, number)
             return ()
-        calls = _listed(said)
+        calls = _listed(message)
         tokens = decode_logprobs(weighed, "content") if weighed else ()
-        self._reasoning(number, said)
-        tokens = self._content(number, said.get("content"), tokens, calling=bool(calls))
-        self._annotations(number, said.get("annotations"))
+        self._reasoning(number, message)
+        tokens = self._content(number, message.get("content"), tokens, calling=bool(calls))
+        self._annotations(number, message.get("annotations"))
         refused = decode_logprobs(weighed, "refusal") if weighed else ()
-        self._refusal(number, said.get("refusal"), refused)
-        self._audio(number, said.get("audio"))
+        self._refusal(number, message.get("refusal"), refused)
+        self._audio(number, message.get("audio"))
         if beside:
-            self._seal(number)
+            self._end_reasoning(number)
             self._turn.attach({NAME: beside}, number)
         for position, entry in enumerate(calls):
-            self._seal(number)
+            self._end_reasoning(number)
             self._call(number, entry, position if beside is not None else None)
         return tokens
 
-    def _reasoning(self, number: int, said: dict[str, JSON]) -> None:
-        """The thought, which servers that mean well give under several names at once."""
-        details = said.get("reasoning_details")
+    def _reasoning(self, number: int, message: dict[str, JSON]) -> None:
+        """The reasoning, which some servers give under several names at once."""
+        details = message.get("reasoning_details")
         details = details if isinstance(details, list) else []
-        named = (said.get(name) for name in ("reasoning_content", "reasoning"))
-        thoughts = [thought for thought in named if isinstance(thought, str) and thought][:1]
-        if thoughts:
-            self._spelt.add(number)
-        elif number not in self._spelt:  # else the details only say again what was said
-            thoughts = words(details)
-        for thought in thoughts:
-            self._voices[number] = "thought"
-            self._turn.reasoning(thought, number)
+        named = (message.get(name) for name in ("reasoning_content", "reasoning"))
+        texts = [text for text in named if isinstance(text, str) and text][:1]
+        if texts:
+            self._texts.add(number)
+        elif number not in self._texts:  # else the details repeat what came as text
+            texts = readable(details)
+        for text in texts:
+            self._last[number] = "reasoning"
+            self._turn.reasoning(text, number)
         if details:
             self._details.setdefault(number, Details()).add(details)
 
@@ -508,45 +322,45 @@ class Reader:
     ) -> tuple[Token, ...]:
         """The text; gives back the tokens for which there is none."""
         for kind, piece in _pieces(content):
-            if kind == "thought":
-                self._voices[number] = "thought"
+            if kind == "reasoning":
+                self._last[number] = "reasoning"
                 self._turn.reasoning(piece, number)
             elif kind == "refusal":
                 self._refusal(number, piece, ())
             else:
-                self._seal(number)
-                self._voices[number] = "text"
+                self._end_reasoning(number)
+                self._last[number] = "text"
                 self._turn.text(piece, number, tokens)
                 tokens = ()
-        voice = self._voices.get(number, "text")
-        if not tokens or calling or voice == "call":
+        written = self._last.get(number, "text")
+        if not tokens or calling or written == "call":
             return tokens
-        (self._turn.text if voice == "text" else self._turn.reasoning)("", number, tokens)
+        (self._turn.text if written == "text" else self._turn.reasoning)("", number, tokens)
         return ()
 
     def _annotations(self, number: int, listed: JSON) -> None:
         if isinstance(listed, list):
-            for note in filter(None, map(decode_notes, listed)):
-                self._seal(number)
+            for note in filter(None, map(decode_annotation, listed)):
+                self._end_reasoning(number)
                 self._turn.annotate(note, number)
 
     def _refusal(self, number: int, refusal: JSON, tokens: tuple[Token, ...]) -> None:
         words = refusal if isinstance(refusal, str) else ""
         if words or tokens:
-            self._seal(number)
+            self._end_reasoning(number)
             self._turn.refusal(words, number, tokens)
 
     def _audio(self, number: int, audio: JSON) -> None:
         if not isinstance(audio, dict):
             return
-        heard = {n: v for n in _AUDIO if isinstance(v := audio.get(n), str) and v}
+        given = {n: v for n in _AUDIO if isinstance(v := audio.get(n), str) and v}
         at = json.whole(audio.get("expires_at"))
-        if heard or at is not None:
-            self._seal(number)
-            self._turn.audio(number, **heard, expires_at=at)
+        if given or at is not None:
+            self._end_reasoning(number)
+            self._turn.audio(number, **given, expires_at=at)
 
     def _call(self, number: int, entry: dict[str, JSON], position: int | None) -> None:
-        self._voices[number] = "call"
+        self._last[number] = "call"
         kind, usual = entry.get("type"), "function" in entry or "custom" in entry
         if isinstance(kind, str) and kind not in ("custom", "function") and not usual:
             rest = {name: v for name, v in entry.items() if name not in ("type", "index")}
@@ -554,22 +368,22 @@ class Reader:
         else:
             self._turn.call(_fragment(entry, position), number)
 
-    def _seal(self, number: int) -> None:
-        """What must go back with the reasoning is known once something else is said."""
+    def _end_reasoning(self, number: int) -> None:
+        """Attach the details that go back with the reasoning: they are complete now."""
         details = self._details.pop(number, None)
         if details is not None:
             self._turn.attach_reasoning({NAME: {"reasoning_details": details.take()}}, number)
 
 
-def _is_text(said: dict[str, JSON]) -> bool:
+def _is_text(message: dict[str, JSON]) -> bool:
     """Whether a message says a text and nothing else."""
-    if type(said.get("content")) is not str:
+    if type(message.get("content")) is not str:
         return False
-    return all(name in _TEXT or each in _CHUNKS_NOTHING for name, each in said.items())
+    return all(name in _TEXT or each in _NOTHING for name, each in message.items())
 
 
 def _pieces(content: JSON) -> list[tuple[str, str]]:
-    """Content of any shape as text, thought and refusal; a null is no text at all."""
+    """Content of any shape as text, reasoning and refusal; a null is no text at all."""
     match content:
         case None | "":
             return []
@@ -578,7 +392,7 @@ def _pieces(content: JSON) -> list[tuple[str, str]]:
         case list():
             return [piece for part in content for piece in _pieces(part)]
         case {"type": "thinking", "thinking": inner}:
-            return [("thought", words) for _, words in _pieces(inner)]
+            return [("reasoning", words) for _, words in _pieces(inner)]
         case {"type": "refusal", "refusal": str(words)}:
             return [("refusal", words)] if words else []
         case {"text": str(words)}:
@@ -587,9 +401,9 @@ def _pieces(content: JSON) -> list[tuple[str, str]]:
             return [("text", json.text(content))]
 
 
-def _listed(said: dict[str, JSON]) -> list[dict[str, JSON]]:
+def _listed(message: dict[str, JSON]) -> list[dict[str, JSON]]:
     """The calls of a message; the deprecated form counts where there is no list."""
-    calls, legacy = said.get("tool_calls"), said.get("function_call")
+    calls, legacy = message.get("tool_calls"), message.get("function_call")
     if not isinstance(calls, list):
         calls = [{"function": legacy}] if isinstance(legacy, dict) else []
     return [entry for entry in calls if isinstance(entry, dict)]
@@ -599,15 +413,15 @@ def _fragment(entry: dict[str, JSON], place: int | None) -> CallFragment:
     """A piece of a call; in a whole answer its place in the list is what tells calls apart."""
     kind = "custom" if entry.get("type") == "custom" or "custom" in entry else "function"
     inner = entry[kind] if isinstance(entry.get(kind), dict) else {}
-    said = inner.get("input" if kind == "custom" else "arguments")
+    message = inner.get("input" if kind == "custom" else "arguments")
     return CallFragment(
         known.index(entry) if place is None else place,
         _word(entry.get("id")),
         _word(inner.get("name")),
-        said if isinstance(said, str) else "" if said is None else json.text(said),
+        message if isinstance(message, str) else "" if message is None else json.text(message),
         kind == "custom",
         _word(inner.get("namespace")),
-        keep(known.rest(entry, known.ENTRY), **{kind: known.rest(inner, known.CALL)}),
+        to_extra(known.rest(entry, known.ENTRY), **{kind: known.rest(inner, known.CALL)}),
     )
 
 
@@ -615,43 +429,119 @@ def _word(value: JSON) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+# ---- a plain answer, whole ---------------------------------------------------------------
+
+_Word = Annotated[str, Meta(min_length=1)]
+_Nothing = Annotated[list[None], Meta(max_length=0)]
+
+
+class _Message(Struct, forbid_unknown_fields=True):
+    content: _Word
+    role: Literal["assistant"] | None = None
+    refusal: Literal[""] | None = None
+    annotations: _Nothing | None = None
+
+
+class _Choice(Struct, forbid_unknown_fields=True):
+    message: _Message
+    finish_reason: Literal["stop", "length"]
+    index: Literal[0] | None = None
+    logprobs: None = None
+
+
+class _Answered(Struct, forbid_unknown_fields=True):
+    choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
+    id: str | None = None
+    object: Literal["chat.completion"] | None = None
+    created: int | None = None
+    model: str | None = None
+    usage: JSON = None
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+
+
+_answered = msgspec.json.Decoder(_Answered).decode
+
+
+def _read_plain(data: bytes, turn: Turn) -> bool:
+    """Read an answer that is one text and no more into a turn; False if it is another."""
+    if turn.started or not turn.direct:
+        return False
+    try:
+        answer = _answered(data)
+    except BROKEN:
+        return False
+    (choice,) = answer.choices
+    text = choice.message.content
+    if text.lstrip().startswith("<"):  # perhaps a think tag
+        return False
+    itself = {"id": answer.id, "created": answer.created}
+    unknown = {
+        "service_tier": answer.service_tier,
+        "system_fingerprint": answer.system_fingerprint,
+    }
+    extra: Extra = {}
+    for name, fields in (("upstream", itself), (NAME, unknown)):
+        if given := {field: value for field, value in fields.items() if value is not None}:
+            extra[name] = given
+    json.check_depth(answer.usage)
+    turn.usage = decode_usage(answer.usage)
+    turn.whole_answer(text, choice.finish_reason, answer.model, extra)
+    return True
+
+
 FIRST = 512
 """How many bytes of a long read are looked at for what its chunks have in common."""
 
 
 class Decoder(ChunkedDecoder):
-    """Hears one answer into a turn, in pieces of any size."""
+    """Decodes one answer into a turn, from pieces of any size."""
 
     def __init__(self, turn: Turn) -> None:
         self._reader = Reader(turn)
         super().__init__(turn, self._reader)
-        self._envelope: Envelope | None = None  # of the last chunk, if it said one thing only
-        self._running = False  # whether chunks in that envelope are being read, and by us
+        self._template: Template | None = None  # of the last chunk, if it has one
+        self._running = False  # chunks like it are read here, and not by the SSE decoder
         self._rest = b""  # behind them: the beginning of another one
-        self._say: Callable[[list[str]], None] = turn.texts  # with the strings that follow in it
+        self._append: Callable[[list[str]], None] = turn.texts  # the strings of such chunks
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
-        if self._running and not self._rest and self._envelope is not None:
-            alone = self._envelope.open_alone(data)
-            if alone:
-                self._say([alone])
-                return self._turn.take()
-        events: list[Event] = []
+        template = self._template
+        # One chunk like the last one, which is how the stream of a model comes, in few calls.
+        if (
+            template is not None
+            and self._running
+            and not self._rest
+            and data.startswith(template.head)
+            and data.endswith(template.tail)
+        ):
+            piece = data[len(template.head) : -len(template.tail)]
+            try:
+                text = decode_string(piece)
+            except BROKEN:
+                text = ""
+            # JSON allows line ends beside the string, and in SSE they have a meaning.
+            if text and b"\n" not in piece and b"\r" not in piece and len(data) <= sse.MAX_EVENT:
+                self._append([text])
+                turn = self._turn
+                events, turn.events = turn.events, []  # as `take` does
+                return events
+        events = []
         size = FIRST
         while data:
-            if self._envelope is not None and (self._running or self._begin_run()):
-                run, data = self._envelope.open_run(self._rest + data)
+            if self._template is not None and (self._running or self._begin_run()):
+                strings, data = self._template.strings(self._rest + data)
                 self._rest = b""
-                if run:
-                    self._say(run)
+                if strings:
+                    self._append(strings)
                 if len(data) < FIRST and b"\n\n" not in data and b"\r" not in data:
                     self._rest = data  # nothing, or the beginning of one that may be like them
                     break
-                if run:
+                if strings:
                     continue
             self._running = False
-            # Some of it the long way, for it may show what is around all strings that follow.
+            # Decode some of it, as it may show the template of all that follows.
             end = data.find(b"\n\n", size) + 2
             size *= 2
             some, data = (data[:end], data[end:]) if end > 1 else (data, b"")
@@ -669,23 +559,23 @@ class Decoder(ChunkedDecoder):
         rest, self._rest = self._rest, b""
         return (super().feed(rest) if rest else []) + super().close()
 
-    def _hear(self, events: list[tuple[str, bytes]]) -> None:
+    def _read_events(self, events: list[tuple[str, bytes]]) -> None:
         for name, data in events:
-            envelope = self._envelope
-            if envelope is not None and not name and (said := envelope.open(data)):
-                self._say([said])
+            template = self._template
+            if template is not None and not name and (text := template.string(data)):
+                self._append([text])
             else:
                 self._event(name, data)
 
     def _event(self, name: str, data: bytes) -> None:
-        self._envelope = None
+        self._template = None
         super()._event(name, data)
 
     def _value(self, name: str, value: dict[str, JSON], data: bytes) -> None:
         super()._value(name, value, data)
-        if not (self._said or self._turn.over) and (envelope := learn(data, value)):
-            self._envelope, self._say = envelope, self._reader.saying(envelope)
+        if not (self._ended or self._turn.over) and (template := learn(data, value)):
+            self._template, self._append = template, self._reader.appender(template)
 
     def _read_whole(self, data: bytes) -> None:
-        if not read_answer(data, self._turn):
+        if not _read_plain(data, self._turn):
             super()._read_whole(data)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import Raw
+
 from dragoman.core.item import JSON
 from dragoman.core.request import (
     AllowedTools,
@@ -22,16 +24,28 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
-from dragoman.wire.json import Fields
+from dragoman.wire.json import Cache, Fields
 
-from .fields import NAME, keep, restore
+from .fields import NAME, restore, to_extra
+
+_CACHE_LIMIT = 4 * 1024 * 1024
+_decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
+"""Tools by the bytes of their array: an agent sends the same ones with every request."""
+_encoded = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
+"""What tools are encoded to, by the identity of the tuple, which an entry keeps alive."""
 
 # ---- tools -------------------------------------------------------------------------------
 
 
-def decode(request: Fields) -> tuple[Tool, ...]:
+def decode(raw: Raw) -> tuple[Tool, ...]:
     """The tools on offer."""
-    return tuple(_tool(tool) for tool in request.objects("tools"))
+    data = bytes(raw)
+    tools = _decoded.get(data)
+    if tools is None:
+        fields = Fields({"tools": json.load(data)})
+        tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+        _decoded.put(data, tools, len(data))
+    return tools
 
 
 def decode_functions(request: Fields) -> tuple[FunctionTool, ...]:
@@ -44,7 +58,7 @@ def _tool(tool: Fields) -> Tool:
     if kind == "namespace":
         name, description = tool.need("name"), tool.string("description")
         tools = tuple(_grouped(each) for each in tool.objects("tools"))
-        return Namespace(name, tools, description, keep(tool.rest()))
+        return Namespace(name, tools, description, to_extra(tool.rest()))
     return _single(tool, kind)
 
 
@@ -82,7 +96,7 @@ def _inner(tool: Fields, name: str) -> Fields:
 def _function(inner: Fields, rest: dict[str, JSON]) -> FunctionTool:
     name, description = inner.need("name"), inner.string("description")
     parameters, strict = inner.mapping("parameters"), inner.boolean("strict")
-    extra = keep(rest, function=inner.rest())
+    extra = to_extra(rest, function=inner.rest())
     return FunctionTool(name, description, parameters, strict, extra)
 
 
@@ -98,14 +112,24 @@ def _custom(tool: Fields) -> CustomTool:
             if format.need("type") != "grammar":
                 raise format.wrong("type", "must be 'grammar' where there is one")
         rest = format.rest() | rest
-    extra = keep(tool.rest(), custom=inner.rest() | ({"format": rest} if rest else {}))
+    extra = to_extra(tool.rest(), custom=inner.rest() | ({"format": rest} if rest else {}))
     return CustomTool(name, description, syntax, definition, extra)
 
 
-def encode(tools: Iterable[Tool]) -> list[JSON]:
-    """The tools this wire can offer; hosted tools of another wire are not among them."""
-    said = (_encode(tool) for tool in tools)
-    return [tool for tool in said if tool is not None]
+def encode(tools: tuple[Tool, ...]) -> Raw | None:
+    """The array of the tools this wire can offer; None where there are none. Hosted tools of
+    another wire are not among them."""
+    entry = _encoded.get(id(tools))
+    if entry is None:
+        offered = _encode_all(tools)
+        entry = tools, Raw(json.dump(offered) if offered else b"")
+        _encoded.put(id(tools), entry, len(bytes(entry[1])))
+    return entry[1] if bytes(entry[1]) else None
+
+
+def _encode_all(tools: Iterable[Tool]) -> list[JSON]:
+    encoded = (_encode(tool) for tool in tools)
+    return [tool for tool in encoded if tool is not None]
 
 
 def _encode(tool: Tool) -> JSON:
@@ -123,7 +147,7 @@ def _encode(tool: Tool) -> JSON:
         case Namespace():
             group = {"type": "namespace", "name": tool.name}
             group |= _given(description=tool.description)
-            return restore({**group, "tools": encode(tool.tools)}, tool.extra)
+            return restore({**group, "tools": _encode_all(tool.tools)}, tool.extra)
         case _:
             return {"type": tool.kind, **tool.value} if tool.wire == NAME else None
 
@@ -163,7 +187,7 @@ def decode_function_call(request: Fields, tools: tuple[Tool, ...]) -> ToolChoice
             return _MODES[value]
         case {"name": str(name)}:
             rest = {field: said for field, said in value.items() if field != "name"}
-            choice = NamedTool(name, extra=keep({}, function=rest))
+            choice = NamedTool(name, extra=to_extra({}, function=rest))
             _check_offered(request, "function_call", choice, tools)
             return choice
         case _:
@@ -181,7 +205,7 @@ def _choice(choice: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
             several = tuple(_allowed(each, tools) for each in allowed.objects("tools"))
             if not several:
                 raise allowed.wrong("tools", "is missing or empty")
-            extra = keep(choice.rest(), allowed_tools=allowed.rest())
+            extra = to_extra(choice.rest(), allowed_tools=allowed.rest())
             return AllowedTools("required" if mode == "required" else "auto", several, extra)
         case _:
             unknown = UnknownTool(NAME, kind, choice.rest())
@@ -202,7 +226,7 @@ def _allowed(tool: Fields, tools: tuple[Tool, ...]) -> NamedTool | UnknownTool:
 def _named(choice: Fields, kind: str) -> NamedTool:
     inner = _inner(choice, kind)
     name, namespace = inner.need("name"), inner.string("namespace")
-    extra = keep(choice.rest(), **{kind: inner.rest()})
+    extra = to_extra(choice.rest(), **{kind: inner.rest()})
     return NamedTool(name, "custom" if kind == "custom" else "function", namespace, extra)
 
 

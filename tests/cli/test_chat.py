@@ -39,16 +39,16 @@ def up() -> Iterator[Mock]:
 # ---- ask -----------------------------------------------------------------------------------
 
 
-def test_an_answer_is_text_and_nothing_else() -> None:
+def test_ask_prints_the_text_only() -> None:
     assert seen("ask", "--at", "script", "count", "to", "3") == "1, 2, 3.\n"
 
 
-def test_the_question_may_come_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_question_is_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Count\nto 2.\n"))
     assert seen("ask", "--at", "script") == "1, 2.\n"
 
 
-def test_nothing_asked_is_said_and_nobody_is_bothered(
+def test_empty_question_is_an_error_and_sends_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], up: Mock
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
@@ -57,7 +57,7 @@ def test_nothing_asked_is_said_and_nobody_is_bothered(
     assert not up.asked
 
 
-def test_all_that_was_said_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_sent_with_the_question(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "canary")
     words = ["--model", "m", "--system", "Be brief.", "--effort", "low", "--key-env", "A_KEY"]
     assert seen("ask", "--at", up.base_url, *words, "Who", "are", "you?") == "Hello!\n"
@@ -70,7 +70,7 @@ def test_all_that_was_said_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -
     assert (asked.json["model"], asked.json["reasoning_effort"]) == ("m", "low")
 
 
-def test_the_first_model_is_asked_where_none_is_named(up: Mock) -> None:
+def test_first_listed_model_is_the_default(up: Mock) -> None:
     seen("ask", "--at", up.base_url, "Hi")
     assert up.asked[0].json["model"] == "first"
     assert "reasoning_effort" not in up.asked[0].json
@@ -126,7 +126,7 @@ def without_colours(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_each_kind_of_piece_has_its_look_and_colours_only_where_a_person_looks(name: str) -> None:
+def test_each_kind_of_delta_is_rendered_with_colours_on_a_terminal_only(name: str) -> None:
     reply, look = LOOKS[name]
     with upstream(reply) as up:
         words = ("ask", "--at", up.base_url, "-m", "m", "Hi")
@@ -150,7 +150,7 @@ def painted(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_an_answer_that_fails_says_why_beside_the_answer(
+def test_failed_answer_prints_its_fault_to_stderr(
     up: Mock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     up.handler = lambda asked: plain(429, {"error": {"message": "Slow down, please."}})
@@ -159,9 +159,7 @@ def test_an_answer_that_fails_says_why_beside_the_answer(
     assert capsys.readouterr().err == "dragoman: Slow down, please.\n"
 
 
-def test_an_answer_that_breaks_off_shows_what_came(
-    up: Mock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cut_answer_prints_the_text_so_far(up: Mock, capsys: pytest.CaptureFixture[str]) -> None:
     up.handler = lambda asked: stream(chunk({"content": "Hel"}), done=False)
     assert seen("ask", "--at", up.base_url, "Hi", status=1) == "Hel\n"
     assert "ended the stream" in capsys.readouterr().err
@@ -170,7 +168,7 @@ def test_an_answer_that_breaks_off_shows_what_came(
 # ---- whom to ask ---------------------------------------------------------------------------
 
 
-def test_whoever_is_found_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discovered_server_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discover, "PORTS", (up.port,))
     monkeypatch.setenv("A_KEY", "canary")
     assert seen("ask", "--key-env", "A_KEY", "Hi") == "Hello!\n"
@@ -186,7 +184,7 @@ def test_the_environment_names_a_server_and_its_key(
     assert up.asked[0].headers["authorization"] == "Bearer canary"
 
 
-def test_with_nobody_there_it_rehearses_and_says_so(
+def test_without_a_server_the_demo_engine_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "available", lambda: False)
@@ -195,13 +193,13 @@ def test_with_nobody_there_it_rehearses_and_says_so(
     assert said in capsys.readouterr().err
 
 
-def test_with_nobody_there_the_pocket_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_server_the_pocket_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen("ask", "Count to three.") == "1, 2, 3.\n"
     said = "No model server found: this is a demonstration model (pocket)."
     assert said in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_be_run_is_told(
+def test_model_that_cannot_run_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
@@ -209,7 +207,7 @@ def test_a_model_that_cannot_be_run_is_told(
     assert "dragoman: The pocket model needs the local extra: pip" in capsys.readouterr().err
 
 
-def test_a_model_of_this_machine_is_asked_by_its_file() -> None:
+def test_gguf_file_is_asked() -> None:
     assert (
         seen("ask", "--at", f"gguf:{MODEL_FOLDER / MODEL_FILE}", "Hello!")
         == f"{transcripts.HELLO}\n"
@@ -230,7 +228,7 @@ PROBLEMS: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("command", ["ask", "chat", "models"])
-def test_whom_nobody_can_ask_is_told(
+def test_bad_target_or_key_is_reported(
     command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi"))
@@ -240,7 +238,7 @@ def test_whom_nobody_can_ask_is_told(
     assert capsys.readouterr().err.startswith(f"dragoman: {problem}")
 
 
-def test_nonsense_in_the_environment_is_told(
+def test_bad_url_in_the_environment_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "localhost:9/v1")
@@ -248,7 +246,7 @@ def test_nonsense_in_the_environment_is_told(
     assert "'localhost:9/v1' is neither" in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["ask", "-m", "m", "Hi"], ["models"]):
         assert main([*words, "--at", "http://127.0.0.1:9/v1"]) == 1
         told = capsys.readouterr().err
@@ -259,7 +257,7 @@ def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) 
 # ---- models --------------------------------------------------------------------------------
 
 
-def test_models_are_listed_with_their_place(up: Mock) -> None:
+def test_models_are_listed_with_their_server(up: Mock) -> None:
     assert seen("models", "--at", up.base_url).splitlines() == [
         "  MODEL   ANSWERED BY",
         f"  first   {up.base_url}  (generic)",
@@ -276,7 +274,7 @@ def test_all_models_are_listed_however_many(up: Mock) -> None:
     ]
 
 
-def test_the_rehearsal_has_one_model() -> None:
+def test_demo_engine_lists_one_model() -> None:
     assert seen("models", "--at", "script").splitlines()[1:] == ["  script  this program"]
 
 
@@ -291,7 +289,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
     return lambda *lines: monkeypatch.setattr(sys, "stdin", Keyboard(*lines))
 
 
-def test_a_conversation_goes_on_until_ctrl_d(up: Mock, typed: Typed) -> None:
+def test_chat_sends_the_whole_conversation_until_ctrl_d(up: Mock, typed: Typed) -> None:
     typed("Hi", "  ", "And now?")
     assert seen("chat", "--at", up.base_url) == "> Hello!\n> > Hello!\n> \n"
     assert [asked.json["messages"] for asked in up.asked] == [
@@ -304,7 +302,7 @@ def test_a_conversation_goes_on_until_ctrl_d(up: Mock, typed: Typed) -> None:
     ]
 
 
-def test_what_failed_was_not_said(
+def test_failed_turn_is_left_out_of_the_conversation(
     up: Mock, typed: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replies = iter([plain(500, {"error": {"message": "Broken."}}), HELLO])
@@ -315,7 +313,7 @@ def test_what_failed_was_not_said(
     assert up.asked[1].json["messages"] == [{"role": "user", "content": "Hello?"}]
 
 
-def test_ctrl_c_stops_the_answer_and_what_came_was_said(
+def test_ctrl_c_stops_the_answer_and_the_partial_text_stays(
     up: Mock, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     replies = iter([stream(chunk({"content": "Hel"}), done=False, hang=True), HELLO])
@@ -338,7 +336,7 @@ def test_ctrl_c_at_the_prompt_ends_it(typed: Typed) -> None:
     assert seen("chat", "--at", "script", status=130) == "> 1, 2.\n> "
 
 
-def test_where_there_are_no_signals_it_answers_all_the_same() -> None:
+def test_chat_works_without_signal_handlers() -> None:
     with ThreadPoolExecutor(1) as pool:
         screen = pool.submit(seen, "ask", "--at", "script", "count to 3").result()
     assert screen == "1, 2, 3.\n"

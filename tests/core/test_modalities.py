@@ -24,7 +24,7 @@ def words(*parts: object, senses: tuple[Modality, ...] = ALL) -> tuple[str, list
     return item.text, [(loss.field, loss.action) for loss in ledger.losses()]
 
 
-def test_p32_an_image_becomes_a_placeholder_and_is_told() -> None:
+def test_p32_image_becomes_a_placeholder_and_is_reported() -> None:
     text, losses = words(Text("Look: "), PICTURE)
     assert text == "Look: [image: this model cannot see it]"
     assert losses == [("items[0].content[1]", "dropped")]
@@ -46,7 +46,7 @@ def test_p32_an_image_in_a_tool_result_becomes_a_placeholder_and_never_text() ->
     assert "base64" not in repr((first, second))
 
 
-def test_sound_is_replaced_by_its_transcript_or_by_a_placeholder() -> None:
+def test_audio_is_replaced_by_its_transcript_or_a_placeholder() -> None:
     assert words(Audio("AAAA", "wav")) == (
         "[audio: this model cannot hear it]",
         [("items[0].content[0]", "dropped")],
@@ -61,11 +61,11 @@ def test_a_file_becomes_a_placeholder() -> None:
     assert words(File("f1"))[0] == "[file: this model cannot read it]"
 
 
-def test_only_the_missing_senses_are_replaced() -> None:
+def test_only_missing_modalities_are_replaced() -> None:
     assert words(PICTURE, File("f1"), senses=(File,))[1] == [("items[0].content[1]", "dropped")]
 
 
-def test_what_needs_no_words_is_the_very_same_value() -> None:
+def test_items_without_missing_modalities_are_unchanged() -> None:
     history: tuple[Item, ...] = (
         Message("user", "hi"),
         Message("user", (Text("hi"),)),

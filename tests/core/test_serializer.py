@@ -34,7 +34,7 @@ def in_order(*events: Event) -> list[Event]:
     return [given for event in events for given in serial.feed(event)]
 
 
-def test_interleaved_items_come_one_after_the_other() -> None:
+def test_interleaved_items_are_serialised() -> None:
     first = [added(0), delta(0, "a"), delta(0, "b"), done(0, "ab")]
     second = [added(1), delta(1, "x"), done(1, "x")]
     third = [added(2), delta(2, "y"), done(2, "y")]
@@ -47,12 +47,12 @@ def test_interleaved_items_come_one_after_the_other() -> None:
     assert [*serial.feed(third[2]), *serial.feed(end)] == [third[2], end]
 
 
-def test_what_concerns_the_whole_answer_or_a_past_item_passes() -> None:
+def test_events_of_the_answer_or_a_past_item_pass() -> None:
     beside, past = Progress(None, "alive"), Progress(0, "completed")
     events = [START, added(0), done(0, ""), added(1), added(2), beside, past]
     assert in_order(*events) == [*events[:4], beside, past]
 
 
-def test_a_failure_comes_at_once_and_what_waits_is_let_go() -> None:
+def test_failure_passes_at_once_and_waiting_events_are_dropped() -> None:
     fail = Failed(Fault("internal", "x"))
     assert in_order(START, added(0), added(1), delta(1, "x"), fail) == [START, added(0), fail]

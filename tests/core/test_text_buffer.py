@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from dragoman.core.open_item import Base64Buffer, TextBuffer
 
 
-def test_halves_of_a_character_are_joined() -> None:
+def test_split_surrogate_pair_is_joined() -> None:
     pieces = TextBuffer()
     assert [pieces.add(p) for p in ("a\ud83d", "", "\ude00", "b")] == ["a", "", "😀", "b"]
     assert str(pieces) == "a😀b"
     assert pieces.rest() == ""
 
 
-def test_a_half_that_stays_alone_is_replaced() -> None:
+def test_lone_surrogate_is_replaced() -> None:
     pieces = TextBuffer()
     assert pieces.add("\ude00x\ud83d") == "\ufffdx"
     assert pieces.add("y") == "\ufffdy"
@@ -26,7 +26,7 @@ def test_a_half_that_stays_alone_is_replaced() -> None:
     assert str(pieces) == "\ufffdx\ufffdy\ufffd"
 
 
-def test_catching_up_says_what_is_missing_once() -> None:
+def test_catch_up_adds_the_missing_text_once() -> None:
     pieces = TextBuffer()
     pieces.add("ab\ud83d")
     assert pieces.catch_up("ab😀c") == "😀c"
@@ -57,7 +57,7 @@ def test_pieces_of_base64_that_are_each_padded_are_joined() -> None:
 
 
 @pytest.mark.parametrize("noise", ["?", "=", "====", "A", "A===", "\u00e9", " QUJD\n", "_-"])
-def test_what_is_no_base64_is_passed_over(noise: str) -> None:
+def test_characters_that_are_not_base64_are_ignored(noise: str) -> None:
     pieces = Base64Buffer()
     pieces.add(noise)
     pieces.add("")
@@ -65,7 +65,7 @@ def test_what_is_no_base64_is_passed_over(noise: str) -> None:
     assert b64decode(str(pieces), validate=True) in (b"", b"ABC")
 
 
-def test_base64_catches_up_without_saying_bytes_twice() -> None:
+def test_base64_catch_up_repeats_no_byte() -> None:
     pieces = Base64Buffer()
     pieces.add("QUJDRA")  # "ABCD", the last byte of it held back
     assert pieces.catch_up("QUJDREVG") == "REVG"

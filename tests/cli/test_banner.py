@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from dragoman.cli.serve import MOST, Row, table, welcome
+from dragoman.cli.serve import SHOWN, Row, banner, table
 
 URL = "http://127.0.0.1:8000/v1"
 ROWS = [Row("big", "http://127.0.0.1:11434/v1", "ollama"), Row("small", "this server")]
@@ -19,8 +19,8 @@ def part(page: str, title: str) -> str:
 
 
 @pytest.mark.parametrize("key_env", [None, "MY_KEY"])
-def test_the_lines_for_curl_ask_the_first_model(key_env: str | None) -> None:
-    words = shlex.split(part(welcome(URL, ROWS, key_env=key_env), "curl").replace("\\\n", ""))
+def test_curl_lines_name_the_first_model(key_env: str | None) -> None:
+    words = shlex.split(part(banner(URL, ROWS, key_env=key_env), "curl").replace("\\\n", ""))
     assert words[:3] == ["curl", "-N", f"{URL}/chat/completions"]
     headers = [words[place + 1] for place, word in enumerate(words) if word == "-H"]
     key = ["Authorization: Bearer $MY_KEY"] if key_env else []
@@ -30,16 +30,16 @@ def test_the_lines_for_curl_ask_the_first_model(key_env: str | None) -> None:
 
 
 @pytest.mark.parametrize(("key_env", "key"), [(None, "'none'"), ("MY_KEY", "os.environ['MY_KEY']")])
-def test_the_lines_for_the_sdk_are_python_and_hold_no_key(key_env: str | None, key: str) -> None:
-    code = ast.unparse(ast.parse(part(welcome(URL, ROWS, key_env=key_env), "openai SDK")))
+def test_sdk_lines_are_python_and_hold_no_key(key_env: str | None, key: str) -> None:
+    code = ast.unparse(ast.parse(part(banner(URL, ROWS, key_env=key_env), "openai SDK")))
     assert f"OpenAI(base_url='{URL}', api_key={key})" in code
     assert ("import os" in code) == (key_env is not None)
     assert code.count("model='big'") == 2
 
 
 @pytest.mark.parametrize("key_env", [None, "MY_KEY"])
-def test_the_lines_for_codex_are_its_configuration(key_env: str | None) -> None:
-    page = welcome(URL, ROWS, key_env=key_env)
+def test_codex_lines_are_valid_configuration(key_env: str | None) -> None:
+    page = banner(URL, ROWS, key_env=key_env)
     provider = {"name": "Dragoman", "base_url": URL, "wire_api": "responses"}
     assert tomllib.loads(part(page, "Codex").removesuffix("Ctrl-C stops.")) == {
         "model": "big",
@@ -49,14 +49,14 @@ def test_the_lines_for_codex_are_its_configuration(key_env: str | None) -> None:
     assert page.endswith("\nCtrl-C stops.")
 
 
-def test_it_begins_with_where_and_what() -> None:
-    first, _, *rest = welcome(URL, ROWS).splitlines()
+def test_banner_begins_with_address_and_models() -> None:
+    first, _, *rest = banner(URL, ROWS).splitlines()
     assert first == f"Dragoman is ready at {URL}"
     assert rest[:3] == table(ROWS).splitlines()
 
 
-def test_what_prevents_a_listing_is_told_in_its_place() -> None:
-    page = welcome(URL, [], problem="Nobody there.")
+def test_failed_listing_is_reported_in_its_place() -> None:
+    page = banner(URL, [], problem="Nobody there.")
     assert "  Nobody there.\n  Any model's name is passed on.\n" in page
     assert "MODEL  " not in page
     assert '"model": "MODEL"' in page
@@ -70,15 +70,15 @@ def test_the_table_has_columns() -> None:
     ]
 
 
-def test_of_many_models_the_rest_is_counted() -> None:
-    rows = [Row("x" * number, "there") for number in range(1, MOST + 4)]
+def test_table_counts_models_beyond_the_limit() -> None:
+    rows = [Row("x" * number, "there") for number in range(1, SHOWN + 4)]
     lines = table(rows).splitlines()
-    assert len(lines) == 1 + MOST + 1
-    assert lines[1] == f"  x{' ' * (MOST - 1)}  there"
+    assert len(lines) == 1 + SHOWN + 1
+    assert lines[1] == f"  x{' ' * (SHOWN - 1)}  there"
     assert lines[-1] == "  … and 3 more: dragoman models"
     assert len(table(rows, most=len(rows)).splitlines()) == 1 + len(rows)
-    assert "more" not in table(rows[:MOST])
+    assert "more" not in table(rows[:SHOWN])
 
 
-def test_no_models_are_no_table() -> None:
+def test_empty_table_is_a_sentence() -> None:
     assert table([]) == "  No models are listed; any name is passed through."

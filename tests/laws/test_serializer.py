@@ -28,7 +28,7 @@ def test_p4_serialised_answers_are_legal_and_the_same(steps: list[Step]) -> None
 
 
 @given(st.lists(anything, max_size=12))
-def test_one_item_is_open_at_a_time(steps: list[Step]) -> None:
+def test_p4_one_item_is_open_at_a_time(steps: list[Step]) -> None:
     open_items = 0
     for event in serial(play(steps)):
         open_items += isinstance(event, ItemAdded) - isinstance(event, ItemDone)

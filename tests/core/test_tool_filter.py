@@ -59,7 +59,7 @@ def entry(kind: str, **value: str) -> UnknownTool:
     ],
     ids=["one", "grouped", "anywhere", "group", "hosted", "not offered", "two", "none"],
 )
-def test_what_remains(
+def test_allowed_entries_select_tools_and_names(
     entries: list[NamedTool | UnknownTool],
     kept: list[tuple[int, Tool]],
     names: set[tuple[str | None, str]],
@@ -69,7 +69,7 @@ def test_what_remains(
     assert choice.names == names
 
 
-def test_entries_are_spelt_out_in_their_order() -> None:
+def test_allowed_entries_expand_in_order() -> None:
     hosted = entry("web_search")
     choice = allowed(hosted, entry("namespace", name="mail"), NamedTool("write"), NamedTool("send"))
     assert choice.expanded == (
@@ -80,12 +80,12 @@ def test_entries_are_spelt_out_in_their_order() -> None:
     )
 
 
-def test_what_an_entry_says_besides_stays_with_it() -> None:
+def test_extra_fields_of_an_entry_are_preserved() -> None:
     odd = NamedTool("patch", extra={"chat": {"odd": 1}})
     assert allowed(odd, odd).expanded == (
         NamedTool("patch", "custom", "files", {"chat": {"odd": 1}}),
     )
 
 
-def test_the_kind_is_that_of_the_tool() -> None:
+def test_expanded_entry_has_the_kind_of_its_tool() -> None:
     assert allowed(NamedTool("patch")).expanded == (NamedTool("patch", "custom", "files"),)

@@ -53,7 +53,7 @@ def test_p1_two_calls_without_indices_or_ids() -> None:
     assert called(F(name="f", arguments='{"a":1}'), F(name="f", arguments='{"a":2}')) == TWICE
 
 
-def test_p1_calls_without_indices_told_apart_by_their_ids() -> None:
+def test_p1_calls_without_indices_are_separated_by_ids() -> None:
     assert called(
         F(id="x", name="f"),
         F(id="y", name="g"),
@@ -76,7 +76,7 @@ def test_p2_the_same_index_and_the_same_name_in_a_fragment_of_its_own() -> None:
     ) == TWICE  # fmt: skip
 
 
-def test_p4_interleaved_calls_on_one_index_told_apart_by_their_ids() -> None:
+def test_p4_interleaved_calls_on_one_index_are_separated_by_ids() -> None:
     assert called(
         F(0, "x", "f"),
         F(0, "y", "g"),
@@ -98,7 +98,7 @@ def test_p4_interleaved_calls_by_index() -> None:
     ) == TWO  # fmt: skip
 
 
-def test_p7_all_parallel_calls_are_kept_in_order() -> None:
+def test_p7_parallel_calls_stay_in_order() -> None:
     many = [F(n, f"id{n}", f"f{n}", f'{{"n":{n}}}') for n in range(20)]
     assert called(*many) == [(f"f{n}", f'{{"n":{n}}}') for n in range(20)]
 
@@ -139,7 +139,7 @@ def test_id_and_name_repeated_in_every_fragment() -> None:
     assert called(F(None, None, "f", '{"a"'), F(None, None, "f", ":1}")) == TWO[:1]
 
 
-def test_a_name_repeated_after_the_end_begins_nothing_by_itself() -> None:
+def test_repeated_name_alone_begins_no_call() -> None:
     fragments = [F(0, "x", "f", '{"a":1}'), F(0, None, "f"), F(1, "y", "g", '{"b":2}')]
     assert called(*fragments) == TWO
 
@@ -153,7 +153,7 @@ def test_empty_arguments_become_the_empty_object() -> None:
     assert called(F(0, "x", "f", " ")) == [("f", " {}")]
 
 
-def test_a_placeholder_gives_way_to_the_arguments() -> None:
+def test_placeholder_object_is_replaced_by_the_arguments() -> None:
     assert called(F(0, "x", "f", "{}"), F(0, arguments='{"a":1}')) == TWO[:1]
     assert called(F(0, "x", "f", "{}")) == [("f", "{}")]
     assert called(F(0, "x", "f", "{}"), reason="length") == [("f", "{}")]
@@ -161,7 +161,7 @@ def test_a_placeholder_gives_way_to_the_arguments() -> None:
     assert called(F(None, None, "f", "{}"), F(None, None, "f", '{"a":1}')) == TWO[:1]
 
 
-def test_v13_arguments_that_do_not_parse_stand_beside_the_good_ones() -> None:
+def test_v13_unparsable_arguments_do_not_spoil_the_other_calls() -> None:
     bad, good = '{"a": oops} and more', '{"b":2}'
     assert called(F(0, "x", "f", bad), F(1, "y", "g", good)) == [("f", bad), ("g", good)]
     assert called(F(name="f", arguments="[1]"), F(arguments="]")) == [("f", "[1]]")]
@@ -184,7 +184,7 @@ def test_braces_and_quotes_inside_strings_do_not_end_a_call() -> None:
         assert called(*cut, F(name="g", arguments='{"b":2}')) == [("f", text), TWO[1]]
 
 
-def test_a_call_that_comes_whole_gives_the_events_of_one_that_comes_in_pieces() -> None:
+def test_whole_call_gives_the_events_of_a_streamed_one() -> None:
     whole, cut = heard(F(0, "x", "f", '{"a":1}')), heard(F(0, "x", "f"), F(0, arguments='{"a":1}'))
     assert whole == cut
 
@@ -207,23 +207,23 @@ def test_a_custom_call_takes_any_text() -> None:
     assert late.input == "{}x"
 
 
-def test_a_namespace_stays_with_its_call() -> None:
+def test_call_keeps_its_namespace() -> None:
     (call,) = fold(heard(F(0, "x", None), F(0, None, "f", "{}", namespace="n"))).calls
     assert call.namespace == "n"
 
 
-def test_fields_of_a_wire_stay_with_their_call() -> None:
+def test_call_keeps_fields_of_its_wire() -> None:
     early, late = {"chat": {"signature": "s"}}, {"chat": {"more": 1}}
     (call,) = fold(heard(F(0, "x", "f", extra=early), F(0, arguments="{}", extra=late))).calls
     assert call.extra == {"chat": {"signature": "s", "more": 1}}
 
 
-def test_a_fragment_of_nothing_is_no_call() -> None:
+def test_empty_fragment_is_no_call() -> None:
     assert CallSorter().sort(F(0)) is None
     assert called(F(0), F(None, "", ""), reason="stop") == []
 
 
-def test_a_call_that_never_gets_a_name_is_a_fault() -> None:
+def test_call_without_a_name_is_a_fault() -> None:
     last = heard(F(0, "x", None, '{"a":1}'))[-1]
     assert isinstance(last, Failed)
     assert last.fault == NAMELESS
@@ -241,7 +241,7 @@ def test_a_call_cut_short_is_incomplete() -> None:
     assert (half.status, whole.status) == ("incomplete", "completed")
 
 
-def test_text_after_a_whole_call_closes_it() -> None:
+def test_text_after_a_complete_call_closes_it() -> None:
     turn = Turn("r", 0, "m")
     turn.call(F(0, "x", "f", '{"a":1}'))
     turn.text("done")
@@ -268,7 +268,7 @@ def test_text_between_the_pieces_of_a_call_does_not_break_it() -> None:
 
 
 @pytest.mark.parametrize("size", [20_000])
-def test_long_arguments_are_not_read_again_for_every_fragment(size: int) -> None:
+def test_long_arguments_are_scanned_once(size: int) -> None:
     sorter = CallSorter()
     call = sorter.sort(F(name="f", arguments='{"a":"'))
     assert call is not None
@@ -285,7 +285,7 @@ def test_long_arguments_are_not_read_again_for_every_fragment(size: int) -> None
     ids=["whole", "empty", "custom"],
 )
 @pytest.mark.parametrize("reasons", [1, 2000], ids=["one end", "an end after each"])
-def test_many_calls_are_looked_at_a_few_times_each(
+def test_many_calls_cost_linear_time(
     monkeypatch: pytest.MonkeyPatch, fragment: CallFragment, reasons: int
 ) -> None:
     looks = 0
@@ -314,7 +314,7 @@ def test_many_calls_are_looked_at_a_few_times_each(
     assert looks <= 6 * count
 
 
-def test_a_call_that_was_whole_before_its_name_may_go_on() -> None:
+def test_call_complete_before_its_name_stays_open() -> None:
     """Being announced, it is not closed by its own announcement."""
     turn = Turn("r", 0, "m")
     turn.call(F(index=0, id="a", arguments='{"a":1}'))

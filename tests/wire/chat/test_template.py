@@ -1,4 +1,4 @@
-"""The short cut through plain chunks gives what the long way gives, whatever the bytes are."""
+"""Templates of chunks: what is learnt, and that they change none of the events."""
 
 import json
 from itertools import pairwise
@@ -13,9 +13,8 @@ from dragoman.core.fold import fold
 from dragoman.core.turn import Turn
 from dragoman.wire import json as body
 from dragoman.wire.chat import CHAT
-from dragoman.wire.chat import stream as decoder
-from dragoman.wire.chat import stream as room
-from dragoman.wire.chat.stream import Envelope, learn
+from dragoman.wire.chat import stream as chat_stream
+from dragoman.wire.chat.stream import Template, learn
 from tests.samples import samples
 from tests.wire.chat.answering import chunk, sse
 
@@ -30,45 +29,38 @@ def events(stream: bytes) -> list[Event]:
     return reading.feed(stream) + reading.close()
 
 
-def wrap(before: bytes, after: bytes) -> Envelope:
-    return Envelope(before, after, "text", 0, None, None)
+def template_of(data: bytes) -> Template:
+    template = learn(data, body.load(data))
+    assert template is not None
+    return template
 
 
-def the_long_way(stream: bytes) -> list[Event]:
-    with mock.patch.object(decoder, "learn", return_value=None):
+def without_templates(stream: bytes) -> list[Event]:
+    with mock.patch.object(chat_stream, "learn", return_value=None):
         return events(stream)
 
 
 # ---- what is learnt ----------------------------------------------------------------------
 
 
-def test_the_envelope_of_a_plain_chunk_is_what_surrounds_its_text() -> None:
-    data = PLAIN % b'"a\\n\\u00e9"'
-    envelope = learn(data, body.load(data))
-    assert envelope is not None
+def test_the_template_of_a_text_chunk_is_what_surrounds_its_text() -> None:
+    template = template_of(PLAIN % b'"a\\n\\u00e9"')
     before, after = PLAIN.split(b"%s")
-    assert envelope[:5] == (before, after, "text", 0, None)
-    assert envelope.open(PLAIN % b'"b"') == "b"
+    assert template[:5] == (before, after, "text", 0, None)
+    assert template.string(PLAIN % b'"b"') == "b"
 
 
-def test_a_random_padding_does_not_matter_and_anything_else_does() -> None:
-    envelope = learn(PLAIN % b'"a"', body.load(PLAIN % b'"a"'))
-    assert envelope is not None
+def test_random_padding_is_skipped_and_any_other_difference_is_not() -> None:
+    template = template_of(PLAIN % b'"a"')
     padded = PLAIN.removesuffix(b'"a"}') + b"%s}"
-    assert envelope.open(padded % (b'"b"', b'"x9"')) == "b"
-    assert envelope.open(padded % (b'"b"', b'""')) == "b"
+    assert template.string(padded % (b'"b"', b'"x9"')) == "b"
+    assert template.string(padded % (b'"b"', b'""')) == "b"
     for odd in (b"7", b'"x', b'"x", "y": "z"', b'"\n"'):
-        assert not envelope.open(padded % (b'"b"', odd))
-    assert not envelope.open((padded % (b'"b"', b'"x9"')).replace(b"logprobs", b"LOGPROBS"))
+        assert not template.string(padded % (b'"b"', odd))
+    assert not template.string((padded % (b'"b"', b'"x9"')).replace(b"logprobs", b"LOGPROBS"))
     twice = PLAIN.replace(b'"usage": null', b'"obfuscation": "b", "usage": null') % b'"a"'
-    learnt = learn(twice, body.load(twice))
-    assert learnt is not None
-    assert learnt.padding is None
-    assert learnt.open(twice.replace(b'"b"', b'"c"')) is None
-    none = PLAIN.replace(b', "obfuscation": "a"', b"") % b'"a"'
-    learnt = learn(none, body.load(none))
-    assert learnt is not None
-    assert learnt.padding is None
+    assert template_of(twice).string(twice.replace(b'"b"', b'"c"')) is None
+    assert template_of(PLAIN.replace(b', "obfuscation": "a"', b"") % b'"a"').padding is None
 
 
 ARGUMENTS = (
@@ -78,15 +70,12 @@ ARGUMENTS = (
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_thoughts_and_arguments_have_envelopes_too(name: str) -> None:
-    thinking = PLAIN.replace(b"content", name.encode())
-    thought = learn(thinking % b'"Hm"', body.load(thinking % b'"Hm"'))
-    assert thought is not None
-    assert thought[2:5] == ("thought", 0, None)
-    calling = learn(ARGUMENTS % b'"{"', body.load(ARGUMENTS % b'"{"'))
-    assert calling is not None
-    assert calling[2:5] == ("arguments", 1, 2)
-    assert calling.open(ARGUMENTS % b'"}"') == "}"
+def test_reasoning_and_arguments_have_templates_too(name: str) -> None:
+    reasoning = template_of(PLAIN.replace(b"content", name.encode()) % b'"Hm"')
+    assert reasoning[2:5] == ("reasoning", 0, None)
+    arguments = template_of(ARGUMENTS % b'"{"')
+    assert arguments[2:5] == ("arguments", 1, 2)
+    assert arguments.string(ARGUMENTS % b'"}"') == "}"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +100,7 @@ def test_thoughts_and_arguments_have_envelopes_too(name: str) -> None:
         PLAIN % b'"a", "vendor": ""',
         (PLAIN % b'"a"').replace(b'"logprobs"', b'"vendor": "", "logprobs"'),
         (ARGUMENTS % b'"{"').replace(b'"name": ""', b'"vendor": ""'),
-        (PLAIN % b'"a"').replace(b'"usage": null', b'"usage": {}'),
+        (PLAIN % b'"a"').replace(b'"usage": null', b'"usage": {"total_tokens": 1}'),
         (PLAIN % b'"a"').replace(b'"usage": null', b'"error": "x"'),
         (PLAIN % b'"a"').replace(b'"finish_reason": null', b'"finish_reason": "stop"'),
         (PLAIN % b'"a"').replace(b'"logprobs": null', b'"logprobs": {"content": []}'),
@@ -122,7 +111,7 @@ def test_thoughts_and_arguments_have_envelopes_too(name: str) -> None:
         b'{"choices": [{"index": 0, "delta": {"content": "a"}}, {"index": 1, "delta": {}}]}',
     ],
 )
-def test_nothing_is_learnt_from_a_chunk_that_says_more_or_less(data: bytes) -> None:
+def test_a_chunk_with_more_or_less_than_one_string_has_no_template(data: bytes) -> None:
     assert learn(data, body.load(data)) is None
 
 
@@ -130,30 +119,31 @@ def test_nothing_is_learnt_from_a_chunk_that_says_more_or_less(data: bytes) -> N
     "literal",
     [b"7", b"null", b'"a', b'a"', b'"a"b"', b'"a" , "b"', b'"\xff"', b'"\\ud83d"', b'"\n"'],
 )
-def test_what_is_not_one_string_takes_the_long_way(literal: bytes) -> None:
-    before, after = PLAIN.split(b"%s")
-    assert not wrap(before, after).open(PLAIN % literal)
+def test_what_is_not_one_string_is_read_as_a_whole_chunk(literal: bytes) -> None:
+    assert not template_of(PLAIN % b'"a"').string(PLAIN % literal)
 
 
-def test_a_chunk_shorter_than_its_envelope_takes_the_long_way() -> None:
-    assert wrap(b'{"a', b'a"}').open(b'{"a"}') is None
-    assert wrap(b"aa", b"aa").open(b"aaa") is None
+def test_an_event_shorter_than_its_template_is_read_as_a_whole_chunk() -> None:
+    data = b'{"choices":[{"delta":{"content":"a"}}]}'
+    short = data.replace(b'"a"', b"")[1:]
+    assert template_of(data).string(short) is None
+    assert template_of(data).strings(b"data: " + short + b"\n\n")[0] == []
 
 
-def test_plain_chunks_take_the_short_cut_and_others_do_not() -> None:
+def test_only_chunks_that_differ_in_more_than_their_text_are_decoded_as_json() -> None:
     stream = b"".join(b"data: " + PLAIN % b'"%d"' % n + b"\n\n" for n in range(9))
     with mock.patch.object(body, "load", wraps=body.load) as load:
         events(stream + sse(chunk({}, "stop")))
-    assert load.call_count == 2  # the first plain one, and the one with the reason
+    assert load.call_count == 2  # the first one, and the one with the reason
 
 
-def test_an_event_with_a_name_takes_the_long_way() -> None:
+def test_an_event_with_a_name_is_read_as_a_whole_chunk() -> None:
     plain = b"data: " + PLAIN % b'"a"' + b"\n\n"
     stream = plain + plain + b"event: error\n" + plain
-    assert events(stream) == the_long_way(stream)
+    assert events(stream) == without_templates(stream)
 
 
-# ---- the two ways ------------------------------------------------------------------------
+# ---- the same events ------------------------------------------------------------------------
 
 literals = st.one_of(
     st.text(max_size=5).map(json.dumps),
@@ -161,7 +151,7 @@ literals = st.one_of(
     st.sampled_from(['""', "null", "7", '"\\ud83d"', '"\\ude00"', '"<think>"', '"</think>x"']),
     st.text('"\\a,:{}[]', max_size=6),
 ).map(lambda text: text.encode("utf-8", "surrogatepass"))
-envelopes = st.sampled_from(
+templates = st.sampled_from(
     [
         PLAIN,
         PLAIN.replace(b": ", b":").replace(b", ", b","),
@@ -198,23 +188,21 @@ envelopes = st.sampled_from(
         b"%s",
     ]
 )
-runs = st.tuples(envelopes, st.lists(literals, min_size=1, max_size=4))
+runs = st.tuples(templates, st.lists(literals, min_size=1, max_size=4))
 events_ = st.lists(runs, max_size=4).map(
-    lambda runs: [(envelope, literal) for envelope, several in runs for literal in several]
+    lambda runs: [(template, literal) for template, several in runs for literal in several]
 )
 
 
 @settings(max_examples=samples(150, 2_000))
 @given(events_, st.booleans())
-def test_the_short_cut_gives_what_the_long_way_gives(
-    said: list[tuple[bytes, bytes]], done: bool
-) -> None:
+def test_templates_change_no_event(chunks: list[tuple[bytes, bytes]], done: bool) -> None:
     stream = b"".join(
-        b"data: " + envelope.replace(b"%s", literal).replace(b"\n", b" ") + b"\n\n"
-        for envelope, literal in said
+        b"data: " + template.replace(b"%s", literal).replace(b"\n", b" ") + b"\n\n"
+        for template, literal in chunks
     )
     stream += b"data: [DONE]\n\n" if done else b""
-    assert events(stream) == the_long_way(stream)
+    assert events(stream) == without_templates(stream)
 
 
 # ---- runs ------------------------------------------------------------------------------------
@@ -236,36 +224,15 @@ strings = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("few", [0, 2048])
-@given(st.lists(strings.map(framed) | st.sampled_from(ODD), max_size=8), st.booleans())
-def test_a_run_is_what_chunk_by_chunk_would_give(
-    few: int, chunks: list[bytes], whole: bool
-) -> None:
-    data = b"".join(chunk + b"\n\n" for chunk in chunks)
-    data = data if whole else data[:-3]
-    envelope = learn(PLAIN % b'"x"', body.load(PLAIN % b'"x"'))
-    assert envelope is not None
-    with mock.patch.object(room, "_FEW", few):
-        said, rest = envelope.open_run(data)
-    expected = []
-    for event in data.split(b"\n\n")[:-1]:
-        text = envelope.open(event[6:]) if event.startswith(b"data: ") else None
-        if not text:
-            break
-        expected.append(text)
-    assert said == expected
-    assert rest == b"\n\n".join(data.split(b"\n\n")[len(said) :])
-
-
 @given(st.lists(strings.map(framed) | st.sampled_from(ODD), max_size=12))
-def test_a_burst_is_heard_as_chunk_by_chunk(chunks: list[bytes]) -> None:
+def test_a_burst_gives_the_events_of_chunk_by_chunk(chunks: list[bytes]) -> None:
     stream = b"".join(chunk + b"\n\n" for chunk in [framed(b'"x"'), *chunks])
     single = CHAT.decoder(Turn("R", 5, "m"))
     alone = [
         event for chunk in stream.split(b"\n\n")[:-1] for event in single.feed(chunk + b"\n\n")
     ]
     assert events(stream) == alone + single.close()
-    assert fold(events(stream)) == fold(the_long_way(stream))
+    assert fold(events(stream)) == fold(without_templates(stream))
 
 
 BESIDE = [
@@ -283,70 +250,56 @@ BESIDE = [
 LINES = [framed(b'"x"'), framed(b'"x"').replace(b"data: {", b"data: {\ndata:")]
 
 
-def texts(heard: list[Event]) -> tuple[str, str]:
-    response = fold(heard)
+def texts(events: list[Event]) -> tuple[str, str]:
+    response = fold(events)
     return response.text, response.status
 
 
-@pytest.mark.parametrize("few", [0, 2048])
 @given(
     st.sampled_from(LINES),
     st.lists(st.sampled_from(BESIDE).map(framed), min_size=1, max_size=4),
     st.lists(st.integers(0, 1500), max_size=4),
     st.booleans(),
 )
-def test_line_ends_beside_a_string_are_what_they_are_on_the_long_way(
-    few: int, first: bytes, chunks: list[bytes], cuts: list[int], broken: bool
+def test_line_ends_beside_a_string_mean_what_they_mean_in_events(
+    first: bytes, chunks: list[bytes], cuts: list[int], broken: bool
 ) -> None:
     if broken:
         chunks = [chunk.replace(b"data: {", b"data: {\n") for chunk in chunks]
     stream = b"".join(chunk + b"\n\n" for chunk in [first, *chunks])
     ends = [0, *sorted({len(first) + 2, *cuts}), max(1500, len(stream))]
     decoder = CHAT.decoder(Turn("R", 5, "m"))
-    with mock.patch.object(room, "_FEW", few):
-        heard = [event for at, to in pairwise(ends) for event in decoder.feed(stream[at:to])]
-        heard += decoder.close()
-    assert texts(heard) == texts(the_long_way(stream))
+    pieces = [event for at, to in pairwise(ends) for event in decoder.feed(stream[at:to])]
+    assert texts(pieces + decoder.close()) == texts(without_templates(stream))
 
 
-def test_a_large_event_in_many_pieces_is_not_looked_at_again_and_again() -> None:
+def test_a_large_event_in_many_pieces_is_scanned_once() -> None:
     decoder = CHAT.decoder(Turn("R", 5, "m"))
     large = b"y" * 1_000_000
     stream = framed(b'"x"') + b"\n\n" + framed(b'"%b"' % large) + b"\n\n"
-    heard: list[Event] = []
+    pieces: list[Event] = []
     for at in range(0, len(stream), 1000):
-        heard += decoder.feed(stream[at : at + 1000])
+        pieces += decoder.feed(stream[at : at + 1000])
         assert len(decoder._rest) < 1000
-    assert fold(heard + decoder.close()).text == "x" + large.decode()
+    assert fold(pieces + decoder.close()).text == "x" + large.decode()
 
 
 @pytest.mark.parametrize("between", [[], [b": alive"], [framed(b'""')], [framed(b'"')]])
-def test_what_stands_among_many_ends_the_run_there(between: list[bytes]) -> None:
-    envelope = learn(PLAIN % b'"x"', body.load(PLAIN % b'"x"'))
-    assert envelope is not None
+def test_another_event_ends_a_run_of_like_chunks(between: list[bytes]) -> None:
+    template = template_of(PLAIN % b'"x"')
     chunks = [*[framed(b'"a"')] * 30, *between, framed(b'"b"'), b"data: [DONE]"]
-    said, rest = envelope.open_run(b"".join(chunk + b"\n\n" for chunk in chunks))
-    assert said == ["a"] * 30 + ([] if between else ["b"])
-    assert rest == b"".join(chunk + b"\n\n" for chunk in chunks[len(said) :])
-    assert envelope.open_run(b": alive\n\n" * 1000) == ([], b": alive\n\n" * 1000)
-    short = envelope.framed + envelope.suffix[1:] + b"\n\n"
-    assert envelope.open_run(short * 20) == ([], short * 20)
+    strings, rest = template.strings(b"".join(chunk + b"\n\n" for chunk in chunks))
+    assert strings == ["a"] * 30 + ([] if between else ["b"])
+    assert rest == b"".join(chunk + b"\n\n" for chunk in chunks[len(strings) :])
+    assert template.strings(b": alive\n\n" * 9) == ([], b": alive\n\n" * 9)
 
 
-def test_one_event_alone_is_opened_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    around = '{"choices": [{"index": 0, "delta": {"content": %s}}]}'
-    data = (around % '"a"').encode()
-    envelope = learn(data, json.loads(data))
-    assert envelope is not None
-
-    def event(text: str) -> bytes:
-        return b"data: " + (around % text).encode() + b"\n\n"
-
-    assert envelope.open_alone(event('"b"')) == "b"
-    assert envelope.open_alone(event('"b"') * 2) is None
-    assert envelope.open_alone(event('"b')) is None
-    assert envelope.open_alone(event("1")) is None
-    assert envelope.open_alone(b": alive\n\n" + event('"b"')) is None
-    assert envelope.open_alone(event('"b"')[:-1]) is None
-    monkeypatch.setattr(room.sse, "MAX_EVENT", 10)
-    assert envelope.open_alone(event('"b"')) is None
+def test_a_chunk_larger_than_an_event_may_be_is_left_to_the_sse_decoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    template, chunk = template_of(PLAIN % b'"x"'), framed(b'"a"') + b"\n\n"
+    decoder = CHAT.decoder(Turn("R", 5, "m"))
+    decoder.feed(chunk * 2)
+    monkeypatch.setattr(chat_stream.sse, "MAX_EVENT", 10)
+    assert template.strings(chunk) == ([], chunk)
+    assert decoder.feed(chunk)[-1].fault.code == "upstream_error"

@@ -1,0 +1,514 @@
+"""Answers requests of every protocol, in one way: resolve state, start the engine, send its events.
+
+A responder is the sink of one answer. It folds the events into one body, or encodes each batch into
+one write; it ends the engine's work when the client disconnects, time is up or the server shuts
+down, and sends one terminal event on every path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable
+from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import Fault, FaultError
+from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.fold import Fold
+from dragoman.core.interfaces import Caller, Encoder, Engine, Handle
+from dragoman.core.request import Request
+from dragoman.core.response import Guarantee, default_guarantee
+from dragoman.engines.base import start
+from dragoman.stores.base import Record
+from dragoman.wire import sse
+from dragoman.wire.losses import header, judge_answer
+from dragoman.wire.protocol import Wire
+from dragoman.wire.responses import RESPONSES
+
+from .asgi import Headers
+from .cancellation import (
+    GONE,
+    TERMINAL,
+    UNFINISHED,
+    InFlight,
+    Watch,
+    end_for,
+    stalled,
+    too_late,
+)
+from .exchange import Exchange, Handler, fault_of, report_headers
+from .limits import Gate, check_head, read_body, too_large
+from .settings import DIALECTS, Settings
+from .state.resolve import without_store
+from .state.run import Run
+from .state.service import Memory, Plan
+
+LAST_EVENT = 5.0
+"""Seconds a stopped answer has to be stored; then the client gets its end all the same."""
+
+WAITING = sse.comment("waiting")
+"""The heartbeat of a stream that has no event yet."""
+
+SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+"""What keeps proxies from buffering, changing or compressing a stream."""
+
+
+class Service(Struct, frozen=True):
+    """What every handler of one server works with."""
+
+    engine: Engine
+    settings: Settings
+    roster: InFlight
+    gate: Gate
+    memory: Memory | None = None
+
+
+class Responder(ABC):
+    """One answer on its way from an engine to a client.
+
+    It is the sink of the engine or of the run that records it, the peer of the client's connection,
+    and work that the server may stop.
+    """
+
+    __slots__ = (
+        "_deadline",
+        "_gated",
+        "_handle",
+        "_paused",
+        "_run",
+        "_stopping",
+        "caller",
+        "exchange",
+        "service",
+    )
+    listens = True
+    """Whether it watches the client of its exchange."""
+
+    def __init__(
+        self, service: Service, exchange: Exchange, caller: Caller, run: Run | None
+    ) -> None:
+        self.service = service
+        self.exchange = exchange
+        self.caller = caller
+        self._run = run
+        self._handle: Handle | None = None  # None once it is over
+        self._gated = False  # it holds a place at the gate
+        self._paused = False
+        self._stopping: Fault | None = None
+        self._deadline = math.inf
+
+    def start(self, plan: Plan, engine: Engine | None = None) -> None:
+        """Have the engine answer. A place at the gate was taken for it."""
+        source = start if self._run is None else self._run.start
+        try:
+            handle = source(engine or self.service.engine, plan.request, self.caller, self)
+        except BaseException:
+            self.service.gate.leave()
+            raise
+        self._gated = True
+        self.attach(handle)
+
+    def attach(self, handle: Handle) -> None:
+        """Send what an answer that was started with this sink gives."""
+        self._handle = handle
+        self.service.roster.add(self)
+        if self.listens:
+            self.exchange.outlet.listen(self)
+        if (seconds := self.service.settings.deadline) is not None:
+            self._deadline = asyncio.get_running_loop().time() + seconds
+            self.schedule()
+
+    def receive(self, events: list[Event]) -> None:
+        """Send events."""
+        if self._handle is None:
+            return
+        try:
+            self.send(events)
+        except Exception as error:  # an encoder that finds events out of order
+            self.stop(fault_of(error, self.exchange.id, self.caller.key))
+
+    def stop(self, fault: Fault) -> None:
+        """End the answer for this reason, if it is not over."""
+        handle, run = self._handle, self._run
+        if handle is None:
+            return
+        reading = fault is not GONE and fault.code != "stalled"
+        if run is not None and reading and not (run.ended or self._stopping):
+            self._stopping = fault  # the end comes through the run, once it is stored
+            self._deadline = asyncio.get_running_loop().time() + LAST_EVENT
+            self.schedule()
+            run.stop(fault)
+            return
+        self.leave()
+        try:
+            handle.cancel() if run is None else run.abandon(fault)
+            self.fail(fault)
+        except Exception as error:  # the others that are to be stopped must be
+            fault_of(error, self.exchange.id, self.caller.key)
+            self.abort()
+
+    def tick(self, now: float) -> None:
+        """Time is up, or it is time for a heartbeat; called by the roster."""
+        if now < self._deadline:
+            self.schedule()
+        elif self._stopping:
+            self.stop(self._stopping)
+        else:
+            self.stop(too_late(self.service.settings.deadline or 0))
+
+    def disconnected(self) -> None:
+        """The client has closed the connection."""
+        self.stop(GONE)
+
+    def drained(self) -> None:
+        """The client has read what was written: the engine may go on."""
+        if self._paused and self._handle is not None:
+            self._paused = False
+            self._handle.resume()
+
+    def pause(self) -> None:
+        """The client does not keep up: the engine should wait."""
+        if not self._paused and self._handle is not None:
+            self._paused = True
+            self._handle.pause()
+
+    def leave(self) -> None:
+        """The answer is over."""
+        self._handle = None
+        self.service.roster.discard(self)
+        if self._gated:
+            self._gated = False
+            self.service.gate.leave()
+
+    def due(self) -> float:
+        """When `tick` is to be called, whatever the deadline."""
+        return math.inf
+
+    def schedule(self) -> None:
+        """Have `tick` called when something is due."""
+        due = min(self._deadline, self.due())
+        if due < math.inf:
+            self.service.roster.call_at(self, due)
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        self.exchange.abort()
+
+    def refuse(self, fault: Fault) -> None:
+        """Answer with a fault's own status, while that can be."""
+        if self.exchange.entry is not None:
+            self.exchange.entry.end = fault.code
+        if fault is GONE:
+            self.exchange.end()
+        elif self.exchange.status:
+            self.exchange.abort()
+        else:
+            self.exchange.refuse(fault)
+
+    @abstractmethod
+    def send(self, events: list[Event]) -> None:
+        """Send events to the client; after the last one `leave`."""
+
+    @abstractmethod
+    def fail(self, fault: Fault) -> None:
+        """Send the client why the answer ends here."""
+
+
+class Unary(Responder):
+    """An answer in one body."""
+
+    __slots__ = ("_fold", "_plan", "_wire")
+
+    def __init__(
+        self, service: Service, exchange: Exchange, caller: Caller, wire: Wire, plan: Plan
+    ) -> None:
+        super().__init__(service, exchange, caller, plan.run)
+        self._wire = wire
+        self._plan = plan
+        self._fold = Fold()
+
+    def send(self, events: list[Event]) -> None:
+        """Collect events; the last one sends the answer."""
+        self._fold.feed_all(events)
+        last = events[-1]
+        if not isinstance(last, TERMINAL):
+            return
+        if self.exchange.entry is not None:
+            self.exchange.entry.note(last)
+        response, plan, wire = self._fold.response, self._plan, self._wire
+        if response.status in ("failed", "in_progress"):
+            self.refuse(response.error or UNFINISHED)
+        else:
+            dialect = DIALECTS[self.service.settings.dialect]
+            body = wire.encode_response(response, plan.echoed, dialect)
+            losses = plan.losses + response.losses + judge_answer(response, wire.losses)
+            guarantee = response.guarantee or default_guarantee(plan.request)
+            self.exchange.reply(200, body, *report_headers(losses, guarantee))
+        self.leave()
+
+    def fail(self, fault: Fault) -> None:
+        """Refuse the request."""
+        self.refuse(fault)
+
+
+class Stream(Responder):
+    """An answer as server-sent events, at the pace of both sides.
+
+    The head waits for the first event, so that a failure before it has a status of its own; silence
+    is filled with heartbeats; a client that does not read is disconnected. With `first` the reader
+    of a stored answer has the frames before that number.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_data",
+        "_encoder",
+        "_guarantee",
+        "_losses",
+        "_since",
+        "_skip",
+    )
+
+    def __init__(
+        self,
+        service: Service,
+        exchange: Exchange,
+        caller: Caller,
+        encoder: Encoder,
+        plan: Plan,
+        *,
+        stored: bool,
+        first: int = 0,
+    ) -> None:
+        super().__init__(service, exchange, caller, None if plan.background else plan.run)
+        self._encoder = encoder
+        self._losses = plan.losses
+        self._guarantee: Guarantee | None = default_guarantee(plan.request)
+        agent = exchange.header(b"user-agent").lower()
+        # An event would take a number, and the stored ones would not fit any more.
+        self._data = not stored and any(w in agent for w in service.settings.heartbeat_data)
+        self._skip = first
+        self._begun = False  # an event was encoded
+        self._since = asyncio.get_running_loop().time()  # of the last write
+
+    def send(self, events: list[Event]) -> None:
+        """Encode a batch, and write it."""
+        if not self._begun:
+            first = events[0]
+            if isinstance(first, Failed) and not self.exchange.status:
+                self.refuse(first.fault)
+                self.leave()
+                return
+            if isinstance(first, Started):
+                self._losses += first.losses
+                self._guarantee = first.guarantee or self._guarantee
+        encoder, last = self._encoder, events[-1]
+        over = isinstance(last, TERMINAL)
+        if over and isinstance(last, Finished) and (comment := self._late(last)):
+            data = encoder.feed(events[:-1]) + comment + encoder.feed((last,))
+        else:
+            data = encoder.feed(events)
+        self._begun = True
+        if self._skip:
+            data = self._unseen(data)
+        if self.exchange.entry is not None and isinstance(last, TERMINAL):
+            self.exchange.entry.note(last)
+        if data or over:
+            self._write(data, over=over)
+
+    def fail(self, fault: Fault) -> None:
+        """Send the end, as a plain answer while that is possible."""
+        if fault is GONE:
+            self.exchange.end()
+        elif fault.code == "stalled":  # nobody would read why
+            self.exchange.abort()
+        elif self.exchange.status or self._begun:
+            end = end_for(fault)
+            if self.exchange.entry is not None:
+                self.exchange.entry.note(end)
+            self._write(self._encoder.feed((end,)), over=True)
+        else:
+            self.refuse(fault)
+
+    def _write(self, data: bytes, *, over: bool = False) -> None:
+        exchange = self.exchange
+        first = not exchange.status
+        if first:
+            exchange.open(200, [*SSE_HEADERS, *report_headers(self._losses, self._guarantee)])
+        exchange.write(data, more=not over)
+        if over:
+            self.leave()
+        elif not self._paused:  # or its client has had its time since then
+            self._since = asyncio.get_running_loop().time()
+            if exchange.outlet.full:
+                self.pause()
+            if first or self._paused:  # what is due next is another thing
+                self.schedule()
+
+    def attach(self, handle: Handle) -> None:
+        """The same; silence is filled from now on."""
+        super().attach(handle)
+        self.schedule()
+
+    def drained(self) -> None:
+        """The same; the client has shown life."""
+        self._since = asyncio.get_running_loop().time()
+        super().drained()
+
+    def due(self) -> float:
+        """When a heartbeat is due, or the client is to be disconnected."""
+        settings = self.service.settings
+        if self.exchange.outlet.full:
+            return self._since + settings.stall
+        return self._since + (settings.heartbeat if self.exchange.status else settings.header_hold)
+
+    def tick(self, now: float) -> None:
+        """The same; silence is filled."""
+        if self.due() <= now < self._deadline:
+            if self.exchange.outlet.full:
+                self.stop(stalled(self.service.settings.stall))
+                return
+            try:
+                self._write(self._encoder.heartbeat(data=self._data) or WAITING)
+            except Exception as error:  # the roster goes on with the others
+                self.stop(fault_of(error, self.exchange.id, self.caller.key))
+        super().tick(now)
+
+    def _late(self, end: Finished) -> bytes:
+        """What the head would have said, had it been known before."""
+        late = header(end.losses)
+        comments = sse.comment(f"x-dragoman-loss: {late}") if late else b""
+        if end.guarantee in (None, self._guarantee):
+            return comments
+        return comments + sse.comment(f"x-dragoman-guarantee: {end.guarantee}")
+
+    def _unseen(self, data: bytes) -> bytes:
+        """The frames that the reader does not have. Each has the next number; `[DONE]` has none."""
+        at = 0
+        while self._skip and at < len(data) and not data.startswith(sse.DONE, at):
+            at = data.index(b"\n\n", at) + 2
+            self._skip -= 1
+        return data[at:]
+
+
+class Answers:
+    """Answers requests of every wire out of one engine."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._dialect = DIALECTS[service.settings.dialect]
+        if service.memory is not None:
+            service.memory.runs.launch = self._launch
+
+    def over(self, wire: Wire) -> Handler:
+        """The handler of a wire's path."""
+        return partial(self._answer, wire)
+
+    def replay(self, record: Record, first: int, exchange: Exchange, caller: Caller) -> None:
+        """Send the events of a stored response, from the frame with this number on."""
+        if self._service.memory is None:
+            raise RuntimeError("only a server with a store has stored responses")
+        encoder = RESPONSES.encoder(record.request, DIALECTS[record.dialect])
+        plan = Plan(record.request, record.request)
+        responder = Stream(self._service, exchange, caller, encoder, plan, stored=True, first=first)
+        responder.attach(self._service.memory.runs.send(record, responder))
+
+    def _answer(self, wire: Wire, exchange: Exchange, caller: Caller) -> Awaitable[None] | None:
+        check_head(exchange, self._service.settings.body_limit)
+        body = exchange.outlet.take_body()
+        if body is None:
+            return self._when_read(wire, exchange, caller)
+        return self._resolve(wire, body, exchange, caller)
+
+    async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
+        body = await read_body(exchange, self._service.settings, self._service.roster)
+        rest = self._resolve(wire, body, exchange, caller)
+        if rest is not None:
+            await rest
+
+    def _resolve(
+        self, wire: Wire, body: bytes, exchange: Exchange, caller: Caller
+    ) -> Awaitable[None] | None:
+        """Find what the request builds on, and answer. What has to be looked up, or to wait for its
+        turn, is left to be awaited."""
+        if len(body) > self._service.settings.body_limit:
+            raise FaultError(too_large(self._service.settings.body_limit))
+        request = wire.decode_request(body)
+        if exchange.entry is not None:
+            exchange.entry.model, exchange.entry.end = request.model, "cancelled"
+        memory = self._service.memory
+        if memory is None:
+            plan: Plan | Awaitable[Plan] = unstored(request)
+        else:
+            plan = memory.plan(wire.name, request, caller)
+        if isinstance(plan, Plan) and not plan.background and self._service.gate.enter_at_once():
+            self._start(wire, plan, exchange, caller)
+            return None
+        return self._when_resolved(wire, plan, exchange, caller)
+
+    async def _when_resolved(
+        self, wire: Wire, plan: Plan | Awaitable[Plan], exchange: Exchange, caller: Caller
+    ) -> None:
+        service = self._service
+        with Watch(service.roster, exchange.outlet) as watch:
+            if (seconds := service.settings.deadline) is not None:
+                watch.limit(seconds, too_late(seconds))
+            if not isinstance(plan, Plan):
+                plan = await plan
+            if not plan.background:
+                await service.gate.enter()
+        if not plan.background:
+            self._start(wire, plan, exchange, caller)
+            return
+        if service.memory is None or plan.run is None:
+            raise RuntimeError("only a server with a store runs anything in the background")
+        await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
+        if plan.request.stream:
+            responder = self._stream(wire, plan, exchange, caller)
+            responder.attach(service.memory.runs.send(plan.run.record, responder))
+        else:
+            body = wire.encode_response(plan.run.snapshot, plan.echoed, self._dialect)
+            exchange.reply(200, body, *report_headers(plan.losses))
+
+    def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:
+        caller = replace(caller, wire=wire.name, stored=plan.run is not None)
+        responder: Responder
+        if plan.request.stream:
+            responder = self._stream(wire, plan, exchange, caller)
+        else:
+            responder = Unary(self._service, exchange, caller, wire, plan)
+        responder.start(plan)
+
+    def _stream(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> Stream:
+        encoder = wire.encoder(plan.echoed, self._dialect)
+        stored = plan.run is not None
+        return Stream(self._service, exchange, caller, encoder, plan, stored=stored)
+
+    async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
+        """Carry out a run in the background once it is its turn; without a request, what the record
+        of the run asked for."""
+        service = self._service
+        try:
+            async with service.gate:
+                if request is None and service.memory is not None:
+                    request = await service.memory.reread(run.record)
+                caller = replace(caller, wire=run.record.wire, stored=True)
+                if request is not None:
+                    run.start(service.engine, request, caller, None)
+                await run.finished()
+        except Exception as error:
+            run.stop(fault_of(error, run.record.id, caller.key))
+
+
+def unstored(request: Request) -> Plan:
+    """The plan of a server without a store. Raises FaultError for a request that needs one."""
+    request, losses = without_store(request)
+    return Plan(request, replace(request, store=False), losses)

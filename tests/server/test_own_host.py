@@ -1,0 +1,558 @@
+"""Answers on our own host: their time, their end, their connection, and that nothing is left."""
+
+import asyncio
+import gc
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from uvicorn.server import ServerState
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Failed
+from dragoman.core.interfaces import Secret
+from dragoman.server.app import App
+from dragoman.server.exchange import Exchange
+from dragoman.server.http import Cycle, HTTPConfig, HTTPProtocol
+from dragoman.server.responder import Responder, Stream
+from dragoman.server.settings import Settings
+from dragoman.server.state.run import Run
+from tests.server.stubs import OPENING, Stub, closing, saying, served, word
+from tests.server.talk import Talk, request, talking
+
+CUT = Failed(Fault("upstream_cut", "The stream ended early.", "upstream"))
+BUSY = Fault("upstream_refused", "Slow down.", "upstream", status=429, retry_after="7")
+
+
+@asynccontextmanager
+async def asking(
+    stub: Stub, *packets: bytes, room: int | None = None, app: App | None = None, **options: Any
+) -> AsyncIterator[tuple[App, Talk]]:
+    """A server around the stub, and a client that has sent this."""
+    settings = Settings(**options)
+    app = app or App(stub, settings)
+    async with served(app, settings) as port, talking(port, room=room) as talk:
+        for packet in packets:
+            talk.send(packet)
+        yield app, talk
+
+
+async def within(waiting: Any) -> Any:
+    return await asyncio.wait_for(waiting, 60)
+
+
+async def idle(app: App) -> None:
+    async with asyncio.timeout(60):
+        while app.busy:
+            await asyncio.sleep(0.001)
+
+
+# ---- time ----------------------------------------------------------------------------------
+
+
+async def test_the_head_goes_out_after_the_hold(wire: str) -> None:
+    gate = asyncio.Event()
+    stub = Stub(gate, Failed(BUSY))
+    async with asking(stub, request(wire, stream=True), header_hold=0.01) as (_, talk):
+        assert " 200 " in (await talk.head())[0]
+        assert await talk.chunk() == b": waiting\n\n"
+        gate.set()
+        assert b"Slow down." in await talk.chunks()
+
+
+@pytest.mark.parametrize("agent", ["codex_cli_rs/1", "another"])
+async def test_p27_silence_is_filled_with_what_the_client_takes_notice_of(
+    wire: str, agent: str
+) -> None:
+    gate = asyncio.Event()
+    stub = Stub(*OPENING, word("a"), gate, *closing("a"))
+    packet = request(wire, f"user-agent: {agent}", stream=True)
+    async with asking(stub, packet, heartbeat=0.1) as (_, talk):
+        await talk.head()
+        seen = b""
+        while b'"a"' not in seen:
+            seen += await talk.chunk()
+        beats = [await talk.chunk(), await talk.chunk()]
+        gate.set()
+        assert b"a" in await talk.chunks()
+    assert len({re.sub(rb'"sequence_number":\d+', b"", beat) for beat in beats}) == 1
+    assert beats[0].startswith(b":") == (agent == "another")
+
+
+async def test_a_stream_that_speaks_needs_no_heartbeat(wire: str) -> None:
+    cues = [cue for _ in range(10) for cue in (0.05, word("a"))]
+    stub = Stub(*OPENING, *cues, *closing("a" * 10))
+    async with asking(stub, request(wire, stream=True), heartbeat=0.4) as (_, talk):
+        assert b"still working" not in (await talk.answer()).body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_answer_may_take_no_longer_than_the_deadline(
+    wire: str, stream: bool, begun: bool
+) -> None:
+    cues = (*(OPENING if begun else ()), *([word("a")] if begun else []), asyncio.Event())
+    async with asking(Stub(*cues), request(wire, stream=stream), deadline=0.1) as (_, talk):
+        answer = await talk.answer()
+    assert (" 504 " in answer.status) == (not begun or not stream)
+    assert b"no complete answer within 0.1 s" in answer.body
+
+
+async def test_an_idle_connection_is_closed_after_an_answer(wire: str) -> None:
+    async with asking(Stub(), request(wire, stream=True), keep_alive=1) as (_, talk):
+        assert not (await talk.answer()).closed
+        assert await talk.rest() == b""
+
+
+# ---- the client ----------------------------------------------------------------------------
+
+PHASES: dict[str, tuple[tuple[Any, ...], bool, dict[str, Any]]] = {
+    "before the head": ((), True, {}),
+    "after the hold": ((), True, {"header_hold": 0}),
+    "in mid-stream": ((*OPENING, word("a")), True, {}),
+    "between heartbeats": ((*OPENING, word("a")), True, {"heartbeat": 0.1}),
+    "in a whole answer": ((*OPENING, word("a")), False, {}),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_p26_a_disconnect_cancels_the_engine(wire: str, phase: str) -> None:
+    cues, stream, options = PHASES[phase]
+    stub = Stub(*cues, asyncio.Event())
+    packet = request(wire, stream=stream)
+    async with asking(stub, packet, concurrency=1, **options) as (app, talk):
+        if stream and phase != "before the head":
+            await talk.head()
+        await stub.begun.wait()
+        talk.leave()
+        await within(stub.cancelled.wait())
+        assert app.busy == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_disconnect_gives_back_the_place_at_the_gate(wire: str, stream: bool) -> None:
+    stub = Stub(*OPENING, word("a"), asyncio.Event())
+    app = App(stub, Settings(concurrency=1))
+    async with served(app) as port:
+        for number in range(200):
+            stub.begun.clear()
+            async with talking(port) as talk:
+                talk.send(request(wire, stream=stream))
+                await within(stub.begun.wait())
+                if stream and number % 2:
+                    await talk.head()
+            await within(stub.cancelled.wait())
+            stub.cancelled.clear()
+        assert (len(stub.asked), stub.running, app.busy) == (200, 0, 0)
+
+
+async def test_half_a_request_is_no_request(wire: str) -> None:
+    stub = Stub()
+    packet = request(wire)
+    for size in (30, len(packet) - 1):
+        async with asking(stub, packet[:size]) as (app, talk):
+            while size > 30 and not app.busy:
+                await asyncio.sleep(0)
+            talk.leave()
+            await idle(app)
+    assert not stub.asked
+
+
+WORDS = 400
+WIDE = word("x" * 50_000)
+FLOOD = (*OPENING, *[cue for _ in range(WORDS) for cue in (0, WIDE)], *closing("x"))
+
+
+async def held(stub: Stub) -> int:
+    """The number of events that a paused engine has given."""
+    await within(stub.begun.wait())
+    said = -1
+    while said != stub.said:
+        said = stub.said
+        await asyncio.sleep(0.02)
+    return said
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["alone", "with another request behind"])
+async def test_p27_a_client_that_does_not_read_pauses_the_engine(wire: str, behind: bool) -> None:
+    stub = Stub(*FLOOD)
+    packets = [request(wire, stream=True)] * (1 + behind)
+    async with asking(stub, b"".join(packets), room=4096) as (_, talk):
+        assert await held(stub) < WORDS
+        assert (await talk.answer()).body.count(b"x" * 50_000) >= WORDS
+        if behind:
+            assert (await talk.answer()).body.count(b"x" * 50_000) >= WORDS
+
+
+async def test_p27_a_client_that_never_reads_is_disconnected(wire: str) -> None:
+    stub = Stub(*FLOOD)
+    packet = request(wire, stream=True)
+    async with asking(stub, packet, room=4096, stall=0.2, heartbeat=0.1) as (app, talk):
+        await within(stub.ended.wait())
+        assert app.busy == 0
+        await broken_off(talk)
+
+
+async def broken_off(talk: Talk) -> None:
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        while await talk.answer():
+            pytest.fail("it ended well")
+
+
+async def test_a_disconnect_while_paused_cancels_the_engine(wire: str) -> None:
+    stub = Stub(*FLOOD)
+    async with asking(stub, request(wire, stream=True), room=4096) as (app, talk):
+        await held(stub)
+        talk.leave()
+        await within(stub.ended.wait())
+        assert app.busy == 0
+
+
+async def test_a_paused_answer_ends_at_shutdown(wire: str) -> None:
+    stub = Stub(*FLOOD)
+    async with asking(stub, request(wire, stream=True), room=4096) as (app, talk):
+        await held(stub)
+        await app.drain(0)
+        await within(stub.ended.wait())
+        assert b"shutting down" in (await talk.answer()).body
+
+
+# ---- other requests on the connection ------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_with_a_request_behind_stops_the_first(wire: str, stream: bool) -> None:
+    stub = Stub(*OPENING, word("a"), asyncio.Event())
+    async with asking(stub, request(wire, stream=stream) * 2) as (app, talk):
+        await within(stub.begun.wait())
+        if stream:
+            await talk.head()
+        talk.leave()
+        await within(stub.cancelled.wait())
+        await idle(app)
+        assert len(stub.asked) == 1
+
+
+GARBAGE = {
+    "no HTTP": b"\0\0\0\r\n\r\n",
+    "a body that is none": request("chat", sized=False)[:-10] + b"zz\r\n",
+    "a socket": b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
+    b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("behind", GARBAGE)
+async def test_nothing_is_written_into_an_answer(wire: str, behind: str) -> None:
+    stub = Stub(*OPENING, word("a"), asyncio.Event())
+    async with asking(stub, request(wire, stream=True)) as (app, talk):
+        await talk.head()
+        talk.send(GARBAGE[behind])
+        rest = await talk.rest()
+        assert b"HTTP/1.1" not in rest
+        assert b"\r\n0\r\n" not in rest
+        await within(stub.cancelled.wait())
+        await idle(app)
+
+
+@pytest.mark.parametrize("behind", GARBAGE)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_after_a_refusal_no_answer_is_wanted(wire: str, behind: str, stream: bool) -> None:
+    stub = Stub(asyncio.Event())
+    async with asking(stub, request(wire, stream=stream)) as (app, talk):
+        await within(stub.begun.wait())
+        talk.send(GARBAGE[behind])
+        assert " 400 " in (await talk.answer()).status
+        await within(stub.cancelled.wait())
+        await idle(app)
+
+
+@pytest.mark.parametrize("behind", GARBAGE)
+async def test_garbage_in_the_same_packet_refuses_both(wire: str, behind: str) -> None:
+    stub = Stub()
+    async with asking(stub, request(wire) + GARBAGE[behind]) as (app, talk):
+        assert " 400 " in (await talk.answer()).status
+        assert (len(stub.asked), app.busy) == (0, 0)
+
+
+# ---- shutting down, and many at once -------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_shutdown_ends_every_answer_once(wire: str, phase: str) -> None:
+    cues, stream, options = PHASES[phase]
+    options = {name: value for name, value in options.items() if name != "heartbeat"}
+    stub = Stub(*cues, asyncio.Event())
+    async with asking(stub, request(wire, stream=stream), **options) as (app, talk):
+        await within(stub.begun.wait())
+        began = stream and phase != "before the head"
+        if began:
+            await talk.head()
+        await app.drain(0)
+        body = await talk.chunks() if began else (await talk.answer()).body
+        assert body.count(b"shutting down") == 1
+        await within(stub.cancelled.wait())
+
+
+async def closing_down(app: App) -> asyncio.Task[None]:
+    """Lets answers end, and takes no more from now on."""
+    draining = asyncio.create_task(app.drain(3600))
+    while not app._roster.closing:
+        await asyncio.sleep(0)
+    return draining
+
+
+async def test_a_second_signal_ends_what_the_first_lets_end(wire: str) -> None:
+    stub = Stub(*OPENING, asyncio.Event())
+    async with asking(stub, request(wire)) as (app, talk):
+        await within(stub.begun.wait())
+        draining = await closing_down(app)
+        app.stop_all()
+        await draining
+        assert " 503 " in (await talk.answer()).status
+
+
+async def test_who_shuts_down_lets_answers_end_and_takes_no_more(wire: str) -> None:
+    gate = asyncio.Event()
+    stub = Stub(*OPENING, gate, *closing(""))
+    app = App(stub, Settings())
+    async with served(app) as port, talking(port) as first, talking(port) as second:
+        first.send(request(wire))
+        await within(stub.begun.wait())
+        draining = await closing_down(app)
+        second.send(request(wire))
+        assert " 503 " in (await second.answer()).status
+        gate.set()
+        assert " 200 " in (await first.answer()).status
+        await draining
+        assert len(stub.asked) == 1
+
+
+async def test_when_all_places_are_taken_the_next_waits_and_one_more_is_refused(
+    wire: str,
+) -> None:
+    gate = asyncio.Event()
+    stub = Stub(*OPENING, gate, *closing(""))
+    app = App(stub, Settings(concurrency=1, queue=1))
+    async with served(app) as port, talking(port) as first, talking(port) as second:
+        first.send(request(wire))
+        await within(stub.begun.wait())
+        second.send(request(wire, stream=True))
+        while app.busy < 2:
+            await asyncio.sleep(0)
+        async with talking(port) as third:
+            third.send(request(wire))
+            refused = await third.answer()
+            assert (refused.status[9:12], refused.header("retry-after")) == ("429", "1")
+        gate.set()
+        assert " 200 " in (await first.answer()).status
+        assert " 200 " in (await second.answer()).status
+        assert len(stub.asked) == 2
+
+
+# ---- what breaks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_connection_that_takes_no_end_is_dropped(
+    wire: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Cycle.write
+
+    def broken(self: Cycle, body: bytes, *, more: bool) -> None:
+        if not more:
+            raise RuntimeError("on purpose")
+        write(self, body, more=more)
+
+    monkeypatch.setattr(Cycle, "write", broken)
+    stub = Stub()
+    async with asking(stub, request(wire, stream=stream)) as (app, talk):
+        await broken_off(talk)
+        assert app.busy == 0
+
+
+# ---- what is left --------------------------------------------------------------------------
+
+OURS = (Responder, Exchange, Run)
+
+
+@contextmanager
+def collected() -> Iterator[list[Any]]:
+    """What only the collector could remove, of ours."""
+    found: list[Any] = []
+    gc.collect()
+    gc.freeze()  # what other tests left behind is not looked at
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        found += [thing for thing in gc.garbage if isinstance(thing, OURS)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.unfreeze()
+
+
+LEFT: dict[str, tuple[Any, ...]] = {
+    "well": saying("a"),
+    "at once": (CUT,),
+    "badly": (*OPENING, word("a"), CUT),
+    "by a mistake": (ValueError("on purpose"),),
+    "by a mistake in the middle": (*OPENING, ValueError("on purpose")),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+async def test_nothing_is_left_for_the_collector(wire: str, name: str) -> None:
+    stub = Stub(*LEFT[name])
+    async with served(App(stub, Settings())) as port, talking(port) as talk:
+        with collected() as found:
+            for number in range(100):
+                talk.send(request(wire, stream=bool(number % 2)))
+                await talk.answer()
+            await asyncio.sleep(0)
+        assert len(stub.asked) == 100
+    assert not found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_is_left_of_those_who_went(wire: str, stream: bool) -> None:
+    stub = Stub(*OPENING, word("a"), asyncio.Event())
+    async with served(App(stub, Settings())) as port:
+        with collected() as found:
+            for _ in range(20):
+                stub.begun.clear()
+                async with talking(port) as talk:
+                    talk.send(request(wire, stream=stream))
+                    await asyncio.wait_for(stub.begun.wait(), 60)
+                await asyncio.wait_for(stub.cancelled.wait(), 60)
+                stub.cancelled.clear()
+            while stub.running:
+                await asyncio.sleep(0)
+    assert not found
+
+
+# ---- a connection --------------------------------------------------------------------------
+
+
+class Link(asyncio.Transport):
+    """A transport that notes what is done to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.reading = True
+        self.closed = self.ended = False
+
+    def write(self, data: Any) -> None:
+        assert not self.ended
+        self.written += data
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+def connected(app: Any) -> tuple[HTTPProtocol, Link]:
+    limits = {"header_limit": 65536, "read_time": 60}
+    config = HTTPConfig(app, **limits, interface="asgi3", proxy_headers=False, log_config=None)
+    config.load()
+    state, link = ServerState(), Link()
+    protocol = HTTPProtocol(config, state, {}, asyncio.get_running_loop())
+    protocol.connection_made(link)
+    return protocol, link
+
+
+async def test_a_large_body_in_one_go_is_read_on_after(wire: str) -> None:
+    """Or else nobody would notice that its client leaves."""
+    text = "x" * 70_000
+    fields = {"input": text} if wire == "responses" else {}
+    fields |= {"messages": [{"role": "user", "content": text}]} if wire == "chat" else {}
+    stub = Stub(asyncio.Event())
+    protocol, link = connected(App(stub, Settings()))
+    protocol.data_received(request(wire, **fields))
+    await stub.begun.wait()
+    assert link.reading
+    protocol.connection_lost(None)
+    await asyncio.wait_for(stub.cancelled.wait(), 60)
+
+
+async def test_a_client_that_does_not_read_answers_gets_no_more(wire: str) -> None:
+    stub = Stub()
+    protocol, link = connected(App(stub, Settings()))
+    protocol.pause_writing()
+    protocol.data_received(request(wire))
+    await asyncio.sleep(0.01)
+    assert (stub.asked, link.written) == ([], b"")
+    protocol.resume_writing()
+    await until(link, b"Hello, world")
+    protocol.connection_lost(None)
+
+
+async def until(link: Link, words: bytes) -> None:
+    async with asyncio.timeout(60):
+        while words not in link.written:
+            await asyncio.sleep(0)
+
+
+async def test_what_comes_after_a_refusal_is_not_read(wire: str) -> None:
+    stub = Stub()
+    protocol, link = connected(App(stub, Settings()))
+    protocol.data_received(b"\0\r\n\r\n")
+    protocol.data_received(request(wire))
+    assert link.written.startswith(b"HTTP/1.1 400 ")
+    assert not stub.asked
+    protocol.connection_lost(None)
+
+
+async def test_a_body_that_nobody_reads_is_passed_over(wire: str) -> None:
+    protocol, link = connected(App(Stub(), Settings(keys=(Secret("right"),))))
+    refused = request(wire)
+    protocol.data_received(refused[:-2])
+    await until(link, b"HTTP/1.1 401 ")
+    protocol.data_received(refused[-2:] + request(wire, "x-api-key: right"))
+    await until(link, b"Hello, world")
+    protocol.connection_lost(None)
+
+
+async def test_a_piece_without_a_byte_is_not_written() -> None:
+    protocol, link = connected(App(Stub(asyncio.Event()), Settings()))
+    protocol.data_received(request("chat", stream=True))
+    cycle: Any = protocol.cycle
+    cycle.start(200, [])
+    cycle.write(b"", more=True)
+    head = link.written
+    cycle.write(b"", more=True)
+    assert link.written == head
+    cycle.write(b"", more=False)
+    assert link.written == head + b"0\r\n\r\n"
+    protocol.connection_lost(None)
+
+
+async def test_a_heartbeat_that_cannot_be_encoded_ends_the_stream(
+    wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Stream, data: bytes, **_: bool) -> bytes:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(Stream, "_write", broken)
+    stub = Stub(asyncio.Event())
+    async with served(App(stub, Settings(header_hold=0))) as port, talking(port) as talk:
+        talk.send(request(wire, stream=True))
+        assert " 500 " in (await talk.answer()).status
+        await asyncio.wait_for(stub.cancelled.wait(), 60)
