@@ -69,7 +69,7 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
 def decided(request: Request) -> Request:
     """The request without the note that `store` was left out: an upstream might store then."""
     extra = request.extra
-    if not extra or not any("store" in fields for fields in extra.values()):
+    if not extra:
         return request
     rest = {
         wire: {k: v for k, v in fields.items() if k != "store"} for wire, fields in extra.items()
