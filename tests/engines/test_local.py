@@ -5,7 +5,7 @@ import pytest
 from dragoman.client import connect
 from dragoman.engines.local import find_target, is_local, transformers
 from tests.engines.test_llamacpp import FILE
-from tests.upstream.model.transcripts import HELLO
+from training.tiny.transcripts import HELLO
 
 
 @pytest.mark.parametrize("target", ["pocket", "script", "hf:a/b", "gguf:a.gguf", "gguf:"])
