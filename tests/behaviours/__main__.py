@@ -3,9 +3,9 @@
 Prints only; the test beside it is what fails.
 """
 
-from tests.behaviours.numbers import DOCUMENT, REQUIRED, TESTS, by_number, described, functions
+from tests.behaviours.numbers import DOCUMENT, REQUIRED, by_number, described
 
-tests = by_number(functions(TESTS))
+tests = by_number()
 sentences = described(DOCUMENT.read_text())
 numbers = [*REQUIRED, *sorted((sentences.keys() | tests.keys()) - set(REQUIRED))]
 for number in numbers:

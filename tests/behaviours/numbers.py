@@ -1,17 +1,18 @@
-"""Which behaviour has which number: the list that must be complete, the document, the tests.
+"""Finds the numbered behaviours: those required, those described, and the tests that have them.
 
-Reads docs/reference/behaviours.md and the names of all test functions; it imports no test and
-knows nothing of what a behaviour means.
+A test has the numbers in its name; a row of the chaos table those of its field `shows`.
 """
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "reference" / "behaviours.md"
 TESTS = ROOT / "tests"
+ROWS = TESTS / "chaos" / "cases.toml"
 
 BULLET = re.compile(r"^- \*\*(?P<number>[A-Z]\d+(?: w?\d+)?)\*\*(?P<sentence>.*(?:\n  .*)*)", re.M)
 NUMBERS = re.compile(r"test_((?:r\d+_w?\d+_|[vodp]\d+_)+)")
@@ -66,6 +67,12 @@ def numbers_of(test: str) -> list[str]:
     return [f"{group.upper()} {item}" if group else item.upper() for group, item in pairs]
 
 
+def rows() -> Iterator[tuple[str, str, list[str]]]:
+    """File, name and numbers of every row of the chaos table, each of which is played as a test."""
+    for row in tomllib.loads(ROWS.read_text())["case"]:
+        yield ROWS.relative_to(TESTS).as_posix(), row["name"], row.get("shows", [])
+
+
 def functions(folder: Path) -> Iterator[tuple[str, str]]:
     """File and name of every test function or method that pytest collects under `folder`."""
     for path in sorted(folder.rglob("test_*.py")):
@@ -82,10 +89,11 @@ def collected(body: list[ast.stmt]) -> Iterator[str]:
             yield from collected(node.body)
 
 
-def by_number(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Number -> the tests that carry it, as `file::function`."""
+def by_number() -> dict[str, list[str]]:
+    """Number -> the tests that carry it, as `file::function` or `file::row`."""
     tests: dict[str, list[str]] = {}
-    for file, name in names:
-        for number in numbers_of(name):
+    named = ((file, name, numbers_of(name)) for file, name in functions(TESTS))
+    for file, name, numbers in (*named, *rows()):
+        for number in numbers:
             tests.setdefault(number, []).append(f"{file}::{name}")
     return tests

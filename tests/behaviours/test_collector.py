@@ -8,17 +8,10 @@ import pytest
 from tests.behaviours.numbers import (
     DOCUMENT,
     REQUIRED,
-    TESTS,
     by_number,
     described,
-    functions,
     numbers_of,
 )
-
-
-@pytest.fixture(scope="module")
-def tests() -> dict[str, list[str]]:
-    return by_number(functions(TESTS))
 
 
 def test_every_required_number_is_described() -> None:
@@ -26,12 +19,14 @@ def test_every_required_number_is_described() -> None:
     assert not [number for number in REQUIRED if not sentences.get(number, "").endswith(".")]
 
 
-def test_every_described_number_has_a_test(tests: dict[str, list[str]]) -> None:
+def test_every_described_number_has_a_test() -> None:
+    tests = by_number()
     missing = [number for number in described(DOCUMENT.read_text()) if number not in tests]
     assert not missing, "numbers without a test: " + ", ".join(missing)
 
 
-def test_every_numbered_test_is_described(tests: dict[str, list[str]]) -> None:
+def test_every_numbered_test_is_described() -> None:
+    tests = by_number()
     assert not {number: tests[number] for number in tests.keys() - described(DOCUMENT.read_text())}
 
 

@@ -92,8 +92,9 @@ def parse(row: dict[str, Any]) -> Case:
     """One row. Raises CaseError."""
     row = dict(row)
     name = row.pop("name", None) or "a row without a name"
+    row.pop("shows", None)  # read by tests.behaviours
     if unknown := row.keys() - SENT - EXPECTED:
-        raise CaseError(f"{name}: nobody knows {sorted(unknown)}")
+        raise CaseError(f"{name}: unknown fields {sorted(unknown)}")
     if row.get("wire") not in ("chat", "responses"):
         raise CaseError(f"{name}: the wire is chat or responses")
     if len(row.keys() & {"script", "body", "answer"}) != 1:

@@ -6,7 +6,7 @@ an idle connection first serves one ordinary answer on it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -82,24 +82,18 @@ def asking(text: str = "Go.", *, stream: bool = True) -> Request:
     )
 
 
-Hear = Callable[[Remote, Request], Awaitable[list[Event]]]
-"""A way to have all events of one answer."""
-
-
 async def answer(engine: Remote, request: Request) -> list[Event]:
     """All events of one answer."""
     async with aclosing(engine.stream(request)) as events:
         return [event async for event in events]
 
 
-async def perform(
-    stage: Stage, case: Case, engine: Remote, *, stream: bool, hear: Hear = answer
-) -> None:
+async def perform(stage: Stage, case: Case, engine: Remote, *, stream: bool) -> None:
     """Play a row through an engine and check every word of what it expects."""
     if case.warm:
-        await hear(engine, asking(WARM_UP, stream=False))
+        await answer(engine, asking(WARM_UP, stream=False))
     stage.play(case)
-    events = await hear(engine, asking(stream=stream))
+    events = await answer(engine, asking(stream=stream))
     check(events)
     assert len(stage.mock.asked) == case.expected.asks
     assert outcome(events) == expected_outcome(case, fold(events))

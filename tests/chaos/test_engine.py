@@ -9,8 +9,7 @@ import pytest
 
 from dragoman.engines.remote import Remote
 from tests.chaos.cases import Case, load
-from tests.chaos.stage import Hear, Stage, answer, perform, stage
-from tests.engines.listening import told
+from tests.chaos.stage import Stage, perform, stage
 
 DEADLINE = 10.0
 """Seconds for a row; the slowest takes a tenth of one."""
@@ -23,14 +22,11 @@ async def upstream() -> AsyncIterator[Stage]:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
-@pytest.mark.parametrize("hear", [answer, told], ids=["awaited", "told"])
 @pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
-async def test_a_row_becomes_what_it_expects(
-    upstream: Stage, case: Case, hear: Hear, stream: bool
-) -> None:
+async def test_a_row_becomes_what_it_expects(upstream: Stage, case: Case, stream: bool) -> None:
     engine = Remote(upstream.base_url, wire=case.wire, key="k")
     try:
         async with asyncio.timeout(DEADLINE):
-            await perform(upstream, case, engine, stream=stream, hear=hear)
+            await perform(upstream, case, engine, stream=stream)
     finally:
         await engine.close()

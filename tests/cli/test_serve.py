@@ -337,7 +337,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         f'{NOBODY}: format is for an upstream with the wire "completions".',
     ),
     "a file that is none": (["gguf:no-file.gguf"], "no-file.gguf is no file."),
-    "a kind without a place": (["gguf:"], "gguf: names no model; a folder or a file goes behind"),
+    "a kind without a place": (["gguf:"], "gguf: names no model: give a folder or a file"),
     "a format nobody has": (
         ["gguf:no-file.gguf", "--format", "morse"],
         "There is no format 'morse'. Formats: ",

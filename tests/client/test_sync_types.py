@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.client import Client, Stream, SyncClient, SyncStream
 
-OF_GENERATORS = {"asend", "athrow", "aclose", "aside", "batches", "relay", "sync", "tell"}
+OF_GENERATORS = {"asend", "athrow", "aclose", "prepare", "start", "sync"}
 """What an engine needs and no person calls, and the face itself."""
 
 

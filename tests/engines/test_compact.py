@@ -12,13 +12,11 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Progress, Started
 from dragoman.core.fold import Fold
-from dragoman.core.interfaces import ANYONE
 from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, Message, Unknown
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response, Usage
-from dragoman.engines.base import batches
 from dragoman.engines.compaction import (
     OPENING,
     ORDER,
@@ -57,9 +55,7 @@ class Model(Script):
         return replace(spoken("Ada."), usage=Usage(input_tokens=1, output_tokens=2))
 
 
-async def heard(engine: Any, request: Request, *, many: bool = True) -> list[Event]:
-    if many:
-        return [event async for batch in batches(engine, request) for event in batch]
+async def heard(engine: Any, request: Request) -> list[Event]:
     return [event async for event in engine.stream(request)]
 
 
@@ -107,11 +103,10 @@ def test_the_threshold_is_what_the_request_says(rules: Any, limit: int | None) -
     assert threshold(Request(model="m", context_management=rules)) == limit
 
 
-@pytest.mark.parametrize("many", [False, True])
-async def test_beyond_the_threshold_a_summary_comes_first(many: bool) -> None:
+async def test_beyond_the_threshold_a_summary_comes_first() -> None:
     model = Model()
     request = Request(model="m", items=TALK, context_management=AT_ONCE)
-    events = await heard(Compacting(model), request, many=many)
+    events = await heard(Compacting(model), request)
     check(events)
     response = folded(events)
     compaction, answer = response.output
@@ -140,12 +135,11 @@ async def test_what_the_answer_told_at_its_beginning_is_told_at_its_end() -> Non
     assert response.guarantee == "enforced"
 
 
-@pytest.mark.parametrize("many", [False, True])
-async def test_below_the_threshold_nothing_is_changed(many: bool) -> None:
+async def test_below_the_threshold_nothing_is_changed() -> None:
     model = Model()
     rules = [{"type": "compaction", "compact_threshold": 100_000}]
     events = await heard(
-        Compacting(model), Request(model="m", items=TALK, context_management=rules), many=many
+        Compacting(model), Request(model="m", items=TALK, context_management=rules)
     )
     assert [item.text for item in folded(events).output if isinstance(item, Message)] == ["Ada."]
     assert model.asked[0].items == TALK
@@ -155,13 +149,11 @@ TRIGGER = Unknown("responses", "compaction_trigger", {})
 
 
 @pytest.mark.parametrize("rules", [None, AT_ONCE])
-@pytest.mark.parametrize("many", [False, True])
-async def test_trigger_as_last_item_is_answered_by_a_summary_alone(many: bool, rules: Any) -> None:
+async def test_trigger_as_last_item_is_answered_by_a_summary_alone(rules: Any) -> None:
     used = Usage(input_tokens=5, output_tokens=6)
     model = Model(replace(spoken("She is Ada."), usage=used))
     request = Request(model="m", items=(*TALK, TRIGGER), context_management=rules)
-    assert Compacting(model).aside(request, ANYONE) is None
-    events = await heard(Compacting(model), request, many=many)
+    events = await heard(Compacting(model), request)
     check(events)
     response = folded(events)
     (item,) = response.output
@@ -172,7 +164,7 @@ async def test_trigger_as_last_item_is_answered_by_a_summary_alone(many: bool, r
     assert order.items == (*TALK, Message("user", ORDER))
     # Codex asks again when that is full too: out of the summary, not of what it stands for.
     later = replace(request, items=(item, Message("user", "And?"), TRIGGER))
-    await heard(Compacting(model), later, many=many)
+    await heard(Compacting(model), later)
     summary, question, _ = model.asked[1].items
     assert (summary, question) == (
         Message("user", OPENING + "She is Ada."),
@@ -194,11 +186,10 @@ async def test_trigger_before_other_items_is_left_to_the_engine() -> None:
     assert model.asked[0].items == request.items
 
 
-@pytest.mark.parametrize("many", [False, True])
-async def test_without_a_threshold_the_engine_answers(many: bool) -> None:
+async def test_without_a_threshold_the_engine_answers() -> None:
     model = Model()
     blob = Compaction(seal("She is Ada."))
-    await heard(Compacting(model), Request(model="m", items=(blob, TALK[-1])), many=many)
+    await heard(Compacting(model), Request(model="m", items=(blob, TALK[-1])))
     assert model.asked[0].items == (Message("user", OPENING + "She is Ada."), TALK[-1])
 
 

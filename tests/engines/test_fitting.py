@@ -8,7 +8,6 @@ from dragoman.core.event import Event, Started
 from dragoman.core.interfaces import Capabilities
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.engines.base import batches
 from dragoman.engines.compaction import Fitting, count
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
@@ -36,17 +35,14 @@ class Small(Script):
         return 42
 
 
-async def heard(engine: Fitting, request: Request, *, many: bool) -> list[Event]:
-    if many:
-        return [event async for batch in batches(engine, request) for event in batch]
+async def heard(engine: Fitting, request: Request) -> list[Event]:
     return [event async for event in engine.stream(request)]
 
 
-@pytest.mark.parametrize("many", [False, True])
-async def test_what_fits_is_asked_and_the_rest_is_told(many: bool) -> None:
+async def test_what_fits_is_asked_and_the_rest_is_told() -> None:
     small = Small()
     request = Request(model="m", items=LONG, truncation="auto", max_output_tokens=100)
-    events = await heard(Fitting(small), request, many=many)
+    events = await heard(Fitting(small), request)
     (asked,) = small.asked
     assert 0 < len(asked.items) < len(LONG)
     assert asked.items == LONG[-len(asked.items) :]
@@ -56,11 +52,10 @@ async def test_what_fits_is_asked_and_the_rest_is_told(many: bool) -> None:
     assert str(len(LONG) - len(asked.items)) in loss.why
 
 
-@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("truncation", [None, "disabled"])
-async def test_nothing_is_cut_unasked(many: bool, truncation: str | None) -> None:
+async def test_nothing_is_cut_unasked(truncation: str | None) -> None:
     small = Small()
-    await heard(Fitting(small), Request(model="m", items=LONG, truncation=truncation), many=many)
+    await heard(Fitting(small), Request(model="m", items=LONG, truncation=truncation))
     assert small.asked[0].items == LONG
 
 
@@ -68,9 +63,7 @@ async def test_nothing_is_cut_unasked(many: bool, truncation: str | None) -> Non
 async def test_nothing_is_cut_without_need(context: int | None, items: tuple[Message, ...]) -> None:
     small = Small()
     small.context = context
-    events = await heard(
-        Fitting(small), Request(model="m", items=items, truncation="auto"), many=True
-    )
+    events = await heard(Fitting(small), Request(model="m", items=items, truncation="auto"))
     assert small.asked[0].items == items
     assert isinstance(events[0], Started)
     assert not events[0].losses

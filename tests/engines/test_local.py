@@ -1,8 +1,14 @@
-"""Models of this machine by what a user writes: which kind it is, its name, and what is told."""
+"""Local targets by kind and place, and formats by name or model folder."""
+
+import json
+from pathlib import Path
 
 import pytest
 
 from dragoman.client import connect
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from dragoman.engines.find_format import find_format, is_format, warning_of
 from dragoman.engines.local import find_target, is_local, transformers
 from tests.engines.test_llamacpp import FILE
 from training.tiny.transcripts import HELLO
@@ -44,3 +50,53 @@ def test_a_client_of_a_folder_says_what_is_missing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(transformers, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'dragoman\[transformers\]'"):
         connect("hf:./nowhere")
+
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+CONFIG = {"bos_token": "<s>", "chat_template": TEMPLATE}
+ASKED = Request(model="m", items=(Message("user", "Hi."),))
+
+
+def folder(path: Path, config: object, template: str | None = None) -> str:
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    return str(path)
+
+
+def test_a_name_is_a_format() -> None:
+    assert is_format("hermes")
+    assert find_format("hermes").name == "hermes"
+
+
+def test_a_folder_brings_its_template(tmp_path: Path) -> None:
+    place = folder(tmp_path, CONFIG)
+    assert is_format(place)
+    assert find_format(place).render(ASKED).text == "<s><|user|>Hi."
+
+
+def test_a_template_in_a_file_of_its_own_comes_first(tmp_path: Path) -> None:
+    place = folder(tmp_path, CONFIG, "{{ messages[0].content }}!")
+    assert find_format(place).render(ASKED).text == "Hi.!"
+
+
+def test_what_is_neither_is_told(tmp_path: Path) -> None:
+    assert not is_format("morse")
+    with pytest.raises(ValueError, match="no format 'morse'"):
+        find_format("morse")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read: No such file"):
+        find_format(str(tmp_path))
+    with pytest.raises(ValueError, match="brings no chat template"):
+        find_format(folder(tmp_path, {}))
+
+
+def test_f7_template_of_an_unknown_family_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = find_format(folder(tmp_path, CONFIG))
+    assert found.name == "hermes"
+    assert f"{tmp_path}: the chat template is of no known family" in caplog.text
+    assert warning_of(found) in caplog.text
+    caplog.clear()
+    known = find_format(folder(tmp_path, CONFIG, "<|im_start|> <tool_call>"))
+    assert (warning_of(known), caplog.text) == (None, "")

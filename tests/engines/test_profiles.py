@@ -96,14 +96,14 @@ def test_every_profile_but_the_generic_one_can_be_recognised() -> None:
 
 
 def test_every_limit_is_some_servers() -> None:
-    senses = {"images", "audio", "files"}  # of a model, not of a kind of server
+    others = {"images", "audio", "files", "hosted_tools"}  # of a model, or of a bare prompt
     limited = {
         name
         for profile in BY_NAME.values()
         for name in UpstreamLimits.__struct_fields__
         if getattr(profile.limits, name) != getattr(UNLIMITED, name)
     }
-    assert limited == set(UpstreamLimits.__struct_fields__) - senses
+    assert limited == set(UpstreamLimits.__struct_fields__) - others
 
 
 def test_a_server_whose_responses_are_worse_than_its_chat_is_asked_in_chat() -> None:

@@ -12,7 +12,7 @@ from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
-from dragoman.engines.remote import LATE_NEWS
+from dragoman.engines.remote import LATE_USAGE
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
 from tests.mock import Asked, Reply, chunk, completion, head, plain, stream
 
@@ -90,7 +90,7 @@ async def test_a_plain_answer_is_not_begun_before_it_is_there() -> None:
 
 async def test_the_usual_hold_is_five_seconds() -> None:
     async with remote(HELLO) as (engine, _):
-        assert engine._header_hold == 5.0
+        assert engine.header_hold == 5.0
 
 
 # ---- the end -------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ async def test_p29_late_usage_is_not_waited_for_for_long() -> None:
     async with remote(Reply([*HELLO_STREAM.pieces], hang=True)) as (engine, up):
         began = time.monotonic()
         answer = await ask(engine, asking(stream=True))
-        assert time.monotonic() - began < 40 * LATE_NEWS
+        assert time.monotonic() - began < 40 * LATE_USAGE
         assert answer.usage is None
         async with asyncio.timeout(5):
             await up.asked[0].gone

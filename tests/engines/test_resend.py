@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -15,10 +16,10 @@ from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Message, Reasoning, Summary
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
-from dragoman.engines.base import batches
 from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
 from dragoman.engines.reasoning_retry import CODE, NOT_OPENED, Resending
 from dragoman.engines.script import Script, spoken
+from tests.engines.receiving import Receiver
 from tests.engines.stage import heard
 
 SEALED = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA", id="rs_1")
@@ -65,7 +66,7 @@ def _seals(request: Request) -> bool:
 
 
 async def ask(engine: Any, request: Request, caller: Caller = ANYONE) -> list[Event]:
-    return [event async for batch in batches(engine, request, caller) for event in batch]
+    return [event async for event in engine.stream(request, caller)]
 
 
 @pytest.mark.parametrize("fault", [INVALID, UNSUPPORTED, SIGNED])
@@ -114,38 +115,52 @@ async def test_p12_only_what_is_about_seals_is_asked_again(request_: Request, fa
 STARTED = Started("1", 0, "m")
 
 
+class Slow(Server):
+    """Begins, and refuses a while later: headers are sent after a while, whatever the server
+    does."""
+
+    async def stream(
+        self, request: Request, caller: Caller = ANYONE
+    ) -> AsyncGenerator[Event, None]:
+        async for event in super().stream(request, caller):
+            yield event
+            await asyncio.sleep(0.01)
+
+
 async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None:
-    """Headers are sent after a while, whatever the server does; the refusal comes later."""
-    server = Server(INVALID, STARTED)
-    events = await heard(Resending(server), TALK)
+    events = await heard(Resending(Slow(INVALID, STARTED)), TALK)
     assert [type(event) for event in events].count(Started) == 1
     assert fold(events).text == "Hello."
     assert isinstance(events[-1], Finished)
     assert events[-1].losses == (NOT_OPENED,)
 
 
+async def test_p12_a_refusal_that_comes_with_the_beginning_is_not_seen() -> None:
+    first, *_, last = await heard(Resending(Server(INVALID, STARTED)), TALK)
+    assert isinstance(first, Started)
+    assert first.losses == (NOT_OPENED,)
+    assert isinstance(last, Finished)
+
+
+async def test_pause_and_cancel_reach_the_second_try() -> None:
+    sink = Receiver()
+    sink.start(Resending(Slow(INVALID, STARTED)), TALK)
+    await sink.until(lambda: sink.events)
+    sink.pause()
+    await asyncio.sleep(0.05)
+    assert len(sink.events) < 3
+    sink.resume()
+    await sink.until(lambda: len(sink.events) > 3)
+    sink.cancel()
+    count = len(sink.events)
+    await asyncio.sleep(0.05)
+    assert len(sink.events) == count
+
+
 async def test_p12_what_has_been_said_is_never_said_again() -> None:
     server = Server(INVALID, *list(unfold(spoken("Hel")))[:4])
     answer = fold(await heard(Resending(server), TALK))
     assert (answer.error, len(server.asked)) == (INVALID, 1)
-
-
-class Once(Script):
-    """Gives a whole answer as one batch."""
-
-    async def batches(self, request: Request, caller: Caller) -> AsyncGenerator[list[Event], None]:
-        if _seals(request):
-            yield [STARTED]
-            yield [Failed(INVALID)]
-        else:
-            yield list(unfold(spoken("Hello.")))
-
-
-async def test_p12_an_answer_that_comes_at_once_is_told_of_at_its_end() -> None:
-    events = await ask(Resending(Once("Hello.")), TALK)
-    assert events[0] == STARTED
-    assert isinstance(events[-1], Finished)
-    assert events[-1].losses == (NOT_OPENED,)
 
 
 # ---- asking for what a client of Chat cannot ask for ------------------------------------------
@@ -171,13 +186,14 @@ async def test_p9_sealed_reasoning_is_asked_for_where_the_answer_is_kept_here() 
     server = Server()
     engine, plain = Resending(server), replace(TOOLS, tools=())
     kept = replace(RESPONSES, stored=True)
-    assert engine.aside(plain, kept) is None
-    assert engine.aside(plain, RESPONSES) is server
     answer = fold(await ask(engine, plain, kept))
     assert server.asked[0].include == (ENCRYPTED,)
     assert answer.losses == ()
+    await ask(engine, plain, RESPONSES)
+    assert server.asked[-1] is plain
     own = replace(plain, include=(ENCRYPTED,))
-    assert engine.aside(own, kept) is server
+    await ask(engine, own, kept)
+    assert server.asked[-1] is own
 
 
 @pytest.mark.parametrize("fault", [UNSUPPORTED, NO_FIELD, NO_FIELD_EITHER])
@@ -194,11 +210,3 @@ async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(
     # Who asks for it by name gets the refusal.
     own = replace(TOOLS, include=(ENCRYPTED,))
     assert fold(await ask(engine, own, RESPONSES)).error == fault
-
-
-def test_what_may_pass_as_bytes_passes() -> None:
-    class Relaying(Server):
-        def relay(self, body: bytes, request: Request, caller: Caller) -> Any:
-            return "relayed"
-
-    assert Resending(Relaying()).relay(b"", TOOLS, CHAT) == "relayed"

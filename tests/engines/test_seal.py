@@ -223,17 +223,3 @@ async def test_who_asks_for_nothing_gets_nothing() -> None:
     engine = Sealing(model, sealer())
     events = await heard(engine, Request(model="m", items=(ASK,)))
     assert all(e.item == model.output[0] for e in events if isinstance(e, ItemDone))
-
-
-def test_bytes_pass_where_nothing_is_sealed() -> None:
-    class Relaying(Model):
-        def relay(self, body: bytes, request: Request, caller: Caller) -> Any:
-            return "relayed"
-
-    seal = sealer()
-    engine = Sealing(Relaying(OPEN), seal)
-    plain = Request(model="m", items=(ASK,))
-    assert engine.relay(b"", plain, ADA) == "relayed"
-    assert engine.relay(b"", WANTED, ADA) is None
-    sealed = replace(plain, items=(Reasoning(encrypted=seal.close(OPEN, "ada", "m")),))
-    assert engine.relay(b"", sealed, ADA) is None

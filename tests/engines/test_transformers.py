@@ -378,7 +378,7 @@ def test_of_another_prompt_the_common_beginning_is_kept_if_it_is_most_of_it() ->
     model.close(slot)
     assert model.open([1, 2, 9, 9]).length == 0  # half of it is left for its own conversation
     again = model.open([1, 2, 3, 9])
-    assert (again.length, again.memory.ids) == (3, [1, 2, 3])
+    assert (again.length, again.cache.ids) == (3, [1, 2, 3])
 
 
 def test_a_memory_that_slides_is_only_gone_on_from() -> None:

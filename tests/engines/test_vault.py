@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dragoman.core.event import Failed, Finished, ItemAdded, ItemDone, Started
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
 from dragoman.core.fold import fold, unfold
-from dragoman.core.interfaces import Caller
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import (
     CustomToolCall,
     FunctionCall,
@@ -339,15 +340,19 @@ async def test_who_leaves_in_the_middle_may_still_come_back() -> None:
     assert len(engine.vault.recall("", "m", AGAIN.items)[0]) == 4
 
 
-async def test_plain_talk_passes_by() -> None:
-    class Relaying(Model):
-        def relay(self, body: bytes, request: Request, caller: Caller) -> Any:
-            return "relayed"
+async def test_an_item_that_is_open_at_the_end_does_not_hide_a_call_after_it() -> None:
+    class Overlapping(Model):
+        async def stream(
+            self, request: Request, caller: Caller = ANYONE
+        ) -> AsyncGenerator[Event, None]:
+            yield Started("r", 0, "m")
+            for index, item in enumerate((Message("assistant"), SEALED, CALL)):
+                yield ItemAdded(index, item)
+            yield ItemDone(2, CALL)
+            yield ItemDone(1, SEALED)
+            yield Failed(CUT)
 
-    model = Relaying(SAID)
-    engine = Recalling(model)
-    assert engine.relay(b"", FIRST, Caller()) == "relayed"
-    events = await heard(engine, Request(model="m", items=(ASK,)))
-    assert any(isinstance(event, ItemAdded) for event in events)
-    engine.vault.keep("", "m", (SEALED, CALL))
-    assert engine.relay(b"", AGAIN, Caller()) is None
+    engine = Recalling(Overlapping(SAID))
+    async for _ in engine.stream(FIRST):
+        pass
+    assert SEALED in engine.vault.recall("", "m", (ASK, CALL))[0]

@@ -4,18 +4,18 @@ import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from itertools import chain
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
-from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Started
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Progress, Started
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Compaction, Message, Reasoning, Thought
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import CUT
-from dragoman.engines.base import Wrapper, batches, enforce_contract, relay, straight, tell
+from dragoman.engines.base import LRU, Driver, Immediate, Prepared, Wrapper, enforce_contract
 from dragoman.engines.chaos import Chaos, Mischief
 from dragoman.engines.compaction import Compacting, Fitting
 from dragoman.engines.compaction import seal as summed
@@ -24,12 +24,10 @@ from dragoman.engines.reasoning_encryption import ENCRYPTED, Seal, Sealing
 from dragoman.engines.reasoning_retry import Resending
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
-from dragoman.server.log import Noted
+from tests.engines.receiving import Receiver, received
 from tests.engines.stage import ASKED, heard
 
 START, END = Started("r", 0, "m"), Finished("completed")
-Batches = AsyncGenerator[list[Event], None]
-Passing = AsyncGenerator[Passed, None]
 Source = Callable[[], AsyncGenerator[Event, None]]
 
 
@@ -151,137 +149,178 @@ async def test_closing_a_wrapper_closes_the_engine_inside() -> None:
     assert closed == [True]
 
 
-# ---- in batches, and unread ------------------------------------------------------------------
+# ---- middleware ------------------------------------------------------------------------------
 
 
-class Batching(Script):
-    """An engine that gives its events three at a time, and lets anything pass."""
+class Direct(Script):
+    """An engine with a `start` of its own, which answers at once and remembers who asked."""
 
-    async def batches(self, request: Request, caller: Caller = ANYONE) -> Batches:
-        events = [event async for event in self.stream(request, caller)]
-        for at in range(0, len(events), 3):
-            yield events[at : at + 3]
+    def __init__(self) -> None:
+        super().__init__("Hi")
+        self.sinks: list[Sink] = []
+        self.requests: list[Request] = []
 
-    async def relay(self, body: bytes, request: Request, caller: Caller) -> Passing:
-        yield body
-        yield [END]
+    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
+        self.sinks.append(sink)
+        self.requests.append(request)
+        return Immediate([Started("r", 0, request.model), END], sink)
 
 
 class Changing(Wrapper):
-    """A wrapper that does something to what is said."""
+    """A wrapper that changes the answer by its own `stream`."""
 
     async def stream(
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
-        async for event in self.engine.stream(request, caller):
-            if not isinstance(event, Delta):
+        async for event in super().stream(request, caller):
+            if not isinstance(event, Started):
                 yield event
 
 
-def kinds(batch: list[Event]) -> list[type]:
-    return [type(event) for event in batch]
+class Tagged(Wrapper):
+    """Middleware that adds a tag to the model's name, and one to the answer."""
+
+    def __init__(self, engine: Engine, tag: str) -> None:
+        super().__init__(engine)
+        self._tag = tag
+
+    def prepare(self, request: Request, caller: Caller) -> Prepared:
+        def tagged(events: list[Event]) -> list[Event]:
+            first, *rest = events
+            assert isinstance(first, Started)
+            return [replace(first, model=first.model + self._tag.upper()), *rest]
+
+        return Prepared(replace(request, model=request.model + self._tag), tagged)
 
 
-async def test_any_engine_is_read_in_batches_and_a_wrapper_keeps_them() -> None:
-    single = [kinds(batch) async for batch in batches(Script("Hi"), ASKED)]
-    assert all(len(batch) == 1 for batch in single)
-    for engine in (Batching("Hi"), Wrapper(Batching("Hi")), Router([Route(Batching("Hi"))])):
-        many = [kinds(batch) async for batch in batches(engine, ASKED)]
-        assert len(many[0]) == 3
-        assert list(chain(*many)) == list(chain(*single))
+class Awaited(Tagged):
+    """The same, prepared by a coroutine."""
 
-
-async def test_a_wrapper_that_changes_what_is_said_is_not_passed_by() -> None:
-    changed = Changing(Batching("Hi"))
-    heard = [kinds(batch) async for batch in batches(changed, ASKED)]
-    assert [Delta] not in heard
-    assert relay(changed, b"{}", ASKED, ANYONE) is None
-    assert relay(Script("Hi"), b"{}", ASKED, ANYONE) is None
-
-
-async def test_bytes_pass_through_a_wrapper_with_nothing_to_do() -> None:
-    for engine in (Batching("Hi"), Wrapper(Batching("Hi")), Router([Route(Batching("Hi"))])):
-        passed = relay(engine, b"{}", ASKED, ANYONE)
-        assert passed is not None
-        assert [gift async for gift in passed] == [b"{}", [END]]
-
-
-async def test_a_router_lets_nothing_pass_under_another_name() -> None:
-    aliased = Router([Route(Batching("Hi"), models=("x",), aliases={ASKED.model: "x"})])
-    assert relay(aliased, b"{}", ASKED, ANYONE) is None
-    two = Router([Route(Batching("Hi")), Route(Batching("Ho"))])
-    assert relay(two, b"{}", ASKED, ANYONE) is None
-    assert [batch async for batch in batches(two, ASKED)]
-
-
-# ---- told ------------------------------------------------------------------------------------
-
-
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def heard(self, events: list[Event]) -> None:
-        self.events += events
-
-    def broke(self, error: Exception) -> None:
-        raise error
-
-    def stop(self) -> None:
-        """Nothing is under way."""
-
-    hold = go_on = stop
-
-
-class Speaking(Batching):
-    """An engine that tells; whoever is told is the telling too."""
-
-    def tell(self, request: Request, caller: Caller, listener: Heard) -> Heard:
-        listener.heard([Started("r", 0, request.model), END])
-        return listener
-
-
-class Batched(Wrapper):
-    """A wrapper that only wants to see the batches."""
-
-    def batches(self, request: Request, caller: Caller = ANYONE) -> Batches:
-        return batches(self.engine, request, caller)
-
-
-def is_told(engine: Engine, request: Request = ASKED, caller: Caller = ANYONE) -> bool:
-    """Whether an answer is told; then it is that of the engine inside."""
-    listener = Heard()
-    telling = tell(engine, request, caller, listener)
-    assert listener.events == ([] if telling is None else [Started("r", 0, request.model), END])
-    assert telling in (None, listener)
-    return telling is not None
+    async def prepare(self, request: Request, caller: Caller) -> Prepared:
+        await asyncio.sleep(0.01)
+        return super().prepare(request, caller)
 
 
 def all_around(engine: Engine) -> Engine:
-    """Every wrapper of the house that may have nothing to do, around one engine."""
+    """Every middleware that may have nothing to do, around one engine."""
     engine = Resending(Recalling(Sealing(engine, Seal(lambda: b"k" * 32))))
     return Compacting(Fitting(Router([Route(Wrapper(engine))])))
 
 
-def test_what_changes_nothing_lets_the_engine_inside_tell() -> None:
-    speaking = Speaking("Hi")
-    for engine in (speaking, Wrapper(speaking), Router([Route(speaking)]), all_around(speaking)):
-        assert is_told(engine)
-        assert straight(engine, ASKED, ANYONE) is speaking
-    assert Wrapper(Wrapper(speaking)).tell(ASKED, ANYONE, Heard()) is not None
+async def test_idle_middleware_leaves_the_sink_to_the_engine_inside() -> None:
+    engine = Direct()
+    for outer in (engine, Wrapper(engine), Router([Route(engine)]), all_around(engine)):
+        sink = Receiver()
+        sink.start(outer, ASKED)
+        assert engine.sinks[-1] is sink
+        assert engine.requests[-1] is ASKED
+        assert (await sink.end())[-1] == END
 
 
-async def test_a_wrapper_that_is_asked_itself_gives_the_batches_of_the_engine_inside() -> None:
-    given = [kinds(batch) async for batch in Wrapper(Wrapper(Batching("Hi"))).batches(ASKED)]
-    assert len(given[0]) == 3
+@pytest.mark.parametrize("middle", [Tagged, Awaited])
+async def test_middleware_prepares_inwards_and_maps_outwards(middle: type[Tagged]) -> None:
+    engine = Direct()
+    started, _ = await received(Tagged(middle(Tagged(engine, "c"), "b"), "a"), ASKED)
+    assert engine.requests[-1].model == "scriptabc"
+    assert isinstance(started, Started)
+    assert started.model == "scriptabcCBA"
 
 
-def test_what_cannot_tell_is_awaited() -> None:
-    for engine in (Script("Hi"), Batching("Hi"), Wrapper(Script("Hi")), all_around(Script("Hi"))):
-        assert not is_told(engine)
-    assert Wrapper(Script("Hi")).tell(ASKED, ANYONE, Heard()) is None
+async def test_an_awaited_preparation_with_nothing_to_do() -> None:
+    class Looking(Wrapper):
+        async def prepare(self, request: Request, caller: Caller) -> None:
+            await asyncio.sleep(0.01)
+
+    assert (await received(Looking(Direct()), ASKED))[-1] == END
+
+
+async def test_an_awaited_preparation_may_answer() -> None:
+    async def answer() -> AsyncGenerator[Event, None]:
+        yield END
+
+    class Answering(Wrapper):
+        async def prepare(self, request: Request, caller: Caller) -> Prepared:
+            return Prepared(request, start=partial(Driver, answer()))
+
+    assert await received(Answering(Direct()), ASKED) == [END]
+
+
+async def test_a_preparation_that_raises_is_a_refusal() -> None:
+    fault = bad_request("is wrong", "n")
+
+    class Refusing(Wrapper):
+        def prepare(self, request: Request, caller: Caller) -> None:
+            raise FaultError(fault)
+
+    class RefusingLater(Wrapper):
+        async def prepare(self, request: Request, caller: Caller) -> None:
+            raise FaultError(fault)
+
+    for kind in (Refusing, RefusingLater):
+        assert await received(Wrapper(kind(Direct())), ASKED) == [Failed(fault)]
+        assert [event async for event in kind(Direct()).stream(ASKED)] == [Failed(fault)]
+
+
+async def test_cancel_while_a_preparation_is_awaited_starts_nothing() -> None:
+    engine, sink = Direct(), Receiver()
+    sink.start(Awaited(engine, "a"), ASKED)
+    sink.pause()
+    sink.cancel()
+    await asyncio.sleep(0.05)
+    assert not engine.requests
+
+
+async def test_pause_while_a_preparation_is_awaited_pauses_the_answer() -> None:
+    class Waiting(Script):
+        async def stream(
+            self, request: Request, caller: Caller = ANYONE
+        ) -> AsyncGenerator[Event, None]:
+            for event in (START, Progress(None, "a"), END):
+                yield event
+                await asyncio.sleep(0)
+
+    sink = Receiver()
+    sink.start(Awaited(Waiting("Hi"), "a"), ASKED)
+    sink.pause()
+    await asyncio.sleep(0.05)
+    assert sink.events == [replace(START, model="mA")]
+    sink.handle.resume()
+    sink.handle.cancel()
+
+
+async def test_a_map_that_raises_fails_the_answer_once() -> None:
+    class Broken(Wrapper):
+        def prepare(self, request: Request, caller: Caller) -> Prepared:
+            def broken(events: list[Event]) -> list[Event]:
+                raise ValueError
+
+            return Prepared(request, broken)
+
+    (failed,) = await received(Broken(Script("Hi")), ASKED)
+    assert isinstance(failed, Failed)
+    assert failed.fault.code == "internal"
+
+
+async def test_a_map_may_leave_nothing_of_a_batch() -> None:
+    class Silent(Wrapper):
+        def prepare(self, request: Request, caller: Caller) -> Prepared:
+            return Prepared(request, lambda events: [e for e in events if isinstance(e, Finished)])
+
+    (only,) = await received(Silent(Script("Hi", pace=0.01)), ASKED)
+    assert isinstance(only, Finished)
+
+
+async def test_a_subclass_that_overrides_stream_is_not_bypassed() -> None:
+    for outer in (Changing(Direct()), Wrapper(Changing(Wrapper(Direct())))):
+        assert await received(outer, ASKED) == [END]
+
+
+@pytest.mark.parametrize("base", [Wrapper, Fitting, Compacting, Recalling, Resending])
+async def test_a_subclass_of_middleware_that_overrides_stream_is_not_bypassed(
+    base: type[Wrapper],
+) -> None:
+    engine = type("Own", (Changing, base), {})(Direct())
+    assert await received(engine, ASKED) == [END]
 
 
 SEALED = (*ASKED.items, Reasoning(encrypted="gAAA"), Message("user", "And?"))
@@ -289,12 +328,9 @@ OURS = Seal(lambda: b"k" * 32)
 OUR_BLOB = OURS.close(Reasoning((Thought("hm"),)), "", ASKED.model)
 WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, object]]] = {
     "a user's stream": (Changing, {}),
-    "a user's batches": (Batched, {}),
-    "a log": (Noted, {}),
     "mischief": (lambda engine: Chaos(engine, Mischief()), {}),
     "calls to remember": (Recalling, {"tools": (FunctionTool("f"),)}),
     "reasoning to put back": (Recalling, {"items": SEALED}),
-    "turns to leave out": (Fitting, {"truncation": "auto"}),
     "a summary to write": (
         Compacting,
         {"context_management": [{"type": "compaction", "compact_threshold": 9}]},
@@ -302,13 +338,12 @@ WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, obje
     "a summary to read": (Compacting, {"items": (*ASKED.items, Compaction(summed("So far.")))}),
     "reasoning to ask for": (Resending, {"tools": (FunctionTool("f"),)}),
     "reasoning that may be refused": (Resending, {"items": SEALED}),
-    "reasoning to seal": (lambda engine: Sealing(engine, OURS), {"include": (ENCRYPTED,)}),
-    "reasoning to open": (
+    "reasoning to encrypt": (lambda engine: Sealing(engine, OURS), {"include": (ENCRYPTED,)}),
+    "reasoning to decrypt": (
         lambda engine: Sealing(engine, OURS),
         {"items": (Reasoning(encrypted=OUR_BLOB), *ASKED.items)},
     ),
     "another name": (lambda engine: Router([Route(engine, aliases={"script": "x"})]), {}),
-    "a name to look for": (lambda engine: Router([Route(engine), Route(Script("Ho"))]), {}),
     "no name": (lambda engine: Router([Route(engine)], default="script"), {"model": ""}),
 }
 
@@ -317,29 +352,41 @@ WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, obje
 @pytest.mark.parametrize(
     ("wrap", "fields"), WITH_SOMETHING_TO_DO.values(), ids=WITH_SOMETHING_TO_DO
 )
-def test_who_has_something_to_do_is_not_passed_by(
+async def test_middleware_with_something_to_do_is_not_bypassed(
     wrap: Callable[[Engine], Engine], fields: dict[str, object], deep: bool
 ) -> None:
-    wrapper = wrap(Speaking("Hi"))
-    engine = Wrapper(Fitting(Wrapper(wrapper))) if deep else wrapper
+    inner = Direct()
+    engine = wrap(inner)
+    engine = Wrapper(Fitting(Wrapper(engine))) if deep else engine
     request = replace(ASKED, **fields)
-    assert not is_told(engine, request)
-    if fields.get("truncation") is None:
-        assert straight(engine, request, ANYONE) is wrapper
+    sink = Receiver()
+    sink.start(engine, request)
+    await sink.end()
+    assert not inner.requests or inner.sinks[0] is not sink or inner.requests[0] != request
 
 
-def test_a_wire_that_carries_sealed_reasoning_has_none_asked_for() -> None:
-    request = replace(ASKED, tools=(FunctionTool("f"),))
-    assert is_told(Resending(Speaking("Hi")), request, Caller(wire="responses"))
+async def test_a_router_looks_for_the_engine_that_lists_a_model() -> None:
+    two = Router([Route(Direct()), Route(Script("Ho"))])
+    assert (await received(two, ASKED))[-1] == END
 
 
-@pytest.mark.parametrize("way", ["stream", "batches", "relay", "tell"])
-@pytest.mark.parametrize("base", [Wrapper, Fitting, Compacting])
-def test_who_answers_in_a_way_of_their_own_is_not_passed_by(base: type[Wrapper], way: str) -> None:
-    inner = Script("Hi")
-    plain = type("Plain", (base,), {})
-    own = type("Own", (base,), {way: lambda *_: None})
-    further = type("Further", (own,), {"aside": lambda self, *_: self.engine})
-    assert straight(plain(inner), ASKED, ANYONE) is inner
-    assert straight(engine := own(inner), ASKED, ANYONE) is engine
-    assert straight(further(inner), ASKED, ANYONE) is inner
+# ---- the LRU table -----------------------------------------------------------------------------
+
+
+def test_a14_what_was_used_last_is_dropped_last() -> None:
+    table = LRU[str, int](2)
+    table.put("a", 1, 1)
+    table.put("b", 2, 1)
+    assert table.get("a") == 1
+    table.put("c", 3, 1)
+    assert (table.get("a"), table.get("b"), table.get("c")) == (1, None, 3)
+    table.put("a", 4, 1)
+    table.put("d", 5, 1)
+    assert (table.get("a"), table.get("c"), table.get("d")) == (4, None, 5)
+
+
+def test_a_value_that_is_too_heavy_takes_its_key_with_it() -> None:
+    table = LRU[str, int](2)
+    table.put("a", 1, 1)
+    table.put("a", 2, 3)
+    assert (table.get("a"), len(table)) == (None, 0)

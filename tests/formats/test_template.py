@@ -39,7 +39,7 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import Setting
 from dragoman.formats.prompt import ByteTokenizer, Control
 from dragoman.formats.template import Template, from_config, profile_of
-from tests.formats.markup.hearing import TOOLS, hear
+from tests.formats.markup.parsing import TOOLS, parse
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<think>")
 CHATML = """
@@ -188,13 +188,13 @@ def test_tools_documents_and_options_reach_the_template() -> None:
 
 def test_an_answer_may_begin_inside_the_reasoning() -> None:
     template = Template(CHATML, "hermes", CONTROLS)
-    thought = hear(template, "hm</think>Hi", reasoning=ReasoningOptions("high"))
+    thought = parse(template, "hm</think>Hi", reasoning=ReasoningOptions("high"))
     assert thought.said == [("thought", "hm"), ("text", "Hi")]
-    said = hear(template, "hm</think>Hi", reasoning=ReasoningOptions("none"))
+    said = parse(template, "hm</think>Hi", reasoning=ReasoningOptions("none"))
     assert said.said == [("text", "hmHi")]
-    assert hear(template, "Hi").said == [("text", "Hi")]
+    assert parse(template, "Hi").said == [("text", "Hi")]
     faulty = Template("{{ raise_exception('no') }}", "hermes")
-    assert hear(faulty, "Hi").said == [("text", "Hi")]
+    assert parse(faulty, "Hi").said == [("text", "Hi")]
     for number in range(70):  # what is remembered of options is bounded
         extra = {"chat": {"chat_template_kwargs": {"n": number}}}
         template.parser(request(extra=extra), Turn("1", 0, "m"))

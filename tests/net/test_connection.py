@@ -477,3 +477,15 @@ async def test_closing_is_told_once() -> None:
     connection.connection_lost(None)
     assert told == [connection]
     assert wire.aborted
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+async def test_a9_a_body_shorter_than_its_content_length_was_cut(more: bytes) -> None:
+    connection, _ = connected()
+    connection.send(b"GET / HTTP/1.1\r\n\r\n")
+    connection.data_received(b"HTTP/1.1 200 OK\r\n" + more + b"Content-Length: 9\r\n\r\nhello")
+    connection.eof_received()
+    await connection.read_head()
+    assert await connection.read() == b"hello"
+    with pytest.raises(DisconnectedError):
+        await connection.read()

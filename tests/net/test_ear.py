@@ -40,7 +40,7 @@ class Ear:
 
 def listening(**options: float) -> tuple[Connection, Wire, Ear]:
     connection, wire = connected()
-    connection.ear = ear = Ear(connection)
+    connection.on_readable = ear = Ear(connection)
     connection.send(b"", **options)
     return connection, wire, ear
 
@@ -55,7 +55,7 @@ async def test_it_is_called_for_all_that_a_wait_would_end_for() -> None:
     assert ear.heard == [(200, b"", False), (200, b"he", False), (200, b"llo", True)]
     assert connection.take() == b""
     assert connection.release(15)
-    assert connection.ear is None
+    assert connection.on_readable is None
     connection.data_received(b"unasked")
     assert len(ear.heard) == 3
 
@@ -93,12 +93,12 @@ async def test_it_hears_of_silence() -> None:
 async def test_who_holds_reads_no_more_until_it_goes_on() -> None:
     connection, wire, ear = listening()
     connection.data_received(PART)
-    connection.hold()
-    connection.hold()
+    connection.pause()
+    connection.pause()
     assert not wire.reading
     connection.data_received(b"l")  # was on its way already
     assert not wire.reading
-    connection.go_on()
+    connection.resume()
     assert wire.reading
     connection.data_received(b"lo")
     assert await ear.over() == b"hello"
@@ -109,9 +109,9 @@ async def test_to_go_on_loses_nothing_that_was_not_taken() -> None:
     connection, wire = connected()
     connection.send(b"")
     connection.data_received(PART)
-    connection.go_on()
-    connection.hold()
-    connection.go_on()
+    connection.resume()
+    connection.pause()
+    connection.resume()
     assert wire.reading
     async with asyncio.timeout(5):
         assert await connection.read() == b"he"
@@ -120,10 +120,10 @@ async def test_to_go_on_loses_nothing_that_was_not_taken() -> None:
 
 async def test_a_long_piece_does_not_end_the_hold() -> None:
     connection, wire, _ = listening()
-    connection.hold()
+    connection.pause()
     connection.data_received(plain(b"x" * 300_000)[:-1])
     assert not wire.reading
-    connection.go_on()
+    connection.resume()
     assert wire.reading
     connection.abort()
 
@@ -133,11 +133,11 @@ async def test_the_peer_is_not_to_blame_for_a_hold_and_has_its_time_after_it(cam
     connection, wire, ear = listening(first_byte=0.05, idle=0.05)
     if came:
         connection.data_received(came)
-    connection.hold()
+    connection.pause()
     await asyncio.sleep(0.15)
     assert not wire.aborted
     began = asyncio.get_running_loop().time()
-    connection.go_on()
+    connection.resume()
     await ear.over()
     assert asyncio.get_running_loop().time() - began > 0.04
     assert isinstance(connection.error, NetTimeoutError)
@@ -147,10 +147,10 @@ async def test_the_peer_is_not_to_blame_for_a_hold_and_has_its_time_after_it(cam
 async def test_a_held_connection_that_is_lost_is_not_touched_again() -> None:
     connection, wire, ear = listening()
     connection.data_received(PART)
-    connection.hold()
+    connection.pause()
     connection.connection_lost(ConnectionResetError())
-    connection.go_on()
-    connection.hold()
+    connection.resume()
+    connection.pause()
     assert not wire.reading
     assert ear.heard[-1] == (200, b"", True)
     assert connection._timer is None
@@ -159,7 +159,7 @@ async def test_a_held_connection_that_is_lost_is_not_touched_again() -> None:
 async def test_the_next_exchange_is_not_held() -> None:
     connection, wire, _ = listening()
     connection.data_received(PART)
-    connection.hold()
+    connection.pause()
     connection.data_received(b"llo")
     assert connection.release(15)
     assert wire.reading
@@ -208,7 +208,7 @@ async def test_what_was_begun_can_be_waited_for_from_its_head_on() -> None:
         await exchange.connect(come.set, fresh=False)
         await come.wait()
         response = exchange.adopt()
-        assert exchange.connection.ear is None
+        assert exchange.connection.on_readable is None
         assert await exchange.open() is response
         assert (response.status, await response.read()) == (200, b"hello")
         exchange.close()

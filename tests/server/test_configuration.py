@@ -42,7 +42,6 @@ heartbeat_data = ["agent"]
 stall = 10
 drain = 0
 request_log = true
-relay = false
 store = "memory"
 news = "redis://news.example"
 retention = 100.0

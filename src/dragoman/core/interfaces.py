@@ -110,20 +110,6 @@ class Engine(Protocol):
         ...
 
 
-class Batcher(Protocol):
-    """What an engine can do besides, if its events come several at a time.
-
-    It spares whoever reads many events a step for each. Nobody need have it: `engines.wrap.batches`
-    reads any engine in this way.
-    """
-
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The events of `Engine.stream`, with the same promises; no batch is empty."""
-        ...
-
-
 class Sink(Protocol):
     """Receives the events of an answer; see `engines.base.start`."""
 
@@ -161,53 +147,12 @@ class Starter(Protocol):
         ...
 
 
-class Listener(Protocol):
-    """Goes away with `tell`."""
-
-    def heard(self, events: list[Event]) -> None: ...
-    def broke(self, error: Exception) -> None: ...
-
-
-class Telling(Protocol):
-    """Goes away with `tell`."""
-
-    def stop(self) -> None: ...
-    def hold(self) -> None: ...
-    def go_on(self) -> None: ...
-
-
-class Teller(Protocol):
-    """Goes away: `start` takes its place."""
-
-    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None: ...
-
-
 class Counter(Protocol):
     """What an engine can do besides, if it knows its model's tokens: say how long a prompt is."""
 
     def count(self, request: Request) -> Awaitable[int]:
         """The exact number of tokens of the prompt that a request is rendered to. Raises
         FaultError where it cannot be rendered."""
-        ...
-
-
-Passed = bytes | list[Event]
-"""What a relay gives: bytes to pass on as they are, or events to be said."""
-
-
-class Relay(Protocol):
-    """What an engine can do besides, if the server behind it speaks its callers' own protocol."""
-
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """Send this body, of which `request` is the meaning, and give the answer as it comes.
-
-        None where bytes may not pass: ask by `stream` then. Bytes come as whole events of the
-        protocol, or as a whole answer where no stream was asked for; what is irregular comes as
-        events. The last is always a terminal event: after bytes, a good one stands for what they
-        said, with what they counted, and a bad one is still to be told.
-        """
         ...
 
 

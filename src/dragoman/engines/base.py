@@ -10,10 +10,19 @@ import os
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Hashable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterator,
+)
 from contextlib import aclosing
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.event import Event, Failed, Finished, Started
@@ -23,12 +32,9 @@ from dragoman.core.interfaces import (
     Capabilities,
     Engine,
     Handle,
-    Listener,
     Model,
-    Passed,
     Secret,
     Sink,
-    Telling,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
@@ -63,12 +69,13 @@ if hasattr(os, "register_at_fork"):  # two processes must not use the same rando
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 
 
-class Bounded(Generic[K, V]):
+class LRU(Generic[K, V]):
     """Keys and values of which the latest are kept, as many as weigh no more than `most`.
 
-    >>> table = Bounded[str, int](2)
+    >>> table = LRU[str, int](2)
     >>> for name in "abc":
     ...     table.put(name, ord(name), 1)
     >>> table.get("a"), table.get("c"), len(table)
@@ -147,53 +154,319 @@ def unsupported_fields(request: Request, heard: Collection[str] = ()) -> Iterato
                 yield Loss(name, "dropped", NO_ROOM)
 
 
-_ANSWERING = frozenset(("stream", "batches", "relay", "tell"))
-"""The ways to answer."""
+ENDS = (Finished, Failed)
+"""The events after which nothing comes."""
+
+
+# ---- start: how servers ask an engine ------------------------------------------------------
+
+
+def start(engine: Engine, request: Request, caller: Caller, sink: Sink) -> Handle:
+    """Begin to answer a request: the one way servers ask an engine.
+
+    An engine's own `start` is used where its class has one (a subclass that overrides `stream` but
+    not `start` is never bypassed); else one task drives its `stream`. This never raises for a
+    request: what was refused, or failed, is a `Failed` event. An engine that stops without a
+    terminal event was cut. A sink that raises is given a `Failed` event instead, once.
+    """
+    try:
+        own = _own_start(type(engine))
+        if own is None:
+            return Driver(engine.stream(request, caller), caller, sink)
+        return own(engine, request, caller, sink)
+    except Exception as error:
+        return Immediate([Failed(fault_from(error, caller.key))], sink)
+
+
+_Start = Callable[[Engine, Request, Caller, Sink], Handle]
+
+
+@cache
+def _own_start(kind: type) -> _Start | None:
+    """The `start` of a class, unless `stream` is overridden further down."""
+    for each in kind.__mro__:
+        if "start" in vars(each):
+            found: _Start = vars(each)["start"]
+            return found
+        if "stream" in vars(each):
+            return None
+    return None
+
+
+class Immediate:
+    """The handle of an answer that is known at once: received in the next turn of the loop."""
+
+    def __init__(self, events: list[Event], sink: Sink) -> None:
+        self._call = asyncio.get_running_loop().call_soon(sink.receive, events)
+
+    def cancel(self) -> None:
+        """Deliver nothing."""
+        self._call.cancel()
+
+    def pause(self) -> None:
+        """Nothing is produced any more."""
+
+    def resume(self) -> None:
+        """Nothing was paused."""
+
+
+_BATCH = 256
+"""Events of an engine that never waits, after which the others on the event loop get a turn."""
+
+
+class Driver:
+    """The handle of one task that iterates over the events of an engine's `stream`.
+
+    The events of one turn of the loop are delivered together in the next, outside of the task, so
+    that the sink may cancel it.
+    """
+
+    __slots__ = ("_events", "_key", "_loop", "_resumed", "_sink", "_task")
+
+    def __init__(self, events: AsyncGenerator[Event, None], caller: Caller, sink: Sink) -> None:
+        self._sink: Sink | None = sink  # None once nothing more is wanted
+        self._key = caller.key
+        self._events: list[Event] = []  # not delivered yet
+        self._resumed: asyncio.Event | None = None  # while it is paused
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._drive(events))
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        self._sink = None
+        self._task.cancel()
+
+    def pause(self) -> None:
+        """Hold the task back after its next event."""
+        if self._resumed is None:
+            self._resumed = asyncio.Event()
+
+    def resume(self) -> None:
+        """Let the task iterate again."""
+        if self._resumed is not None:
+            self._resumed.set()
+            self._resumed = None
+
+    async def wait_closed(self) -> None:
+        """Wait until the engine has cleaned up."""
+        await asyncio.wait((self._task,))
+
+    async def _drive(self, source: AsyncGenerator[Event, None]) -> None:
+        ended = False
+        try:
+            async with aclosing(source) as events:
+                async for event in events:
+                    ended = isinstance(event, ENDS)
+                    self._push(event)
+                    if ended:
+                        return
+                    if self._resumed is not None:
+                        await self._resumed.wait()
+                    elif len(self._events) >= _BATCH:
+                        await asyncio.sleep(0)
+            self._push(Failed(CUT))
+        except Exception as error:
+            if _cancelled():  # the engine objects to being cancelled, which changes nothing
+                raise asyncio.CancelledError from error
+            fault = fault_from(error, self._key)
+            if not ended:
+                self._push(Failed(fault))
+
+    def _push(self, event: Event) -> None:
+        if not self._events:
+            self._loop.call_soon(self._deliver)
+        self._events.append(event)
+
+    def _deliver(self) -> None:
+        events, self._events = self._events, []
+        if (sink := self._sink) is None:
+            return
+        try:
+            sink.receive(events)
+        except Exception as error:
+            cancelled = self._sink is None
+            self.cancel()
+            fault = fault_from(error, self._key)
+            if not (cancelled or isinstance(events[-1], ENDS)):
+                receive_last([Failed(fault)], sink)
+
+
+def receive_last(events: list[Event], sink: Sink) -> None:
+    """Deliver the last events to a sink that may have raised before. If it does so again, that is
+    only logged."""
+    try:
+        sink.receive(events)
+    except Exception as error:
+        fault_from(error)
+
+
+class Deferred(Generic[T]):
+    """The handle of an answer that something must be awaited for before `begin` can start it."""
+
+    def __init__(
+        self, awaited: Awaitable[T], begin: Callable[[T], Handle], caller: Caller, sink: Sink
+    ) -> None:
+        self._begin = begin
+        self._key = caller.key
+        self._sink = sink
+        self._handle: Handle | None = None
+        self._paused = False
+        self._future: asyncio.Future[T] = asyncio.ensure_future(awaited)
+        self._future.add_done_callback(self._on_done)
+
+    def cancel(self) -> None:
+        """Cancel what is awaited, or the answer."""
+        self._future.remove_done_callback(self._on_done)
+        self._future.cancel()
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def pause(self) -> None:
+        """Pause the answer, as soon as it is started."""
+        self._paused = True
+        if self._handle is not None:
+            self._handle.pause()
+
+    def resume(self) -> None:
+        """Resume the answer."""
+        self._paused = False
+        if self._handle is not None:
+            self._handle.resume()
+
+    async def wait_closed(self) -> None:
+        """Wait until what was cancelled has cleaned up."""
+        await asyncio.wait((self._future,))
+        await wait_closed(self._handle)
+
+    def _on_done(self, future: asyncio.Future[T]) -> None:
+        try:
+            self._handle = self._begin(future.result())
+            if self._paused:
+                self._handle.pause()
+        except Exception as error:
+            receive_last([Failed(fault_from(error, self._key))], self._sink)
+
+
+async def stream_of(
+    begin: Callable[[Request, Caller, Sink], Handle], request: Request, caller: Caller
+) -> AsyncGenerator[Event, None]:
+    """The events of an engine's own `start`, for engines that derive `stream` from it."""
+    inbox = _Inbox()
+    try:
+        inbox.handle = begin(request, caller, inbox)
+    except Exception as error:
+        yield Failed(fault_from(error, caller.key))
+        return
+    try:
+        while not inbox.ended or inbox.events:
+            for event in await inbox.take():
+                yield event
+    finally:
+        if not inbox.ended:
+            inbox.handle.cancel()
+            await wait_closed(inbox.handle)
+
+
+async def wait_closed(handle: Handle | None) -> None:
+    """Wait until the work of a cancelled answer has ended, where its handle can tell."""
+    wait: Callable[[], Awaitable[None]] | None = getattr(handle, "wait_closed", None)
+    if wait is not None:
+        await wait()
+
+
+class _Inbox:
+    """A sink that stores events for a reader, and pauses the answer while the reader is behind."""
+
+    handle: Handle
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = False
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def receive(self, events: list[Event]) -> None:
+        self.events += events
+        self.ended = isinstance(events[-1], ENDS)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        elif len(self.events) >= _BATCH and not self._paused:
+            self._paused = True
+            self.handle.pause()
+
+    async def take(self) -> list[Event]:
+        """What has come, at least one event."""
+        if not self.events:
+            if self._paused:
+                self._paused = False
+                self.handle.resume()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        events, self.events = self.events, []
+        return events
+
+
+# ---- middleware ----------------------------------------------------------------------------
+
+Map = Callable[[list[Event]], list[Event]]
+"""Rewrites a batch of events. It may return an empty list, and must not change the given one."""
+
+
+class Prepared(Struct, frozen=True):
+    """What a middleware does to one request.
+
+    `request` goes to the engine inside, and the events of its answer go through `map`, where there
+    is one. Middleware that may ask the engine inside more than once gives a `start` instead, which
+    starts the whole answer.
+    """
+
+    request: Request
+    map: Map | None = None
+    start: Callable[[Caller, Sink], Handle] | None = None
 
 
 class Wrapper:
-    """An engine that does what the one inside does.
+    """Middleware: an engine around another one, which it is until a subclass changes something.
 
-    Subclasses override what they change. Abilities this class does not name (counting tokens,
-    giving vectors) are those of the engine inside, by the same name.
+    A subclass overrides `prepare`, and says there what it does to a request and its answer; for a
+    request it does nothing to, it costs nothing more. It may also override `stream`. Abilities
+    this class does not name (counting tokens, giving vectors) are those of the engine inside, by
+    the same name.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
-        """Answer as the engine inside answers, and stop it when this is closed or cancelled."""
-        async with aclosing(self.engine.stream(request, caller)) as events:
-            async for event in events:
-                yield event
+    def prepare(
+        self, request: Request, caller: Caller
+    ) -> Prepared | Awaitable[Prepared | None] | None:
+        """What to do for this request; None for nothing. May be awaitable."""
+        return None
 
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The same in batches; those of the engine inside, unless `stream` changes something."""
-        if type(self).stream is Wrapper.stream:
-            return batches(self.engine, request, caller)
-        return singly(self.stream(request, caller))
+    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
+        """Let all middleware from here inwards prepare the request, and start the engine inside."""
+        wrapper: Wrapper | None = self
+        while wrapper is not None:
+            prepared = wrapper.prepare(request, caller)
+            engine, wrapper = wrapper.engine, None
+            if prepared is not None:
+                if not isinstance(prepared, Prepared):
+                    begin = partial(_start_prepared, engine, request, caller, sink)
+                    return Deferred(prepared, begin, caller, sink)
+                if prepared.start is not None:
+                    return prepared.start(caller, sink)
+                request = prepared.request
+                if prepared.map is not None:
+                    sink = _Mapped(prepared.map, sink)
+            kind: type = type(engine)
+            if isinstance(engine, Wrapper) and _own_start(kind) is Wrapper.start:
+                wrapper = engine
+        return start(engine, request, caller, sink)
 
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine that may be asked in place of this one, which would change nothing; None
-        where it has something to do. It speaks for the methods of its own class: whoever overrides
-        how it answers, and not this, is never passed by."""
-        return self.engine
-
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """That of the engine inside, where this one would change nothing."""
-        inner = aside(self, request, caller)
-        return None if inner is None else relay(inner, body, request, caller)
-
-    def tell(self, request: Request, caller: Caller, listener: Listener) -> Telling | None:
-        """By the engine inside, where this one would change nothing."""
-        inner = aside(self, request, caller)
-        return None if inner is None else tell(inner, request, caller, listener)
+    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
+        """The same as an async generator."""
+        return stream_of(self.start, request, caller)
 
     def models(self, caller: Caller = ANYONE) -> Awaitable[tuple[Model, ...]]:
         """The models of the engine inside."""
@@ -213,181 +486,38 @@ class Wrapper:
         return getattr(self.engine, name)
 
 
-def batches(
-    engine: Engine, request: Request, caller: Caller = ANYONE
-) -> AsyncGenerator[list[Event], None]:
-    """The events of an answer, as many at a time as the engine gives."""
-    engine = straight(engine, request, caller)
-    able: Callable[[Request, Caller], AsyncGenerator[list[Event], None]] | None
-    able = getattr(engine, "batches", None)
-    return singly(engine.stream(request, caller)) if able is None else able(request, caller)
+def _start_prepared(
+    engine: Engine, request: Request, caller: Caller, sink: Sink, prepared: Prepared | None
+) -> Handle:
+    if prepared is None:
+        return start(engine, request, caller, sink)
+    if prepared.start is not None:
+        return prepared.start(caller, sink)
+    if prepared.map is not None:
+        sink = _Mapped(prepared.map, sink)
+    return start(engine, prepared.request, caller, sink)
 
 
-def relay(
-    engine: Engine, body: bytes, request: Request, caller: Caller
-) -> AsyncGenerator[Passed, None] | None:
-    """The answer as bytes, where the engine can let them pass; see `Relay`."""
-    able: Callable[[bytes, Request, Caller], AsyncGenerator[Passed, None] | None] | None
-    able = getattr(engine, "relay", None)
-    return None if able is None else able(body, request, caller)
+class _Mapped:
+    """A sink that maps events for another. Once the map has raised, it is used no more: what
+    follows is the engine's `Failed`."""
 
+    __slots__ = ("_map", "_sink")
 
-def tell(engine: Engine, request: Request, caller: Caller, listener: Listener) -> Telling | None:
-    """Have an answer told, where the engine can; see `Teller`."""
-    able: Callable[[Request, Caller, Listener], Telling | None] | None
-    able = getattr(straight(engine, request, caller), "tell", None)
-    return None if able is None else able(request, caller, listener)
+    def __init__(self, map: Map, sink: Sink) -> None:
+        self._map: Map | None = map
+        self._sink = sink
 
-
-def straight(engine: Engine, request: Request, caller: Caller) -> Engine:
-    """The engine that answers this in the end: those around it that change nothing step aside."""
-    while (inner := aside(engine, request, caller)) is not None:
-        engine = inner
-    return engine
-
-
-def aside(engine: Engine, request: Request, caller: Caller) -> Engine | None:
-    """The engine that may be asked in place of this one; see `Wrapper.aside`."""
-    if not _may_step_aside(type(engine)):
-        return None
-    able: Callable[[Request, Caller], Engine | None] = engine.aside  # type: ignore[attr-defined]
-    return able(request, caller)
-
-
-@cache
-def _may_step_aside(kind: type) -> bool:
-    """Whether what a class says of stepping aside is said with its ways to answer in mind: none of
-    them is overridden further down than that."""
-    for each in kind.__mro__:
-        if "aside" in vars(each):
-            return True
-        if not _ANSWERING.isdisjoint(vars(each)):
-            return False
-    return False
-
-
-ENDS = (Finished, Failed)
-"""The events after which nothing comes."""
-
-_BATCH = 256
-"""Events of an engine that never waits, after which the others on the event loop get a turn."""
-
-
-def start(engine: Engine, request: Request, caller: Caller, sink: Sink) -> Handle:
-    """Begin to answer a request: the one way servers ask an engine.
-
-    An engine's own `start` is used where its class has one (a subclass that overrides `stream` but
-    not `start` is never bypassed); else one task drives its `stream`. This never raises for a
-    request: what was refused, or failed, is a `Failed` event. An engine that stops without a
-    terminal event was cut.
-    """
-    own = _own_start(type(engine))
-    if own is None:
-        return _Driver(engine, request, caller, sink)
-    try:
-        return own(engine, request, caller, sink)
-    except Exception as error:
-        return Immediate(sink, [Failed(fault_from(error, caller.key))])
-
-
-@cache
-def _own_start(kind: type) -> Callable[[Engine, Request, Caller, Sink], Handle] | None:
-    """The `start` of a class, unless `stream` is overridden further down."""
-    for each in kind.__mro__:
-        if "start" in vars(each):
-            found: Callable[[Engine, Request, Caller, Sink], Handle] = vars(each)["start"]
-            return found
-        if "stream" in vars(each):
-            return None
-    return None
-
-
-class Immediate:
-    """A handle of an answer that is known at once: delivered in the next turn of the loop."""
-
-    def __init__(self, sink: Sink, events: list[Event]) -> None:
-        self._timer = asyncio.get_running_loop().call_soon(sink.receive, events)
-
-    def cancel(self) -> None:
-        """Deliver nothing."""
-        self._timer.cancel()
-
-    def pause(self) -> None:
-        """There is nothing to hold back."""
-
-    def resume(self) -> None:
-        """There is nothing to go on with."""
-
-
-class _Driver:
-    """A handle of one task that iterates over an engine's `stream`.
-
-    The events of one turn of the loop are delivered together at its end, outside of the task: so
-    the sink may cancel it.
-    """
-
-    __slots__ = ("_events", "_loop", "_resumed", "_sink", "_task")
-
-    def __init__(self, engine: Engine, request: Request, caller: Caller, sink: Sink) -> None:
-        self._sink: Sink | None = sink  # None once nothing more is wanted
-        self._events: list[Event] = []  # not delivered yet
-        self._resumed: asyncio.Event | None = None  # while it is paused
-        self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._drive(engine, request, caller))
-
-    def cancel(self) -> None:
-        """Cancel the task."""
-        self._sink = None
-        self._task.cancel()
-
-    def pause(self) -> None:
-        """Hold the task back after its next event."""
-        if self._resumed is None:
-            self._resumed = asyncio.Event()
-
-    def resume(self) -> None:
-        """Let the task iterate again."""
-        if self._resumed is not None:
-            self._resumed.set()
-            self._resumed = None
-
-    async def _drive(self, engine: Engine, request: Request, caller: Caller) -> None:
-        ended = False
-        try:
-            async with aclosing(engine.stream(request, caller)) as events:
-                async for event in events:
-                    ended = isinstance(event, ENDS)
-                    self._push(event)
-                    if ended:
-                        return
-                    if self._resumed is not None:
-                        await self._resumed.wait()
-                    elif len(self._events) >= _BATCH:
-                        await asyncio.sleep(0)
-            self._push(Failed(CUT))
-        except Exception as error:
-            if _cancelled():  # the engine objects to being cancelled, which changes nothing
-                raise asyncio.CancelledError from error
-            fault = fault_from(error, caller.key)
-            if not ended:
-                self._push(Failed(fault))
-
-    def _push(self, event: Event) -> None:
-        if not self._events:
-            self._loop.call_soon(self._deliver)
-        self._events.append(event)
-
-    def _deliver(self) -> None:
-        events, self._events = self._events, []
-        if self._sink is not None:
+    def receive(self, events: list[Event]) -> None:
+        if (map := self._map) is not None:
+            self._map = None
+            events = map(events)
+            self._map = map
+        if events:
             self._sink.receive(events)
 
 
-async def singly(events: AsyncGenerator[Event, None]) -> AsyncGenerator[list[Event], None]:
-    """Events that come one by one, as batches."""
-    async with aclosing(events):
-        async for event in events:
-            yield [event]
+# ---- the contract of an engine ---------------------------------------------------------------
 
 
 async def enforce_contract(
@@ -400,7 +530,7 @@ async def enforce_contract(
     its error is named by type only, since its words may hold a key. A source that just stops is
     a cut.
     """
-    state = _Seal(model)
+    state = _Contract(model)
     try:
         async with aclosing(events):
             try:
@@ -442,7 +572,7 @@ def fault_from(error: Exception, key: Secret | None = None) -> Fault:
     return Fault("internal", message)
 
 
-class _Seal:
+class _Contract:
     """Knows whether an answer has begun and whether it is over."""
 
     __slots__ = ("begun", "model", "over")

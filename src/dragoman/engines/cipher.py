@@ -11,20 +11,20 @@ _NONCE = 12
 
 
 class Cipher:
-    """A way to seal that keeps nothing: whoever has the key can open, in any process."""
+    """Encryption without stored state: any process with the key can decrypt."""
 
     kind = "c"
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
 
-    def close(self, said: bytes, bound: bytes) -> bytes:
-        """The bytes of a blob."""
+    def close(self, data: bytes, bound: bytes) -> bytes:
+        """Encrypt; `bound` is authenticated with it."""
         nonce = secrets.token_bytes(_NONCE)
-        return nonce + self._cipher.encrypt(nonce, said, bound)
+        return nonce + self._cipher.encrypt(nonce, data, bound)
 
     def open(self, blob: bytes, bound: bytes) -> bytes | None:
-        """What was sealed, if it was for these and nobody changed it."""
+        """Decrypt; None if it was changed or bound to something else."""
         try:
             return self._cipher.decrypt(blob[:_NONCE], blob[_NONCE:], bound)
         except (InvalidTag, ValueError):

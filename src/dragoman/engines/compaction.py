@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -30,7 +31,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 
-from .base import Wrapper, batches, new_id, now
+from .base import Driver, Prepared, Wrapper, new_id, now
 from .fan_out import add_usage
 
 ANSWER = 4
@@ -49,41 +50,23 @@ async def count(engine: Engine, request: Request) -> tuple[int, bool]:
 
 
 class Fitting(Wrapper):
-    """An engine that leaves out the oldest turns where a request allows it and its model's context
+    """Middleware that leaves out the oldest turns where a request allows it and its model's context
     is known and too small."""
 
-    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """Answer, out of as much of the conversation as fits."""
-        if request.truncation != "auto":
-            return self.engine.stream(request, caller)
-        return self._one_by_one(request, caller)
+    def prepare(self, request: Request, caller: Caller) -> Awaitable[Prepared | None] | None:
+        """Look up the size of the context, where turns may be left out."""
+        return self._prepare(request) if request.truncation == "auto" else None
 
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The same in the batches of the engine inside."""
-        if request.truncation != "auto":
-            return batches(self.engine, request, caller)
-        return self._cut(request, caller)
-
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, where nothing may be left out."""
-        return None if request.truncation == "auto" else self.engine
-
-    async def _one_by_one(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        async with aclosing(self._cut(request, caller)) as answer:
-            async for batch in answer:
-                for event in batch:
-                    yield event
-
-    async def _cut(self, request: Request, caller: Caller) -> AsyncGenerator[list[Event], None]:
+    async def _prepare(self, request: Request) -> Prepared | None:
         fitting = await self._fitting(request)
         missing = len(request.items) - len(fitting.items)
-        async with aclosing(batches(self.engine, fitting, caller)) as answer:
-            async for batch in answer:
-                if missing and isinstance(batch[0], Started):
-                    batch = [_told(batch[0], missing), *batch[1:]]
-                yield batch
+
+        def reported(events: list[Event]) -> list[Event]:
+            if isinstance(events[0], Started):
+                return [_told(events[0], missing), *events[1:]]
+            return events
+
+        return Prepared(fitting, reported) if missing else None
 
     async def _fitting(self, request: Request) -> Request:
         context = (await self.engine.capabilities(request.model)).context
@@ -112,85 +95,56 @@ OPENING = "A summary of the conversation so far:\n\n"
 
 
 class Compacting(Wrapper):
-    """An engine that understands summaries of ours, and writes one where a request asks for it."""
+    """Middleware that understands summaries of ours, and writes one where a request asks for it."""
 
-    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """Answer, out of the summary and what follows it."""
-        request = expanded(request)
-        if not _shortens(request):
-            return self.engine.stream(request, caller)
-        return self._one_by_one(request, caller)
-
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The same in the batches of the engine inside."""
-        request = expanded(request)
-        if not _shortens(request):
-            return batches(self.engine, request, caller)
-        return self._measured(request, caller)
-
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, where there is nothing to expand or to shorten."""
-        idle = expanded(request) is request and not _shortens(request)
-        return self.engine if idle else None
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Answer out of the last summary and what follows it."""
+        items = request.items
+        known = expanded(request) if Compaction in map(type, items) else request
+        last = items[-1] if items else None  # which is no message where it is a trigger
+        limited = request.context_management and threshold(request) is not None
+        if limited or (type(last) is Unknown and triggered(known)):
+            return Prepared(known, start=partial(Driver, self._measured(known, caller)))
+        return None if known is request else Prepared(known)
 
     async def count(self, request: Request) -> int | None:
         """The tokens of what the model will see, where the engine inside can count."""
         counted, exact = await count(self.engine, expanded(request))
         return counted if exact else None
 
-    async def _one_by_one(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        async with aclosing(self._measured(request, caller)) as answer:
-            async for batch in answer:
-                for event in batch:
-                    yield event
-
-    async def _measured(
-        self, request: Request, caller: Caller
-    ) -> AsyncGenerator[list[Event], None]:
+    async def _measured(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         alone, limit = triggered(request), threshold(request)
-        try:
-            long = alone or (limit is not None and (await count(self.engine, request))[0] > limit)
-        except FaultError as error:
-            yield [Failed(error.fault)]
-            return
+        long = alone or (limit is not None and (await count(self.engine, request))[0] > limit)
         items = request.items[:-1] if alone else request.items
         asked = replace(request, items=items, context_management=None)
-        if long:
-            answer = self._shortened(asked, caller, alone=alone)
-        else:
-            answer = batches(self.engine, asked, caller)
-        async with aclosing(answer):
-            async for batch in answer:
-                yield batch
+        answer = self._shortened(asked, caller, alone=alone) if long else None
+        async with aclosing(answer or self.engine.stream(asked, caller)) as events:
+            async for event in events:
+                yield event
 
     async def _shortened(
-        self, request: Request, caller: Caller, *, alone: bool = False
-    ) -> AsyncGenerator[list[Event], None]:
+        self, request: Request, caller: Caller, *, alone: bool
+    ) -> AsyncGenerator[Event, None]:
         """A summary, shown as the first item, and unless it is to be alone the answer out of it."""
         id = new_id()
         blank = Compaction("", f"cmp_{id}")
         begun = Started(id, now(), request.model)
-        yield [begun, ItemAdded(0, blank), Progress(0, "compacting")]
-        try:
-            summary, used = await summarise(self.engine, request, caller)
-        except FaultError as error:
-            yield [Failed(error.fault)]
-            return
-        item = replace(blank, encrypted=seal(summary))
-        yield [ItemDone(0, item)]
+        yield begun
+        yield ItemAdded(0, blank)
+        yield Progress(0, "compacting")
+        summary, used = await summarise(self.engine, request, caller)
+        yield ItemDone(0, replace(blank, encrypted=seal(summary)))
         if alone:
-            yield [Finished("completed", usage=used, completed_at=now())]
+            yield Finished("completed", usage=used, completed_at=now())
             return
         shorter = replace(request, items=(*_rules(request.items), _words(summary), *_last(request)))
         hidden = begun
-        async with aclosing(batches(self.engine, shorter, caller)) as answer:
-            async for batch in answer:
-                if isinstance(batch[0], Started):  # the answer has begun before: with the summary
-                    hidden, batch = batch[0], batch[1:]
-                if batch:
-                    yield [_moved(event, used, hidden) for event in batch]
+        async with aclosing(self.engine.stream(shorter, caller)) as events:
+            async for event in events:
+                if isinstance(event, Started):  # the answer has begun before: with the summary
+                    hidden = event
+                else:
+                    yield _moved(event, used, hidden)
 
 
 async def summarise(
@@ -209,9 +163,9 @@ async def summarise(
         prompt_cache_key=request.prompt_cache_key,
         truncation="auto",
     )
-    async with aclosing(batches(engine, asked, caller)) as answer:
-        async for batch in answer:
-            fold.feed_all(batch)
+    async with aclosing(engine.stream(asked, caller)) as events:
+        async for event in events:
+            fold.feed(event)
     response = fold.response
     if response.error is not None:
         raise FaultError(response.error)
@@ -250,10 +204,6 @@ def triggered(request: Request) -> bool:
     one compaction item that it takes out of the answer."""
     last = request.items[-1] if request.items else None
     return isinstance(last, Unknown) and last.kind == "compaction_trigger"
-
-
-def _shortens(request: Request) -> bool:
-    return threshold(request) is not None or triggered(request)
 
 
 def seal(summary: str) -> str:

@@ -31,7 +31,7 @@ from .base import unsupported_fields
 from .find_format import find_format
 from .remote import Remote
 from .upstream import Upstream
-from .upstream_request import Plan
+from .upstream_request import UpstreamRequest
 
 GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
 """What may be hoped for where a form was asked for: a server of text enforces none."""
@@ -110,30 +110,31 @@ class CompletionServer(Remote):
             for extra in (model.extra or {},)
         )
 
-    def _plan(self, request: Request, caller: Caller) -> Plan:
+    def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
         """Render what is asked, encode the prompt, and put a parser behind the wire's decoder."""
         if isinstance(request, Completion):
-            return super()._plan(request, caller)
+            return super()._prepare(request, caller)
         lowered = lower(request, RAW)
         asked = lowered.request
         setting = self._setting() if callable(self._setting) else self._setting
         prompt = self.format.render(asked, setting)
         raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
-        plan = super()._plan(raw, caller)
+        prepared = super()._prepare(raw, caller)
         found = (*lowered.losses, *lowered.client_losses(prompt.losses))
         told = {loss.field for loss in found}
         found += tuple(loss for loss in _lost(asked) if loss.field not in told)
-        plan.lowered = replace(lowered, restore=with_summary(request, lowered.restore))
-        plan.guarantee = default_guarantee(request)
-        plan.turn = Turn(
-            plan.heard.id,
-            plan.heard.created_at,
+        prepared.lowered = replace(lowered, restore=with_summary(request, lowered.restore))
+        prepared.guarantee = default_guarantee(request)
+        prepared.turn = Turn(
+            prepared.raw_turn.id,
+            prepared.raw_turn.created_at,
             request.model,
-            losses=(*spell_losses(found, request, caller.wire), *plan.heard.losses),
+            losses=(*spell_losses(found, request, caller.wire), *prepared.raw_turn.losses),
             think=None,
         )
-        plan.decoder = Parsed(plan.decoder, self.format.parser(asked, plan.turn), plan.turn)
-        return plan
+        parser = self.format.parser(asked, prepared.turn)
+        prepared.decoder = Parsed(prepared.decoder, parser, prepared.turn)
+        return prepared
 
 
 class Parsed:

@@ -21,79 +21,6 @@ from .base import Wrapper, new_id
 from .completions import remote
 from .find_format import find_format
 
-
-def fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
-    """The tokens from where a text begins in them; all of them where it is not found.
-
-    >>> [token.text for token in fitted([Token("```"), Token(' {"')], '{"')]
-    ['{"']
-    """
-    encoded, joined = _bytes(text), b"".join(map(_octets, tokens))
-    # The text is at the end, unless the server holds some of it back.
-    extra = len(joined) - len(encoded) if joined.endswith(encoded) else joined.find(encoded)
-    kept: list[Token] = []
-    for token in tokens:
-        octets = _octets(token)
-        if extra <= 0:
-            kept.append(token)
-        elif len(octets) > extra:
-            rest = octets[extra:]
-            kept.append(replace(token, text=rest.decode("utf-8", "replace"), bytes=rest))
-        extra -= len(octets)
-    return tuple(kept)
-
-
-class Aligner:
-    """Aligns the log-probabilities of one answer with its text."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[int, int], list[Token]] = {}  # of parts without text yet
-        self._kept: dict[tuple[int, int], list[Token]] = {}  # of parts with text
-
-    def feed(self, event: Event) -> Event | None:
-        """The event with aligned tokens; None for one that has no text."""
-        match event:
-            case Delta(kind="text"):
-                return self._delta(event)
-            case PartDone(index, place, part):
-                return replace(event, part=self._part(index, place, part))
-            case ItemDone(index, item):
-                return replace(event, item=self._item(index, item))
-        return event
-
-    def _delta(self, delta: Delta) -> Delta | None:
-        place = (delta.index, delta.part_index)
-        if (kept := self._kept.get(place)) is not None:
-            kept += delta.tokens
-            return delta
-        held = self._held.setdefault(place, [])
-        held += delta.tokens
-        if not delta.data:
-            return None
-        tokens = fitted(held, delta.data)
-        self._kept[place] = list(tokens)
-        return replace(delta, tokens=tokens)
-
-    def _part(self, index: int, place: int, part: Part) -> Part:
-        if not isinstance(part, Text) or (index, place) not in self._held:
-            return part
-        return replace(part, tokens=tuple(self._kept.get((index, place), ())))
-
-    def _item(self, index: int, item: Item) -> Item:
-        if not isinstance(item, Message) or isinstance(item.content, str):
-            return item
-        parts = (self._part(index, place, part) for place, part in enumerate(item.content))
-        return replace(item, content=tuple(parts))
-
-
-def _octets(token: Token) -> bytes:
-    return token.bytes if token.bytes is not None else _bytes(token.text)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
 NEEDED = "xllamacpp"
 MISSING = "GGUF files need the llamacpp extra: pip install 'dragoman[llamacpp]'"
 MAGIC = b"GGUF"
@@ -216,7 +143,7 @@ class LlamaCpp(Wrapper):
                     yield fit
 
     def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, where nobody asked for the tokens of a demanded form."""
+        """The engine inside, unless log-probabilities of a required format are requested."""
         formed = isinstance(request.format, JSONObject | JSONSchema)
         return None if formed and request.sampling.logprobs else self.engine
 
@@ -224,3 +151,78 @@ class LlamaCpp(Wrapper):
         """Close the connections, then the server; it stops with its last reference."""
         await super().close()
         await asyncio.to_thread(self._running.clear)
+
+
+# ---- alignment of log-probabilities ----------------------------------------------------------
+
+
+def tokens_of_text(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
+    """The tokens from where a text begins in them; all of them where it is not found.
+
+    >>> [token.text for token in tokens_of_text([Token("```"), Token(' {"')], '{"')]
+    ['{"']
+    """
+    encoded, joined = _bytes(text), b"".join(map(_octets, tokens))
+    # The text is at the end, unless the server holds some of it back.
+    extra = len(joined) - len(encoded) if joined.endswith(encoded) else joined.find(encoded)
+    tokens_left: list[Token] = []
+    for token in tokens:
+        octets = _octets(token)
+        if extra <= 0:
+            tokens_left.append(token)
+        elif len(octets) > extra:
+            rest = octets[extra:]
+            tokens_left.append(replace(token, text=rest.decode("utf-8", "replace"), bytes=rest))
+        extra -= len(octets)
+    return tuple(tokens_left)
+
+
+class Aligner:
+    """Aligns the log-probabilities of one answer with its text."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], list[Token]] = {}  # of parts without text yet
+        self._emitted: dict[tuple[int, int], list[Token]] = {}  # of parts with text
+
+    def feed(self, event: Event) -> Event | None:
+        """The event with aligned tokens; None for one that has no text."""
+        match event:
+            case Delta(kind="text"):
+                return self._delta(event)
+            case PartDone(index, place, part):
+                return replace(event, part=self._part(index, place, part))
+            case ItemDone(index, item):
+                return replace(event, item=self._item(index, item))
+        return event
+
+    def _delta(self, delta: Delta) -> Delta | None:
+        place = (delta.index, delta.part_index)
+        if (tokens_left := self._emitted.get(place)) is not None:
+            tokens_left += delta.tokens
+            return delta
+        held = self._held.setdefault(place, [])
+        held += delta.tokens
+        if not delta.data:
+            return None
+        tokens = tokens_of_text(held, delta.data)
+        self._emitted[place] = list(tokens)
+        return replace(delta, tokens=tokens)
+
+    def _part(self, index: int, place: int, part: Part) -> Part:
+        if not isinstance(part, Text) or (index, place) not in self._held:
+            return part
+        return replace(part, tokens=tuple(self._emitted.get((index, place), ())))
+
+    def _item(self, index: int, item: Item) -> Item:
+        if not isinstance(item, Message) or isinstance(item.content, str):
+            return item
+        parts = (self._part(index, place, part) for place, part in enumerate(item.content))
+        return replace(item, content=tuple(parts))
+
+
+def _octets(token: Token) -> bytes:
+    return token.bytes if token.bytes is not None else _bytes(token.text)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

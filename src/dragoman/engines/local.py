@@ -77,7 +77,7 @@ def find_target(target: str, **options: Any) -> Target:
         names = ", ".join((*SHIPPED, *(f"{each}:…" for each in KINDS)))
         raise ValueError(f"There is no target {target!r}. There is: {names}")
     if not place:
-        raise ValueError(f"{target} names no model; a folder or a file goes behind the colon.")
+        raise ValueError(f"{target} names no model: give a folder or a file after the colon.")
     found = KINDS[kind]
     name = found.name(place)
     return Target(name, found.note, found.prepare(place, **options))

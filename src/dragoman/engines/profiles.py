@@ -51,8 +51,6 @@ class Profile(Struct, frozen=True, kw_only=True):
     silent_context: int | None = None
     only_streams: bool = False
     key_header: str = "authorization"
-    clean: tuple[str, ...] = ()
-    """The protocols it speaks so well that its answers may pass through unread."""
 
 
 _LOCAL = UpstreamLimits(
@@ -74,14 +72,12 @@ PROFILES: tuple[Profile, ...] = (
         name="openai",
         marks=Marks(hosts=("api.openai.com",)),
         wires=("chat", "responses"),
-        clean=("chat",),
     ),
     Profile(
         name="azure",
         marks=Marks(hosts=(".openai.azure.com", ".services.ai.azure.com")),
         wires=("chat", "responses"),
         key_header="api-key",
-        clean=("chat",),
     ),
     Profile(
         name="openrouter",
@@ -170,7 +166,6 @@ PROFILES: tuple[Profile, ...] = (
         name="dragoman",
         marks=Marks(server=("dragoman",), owned_by=("dragoman",)),
         wires=("chat", "responses"),
-        clean=("chat",),
     ),
 )
 

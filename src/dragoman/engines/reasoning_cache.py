@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.event import Event, ItemAdded, ItemDone, Started
+from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import Call, CustomToolCall, FunctionCall, Item, Message, Reasoning
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
-from .base import Bounded, Wrapper, batches, relay
+from .base import ENDS, LRU, Prepared, Wrapper
 from .reasoning_encryption import ENCRYPTED, OURS, in_words, is_opaque
 
 SIZE = 64 * 1024 * 1024
@@ -57,37 +57,16 @@ class Vault:
     """
 
     def __init__(self, size: int = SIZE) -> None:
-        self._led: Bounded[_Key, _Led] = Bounded(size)
+        self.led: LRU[_Key, _Led] = LRU(size)
         # The latest of an id, for clients that write its arguments in their own way.
-        self._latest: Bounded[tuple[str, str], _Key] = Bounded(size // 16)
-        self._makers: Bounded[tuple[str, bytes], str] = Bounded(size // 16)
+        self.latest: LRU[tuple[str, str], _Key] = LRU(size // 16)
+        self.makers: LRU[tuple[str, bytes], str] = LRU(size // 16)
 
     def keep(self, tenant: str, model: str, items: Iterable[Item]) -> None:
         """Remember an answer of this model, as far as there is something to be remembered."""
-        before: tuple[Reasoning, ...] = ()
-        after: tuple[Reasoning, ...] = ()
-        spoken, led = False, None
+        recording = _Recording(self, tenant, model)
         for item in items:
-            match item:
-                case Reasoning():
-                    if is_opaque(item):
-                        self._makers.put((tenant, _digest(item)), model, PER_KEY)
-                    if "inline" in (item.extra or {}):
-                        continue  # it stands in the text, and comes back with it
-                    if spoken:
-                        after += (item,)
-                    else:
-                        before += (item,)
-                case Message():
-                    spoken = True
-                case FunctionCall() | CustomToolCall():
-                    if before or after:
-                        led = _Led(model, before, after)
-                    if led is not None:
-                        key = _key(tenant, item)
-                        self._led.put(key, led, _weight(key, led))
-                        self._latest.put((tenant, item.call_id), key, PER_KEY)
-                    before, after, spoken = (), (), False
+            recording.add(item)
 
     def recall(
         self, tenant: str, model: str, items: tuple[Item, ...]
@@ -98,7 +77,7 @@ class Vault:
         for item in items:
             match item:
                 case Reasoning() if is_opaque(item):
-                    restoring.bring(item, self._makers.get((tenant, _digest(item))))
+                    restoring.bring(item, self.makers.get((tenant, _digest(item))))
                 case FunctionCall() | CustomToolCall():
                     restoring.call(item, self._find(_key(tenant, item)))
                 case _:
@@ -106,11 +85,48 @@ class Vault:
         return (tuple(restoring.items) if restoring.changed else items), restoring.losses
 
     def _find(self, key: _Key) -> _Led | None:
-        found = self._led.get(key)
+        found = self.led.get(key)
         if found is not None:
             return found
-        latest = self._latest.get((key.tenant, key.call_id))
-        return self._led.get(latest) if latest is not None and _same(latest, key) else None
+        latest = self.latest.get((key.tenant, key.call_id))
+        return self.led.get(latest) if latest is not None and _same(latest, key) else None
+
+
+class _Recording:
+    """What came before the next call of an answer."""
+
+    def __init__(self, vault: Vault, tenant: str, model: str) -> None:
+        self._vault = vault
+        self._tenant = tenant
+        self._model = model
+        self._before: tuple[Reasoning, ...] = ()
+        self._after: tuple[Reasoning, ...] = ()
+        self._spoken = False
+        self._led: _Led | None = None  # to the last call, and to those made together with it
+
+    def add(self, item: Item) -> None:
+        """The next item of the answer."""
+        vault, tenant = self._vault, self._tenant
+        match item:
+            case Reasoning():
+                if is_opaque(item):
+                    vault.makers.put((tenant, _digest(item)), self._model, PER_KEY)
+                if "inline" in (item.extra or {}):
+                    pass  # it stands in the text, and comes back with it
+                elif self._spoken:
+                    self._after += (item,)
+                else:
+                    self._before += (item,)
+            case Message():
+                self._spoken = True
+            case FunctionCall() | CustomToolCall():
+                if self._before or self._after:
+                    self._led = _Led(self._model, self._before, self._after)
+                if self._led is not None:
+                    key = _key(tenant, item)
+                    vault.led.put(key, self._led, _weight(key, self._led))
+                    vault.latest.put((tenant, item.call_id), key, PER_KEY)
+                self._before, self._after, self._spoken = (), (), False
 
 
 class _Restoring:
@@ -249,89 +265,54 @@ def _weight(key: _Key, led: _Led) -> int:
 
 
 class Recalling(Wrapper):
-    """An engine with a vault for what leads to calls."""
+    """Middleware that stores what led to calls, and restores it in requests that lack it."""
 
     def __init__(self, engine: Engine, vault: Vault | None = None) -> None:
         super().__init__(engine)
         self.vault = Vault() if vault is None else vault
 
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
-        """Answer, out of what was thought before."""
-        async with aclosing(self.batches(request, caller)) as answer:
-            async for batch in answer:
-                for event in batch:
-                    yield event
-
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The same in the batches of the engine inside."""
-        if _concerned(request):
-            return self._remembered(request, caller)
-        return batches(self.engine, request, caller)
-
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, where nothing is to be put back, or to be kept."""
-        return None if _concerned(request) else self.engine
-
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """The bytes of the engine inside, where there is nothing to put back."""
-        if _concerned(request):
-            items, _ = self.vault.recall(caller.tenant, request.model, request.items)
-            if items is not request.items:
-                return None
-        return relay(self.engine, body, request, caller)
-
-    async def _remembered(
-        self, request: Request, caller: Caller
-    ) -> AsyncGenerator[list[Event], None]:
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Restore reasoning, and record the answer, where calls may be made or have been, or
+        reasoning was brought."""
+        if not request.tools and Reasoning not in map(type, request.items):
+            return None
         items, losses = self.vault.recall(caller.tenant, request.model, request.items)
         asked = request if items is request.items else replace(request, items=items)
-        said = _Said()
-        try:
-            async with aclosing(batches(self.engine, asked, caller)) as answer:
-                async for batch in answer:
-                    if losses and isinstance(begun := batch[0], Started):
-                        batch = [replace(begun, losses=(*begun.losses, *losses)), *batch[1:]]
-                    said.take(batch)
-                    if isinstance(batch[-1], Finished | Failed):  # whoever has the end may go on
-                        self._keep(said, request, caller)
-                    yield batch
-        finally:  # what was said before a cut may come back too
-            self._keep(said, request, caller)
-
-    def _keep(self, said: _Said, request: Request, caller: Caller) -> None:
-        for items in said.pop():
-            self.vault.keep(caller.tenant, request.model, items)
+        return Prepared(asked, _Recorder(self.vault, caller.tenant, request.model, losses).map)
 
 
-class _Said:
-    """The items of an answer that are done, by choice and place."""
+class _Recorder:
+    """Stores the items of an answer as they are done, each choice by itself: a client may bring
+    back an answer that was cancelled after a call."""
 
-    def __init__(self) -> None:
-        self._choices: list[int] = []
-        self._items: dict[int, Item] = {}
+    def __init__(self, vault: Vault, tenant: str, model: str, losses: tuple[Loss, ...]) -> None:
+        self._new = partial(_Recording, vault, tenant, model)
+        self._losses = losses
+        self._choices: list[int] = []  # by index
+        self._done: dict[int, Item] = {}  # by index, while an earlier item is open
+        self._next = 0
+        self._recordings: dict[int, _Recording] = {}  # by choice
 
-    def take(self, batch: list[Event]) -> None:
-        for event in batch:
+    def map(self, events: list[Event]) -> list[Event]:
+        """The same events; the losses are added to the first."""
+        for event in events:
             if type(event) is ItemDone:
-                self._items[event.index] = event.item
+                self._done[event.index] = event.item
+                while self._next in self._done:
+                    self._record(self._next)
+                    self._next += 1
             elif type(event) is ItemAdded:
                 self._choices.append(event.choice)
+        if self._done and isinstance(events[-1], ENDS):  # what is open now stays open
+            for index in sorted(self._done):
+                self._record(index)
+        if self._losses and isinstance(started := events[0], Started):
+            return [replace(started, losses=(*started.losses, *self._losses)), *events[1:]]
+        return events
 
-    def pop(self) -> list[list[Item]]:
-        """What each choice has said, once."""
-        items, self._items = self._items, {}
-        said: dict[int, list[Item]] = {}
-        for index in sorted(items):
-            said.setdefault(self._choices[index], []).append(items[index])
-        return list(said.values())
-
-
-def _concerned(request: Request) -> bool:
-    """Whether calls may be made or have been, or reasoning was brought."""
-    return bool(request.tools) or Reasoning in map(type, request.items)
+    def _record(self, index: int) -> None:
+        choice = self._choices[index]
+        recording = self._recordings.get(choice)
+        if recording is None:
+            recording = self._recordings[choice] = self._new()
+        recording.add(self._done.pop(index))

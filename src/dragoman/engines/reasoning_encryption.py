@@ -8,20 +8,19 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from dragoman.core.event import Event, ItemDone, Started
-from dragoman.core.interfaces import ANYONE, Caller, Engine
+from dragoman.core.interfaces import Caller, Engine
 from dragoman.core.item import Item, Reasoning, Thought
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
-from .base import Bounded, Wrapper, batches
+from .base import LRU, Prepared, Wrapper
 
 ENCRYPTED = "reasoning.encrypted_content"
 """What a request includes that asks for reasoning in a form it can bring back."""
@@ -135,7 +134,7 @@ class Referring:
 
     def __init__(self, key: bytes, size: int = SIZE) -> None:
         self._key = key
-        self._held: Bounded[bytes, bytes] = Bounded(size)
+        self._held: LRU[bytes, bytes] = LRU(size)
 
     def close(self, said: bytes, bound: bytes) -> bytes:
         """A reference, and the signature that it belongs to these."""
@@ -193,47 +192,29 @@ GONE = Loss(
 
 
 class Sealing(Wrapper):
-    """An engine that seals."""
+    """Middleware that encrypts reasoning in answers where a request includes it, and decrypts what
+    it has encrypted in requests."""
 
     def __init__(self, engine: Engine, seal: Seal) -> None:
         super().__init__(engine)
         self._seal = seal
 
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
-        """Answer, out of what was sealed."""
-        async with aclosing(self.batches(request, caller)) as answer:
-            async for batch in answer:
-                for event in batch:
-                    yield event
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Nothing to do where no encrypted reasoning is asked for or brought."""
+        encrypts = ENCRYPTED in request.include
+        brought = Reasoning in map(type, request.items)
+        opened, losses = self._opened(request, caller) if brought else (request, ())
+        if not (encrypts or losses):
+            return None if opened is request else Prepared(opened)
 
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The same in the batches of the engine inside."""
-        opened, losses = self._opened(request, caller)
-        if opened is request and ENCRYPTED not in request.include:
-            return batches(self.engine, request, caller)
-        return self._sealed(opened, losses, caller)
+        def encrypted(events: list[Event]) -> list[Event]:
+            if isinstance(started := events[0], Started):
+                events = [_begun(started, losses, sealing=encrypts), *events[1:]]
+            if encrypts and ItemDone in map(type, events):
+                events = [self._closed(event, request, caller) for event in events]
+            return events
 
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, where nothing is sealed."""
-        if ENCRYPTED in request.include or self._opened(request, caller)[0] is not request:
-            return None
-        return self.engine
-
-    async def _sealed(
-        self, request: Request, losses: tuple[Loss, ...], caller: Caller
-    ) -> AsyncGenerator[list[Event], None]:
-        sealing = ENCRYPTED in request.include
-        async with aclosing(batches(self.engine, request, caller)) as answer:
-            async for batch in answer:
-                if isinstance(begun := batch[0], Started):
-                    batch = [_begun(begun, losses, sealing=sealing), *batch[1:]]
-                if sealing:
-                    batch = [self._closed(event, request, caller) for event in batch]
-                yield batch
+        return Prepared(opened, encrypted)
 
     def _closed(self, event: Event, request: Request, caller: Caller) -> Event:
         """An event, with the blob in it where it is the last of reasoning that has none."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Passed
+from dragoman.core.interfaces import Caller, Engine, Sink
 from dragoman.core.item import Item, Reasoning
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 
-from .base import Bounded, Wrapper, batches, relay
+from .base import LRU, Prepared, Wrapper, start, wait_closed
 from .reasoning_encryption import ASKING, ENCRYPTED, all_in_words, is_opaque
 
 MODELS = 1_000
@@ -39,74 +39,33 @@ class _Try(Struct, frozen=True):
 
 
 class Resending(Wrapper):
-    """An engine that survives sealed reasoning it cannot open. Without `again` such a refusal
-    stands."""
+    """Middleware that asks once more without encrypted reasoning where a server cannot decrypt it,
+    and without asking for it where a server does not know how. With `again` false, a refusal to
+    decrypt stands."""
 
     def __init__(self, engine: Engine, *, again: bool = True) -> None:
         super().__init__(engine)
         self._again = again
-        self._open: Bounded[str, bool] = Bounded(MODELS)
+        self._open: LRU[str, bool] = LRU(MODELS)
 
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
-        """Answer; at the second try, if need be."""
-        async with aclosing(self.batches(request, caller)) as answer:
-            async for batch in answer:
-                for event in batch:
-                    yield event
-
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The same in the batches of the engine inside."""
-        first = self._first(request, caller)
-        if first.asking or (self._again and any(map(_is_sealed, request.items))):
-            return self._tried(first, caller)
-        return batches(self.engine, request, caller)
-
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, where nothing sealed is sent or asked for."""
-        idle = not (request.tools or caller.stored)
-        if idle and Reasoning not in map(type, request.items):
-            return self.engine
-        asks = self._first(request, caller).asking
-        return None if asks or any(map(_is_sealed, request.items)) else self.engine
-
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """The bytes of the engine inside: nothing sealed passes as bytes."""
-        return relay(self.engine, body, request, caller)
-
-    async def _tried(self, first: _Try, caller: Caller) -> AsyncGenerator[list[Event], None]:
-        begun = answered = False
-        second: _Try | None = None
-        async with aclosing(batches(self.engine, first.request, caller)) as answer:
-            async for batch in answer:
-                if not answered and (second := self._second(first, batch)) is not None:
-                    break
-                answered = answered or any(not isinstance(event, Started) for event in batch)
-                begun = True
-                yield _told(batch, first, begun=False)
-        if second is None:
-            return
-        async with aclosing(batches(self.engine, second.request, caller)) as answer:
-            async for batch in answer:
-                if given := _told(batch, second, begun=begun):
-                    yield given
-
-    def _first(self, request: Request, caller: Caller) -> _Try:
-        """The request, asking for what a client of Chat can neither ask for nor carry, and for
-        what a client need not ask for where the answer is kept here."""
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Ask for what a client of Chat can neither ask for nor carry, and for what a client need
+        not ask for where the answer is stored here. Whether the engine inside is asked again is
+        decided at its first events."""
         wanted = caller.stored or (request.tools and caller.wire != "responses")
-        if not wanted or ENCRYPTED in request.include or self._open.get(request.model):
-            return _Try(request)
-        return _Try(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
+        asking = wanted and ENCRYPTED not in request.include and not self._open.get(request.model)
+        sealed = Reasoning in map(type, request.items) and _has_sealed(request.items)
+        if not (asking or (sealed and self._again)):
+            return None
+        first = _Try(request)
+        if asking:
+            include = (*request.include, ENCRYPTED)
+            first = _Try(replace(request, include=include), asking=True)
+        return Prepared(request, start=partial(_Attempts, self.engine, self.second, first))
 
-    def _second(self, first: _Try, batch: list[Event]) -> _Try | None:
+    def second(self, first: _Try, batch: list[Event]) -> _Try | None:
         """What to ask where a first batch refuses something sealed; None where it does not."""
-        if not isinstance(end := batch[-1], Failed):
+        if not isinstance(end := batch[-1], Failed) or len(batch) > 2:
             return None
         if not _is_about_seals(end.fault, asking=first.asking):
             return None
@@ -116,14 +75,72 @@ class Resending(Wrapper):
             self._open.put(request.model, True, 1)
             include = tuple(value for value in request.include if value != ENCRYPTED)
             request, asking = replace(request, include=include), False
-        if self._again and any(map(_is_sealed, request.items)):
+        if self._again and _has_sealed(request.items):
             request = replace(request, items=all_in_words(request.items))
             losses = (*losses, NOT_OPENED)
         return None if request is first.request else _Try(request, asking, losses)
 
 
-def _is_sealed(item: Item) -> bool:
-    return isinstance(item, Reasoning) and is_opaque(item)
+class _Attempts:
+    """The sink of up to two attempts, and the handle of the answer they give."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        second: Callable[[_Try, list[Event]], _Try | None],
+        first: _Try,
+        caller: Caller,
+        sink: Sink,
+    ) -> None:
+        self._engine = engine
+        self._second = second
+        self._try = first
+        self._caller = caller
+        self._sink = sink
+        self._begun = False
+        self._paused = False
+        self.receive: Callable[[list[Event]], None] = self._receive_first
+        self._handle = start(engine, first.request, caller, self)
+
+    def cancel(self) -> None:
+        """Cancel the attempt."""
+        self._handle.cancel()
+
+    def pause(self) -> None:
+        """Pause the attempt, and one that follows it."""
+        self._paused = True
+        self._handle.pause()
+
+    def resume(self) -> None:
+        """Resume the attempt."""
+        self._paused = False
+        self._handle.resume()
+
+    async def wait_closed(self) -> None:
+        """Wait until the attempt has cleaned up."""
+        await wait_closed(self._handle)
+
+    def _receive_first(self, events: list[Event]) -> None:
+        second = self._second(self._try, events)
+        if second is None:
+            if any(not isinstance(event, Started) for event in events):
+                self.receive = self._sink.receive  # it is answered: nothing is left to be done
+            self._begun = True
+            self._sink.receive(_told(events, self._try, begun=False))
+            return
+        self._try = second
+        self.receive = self._receive_second
+        self._handle = start(self._engine, second.request, self._caller, self)
+        if self._paused:
+            self._handle.pause()
+
+    def _receive_second(self, events: list[Event]) -> None:
+        if given := _told(events, self._try, begun=self._begun):
+            self._sink.receive(given)
+
+
+def _has_sealed(items: Iterable[Item]) -> bool:
+    return any(isinstance(item, Reasoning) and is_opaque(item) for item in items)
 
 
 def _is_about_seals(fault: Fault, *, asking: bool) -> bool:

@@ -6,17 +6,18 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.event import Event, Failed
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model, Passed
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Handle, Model, Sink
 from dragoman.core.item import JSON
 from dragoman.core.request import Completion, Request
 
-from .base import Wrapper, batches, relay, singly
+from .base import Deferred, Wrapper, start, stream_of
 from .fan_out import alternative, gather
 
 
@@ -113,50 +114,23 @@ class Router:
         """Whether the key of a caller may travel to a server behind some route."""
         return any(getattr(route.engine, "passes_client_key", False) for route in self._routes)
 
+    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
+        """Start the engine that has the model, under the name it has there."""
+        name = request.model or self._default
+        found = self._named.get(name)
+        if found is None and name and len(self._open) == 1:
+            found = self._open[0], name
+        if found is None:
+            begin = partial(_start, request, caller, sink)
+            return Deferred(self.route(request.model, caller), begin, caller, sink)
+        engine, model = found
+        if model != request.model:
+            request = replace(request, model=model)
+        return start(engine, request, caller, sink)
+
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """Answer with the engine that has the model, under the name it has there."""
-        found = self._at_once(request.model or self._default)
-        if found is None:
-            return self._searched(request, caller)
-        engine, model = found
-        if model != request.model:
-            request = replace(request, model=model)
-        return engine.stream(request, caller)  # the engine's own: nothing is laid on top of it
-
-    def batches(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[list[Event], None]:
-        """The same in the batches of the engine that has the model."""
-        found = self._at_once(request.model or self._default)
-        if found is None:
-            return singly(self._searched(request, caller))
-        engine, model = found
-        if model != request.model:
-            request = replace(request, model=model)
-        return batches(engine, request, caller)
-
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine that has the model, if it has it under the name that is asked."""
-        found = self._at_once(request.model)
-        return None if found is None or found[1] != request.model else found[0]
-
-    def relay(
-        self, body: bytes, request: Request, caller: Caller
-    ) -> AsyncGenerator[Passed, None] | None:
-        """The bytes of that engine."""
-        inner = self.aside(request, caller)
-        return None if inner is None else relay(inner, body, request, caller)
-
-    async def _searched(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
-        """The same where an engine must be asked first, or there is none."""
-        try:
-            engine, model = await self.route(request.model, caller)
-        except FaultError as error:
-            yield Failed(error.fault)
-            return
-        async with aclosing(engine.stream(replace(request, model=model), caller)) as events:
-            async for event in events:
-                yield event
+        """The same as an async generator."""
+        return stream_of(self.start, request, caller)
 
     async def complete(
         self,
@@ -188,12 +162,6 @@ class Router:
         engine, model = await self.route(request.model)
         able: Callable[[Request], Awaitable[int | None]] | None = getattr(engine, "count", None)
         return None if able is None else await able(replace(request, model=model))
-
-    def _at_once(self, name: str) -> tuple[Engine, str] | None:
-        """The engine for a model, where that is known without asking anybody."""
-        if name in self._named:
-            return self._named[name]
-        return (self._open[0], name) if name and len(self._open) == 1 else None
 
     async def route(self, name: str, caller: Caller = ANYONE) -> tuple[Engine, str]:
         """The engine for a model, and the model's name there.
@@ -266,6 +234,11 @@ class Router:
         wanted = f"There is no model {name!r}." if name else "The request names no model."
         message = f"{wanted} The models are: {shown}{more}."
         return Fault("model_not_found", message, "client", "model")
+
+
+def _start(request: Request, caller: Caller, sink: Sink, found: tuple[Engine, str]) -> Handle:
+    engine, model = found
+    return start(engine, replace(request, model=model), caller, sink)
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:

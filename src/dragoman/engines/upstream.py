@@ -173,7 +173,7 @@ class Upstream:
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
         self._known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
-        self._server: str | None = None  # the last `Server` header that told nothing
+        self.server_header = b""  # the last one that was looked at
         self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
         self._looking: asyncio.Task[Found] | None = None
         self._senses: Senses = {}
@@ -255,14 +255,10 @@ class Upstream:
         """The key that goes with this caller's requests."""
         return caller.key if self._passes(caller) else self._key
 
-    def note(self, response: Response) -> None:
-        """Learn from an answer what kind of server this is, if that is not known."""
-        if self.recognised:
-            return
-        server = response.headers.get("server")
-        if server != self._server:
-            self._server = server
-            self._recognise(by_answers(server))
+    def note(self, server: bytes) -> None:
+        """Recognise the kind of server by the `Server` header of an answer."""
+        self.server_header = server
+        self._recognise(by_answers(server.decode("latin-1")))
 
     async def refusal(self, response: Response, caller: Caller) -> Fault:
         """The fault that an answer with another status than 200 is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -23,7 +24,7 @@ from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 
 from . import errors
-from .base import new_id, now
+from .base import ENDS, new_id
 from .profiles import Profile
 from .upstream import Upstream
 
@@ -35,22 +36,19 @@ def new_turn(
 
     `raw` says that the text is wanted as it comes, markup and all.
     """
-    id, at, model = new_id(), now(), request.model
+    id, at, model = new_id(), int(time.time()), request.model
     if raw or profile.markup is None:
         return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
     return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
 
 
-ENDS = (Finished, Failed)
-
 _log = logging.getLogger("dragoman")
 
 
-class Plan(Struct):
+class UpstreamRequest(Struct):
     """A request made ready for one wire.
 
-    `heard` is the turn that holds what the server said, where that is parsed once more; else it is
-    `turn` itself.
+    `raw_turn` holds what the server said, where that is parsed once more; else it is `turn` itself.
     """
 
     upstream: Upstream
@@ -62,15 +60,10 @@ class Plan(Struct):
     turn: Turn
     decoder: Decoder
     stream: bool
-    heard: Turn
+    raw_turn: Turn
     guarantee: Guarantee | None
 
-    @property
-    def url(self) -> str:
-        """Where it is sent."""
-        return self.upstream.url + self.wire.path
-
-    def given(self, batch: list[Event]) -> list[Event]:
+    def restored(self, batch: list[Event]) -> list[Event]:
         """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
         if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
             batch[-1] = self._stamped(end)
@@ -79,9 +72,9 @@ class Plan(Struct):
 
     def broken(self, error: NetError) -> list[Event]:
         """The connection broke: the end if the answer had ended, else a fault that says how."""
-        heard = self.heard
-        if not heard.all_finished and (not heard.has_output or isinstance(error, NetTimeoutError)):
-            heard.fail(errors.broken(error))
+        turn = self.raw_turn
+        if not turn.all_finished and (not turn.has_output or isinstance(error, NetTimeoutError)):
+            turn.fail(errors.broken(error))
         return [*self.decoder.close(), *self.turn.take()]
 
     def _stamped(self, event: Finished | Failed) -> Finished | Failed:
@@ -89,10 +82,10 @@ class Plan(Struct):
         one of warning where the profile has one."""
         if isinstance(event, Failed):
             fault = errors.without(event.fault, self.upstream.key_for(self.caller))
-            return replace(event, completed_at=event.completed_at or now(), fault=fault)
+            return replace(event, completed_at=event.completed_at or int(time.time()), fault=fault)
         event = replace(
             event,
-            completed_at=now() if event.completed_at is None else event.completed_at,
+            completed_at=event.completed_at or int(time.time()),
             guarantee=event.guarantee if self.guarantee is None else self.guarantee,
         )
         limit, usage = self.upstream.profile.silent_context, event.usage
@@ -108,7 +101,7 @@ class Plan(Struct):
         return replace(event, losses=(*event.losses, Loss("input", "dropped", why)))
 
 
-def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
+def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamRequest:
     """Encode for the wire the caller speaks, or else for the first that can say it all. Raises
     FaultError where none can."""
     headers = upstream.headers(caller)
@@ -136,14 +129,18 @@ def make_plan(upstream: Upstream, request: Request, caller: Caller) -> Plan:
             fault = spell_fault(lowered.client_fault(error.fault), asked, caller.wire)
             refused = refused or FaultError(fault)
             continue
-        lost = (
-            *spell_losses(lowered.losses, request, caller.wire),
-            *spell_losses(lowered.client_losses(losses), asked, caller.wire),
-        )
-        if wire.losses.request.action("ReasoningOptions.summary") != "carried":
+        if lowered.losses or losses:
+            losses = (
+                *spell_losses(lowered.losses, request, caller.wire),
+                *spell_losses(lowered.client_losses(losses), asked, caller.wire),
+            )
+        if (
+            request.reasoning is not None
+            and wire.losses.request.action("ReasoningOptions.summary") != "carried"
+        ):
             lowered = replace(lowered, restore=with_summary(request, lowered.restore))
-        turn = new_turn(profile, asked, lost, raw=raw)
-        return Plan(
+        turn = new_turn(profile, asked, losses, raw=raw)
+        return UpstreamRequest(
             upstream,
             caller,
             wire,

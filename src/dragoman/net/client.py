@@ -70,8 +70,12 @@ class Pool:
             return
         if self._closed:
             connection.abort()
-        else:
+        elif self._waiting:
             self._offer(connection)
+        else:
+            self._idle.append(connection)
+            if len(self._idle) > self._limits.idle_connections:
+                self._idle[0].abort()
 
     def close(self) -> None:
         """Close every connection, also those in use, and keep none from now on."""
@@ -100,10 +104,8 @@ class Pool:
             self._places += 1
 
     def _offer(self, connection: Connection) -> None:
-        if not (self._waiting and self._hand_over(connection)):
+        if not self._hand_over(connection):
             self._idle.append(connection)
-            if len(self._idle) > self._limits.idle_connections:
-                self._idle[0].abort()
 
     def _hand_over(self, what: Connection | None) -> bool:
         while self._waiting:
@@ -134,7 +136,7 @@ class Pool:
             raise
 
 
-_CODINGS = (b"content-encoding", b"transfer-encoding")
+CODINGS = (b"content-encoding", b"transfer-encoding")
 
 
 class Headers:
@@ -170,7 +172,7 @@ class Response:
     cannot be had whole; what came before has been handed out by then.
     """
 
-    __slots__ = ("_connection", "_limit", "coded", "more", "status")
+    __slots__ = ("_connection", "_limit", "more", "status")
 
     def __init__(self, connection: Connection, limit: int) -> None:
         self.status = connection.status
@@ -179,12 +181,9 @@ class Response:
         # Gives all that has arrived, `b""` at the end. Most bodies are not coded: then it is the
         # connection that is read, with nothing in between.
         self.more = connection.read
-        self.coded = False
-        for name, value in connection.headers:
-            if name in _CODINGS and value != b"chunked":
-                self.more = _Decoded(connection, _decoder(connection.headers)).read
-                self.coded = True
-                break
+        decoder = content_decoder(connection.headers)
+        if decoder is not None:
+            self.more = _Decoded(connection, decoder).read
 
     @property
     def headers(self) -> Headers:
@@ -262,10 +261,15 @@ async def _closed() -> bytes:
     raise RuntimeError("the response was read outside its `async with`")
 
 
-def _decoder(headers: list[tuple[bytes, bytes]]) -> Decoder:
-    """What undoes the codings; chunking is undone already, and transfer codings came last."""
+def content_decoder(headers: list[tuple[bytes, bytes]]) -> Decoder | None:
+    """What undoes the codings of a body, where it has any beside chunking, which is undone."""
+    for name, value in headers:
+        if name in CODINGS and value != b"chunked":
+            break
+    else:
+        return None
     contents: list[bytes] = []
-    transfers: list[bytes] = []
+    transfers: list[bytes] = []  # these came last
     for name, value in headers:
         if name == b"content-encoding":
             contents += value.lower().split(b",")
@@ -337,7 +341,9 @@ class Client:
         NetError.
         """
         parsed = parse_url(url) if isinstance(url, str) else url
-        pool = self._pool(parsed, address)
+        pool = self._pools.get((parsed.scheme, parsed.host, parsed.port, address))
+        if pool is None:
+            pool = self._pool(parsed, address)
         head = _encode_head(method, parsed, pool.dialer.forward_proxy, headers)
         if body is None and method in _BODILESS:
             body = b""
@@ -361,16 +367,15 @@ class Client:
         await self.aclose()
 
     def _pool(self, url: Url, address: str | None) -> Pool:
+        """The pool for an origin, made at the first request to it."""
         key = (url.scheme, url.host, url.port, address)
-        pool = self._pools.get(key)
-        if pool is None:
-            if len(self._pools) >= _MANY_ORIGINS:
-                self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
-            proxy = self._proxies.choose(url)
-            dialer = Dialer(
-                url, address=address, proxy=proxy, tls=self._context, limits=self.limits
-            )
-            pool = self._pools[key] = Pool(dialer, self.limits)
+        if key in self._pools:
+            return self._pools[key]
+        if len(self._pools) >= _MANY_ORIGINS:
+            self._pools = {k: pool for k, pool in self._pools.items() if not pool.empty}
+        proxy = self._proxies.choose(url)
+        dialer = Dialer(url, address=address, proxy=proxy, tls=self._context, limits=self.limits)
+        pool = self._pools[key] = Pool(dialer, self.limits)
         return pool
 
     def _context(self) -> ssl.SSLContext:
@@ -383,9 +388,9 @@ class Exchange:
     """One request on its way, an async context manager that gives its Response.
 
     `open` and `close` are the same for those whose work does not fit a block; who opened closes,
-    and may open it once more. Who does not want to wait tries `begin`, looks at `connection` when
-    something has come, and closes it in the end; once the head is there, `adopt` opens it. To close
-    what is closed changes nothing.
+    and may open it once more. To be called instead of waiting, use `begin` or `connect`, look at
+    `connection` whenever something has come, and close it in the end; after the headers, `adopt`
+    goes on by waiting. To close what is closed changes nothing.
     """
 
     __slots__ = (
@@ -419,23 +424,23 @@ class Exchange:
         self._lent = False  # `connection` is ours until it is given back
         self._opened = False
 
-    def begin(self, ear: Callable[[], None]) -> bool:
-        """Send the request if a connection stands idle; `ear` is called whenever something of
+    def begin(self, on_readable: Callable[[], None]) -> bool:
+        """Send the request if a connection is idle; `on_readable` is called whenever something of
         the answer has come, or nothing more will."""
         connection = self._pool.take()
         if connection is None:
             return False
-        self._listen(connection, ear)
+        self._listen(connection, on_readable)
         return True
 
-    async def connect(self, ear: Callable[[], None], *, fresh: bool) -> None:
+    async def connect(self, on_readable: Callable[[], None], *, fresh: bool) -> None:
         """The same once there is a connection; with `fresh`, one that was never used. Raises
         NetError."""
-        self._listen(await self._connect(fresh=fresh), ear)
+        self._listen(await self._connect(fresh=fresh), on_readable)
 
     def adopt(self) -> Response:
-        """What was begun is read like what was opened, from now on."""
-        self.connection.ear = None
+        """The response, to be awaited from now on: `on_readable` is called no more."""
+        self.connection.on_readable = None
         return self._answered(self.connection)
 
     async def open(self) -> Response:
@@ -484,10 +489,17 @@ class Exchange:
                 await asyncio.sleep(_RETRY_DELAY)
         return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
 
-    def _listen(self, connection: Connection, ear: Callable[[], None]) -> None:
+    def _listen(self, connection: Connection, on_readable: Callable[[], None]) -> None:
         self.connection, self._lent = connection, True
-        connection.ear = ear
-        self._write(connection)
+        connection.on_readable = on_readable
+        timeouts = self._timeouts
+        connection.send(
+            self._head,
+            self._body,
+            bodiless=self._bodiless,
+            first_byte=timeouts.first_byte,
+            idle=timeouts.idle,
+        )
 
     def _answered(self, connection: Connection) -> Response:
         self.connection, self._lent = connection, True

@@ -56,8 +56,8 @@ class Connection(asyncio.Protocol):
     """The protocol of one transport; it carries one exchange at a time.
 
     `send`, then `read_head`, then `read` until it gives `b""`, then `release`; `abort` at any
-    time. The two that wait raise the NetError that ended the exchange. Who does not want to wait
-    sets `ear`: it is called whenever a wait would have ended, and then looks at `status`, `take`,
+    time. The two that wait raise the NetError that ended the exchange. Instead of waiting, set
+    `on_readable`: it is called whenever a wait would have ended; then look at `status`, `take`,
     `over` and `error`.
     """
 
@@ -84,11 +84,12 @@ class Connection(asyncio.Protocol):
         "_until_eof",
         "_waiter",
         "closed",
-        "ear",
         "error",
         "headers",
         "on_body",
         "on_close",
+        "on_readable",
+        "over",
         "peer",
         "reason",
         "reused",
@@ -106,7 +107,8 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._state: int = _IDLE
         self.error: NetError | None = None  # what ended the exchange, if not its own end
-        self.ear: Callable[[], None] | None = None
+        self.over = False  # nothing more will come: the answer is whole, or `error` ended it
+        self.on_readable: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
         # The parser appends body bytes by itself: no Python frame per HTTP chunk.
@@ -146,6 +148,7 @@ class Connection(asyncio.Protocol):
         self._first_byte = math.inf if first_byte is None else first_byte
         self._idle = math.inf if idle is None else idle
         self._state = _HEAD
+        self.over = False
         if len(body) <= _JOINED_WRITE:
             self.transport.write(head + body)
         else:
@@ -186,19 +189,14 @@ class Connection(asyncio.Protocol):
             self._buffered = 0
         return data
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come: the answer is whole, or `error` ended it."""
-        return self._state == _DONE
-
-    def hold(self) -> None:
-        """Read no more until `go_on`; the peer is not to blame for the silence."""
+    def pause(self) -> None:
+        """Read no more until `resume`; the peer is not to blame for the silence."""
         self._held = True
         if not (self._paused or self.closed):
             self._paused = True
             self.transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Read on. The peer has as much time as if it had spoken now."""
         self._held = False
         self._resume()
@@ -214,13 +212,14 @@ class Connection(asyncio.Protocol):
         It then closes itself after `keep_alive` seconds, or when the peer does. If its answer
         was not complete or it must not be used again, it is closed at once.
         """
-        self.ear = None
+        self.on_readable = None
         reusable = self._state == _DONE and self._keep_alive and self.error is None
         if not reusable or self.closed or self.transport.get_write_buffer_size():
             self.abort()
             return False
         self._held = False
-        self._discard()
+        if self._parts or self._paused:
+            self._discard()
         self._state = _IDLE
         self.reused = True
         self._allow(keep_alive)
@@ -273,7 +272,10 @@ class Connection(asyncio.Protocol):
             else:
                 self._allow(self._idle)
         if self._parts or self._state != state:
-            self._wake()
+            if self.on_readable is not None:  # a call less per read than by `_wake`
+                self.on_readable()
+            else:
+                self._wake()
 
     def eof_received(self) -> None:
         self._end(None)
@@ -321,6 +323,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._state == _BODY:  # and not after a 1xx
             self._state = _DONE
+            self.over = True
             self._deadline = math.inf
 
     # How an exchange ends.
@@ -364,6 +367,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: NetError) -> None:
         self.error = error
         self._state = _DONE
+        self.over = True
         self._wake()
         self.abort()
 
@@ -385,8 +389,8 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def _wake(self) -> None:
-        if self.ear is not None:
-            self.ear()
+        if self.on_readable is not None:
+            self.on_readable()
             return
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():

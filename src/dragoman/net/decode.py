@@ -7,9 +7,11 @@ memory. It knows nothing of connections or messages.
 import zlib
 from collections.abc import Iterable, Iterator
 
-from .errors import RemoteProtocolError
+from .errors import RemoteProtocolError, TooLargeError
 
 _PIECE = 64 * 1024
+LARGEST_READ = 16 * 1024 * 1024
+"""Bytes that one read may be decoded to."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's window bits choose the container
 
 
@@ -30,6 +32,20 @@ class Decoder:
         for stage in self._stages:
             pieces = stage.feed(pieces)
         return pieces
+
+    def decode(self, data: bytes, *, end: bool) -> bytes:
+        """Decode what one read gave, in one piece; `end` says that no more bytes will come. Raises
+        TooLargeError beyond `LARGEST_READ`: a small body must not fill the memory."""
+        decoded: list[bytes] = []
+        size = 0
+        for piece in self.feed(data) if data else ():
+            size += len(piece)
+            if size > LARGEST_READ:
+                raise TooLargeError(f"one read was decoded to more than {LARGEST_READ} bytes")
+            decoded.append(piece)
+        if end:
+            self.finish()
+        return b"".join(decoded)
 
     def finish(self) -> None:
         """Say that no more bytes will come; a coding cut short is an error."""

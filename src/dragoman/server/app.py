@@ -115,14 +115,14 @@ class App:
             exchange.entry = Entry()
         caller = ANYONE
         try:
-            if not self._router.is_public(exchange.path):
+            if exchange.path not in self._router.public:
                 self._browsers.check(exchange)
                 if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
                     return None
                 caller = self._caller(exchange)
             if b"upgrade" in exchange.headers and _wants_websocket(exchange):
                 raise FaultError(NO_WEBSOCKET)
-            rest = self._router.find(exchange.method, exchange.path)(exchange, caller)
+            rest = self._router.find(exchange.method, exchange.path).handler(exchange, caller)
         except Exception as error:
             _refuse(error, exchange, caller)
             return None
@@ -186,7 +186,8 @@ class App:
         if hops > MAX_HOPS:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS_HEADER))
-        return Caller(self._keys.tenant(key), key, trace=exchange.id, hops=hops)
+        tenant = "" if key is None else self._keys.tenant(key)
+        return Caller(tenant, key, trace=exchange.id, hops=hops)
 
     def _health(self, exchange: Exchange, caller: Caller) -> None:
         exchange.reply(200, json.dump({"status": "ok"}))

@@ -153,11 +153,14 @@ class ASGIOutlet:
     def write(self, body: bytes, *, more: bool) -> None:
         self._parts.append(body)
         self._size += len(body)
-        self._complete = not more
+        if not more:
+            self._complete = True
+            self._peer = None
         self._wake()
 
     def abort(self) -> None:
         """End without the end of the answer, at which hosts drop the connection."""
+        self._peer = None
         self._close()
         if self._sending and self._task is not None:
             self._task.cancel()

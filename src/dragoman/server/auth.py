@@ -38,7 +38,10 @@ class Keys:
 
     def check(self, exchange: Exchange) -> Secret | None:
         """The key that was presented. Raises FaultError if it is wrong, or missing and needed."""
-        presented = _presented(exchange)
+        headers = exchange.headers
+        presented: list[str] = []
+        if b"authorization" in headers or b"x-api-key" in headers:
+            presented = _presented(exchange)
         if not self._digests:
             return Secret(presented[0]) if presented else None
         if not presented:
@@ -50,10 +53,10 @@ class Keys:
                 return Secret(key)
         raise FaultError(_WRONG)
 
-    def tenant(self, key: Secret | None) -> str:
+    def tenant(self, key: Secret) -> str:
         """Whose data a presented key opens. Where keys mean nothing (none is configured and none
         goes upstream) all clients share one tenant: the SDKs send made-up keys there."""
-        return "" if key is None or not self._tells_apart else tenant_of(key)
+        return tenant_of(key) if self._tells_apart else ""
 
 
 def tenant_of(key: Secret) -> str:

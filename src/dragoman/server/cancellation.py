@@ -25,8 +25,8 @@ SHUTTING_DOWN = Fault(
 def end_for(fault: Fault) -> Finished | Failed:
     """The terminal event of an answer that was stopped.
 
-    >>> end_for(UNFINISHED) == Failed(UNFINISHED), end_for(GONE)
-    (True, Finished(status='cancelled'))
+    >>> end_for(UNFINISHED) == Failed(UNFINISHED), end_for(GONE) == Finished("cancelled")
+    (True, True)
     """
     return Finished("cancelled") if fault.code in ("cancelled", "stalled") else Failed(fault)
 

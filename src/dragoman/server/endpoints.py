@@ -16,7 +16,7 @@ from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
 from .cancellation import Watch, too_late
-from .exchange import Exchange, loss_header
+from .exchange import Exchange, report_headers
 from .limits import read_body
 from .responder import Service
 from .state.resolve import understand, without_store
@@ -91,7 +91,7 @@ class Counting:
             request = await whole(RESPONSES.decode_request(body), caller, service.memory)
             tokens, exact = await count(service.engine, request)
         answer = {"object": "response.input_tokens", "input_tokens": tokens}
-        exchange.reply(200, json.dump(answer), *loss_header(() if exact else (ESTIMATED,)))
+        exchange.reply(200, json.dump(answer), *report_headers(() if exact else (ESTIMATED,)))
 
 
 async def whole(request: Request, caller: Caller, memory: Memory | None) -> Request:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
+from itertools import count
 
 from msgspec import Struct
 
@@ -14,7 +16,6 @@ from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.loss import Loss
 from dragoman.core.response import Guarantee
 from dragoman.core.version import VERSION, VERSION_HEADER
-from dragoman.engines.base import new_id
 from dragoman.wire.losses import header
 from dragoman.wire.registry import BASE, wire_at
 
@@ -84,7 +85,7 @@ class Exchange:
     def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a piece of the body, the last one with `more=False`."""
         self.outlet.write(data, more=more)
-        if not more:
+        if not more and self.entry is not None:
             self.end()
 
     def end(self) -> None:
@@ -100,19 +101,19 @@ class Exchange:
 
     def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
-        self.open(status, framed(body, headers))
-        self.write(body, more=False)
+        all_headers = [*self.marks, (b"content-length", b"%d" % len(body)), *headers]
+        if body:
+            all_headers.append(JSON_TYPE)
+        self.status = status
+        self.outlet.start(status, all_headers)
+        self.outlet.write(body, more=False)
+        if self.entry is not None:
+            self.end()
 
     def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
         """Answer with a fault, as its status and error object."""
         status, body, extra = refusal(fault, self.path)
         self.reply(status, body, *headers, *extra)
-
-
-def framed(body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers of a whole answer with this body."""
-    length = (b"content-length", b"%d" % len(body))
-    return [JSON_TYPE, length, *headers] if body else [length, *headers]
 
 
 def refusal(fault: Fault, path: str) -> tuple[int, bytes, Headers]:
@@ -125,20 +126,26 @@ def refusal(fault: Fault, path: str) -> tuple[int, bytes, Headers]:
     return (*wire_at(path).encode_error(fault), headers)
 
 
+_ids = count(1)
+_process = [os.urandom(8).hex()]
+if hasattr(os, "register_at_fork"):  # two processes must not give the same ids
+    os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.urandom(8).hex()))
+
+
 def new_request_id() -> str:
     """An id for a request whose client gave it none."""
-    return f"req_{new_id()[:24]}"
+    return f"req_{_process[0]}{next(_ids):08x}"
 
 
-def loss_header(losses: tuple[Loss, ...]) -> Headers:
-    """The header that tells what was not carried as it was asked; none when all was."""
-    line = header(losses) if losses else ""
-    return [(b"x-dragoman-loss", line.encode())] if line else []
-
-
-def guarantee_header(guarantee: Guarantee | None) -> Headers:
-    """The header that says how sure the answer is what was demanded; none where nothing was."""
-    return [(b"x-dragoman-guarantee", guarantee.encode())] if guarantee else []
+def report_headers(losses: tuple[Loss, ...], guarantee: Guarantee | None = None) -> Headers:
+    """The headers that say what was not carried as it was asked, and how sure it is that the answer
+    is what was demanded."""
+    headers: Headers = []
+    if losses and (line := header(losses)):
+        headers.append((b"x-dragoman-loss", line.encode()))
+    if guarantee:
+        headers.append((b"x-dragoman-guarantee", guarantee.encode()))
+    return headers
 
 
 def safe(text: str) -> bytes:
@@ -176,12 +183,12 @@ class MethodNotAllowedError(FaultError):
 
 
 class Router:
-    """The table of routes."""
+    """The table of routes. `public` are the paths that ask for no key."""
 
     def __init__(self, routes: Collection[Route]) -> None:
         self._paths: dict[str, dict[str, Route]] = {}
         self._trees: dict[str, dict[str, Route]] = {}
-        self._public = {route.path for route in routes if route.public}
+        self.public = frozenset(route.path for route in routes if route.public)
         for route in routes:
             table = self._trees if route.path.endswith("/") else self._paths
             methods = table.setdefault(route.path, {})
@@ -189,12 +196,8 @@ class Router:
             if route.method == "GET":
                 methods["HEAD"] = route
 
-    def is_public(self, path: str) -> bool:
-        """Whether a path asks for no key."""
-        return path in self._public
-
-    def find(self, method: str, path: str) -> Handler:
-        """The handler of a request. Raises FaultError where there is none."""
+    def find(self, method: str, path: str) -> Route:
+        """The route of a request. Raises FaultError where there is none."""
         methods = self._paths.get(path) or self._below(path)
         if methods is None:
             hint = f" Did you mean {BASE}{path}?" if f"{BASE}{path}" in self._paths else ""
@@ -202,7 +205,7 @@ class Router:
         route = methods.get(method)
         if route is None:
             raise MethodNotAllowedError(method, path, ", ".join(sorted(methods)))
-        return route.handler
+        return route
 
     def _below(self, path: str) -> dict[str, Route] | None:
         for tree, methods in self._trees.items():

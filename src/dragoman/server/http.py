@@ -39,7 +39,6 @@ class Cycle:
         "_on_response",
         "_peer",
         "_transport",
-        "_waiter",
         "body",
         "disconnected",
         "exchange",
@@ -47,6 +46,7 @@ class Cycle:
         "more_body",
         "response_complete",
         "response_started",
+        "waiter",
     )
 
     def __init__(
@@ -73,7 +73,7 @@ class Cycle:
         self._peer: Peer | None = None
         self.body = bytearray()
         self.more_body = True
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
         self.disconnected = False
         self.keep_alive = keep_alive
         self.response_started = False
@@ -86,15 +86,16 @@ class Cycle:
 
     def set(self) -> None:
         """Something has come: more of the body, its end, or the end of the connection."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     def hang_up(self) -> None:
         """The client is gone."""
         self.disconnected = True
         self.set()
-        if self._peer is not None:
-            self._peer.disconnected()
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.disconnected()
 
     def drained(self) -> None:
         """The client has read what was written."""
@@ -128,8 +129,8 @@ class Cycle:
             self._expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self.body and self.more_body and not self.disconnected:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
         if self.disconnected:
             raise FaultError(GONE)
         body, self.body = bytes(self.body), bytearray()
@@ -138,6 +139,7 @@ class Cycle:
 
     def abort(self) -> None:
         """Drop the connection."""
+        self._peer = None
         self._transport.abort()
 
     def start(self, status: int, headers: Headers) -> None:
@@ -179,9 +181,19 @@ class Cycle:
             self._transport.write(body)
         if not more:
             self.response_complete = True
+            self._peer = None
             if not self.keep_alive:
                 self._transport.close()
             self._on_response()
+
+
+def _target(url: bytes) -> tuple[str, bytes]:
+    """The path and the query of a proxy's form of a URL, or one with a fragment. Raises ValueError
+    where there is no path."""
+    parsed = urlsplit(url)
+    if not parsed.path.startswith(b"/"):
+        raise ValueError("the request has no path")
+    return unquote(parsed.path.decode("ascii")), parsed.query
 
 
 LINGER = 1.0
@@ -226,6 +238,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._timer_at = 0.0
         self._unread = 0  # bytes that the client had not read when the timer went off
         self._in_head = False
+        self._timed = False  # the rest of that head is awaited
         # Whether nothing was ended, and nothing of a body came, since data was last received: it is
         # all head then, or what frames a body and stands behind it.
         self._fresh = True
@@ -275,7 +288,11 @@ class HTTPProtocol(HttpToolsProtocol):
             if self._received > self._limit:
                 self._find_too_large()
                 self.send_400_response("")
-        self._answer()
+        if self._in_head and not self._timed:
+            self._timed = True
+            self._await(self._patience)
+        if self._pending is not None:
+            self._answer()
 
     def _answer(self) -> None:
         """Have the pending request answered. A client that does not read the answers before gets no
@@ -301,8 +318,8 @@ class HTTPProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self._in_head = True
+        self._timed = False
         self._received = 0
-        self._await(self._patience)
 
     def on_body(self, body: bytes) -> None:
         self._fresh, self._received = False, 0
@@ -312,14 +329,16 @@ class HTTPProtocol(HttpToolsProtocol):
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-        cycle.set()
+        if cycle.waiter is not None:
+            cycle.set()
 
     def on_message_complete(self) -> None:
         self._fresh = False
         cycle = cast(Any, self.cycle)
         if not (self._upgrades or cycle.response_complete):
             cycle.more_body = False
-            cycle.set()
+            if cycle.waiter is not None:
+                cycle.set()
 
     def on_headers_complete(self) -> None:
         """Begin the answer, or queue it behind the one that is being given."""
@@ -331,20 +350,29 @@ class HTTPProtocol(HttpToolsProtocol):
             if not free:
                 raise ValueError("an answer is on its way")  # which a socket would tear
             self._awaited, self._in_head = None, False  # what comes now is no HTTP
-            self.scope = cast(Any, {"method": self._method(), "headers": self.headers})
+            self.scope = cast(
+                Any, {"method": self.parser.get_method().decode("ascii"), "headers": self.headers}
+            )
             return
         self._in_head = False
         self._awaited = None
         if self._received + self._arrived > self._limit and self._head_size() > self._limit:
             self._find_too_large()
             raise ValueError("the head is too large")  # makes the parser stop and uvicorn refuse
-        path, query = self._target()
-        method = self._method()
+        raw, _, query = self.url.partition(b"?")
+        if raw.startswith(b"/") and b"%" not in raw and b"#" not in self.url:
+            path = raw.decode("ascii")
+        else:
+            path, query = _target(self.url)
+        method = self.parser.get_method().decode("ascii")
+        defaults = self.server_state.default_headers  # the date, made anew each second
+        if defaults is not self._defaults[0]:
+            self._defaults = defaults, b"".join([b"%b: %b\r\n" % header for header in defaults])
         keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         cycle = Cycle(
             self.transport,
             self.flow,
-            self._default_lines(),
+            self._defaults[1],
             head_only=method == "HEAD",
             keep_alive=keep_alive,
             expects=self.expect_100_continue,
@@ -370,28 +398,6 @@ class HTTPProtocol(HttpToolsProtocol):
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
         elif not self._in_head:
             self._await(self.timeout_keep_alive)
-
-    def _method(self) -> str:
-        return self.parser.get_method().decode("ascii")
-
-    def _target(self) -> tuple[str, bytes]:
-        """The path and the query of the request. Raises ValueError where there is no path."""
-        raw = self.url
-        if raw.startswith(b"/") and b"%" not in raw and b"#" not in raw:
-            raw, _, query = raw.partition(b"?")
-            return raw.decode("ascii"), query
-        # A proxy's form of it, or one with a fragment. urlsplit raises for what is neither.
-        parsed = urlsplit(raw)
-        if not parsed.path.startswith(b"/"):
-            raise ValueError("the request has no path")
-        return unquote(parsed.path.decode("ascii")), parsed.query
-
-    def _default_lines(self) -> bytes:
-        """The headers that uvicorn gives every answer (the date, made anew each second)."""
-        defaults = self.server_state.default_headers
-        if defaults is not self._defaults[0]:
-            self._defaults = defaults, b"".join([b"%b: %b\r\n" % header for header in defaults])
-        return self._defaults[1]
 
     def send_400_response(self, msg: str) -> None:
         cycle = self._answered

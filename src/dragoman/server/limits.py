@@ -91,7 +91,8 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) ->
     """
     check_head(exchange, settings.body_limit)
     if (body := exchange.outlet.take_body()) is not None:
-        check_size(len(body), settings.body_limit)
+        if len(body) > settings.body_limit:
+            raise FaultError(too_large(settings.body_limit))
         return body
     pieces: list[bytes] = []
     size = 0
@@ -102,7 +103,8 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) ->
             piece, more = await exchange.outlet.read()
             pieces.append(piece)
             size += len(piece)
-            check_size(size, settings.body_limit)
+            if size > settings.body_limit:
+                raise FaultError(too_large(settings.body_limit))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
@@ -123,17 +125,12 @@ def check_head(exchange: Exchange, limit: int) -> None:
     if coding not in ("", "identity"):
         problem = f"The body is encoded with {coding!r}; send it as it is."
         raise FaultError(Fault("unsupported_media_type", problem, "client"))
-    length = exchange.header(b"content-length")
-    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
-        raise FaultError(_too_large(limit))
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and (len(length) > 18 or int(length) > limit):
+        raise FaultError(too_large(limit))
 
 
-def check_size(size: int, limit: int) -> None:
-    """Raise FaultError for a body of more than `limit` bytes."""
-    if size > limit:
-        raise FaultError(_too_large(limit))
-
-
-def _too_large(limit: int) -> Fault:
+def too_large(limit: int) -> Fault:
+    """Why a body of more than `limit` bytes is refused."""
     problem = f"The body is larger than {limit} bytes, which is this server's limit (body_limit)."
     return Fault("too_large", problem, "client")

@@ -7,6 +7,7 @@ import time
 
 from msgspec import Struct, field
 
+from dragoman.core.event import Failed, Finished
 from dragoman.core.response import Usage
 
 LONGEST = 200
@@ -23,6 +24,11 @@ class Entry(Struct):
     end: str = ""
     usage: Usage | None = None
     since: float = field(default_factory=time.monotonic)
+
+    def note(self, last: Finished | Failed) -> None:
+        """Note how the answer ended."""
+        self.usage = last.usage
+        self.end = last.fault.code if isinstance(last, Failed) else ""
 
     def write(self, method: str, path: str, status: int, id: str) -> None:
         """Write the line: `POST /v1/responses 200 840 ms small 12+34 tokens req_1`."""

@@ -16,7 +16,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import Caller, Encoder, Engine, Handle
@@ -40,8 +40,8 @@ from .cancellation import (
     stalled,
     too_late,
 )
-from .exchange import Exchange, Handler, fault_of, guarantee_header, loss_header
-from .limits import Gate, check_head, check_size, read_body
+from .exchange import Exchange, Handler, fault_of, report_headers
+from .limits import Gate, check_head, read_body, too_large
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
 from .state.run import Run
@@ -86,13 +86,17 @@ class Responder(ABC):
         "_run",
         "_stopping",
         "caller",
-        "id",
+        "exchange",
         "service",
     )
+    listens = True
+    """Whether it watches the client of its exchange."""
 
-    def __init__(self, service: Service, id: str, caller: Caller, run: Run | None) -> None:
+    def __init__(
+        self, service: Service, exchange: Exchange, caller: Caller, run: Run | None
+    ) -> None:
         self.service = service
-        self.id = id
+        self.exchange = exchange
         self.caller = caller
         self._run = run
         self._handle: Handle | None = None  # None once it is over
@@ -116,9 +120,11 @@ class Responder(ABC):
         """Send what an answer that was started with this sink gives."""
         self._handle = handle
         self.service.roster.add(self)
+        if self.listens:
+            self.exchange.outlet.listen(self)
         if (seconds := self.service.settings.deadline) is not None:
             self._deadline = asyncio.get_running_loop().time() + seconds
-        self._schedule()
+            self.schedule()
 
     def receive(self, events: list[Event]) -> None:
         """Send events."""
@@ -127,7 +133,7 @@ class Responder(ABC):
         try:
             self.send(events)
         except Exception as error:  # an encoder that finds events out of order
-            self.stop(fault_of(error, self.id, self.caller.key))
+            self.stop(fault_of(error, self.exchange.id, self.caller.key))
 
     def stop(self, fault: Fault) -> None:
         """End the answer for this reason, if it is not over."""
@@ -138,7 +144,7 @@ class Responder(ABC):
         if run is not None and reading and not (run.ended or self._stopping):
             self._stopping = fault  # the end comes through the run, once it is stored
             self._deadline = asyncio.get_running_loop().time() + LAST_EVENT
-            self._schedule()
+            self.schedule()
             run.stop(fault)
             return
         self.leave()
@@ -146,13 +152,13 @@ class Responder(ABC):
             handle.cancel() if run is None else run.abandon(fault)
             self.fail(fault)
         except Exception as error:  # the others that are to be stopped must be
-            fault_of(error, self.id, self.caller.key)
+            fault_of(error, self.exchange.id, self.caller.key)
             self.abort()
 
     def tick(self, now: float) -> None:
         """Time is up, or it is time for a heartbeat; called by the roster."""
         if now < self._deadline:
-            self._schedule()
+            self.schedule()
         elif self._stopping:
             self.stop(self._stopping)
         else:
@@ -186,44 +192,11 @@ class Responder(ABC):
         """When `tick` is to be called, whatever the deadline."""
         return math.inf
 
-    def _schedule(self) -> None:
+    def schedule(self) -> None:
+        """Have `tick` called when something is due."""
         due = min(self._deadline, self.due())
         if due < math.inf:
             self.service.roster.call_at(self, due)
-
-    @abstractmethod
-    def send(self, events: list[Event]) -> None:
-        """Send events to the client; after the last one `leave`."""
-
-    @abstractmethod
-    def fail(self, fault: Fault) -> None:
-        """Send the client why the answer ends here."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Drop the connection."""
-
-
-class HTTPResponder(Responder):
-    """An answer over HTTP."""
-
-    __slots__ = ("exchange",)
-
-    def __init__(
-        self, service: Service, exchange: Exchange, caller: Caller, run: Run | None
-    ) -> None:
-        super().__init__(service, exchange.id, caller, run)
-        self.exchange = exchange
-
-    def attach(self, handle: Handle) -> None:
-        """The same; the client is watched from now on."""
-        super().attach(handle)
-        self.exchange.outlet.listen(self)
-
-    def leave(self) -> None:
-        """The same; the client is watched no longer."""
-        super().leave()
-        self.exchange.outlet.listen(None)
 
     def abort(self) -> None:
         """Drop the connection."""
@@ -240,15 +213,16 @@ class HTTPResponder(Responder):
         else:
             self.exchange.refuse(fault)
 
-    def note(self, end: Finished | Failed) -> None:
-        """Leave the end and the tokens for the request log."""
-        entry = self.exchange.entry
-        if entry is not None:
-            entry.usage = end.usage
-            entry.end = end.fault.code if isinstance(end, Failed) else ""
+    @abstractmethod
+    def send(self, events: list[Event]) -> None:
+        """Send events to the client; after the last one `leave`."""
+
+    @abstractmethod
+    def fail(self, fault: Fault) -> None:
+        """Send the client why the answer ends here."""
 
 
-class Unary(HTTPResponder):
+class Unary(Responder):
     """An answer in one body."""
 
     __slots__ = ("_fold", "_plan", "_wire")
@@ -267,7 +241,8 @@ class Unary(HTTPResponder):
         last = events[-1]
         if not isinstance(last, TERMINAL):
             return
-        self.note(last)
+        if self.exchange.entry is not None:
+            self.exchange.entry.note(last)
         response, plan, wire = self._fold.response, self._plan, self._wire
         if response.status in ("failed", "in_progress"):
             self.refuse(response.error or UNFINISHED)
@@ -275,8 +250,8 @@ class Unary(HTTPResponder):
             dialect = DIALECTS[self.service.settings.dialect]
             body = wire.encode_response(response, plan.echoed, dialect)
             losses = plan.losses + response.losses + judge_answer(response, wire.losses)
-            guarantee = guarantee_header(response.guarantee or default_guarantee(plan.request))
-            self.exchange.reply(200, body, *loss_header(losses), *guarantee)
+            guarantee = response.guarantee or default_guarantee(plan.request)
+            self.exchange.reply(200, body, *report_headers(losses, guarantee))
         self.leave()
 
     def fail(self, fault: Fault) -> None:
@@ -284,7 +259,7 @@ class Unary(HTTPResponder):
         self.refuse(fault)
 
 
-class Stream(HTTPResponder):
+class Stream(Responder):
     """An answer as server-sent events, at the pace of both sides.
 
     The head waits for the first event, so that a failure before it has a status of its own; silence
@@ -329,7 +304,6 @@ class Stream(HTTPResponder):
         if not self._begun:
             first = events[0]
             if isinstance(first, Failed) and not self.exchange.status:
-                self.note(first)
                 self.refuse(first.fault)
                 self.leave()
                 return
@@ -345,8 +319,8 @@ class Stream(HTTPResponder):
         self._begun = True
         if self._skip:
             data = self._unseen(data)
-        if isinstance(last, TERMINAL):
-            self.note(last)
+        if self.exchange.entry is not None and isinstance(last, TERMINAL):
+            self.exchange.entry.note(last)
         if data or over:
             self._write(data, over=over)
 
@@ -358,7 +332,8 @@ class Stream(HTTPResponder):
             self.exchange.abort()
         elif self.exchange.status or self._begun:
             end = end_for(fault)
-            self.note(end)
+            if self.exchange.entry is not None:
+                self.exchange.entry.note(end)
             self._write(self._encoder.feed((end,)), over=True)
         else:
             self.refuse(fault)
@@ -367,14 +342,7 @@ class Stream(HTTPResponder):
         exchange = self.exchange
         first = not exchange.status
         if first:
-            exchange.open(
-                200,
-                [
-                    *SSE_HEADERS,
-                    *loss_header(self._losses),
-                    *guarantee_header(self._guarantee),
-                ],
-            )
+            exchange.open(200, [*SSE_HEADERS, *report_headers(self._losses, self._guarantee)])
         exchange.write(data, more=not over)
         if over:
             self.leave()
@@ -383,7 +351,12 @@ class Stream(HTTPResponder):
             if exchange.outlet.full:
                 self.pause()
             if first or self._paused:  # what is due next is another thing
-                self._schedule()
+                self.schedule()
+
+    def attach(self, handle: Handle) -> None:
+        """The same; silence is filled from now on."""
+        super().attach(handle)
+        self.schedule()
 
     def drained(self) -> None:
         """The same; the client has shown life."""
@@ -406,7 +379,7 @@ class Stream(HTTPResponder):
             try:
                 self._write(self._encoder.heartbeat(data=self._data) or WAITING)
             except Exception as error:  # the roster goes on with the others
-                self.stop(fault_of(error, self.id, self.caller.key))
+                self.stop(fault_of(error, self.exchange.id, self.caller.key))
         super().tick(now)
 
     def _late(self, end: Finished) -> bytes:
@@ -466,7 +439,8 @@ class Answers:
     ) -> Awaitable[None] | None:
         """Find what the request builds on, and answer. What has to be looked up, or to wait for its
         turn, is left to be awaited."""
-        check_size(len(body), self._service.settings.body_limit)
+        if len(body) > self._service.settings.body_limit:
+            raise FaultError(too_large(self._service.settings.body_limit))
         request = wire.decode_request(body)
         if exchange.entry is not None:
             exchange.entry.model, exchange.entry.end = request.model, "cancelled"
@@ -502,11 +476,11 @@ class Answers:
             responder.attach(service.memory.runs.send(plan.run.record, responder))
         else:
             body = wire.encode_response(plan.run.snapshot, plan.echoed, self._dialect)
-            exchange.reply(200, body, *loss_header(plan.losses))
+            exchange.reply(200, body, *report_headers(plan.losses))
 
     def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:
         caller = replace(caller, wire=wire.name, stored=plan.run is not None)
-        responder: HTTPResponder
+        responder: Responder
         if plan.request.stream:
             responder = self._stream(wire, plan, exchange, caller)
         else:

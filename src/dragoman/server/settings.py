@@ -126,14 +126,6 @@ class Settings(Struct, frozen=True, kw_only=True):
         ),
     ] = False
 
-    relay: Annotated[
-        bool,
-        Meta(
-            description="Whether answers are relayed without decoding where client and upstream "
-            "speak the same protocol, the upstream is known to speak it cleanly, and nothing has "
-            "to change."
-        ),
-    ] = True
     dialect: Annotated[
         Literal["openai", "open-responses"],
         Meta(description="The Responses dialect, where its two standards differ."),

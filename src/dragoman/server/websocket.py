@@ -153,9 +153,11 @@ TOO_OLD = Fault(
 class Turn(Responder):
     """The answer to one frame: each event is a frame of its own."""
 
+    listens = False  # its connection does
+
     def __init__(self, connection: Connection, ask: Ask, plan: Plan) -> None:
         service = connection.service
-        super().__init__(service, connection.id, connection.caller, plan.run)
+        super().__init__(service, connection.exchange, connection.caller, plan.run)
         self._connection = connection
         self._lane = ask.lane
         self._encoder = RESPONSES.encoder(plan.echoed, DIALECTS[service.settings.dialect])
@@ -203,10 +205,10 @@ class Connection:
     """
 
     def __init__(
-        self, service: Service, caller: Caller, receive: Receive, send: Send, id: str
+        self, service: Service, exchange: Exchange, caller: Caller, receive: Receive, send: Send
     ) -> None:
         self.service = service
-        self.id = id
+        self.exchange = exchange
         # Every turn is stored, by the connection where not by the server.
         self.caller = replace(caller, wire=RESPONSES.name, stored=True)
         self._receive = receive
@@ -290,7 +292,7 @@ class Connection:
             turn = Turn(self, ask, plan)
             turn.start(plan, None if ask.generate else Warmup(service.engine))
         except Exception as error:
-            self.write(refusal(fault_of(error, self.id, self.caller.key), ask.lane))
+            self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), ask.lane))
             return False
         self._turns.add(turn)
         try:
@@ -399,7 +401,7 @@ class Sockets:
             raise FaultError(NO_SOCKET)
         await receive()  # that it wants to connect
         await send({"type": "websocket.accept", "headers": exchange.marks})
-        await Connection(self._service, caller, receive, send, exchange.id).serve()
+        await Connection(self._service, exchange, caller, receive, send).serve()
 
 
 async def deny(

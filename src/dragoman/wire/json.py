@@ -245,15 +245,21 @@ class Reader(Generic[_S]):
     dragoman.core.error.FaultError: points[0].x: is a string, and must be an integer
     """
 
-    def __init__(self, *kinds: type[_S]) -> None:
+    def __init__(self, *kinds: type[_S], **inner: Reader[Any]) -> None:
+        """`inner` are readers of the arrays in Raw fields: where no object in them has unknown
+        fields either, such a field is the list of the objects, decoded in the same step."""
+        fields = [(name, reader.strict_list) for name, reader in inner.items()]
         strict: Any = Union[  # noqa: UP007 - the kinds are known when this runs
             tuple(
-                msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
+                msgspec.defstruct(
+                    kind.__name__, fields, bases=(kind,), forbid_unknown_fields=True, kw_only=True
+                )
                 for kind in kinds
             )
         ]
+        self.strict_list: Any = list[strict]
         self._strict = msgspec.json.Decoder(strict).decode
-        self._strict_list = msgspec.json.Decoder(list[strict]).decode
+        self._strict_list = msgspec.json.Decoder(self.strict_list).decode
         self._tolerant = msgspec.json.Decoder(Union[kinds]).decode  # noqa: UP007
         self._known = {
             kind: {*kind.__struct_fields__, kind.__struct_config__.tag_field} for kind in kinds
@@ -274,8 +280,12 @@ class Reader(Generic[_S]):
         fields = {n: raw for n, raw in _raw_fields(data).items() if n not in known}
         return value, {n: v for n, raw in fields.items() if (v := value_of(raw)) is not None}
 
-    def read_all(self, data: bytes | Raw, path: str) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
+    def read_all(
+        self, data: bytes | Raw | list[_S], path: str
+    ) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
         """The objects in an array; the unknown fields of those that have some by their place."""
+        if isinstance(data, list):  # decoded with the object they are in
+            return data, {}
         try:
             return self._strict_list(data), {}
         except msgspec.ValidationError:

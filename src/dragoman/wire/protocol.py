@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Failed, Finished
 from dragoman.core.interfaces import Decoder, Encoder, Model
 from dragoman.core.item import JSON
 from dragoman.core.loss import Loss
@@ -46,34 +44,6 @@ def _same_names(request: Request) -> Callable[[str], str]:
     return str
 
 
-class Passing(Protocol):
-    """Watches a streamed answer that passes through as it is. `ended` once it said its end."""
-
-    ended: bool
-
-    def feed(self, data: bytes) -> bytes:
-        """The events that are whole now, unchanged. Raises ValueError for what is no event."""
-        ...
-
-    def close(self, fault: Fault) -> tuple[bytes, Finished | Failed]:
-        """What is to be said yet, and how it ended; `fault` is why it did if it did not say."""
-        ...
-
-
-class Through(Struct, frozen=True, kw_only=True):
-    """How answers of a wire pass through without being decoded.
-
-    - `passes(request, body, dialect)` tells whether the body says to a server of that dialect what
-      the request, encoded for it, would say.
-    - `passing()` watches a stream.
-    - `whole(body)` gives the end of a whole answer, or None if the body is none.
-    """
-
-    passes: Callable[[Request, bytes, Dialect], bool]
-    passing: Callable[[], Passing]
-    whole: Callable[[bytes], Finished | None]
-
-
 class Wire(Struct, frozen=True, kw_only=True):
     """One protocol. `name` is its key in every `extra`; the paths follow the base URL.
 
@@ -89,7 +59,6 @@ class Wire(Struct, frozen=True, kw_only=True):
     - `conversation` is false where requests are bare prompts, which are never stored.
     - `stored_by_default` says what an absent `store` means.
     - `websocket` says whether requests may come over a WebSocket on the same path, too.
-    - `through` is how its answers pass undecoded; None if they never do.
     """
 
     name: str
@@ -109,4 +78,3 @@ class Wire(Struct, frozen=True, kw_only=True):
     conversation: bool = True
     stored_by_default: bool = False
     websocket: bool = False
-    through: Through | None = None

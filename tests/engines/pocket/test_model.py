@@ -87,7 +87,7 @@ def test_of_several_that_begin_alike_the_longest_serves(model: Pocket) -> None:
 
 
 def test_only_so_many_closed_slots_are_remembered(network: Network) -> None:
-    model = Pocket(network, kept=2)
+    model = Pocket(network, max_closed=2)
     held = model.open((900, 901))
     model.step([(held, (900, 901))])
     for first in (100, 200, 300):

@@ -1,4 +1,4 @@
-"""The pocket model as it ships: its files, what it says of itself, what it costs to have."""
+"""The pocket model: its files, its listing, what it can do, and its answers word for word."""
 
 import asyncio
 import hashlib
@@ -18,6 +18,9 @@ from dragoman.engines import pocket as room
 from dragoman.engines.pocket import FOLDER, NEEDED, pocket
 from dragoman.engines.pocket import model as blas
 from dragoman.engines.pocket.model import read
+from tests.engines.asking import ask
+from tests.engines.pocket.asking import expected, heard, request_of
+from training.pocket.suite import CASES
 
 WEATHER = FunctionTool(
     "get_weather",
@@ -154,3 +157,21 @@ def test_where_blas_is_another_one_nothing_happens(
     get, put = blas._found()
     put(3)
     assert get() == 1
+
+
+FREE = [case for case in CASES if not case.lesson.forced]
+
+
+async def test_suite_is_answered_word_for_word() -> None:
+    """Every case, with greedy sampling: whoever trains the model again has to pass this."""
+    engine = pocket()
+    try:
+        answers = await asyncio.gather(*(ask(engine, request_of(case.lesson)) for case in FREE))
+    finally:
+        await engine.close()
+    wrong = [
+        case.name
+        for case, answer in zip(FREE, answers, strict=True)
+        if heard(answer) != expected(case.lesson) or answer.status != "completed"
+    ]
+    assert not wrong

@@ -45,16 +45,16 @@ EVERYTHING = THINKS + PREAMBLE + CALLS
 JSON = dict[str, Any]
 
 
-def speaking(text: str, size: int = 3) -> TokenEngine:
+def speaking(text: str, size: int = 3, vocabulary: ByteTokenizer = VOCABULARY) -> TokenEngine:
     """An engine whose model writes this, a few tokens at a time."""
-    ids = raw_ids(text, VOCABULARY)
+    ids = raw_ids(text, vocabulary)
 
     async def stream(prompt: list[int], sampling: Sampling) -> AsyncIterator[list[int]]:
         for at in range(0, len(ids), size):
             await asyncio.sleep(0)
             yield ids[at : at + size]
 
-    return TokenEngine(HARMONY, from_stream(stream), VOCABULARY, name="oss")
+    return TokenEngine(HARMONY, from_stream(stream), vocabulary, name="oss")
 
 
 @asynccontextmanager
@@ -281,6 +281,14 @@ async def test_r4_37_return_and_call_end_the_answer() -> None:
     response = await whole(first + CALLS)  # ended in another way: then there are two
     assert [item["type"] for item in response["output"]] == ["function_call"] * 2
     assert len({item["call_id"] for item in response["output"]}) == 2
+
+
+async def test_f11_end_of_text_ends_a_harmony_answer() -> None:
+    junk = "<|start|>assistant<|channel|>final<|message|>junk<|return|>"
+    vocabulary = ByteTokenizer([*VOCABULARY.controls, "<|endoftext|>"])
+    text = f"<|channel|>final<|message|>Hi<|endoftext|>{junk}"
+    answer = await whole(speaking(text, vocabulary=vocabulary))
+    assert [item["content"][0]["text"] for item in answer["output"]] == ["Hi"]
 
 
 @pytest.mark.parametrize("end", ["<|return|>", "<|call|>"])

@@ -374,12 +374,12 @@ def test_a_letter_for_a_loop_that_is_gone_is_refused() -> None:
     loop = asyncio.new_event_loop()
     box = ThreadQueue(loop)
     loop.close()
-    addressee = _Addressee()
-    assert not box.put([(addressee, NewTokens([1], []))])
-    assert not box.put([(addressee, NewTokens([1], []))])
+    sequence = _Sequence()
+    assert not box.put([(sequence, NewTokens([1], []))])
+    assert not box.put([(sequence, NewTokens([1], []))])
 
 
-class _Addressee:
+class _Sequence:
     def __init__(self) -> None:
         self.got: list[list[int]] = []
 
@@ -389,7 +389,7 @@ class _Addressee:
 
 async def test_letters_that_wait_become_one_and_wake_the_loop_once() -> None:
     box = ThreadQueue(asyncio.get_running_loop())
-    one, other = _Addressee(), _Addressee()
+    one, other = _Sequence(), _Sequence()
     for id in range(3):
         assert box.put([(one, NewTokens([id], [])), (other, NewTokens([id + 10], []))])
     await until(lambda: bool(other.got))

@@ -21,7 +21,7 @@ from dragoman.formats.harmony.render import history_message
 from dragoman.formats.prompt import Piece, Prompt
 from tests.samples import samples
 
-from .hearing import BYTES, MARKS, TOOLS, hear, plain, read, spelt
+from .parsing import BYTES, MARKS, TOOLS, parse, plain, read, spelt
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 said = words.map(lambda text: (Text(text),))
@@ -86,9 +86,9 @@ def groups(ids: list[int], cuts: list[int]) -> list[list[int]]:
 @given(answers)
 def test_what_is_written_is_read_again(answer: list[Item]) -> None:
     ids = Prompt(tuple(written(answer))).ids(BYTES)
-    heard = hear([[id] for id in ids])
-    assert heard.items == [plain(item) for item in answer]
-    assert not heard.parser.warnings
+    parsed = parse([[id] for id in ids])
+    assert parsed.items == [plain(item) for item in answer]
+    assert not parsed.parser.warnings
 
 
 @given(answers, st.lists(st.integers(0, 1 << 30), max_size=8), st.sampled_from(["stop", "length"]))
@@ -96,7 +96,7 @@ def test_any_grouping_of_tokens_gives_the_same_events(
     answer: list[Item], cuts: list[int], reason: str
 ) -> None:
     ids = Prompt(tuple(written(answer))).ids(BYTES)
-    one, other = hear([ids], reason=reason), hear(groups(ids, cuts), reason=reason)
+    one, other = parse([ids], reason=reason), parse(groups(ids, cuts), reason=reason)
     assert one.merged == other.merged
     assert one.parser.reasoning_tokens == other.parser.reasoning_tokens <= len(ids)
 
@@ -111,7 +111,7 @@ def test_soup_is_read_without_complaint(seed: int, reason: str) -> None:
     for _ in range(SOUPS):
         ids = as_ids(random.choices(FRAGMENTS, k=random.randrange(16)))
         cuts = random.choices(range(100), k=3)
-        one, other = hear([ids], reason=reason), hear(groups(ids, cuts), reason=reason)
+        one, other = parse([ids], reason=reason), parse(groups(ids, cuts), reason=reason)
         assert one.merged == other.merged
         assert one.parser.warnings == other.parser.warnings
         assert one.parser.reasoning_tokens == other.parser.reasoning_tokens <= len(ids)
@@ -131,7 +131,7 @@ def test_text_is_read_the_same_however_it_is_cut(pieces: list[str], cuts: list[i
 
 @given(st.lists(st.integers(0, BYTES.size + 3), max_size=40))
 def test_any_ids_are_read(ids: list[int]) -> None:
-    hear([ids])
+    parse([ids])
 
 
 @given(soup)
@@ -139,7 +139,7 @@ def test_no_control_token_is_ever_said(pieces: list[str]) -> None:
     marks = [
         piece if piece in MARKS else piece.replace("<", "").replace(">", "") for piece in pieces
     ]
-    assert not [said for said in hear([as_ids(marks)]).deltas.values() if "<|" in said]
+    assert not [said for said in parse([as_ids(marks)]).deltas.values() if "<|" in said]
 
 
 @given(st.lists(st.sampled_from(MARKS) | words, min_size=1, max_size=4))
@@ -158,7 +158,7 @@ def test_what_a_client_says_is_never_a_control_token(pieces: list[str]) -> None:
 
 
 def steps(length: int) -> int:
-    """How many lines of the project run to hear an answer of so many tokens, one by one."""
+    """How many lines of the project run to parse an answer of so many tokens, one by one."""
     text = (
         "<|channel|>analysis<|message|>" + "think " * length + "<|end|><|start|>assistant"
         "<|channel|>commentary to=python code<|message|>" + "1 + " * length + "<|call|><|start|>"
@@ -175,7 +175,7 @@ def steps(length: int) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        for _ in [hear(ids, TOOLS)]:
+        for _ in [parse(ids, TOOLS)]:
             pass
     finally:
         sys.settrace(before)

@@ -43,7 +43,7 @@ from dragoman.formats.harmony.render import history_message
 from dragoman.formats.prompt import Prompt
 from tests.samples import samples
 
-from .hearing import called, hear, plain
+from .parsing import called, parse, plain
 
 FOLDER = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
 VOCABULARY = Path(FOLDER or "") / "o200k_base.tiktoken"
@@ -245,8 +245,8 @@ def test_answers_are_read_the_same(answer: list[Item], size: int) -> None:
     ids = Prompt(tuple(pieces[2:])).ids(vocabulary())
     groups = [ids[at : at + size] for at in range(0, len(ids), size)]
     request = Request(model="m", tools=(FunctionTool("f"),))
-    heard = hear(groups, request, tokenizer=vocabulary())
-    assert heard.items == understood(ids) == [plain(item) for item in answer]
+    parsed = parse(groups, request, tokenizer=vocabulary())
+    assert parsed.items == understood(ids) == [plain(item) for item in answer]
 
 
 @settings(max_examples=samples(100, 1_000))

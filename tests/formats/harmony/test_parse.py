@@ -19,7 +19,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines.token.sequence_decoder import StoppingTurn
 from dragoman.formats.harmony import HARMONY
 
-from .hearing import BYTES, PLAIN, TOOLS, called, hear, read, spelt
+from .parsing import BYTES, PLAIN, TOOLS, called, parse, read, spelt
 
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
@@ -55,7 +55,8 @@ WELL_FORMED: list[tuple[str, list[Item]]] = [
     ),
     (
         (
-            "<|channel|>analysis<|message|>one<|end|><|start|>assistant<|channel|>analysis<|message|>"
+            "<|channel|>analysis<|message|>one<|end|>"
+            "<|start|>assistant<|channel|>analysis<|message|>"
             "two<|end|>"
         ),
         [thought("one"), thought("two")],
@@ -67,9 +68,9 @@ WELL_FORMED: list[tuple[str, list[Item]]] = [
 
 @pytest.mark.parametrize(("text", "items"), WELL_FORMED)
 def test_well_formed_messages(text: str, items: list[Item]) -> None:
-    heard = hear(text)
-    assert heard.items == items
-    assert not heard.parser.warnings
+    parsed = parse(text)
+    assert parsed.items == items
+    assert not parsed.parser.warnings
     assert read(text).items == items
 
 
@@ -120,7 +121,7 @@ MALFORMED: list[tuple[str, list[Item]]] = [
 
 @pytest.mark.parametrize(("text", "items"), MALFORMED)
 def test_p18_malformed_messages_are_read_as_well_as_can_be(text: str, items: list[Item]) -> None:
-    assert hear(text).items == items
+    assert parse(text).items == items
 
 
 @pytest.mark.parametrize(
@@ -129,18 +130,18 @@ def test_p18_malformed_messages_are_read_as_well_as_can_be(text: str, items: lis
 )
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_p18_an_end_in_the_header_is_an_end(text: str, reason: str) -> None:
-    heard = hear(text, reason=reason)
-    assert [item.text for item in heard.items] == [""]
-    assert heard.end.reasons == (reason,)
-    assert heard.end.status == ("completed" if reason == "stop" else "incomplete")
+    parsed = parse(text, reason=reason)
+    assert [item.text for item in parsed.items] == [""]
+    assert parsed.end.reasons == (reason,)
+    assert parsed.end.status == ("completed" if reason == "stop" else "incomplete")
 
 
 def test_what_was_complete_before_a_header_was_cut_is_kept() -> None:
-    heard = hear("<|channel|>analysis<|message|>Hm<|end|><|start|>assis", reason="length")
-    assert heard.items == [thought("Hm")]
-    assert heard.end.status == "incomplete"
-    heard = hear("<|channel|>final Hi", reason="length")
-    assert heard.parser.warnings == ["a header was not ended: '<|channel|>final Hi'"]
+    parsed = parse("<|channel|>analysis<|message|>Hm<|end|><|start|>assis", reason="length")
+    assert parsed.items == [thought("Hm")]
+    assert parsed.end.status == "incomplete"
+    parsed = parse("<|channel|>final Hi", reason="length")
+    assert parsed.parser.warnings == ["a header was not ended: '<|channel|>final Hi'"]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +153,9 @@ def test_what_was_complete_before_a_header_was_cut_is_kept() -> None:
     ],
 )
 def test_a_cut_message_is_incomplete_and_kept(text: str, item: Item) -> None:
-    heard = hear(text, reason="length")
-    assert heard.items == [item]
-    assert (heard.end.status, heard.end.reasons) == ("incomplete", ("length",))
+    parsed = parse(text, reason="length")
+    assert parsed.items == [item]
+    assert (parsed.end.status, parsed.end.reasons) == ("incomplete", ("length",))
 
 
 def test_a_forgotten_header_is_noticed_while_the_text_comes() -> None:
@@ -163,10 +164,10 @@ def test_a_forgotten_header_is_noticed_while_the_text_comes() -> None:
     parser.feed(spelt("He"))
     assert [event.data for event in turn.take() if isinstance(event, Delta)] == ["He"]
     prose = "<|start|>" + "word " * 200
-    heard = hear(prose)
-    assert heard.items == [final("word " * 200)]
-    assert hear("<|channel|>final " + "word " * 200).items == [final(" " + "word " * 200)]
-    assert hear("finally, " * 3).items == [final("finally, " * 3)]
+    parsed = parse(prose)
+    assert parsed.items == [final("word " * 200)]
+    assert parse("<|channel|>final " + "word " * 200).items == [final(" " + "word " * 200)]
+    assert parse("finally, " * 3).items == [final("finally, " * 3)]
 
 
 def test_r4_w4_a_preamble_is_a_message_of_its_own() -> None:
@@ -175,37 +176,39 @@ def test_r4_w4_a_preamble_is_a_message_of_its_own() -> None:
         + CALL
         + "{}<|call|>"
     )
-    assert hear(text).items == [preamble("I will look."), called("f", "{}")]
+    assert parse(text).items == [preamble("I will look."), called("f", "{}")]
     text = (
         "<|channel|>commentary<|message|>One<|end|><|start|>assistant<|channel|>final<|message|>Two"
     )
-    assert hear(text).items == [preamble("One"), final("Two")]
+    assert parse(text).items == [preamble("One"), final("Two")]
 
 
 @pytest.mark.parametrize("name", ["functions.f", "f"])
 @pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
 def test_r4_w5_a_recipient_goes_before_the_channel(channel: str, name: str) -> None:
     text = f"<|channel|>{channel} to={name}<|message|>{{}}<|call|>"
-    assert hear(text).items == [called("f", "{}")]
+    assert parse(text).items == [called("f", "{}")]
 
 
 def test_r4_w5_nobody_in_particular_is_no_call() -> None:
     text = "<|channel|>analysis to=assistant<|message|>Hm<|end|>"
-    assert hear(text).items == [thought("Hm")]
+    assert parse(text).items == [thought("Hm")]
 
 
 def test_unknown_recipients() -> None:
     text = "<|channel|>commentary to=python code<|message|>1+1<|call|>"
-    (item,) = hear(text, PLAIN).items
+    (item,) = parse(text, PLAIN).items
     assert item == preamble("1+1")
     functions = Request(model="m", tools=(FunctionTool("f"),))
     nobody = text.replace("python", "nobody")
-    assert hear(nobody, functions).items == [called("nobody", "1+1")]
-    assert hear("<|channel|>final to=functions.<|message|>{}").items == [called("functions.", "{}")]
+    assert parse(nobody, functions).items == [called("nobody", "1+1")]
+    assert parse("<|channel|>final to=functions.<|message|>{}").items == [
+        called("functions.", "{}")
+    ]
     nowhere = "<|channel|>commentary to=functions.g<|message|>{}"
-    assert hear(nowhere, PLAIN).items == [called("g", "{}")]
+    assert parse(nowhere, PLAIN).items == [called("g", "{}")]
     forbidden = Request(model="m", tools=(FunctionTool("f"),), tool_choice="none")
-    assert hear("<|channel|>commentary to=f<|message|>{}", forbidden).items == [preamble("{}")]
+    assert parse("<|channel|>commentary to=f<|message|>{}", forbidden).items == [preamble("{}")]
 
 
 @pytest.mark.parametrize("offered", [TOOLS, PLAIN], ids=["tools", "no tools"])
@@ -214,9 +217,9 @@ def test_a_call_of_a_built_in_is_said_as_text_and_told_since_nobody_runs_it(
     name: str, offered: Request
 ) -> None:
     call = f'<|channel|>analysis to={name} code<|message|>{{"query":"x"}}<|call|>'
-    heard = hear(f"{call}<|start|>assistant{call}", offered)
-    assert heard.items == [preamble('{"query":"x"}')] * 2
-    (end,) = (event for event in heard.events if isinstance(event, Finished))
+    parsed = parse(f"{call}<|start|>assistant{call}", offered)
+    assert parsed.items == [preamble('{"query":"x"}')] * 2
+    (end,) = (event for event in parsed.events if isinstance(event, Finished))
     assert (end.status, end.reasons) == ("completed", ("stop",))
     (loss,) = end.losses
     assert (loss.field, loss.action) == ("tools", "dropped")
@@ -227,7 +230,7 @@ def test_a_call_of_a_built_in_is_said_as_text_and_told_since_nobody_runs_it(
 def test_a_namespace_of_the_client_is_called_though_a_built_in_has_its_name(name: str) -> None:
     request = Request(model="m", tools=(Namespace(name, (FunctionTool("f"),)),))
     text = f"<|channel|>commentary to={name}.f<|message|>{{}}<|call|>"
-    assert hear(text, request).items == [called("f", "{}", name)]
+    assert parse(text, request).items == [called("f", "{}", name)]
 
 
 def test_items_open_as_soon_as_they_are_known() -> None:
@@ -242,26 +245,26 @@ def test_items_open_as_soon_as_they_are_known() -> None:
 def test_torn_characters_are_held_and_mended() -> None:
     sign = "€".encode()
     head = spelt("<|channel|>final<|message|>")
-    heard = hear([head, sign[:1], sign[1:], b"!"])
-    assert heard.items == [final("€!")]
-    assert hear([head, sign[:2], spelt("<|return|>")]).items == [final("\ufffd")]
-    assert hear([head, sign[:2]]).items == [final("\ufffd")]
-    assert hear([head, [*sign[:2], 65]]).items == [final("\ufffdA")]
+    parsed = parse([head, sign[:1], sign[1:], b"!"])
+    assert parsed.items == [final("€!")]
+    assert parse([head, sign[:2], spelt("<|return|>")]).items == [final("\ufffd")]
+    assert parse([head, sign[:2]]).items == [final("\ufffd")]
+    assert parse([head, [*sign[:2], 65]]).items == [final("\ufffdA")]
     torn = [*sign[:2], *spelt("<|end|><|start|>assistant<|channel|>final<|message|>"), 65]
-    assert hear([head, torn]).items == [final("\ufffd"), final("A")]
+    assert parse([head, torn]).items == [final("\ufffd"), final("A")]
 
 
 def test_log_probabilities_go_with_the_text() -> None:
     text = "<|channel|>final<|message|>€a<|end|>"
     ids = spelt(text)
     tokens = [Token(str(place), -0.5, bytes((id % 256,)), id=id) for place, id in enumerate(ids)]
-    (item,) = hear([[id] for id in ids], tokens=iter([[token] for token in tokens])).items
+    (item,) = parse([[id] for id in ids], tokens=iter([[token] for token in tokens])).items
     begin = spelt(text).index(256 + 3) + 1
     assert isinstance(item, Message)
     assert item.parts == (Text("€a", tokens=tuple(tokens[begin:-1])),)
     torn = [*spelt("<|channel|>analysis<|message|>"), 0xE2]
     last = Token("", -1.0)
-    (item,) = hear([torn[:-1], torn[-1:], spelt("<|end|>")], tokens=iter([[], [last], []])).items
+    (item,) = parse([torn[:-1], torn[-1:], spelt("<|end|>")], tokens=iter([[], [last], []])).items
     assert item == Reasoning((Thought("\ufffd", (last,)),), status="completed")
 
 
@@ -281,9 +284,9 @@ def test_reasoning_tokens_are_counted_with_their_markers() -> None:
     thinking = "<|channel|>analysis<|message|>Hm<|end|>"
     speaking = "<|start|>assistant<|channel|>final<|message|>Hi<|return|>"
     again = "<|start|>assistant<|channel|>analysis<|message|>Hm"
-    assert hear(thinking + speaking).parser.reasoning_tokens == len(spelt(thinking))
-    heard = hear(thinking + speaking + again)
-    assert heard.parser.reasoning_tokens == len(spelt(thinking + again))
+    assert parse(thinking + speaking).parser.reasoning_tokens == len(spelt(thinking))
+    parsed = parse(thinking + speaking + again)
+    assert parsed.parser.reasoning_tokens == len(spelt(thinking + again))
     turn = Turn("1", 0, "m", think=None)
     parser = HARMONY.parser(TOOLS, turn, BYTES)
     parser.feed(spelt(thinking)[:-3])
@@ -293,7 +296,7 @@ def test_reasoning_tokens_are_counted_with_their_markers() -> None:
 def test_r4_w17_a_message_is_one_message_and_one_part() -> None:
     parts = [
         event
-        for event in hear("<|channel|>final<|message|>a b c").events
+        for event in parse("<|channel|>final<|message|>a b c").events
         if isinstance(event, PartAdded)
     ]
     assert len(parts) == 1
@@ -301,13 +304,13 @@ def test_r4_w17_a_message_is_one_message_and_one_part() -> None:
 
 def test_an_answer_goes_on_where_the_prompt_ends() -> None:
     partial = Message("assistant", "Once", status="incomplete")
-    assert hear(" upon<|return|>", Request(model="m", items=(partial,))).items == [final(" upon")]
+    assert parse(" upon<|return|>", Request(model="m", items=(partial,))).items == [final(" upon")]
     partial = Message("assistant", "Once", status="incomplete", phase="commentary")
-    assert hear(" upon", Request(model="m", items=(partial,))).items == [preamble(" upon")]
+    assert parse(" upon", Request(model="m", items=(partial,))).items == [preamble(" upon")]
     partial = Reasoning((Thought("Hm"),), status="in_progress")
-    assert hear("m<|end|>", Request(model="m", items=(partial,))).items == [thought("m")]
+    assert parse("m<|end|>", Request(model="m", items=(partial,))).items == [thought("m")]
     forced = Request(model="m", tools=(FunctionTool("f"),), tool_choice=NamedTool("f"))
-    assert hear('{"a":1}<|call|>', forced).items == [called("f", '{"a":1}')]
+    assert parse('{"a":1}<|call|>', forced).items == [called("f", '{"a":1}')]
 
 
 def test_without_a_vocabulary_there_is_only_text() -> None:
@@ -331,18 +334,18 @@ def test_marks_that_are_no_tokens_are_found_in_the_text() -> None:
 
 
 def test_warnings_do_not_grow_without_end() -> None:
-    assert len(hear("<|constrain|><|message|>" + "<|message|>" * 500).parser.warnings) == 100
+    assert len(parse("<|constrain|><|message|>" + "<|message|>" * 500).parser.warnings) == 100
 
 
 def test_the_name_of_a_hosted_tool_is_a_function_if_the_client_has_one() -> None:
     tools = (FunctionTool("python"), UnknownTool("responses", "code_interpreter", {}))
     text = "<|channel|>commentary to=functions.python<|message|>{}<|call|>"
-    assert hear(text, Request(model="m", tools=tools)).items == [called("python", "{}")]
+    assert parse(text, Request(model="m", tools=tools)).items == [called("python", "{}")]
 
 
 def test_a_token_without_text_is_kept_with_the_text_before_it() -> None:
     text, nothing = spelt("<|channel|>final<|message|>a"), Token("", -1.0, b"", id=999)
-    (item,) = hear([text, [999], spelt("<|end|>")], tokens=iter([[], [nothing], []])).items
+    (item,) = parse([text, [999], spelt("<|end|>")], tokens=iter([[], [nothing], []])).items
     assert item == replace(final("a"), content=(Text("a", tokens=(nothing,)),))
 
 
@@ -360,6 +363,6 @@ def test_an_answer_that_was_ended_elsewhere_stays_ended() -> None:
 def test_r4_w6_what_a_tool_would_say_is_no_item() -> None:
     call = "<|channel|>analysis to=python code<|message|>1+1<|call|>"
     output = "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>"
-    heard = hear(f"{call}{output}<|start|>assistant<|channel|>final<|message|>2<|return|>")
-    assert heard.items == [preamble("1+1"), final("2")]
-    assert heard.parser.reasoning_tokens == 0
+    parsed = parse(f"{call}{output}<|start|>assistant<|channel|>final<|message|>2<|return|>")
+    assert parsed.items == [preamble("1+1"), final("2")]
+    assert parsed.parser.reasoning_tokens == 0

@@ -1,4 +1,4 @@
-"""Vectors of every family: what models write, and what it says. Each in several pieces."""
+"""What each family's parser makes of a text, and the layout of its prompts."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from dragoman.formats.markup.emitter import schemas
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import State
-from tests.formats.markup.hearing import NOW, Heard, hear, hear_ids, tokens
+from tests.formats.markup.parsing import NOW, TOOLS, Parsed, asked, parse, parse_ids, tokens
 
 GET = ("get_weather", '{"city": "Rome"}')
 CALLS = "<｜tool▁calls▁begin｜>"
@@ -169,11 +169,11 @@ CLEAN = [
 ]
 
 
-def all_ways(family: str, text: str) -> Heard:
+def all_ways(family: str, text: str) -> Parsed:
     """The text in one piece, after checking that pieces and tokens say the same."""
-    whole = hear(family, text)
+    whole = parse(family, text)
     for size in (1, 3, 11):
-        pieces = hear(family, text, size)
+        pieces = parse(family, text, size)
         assert (pieces.said, pieces.warnings) == (whole.said, whole.warnings)
         assert (pieces.reason, pieces.statuses) == (whole.reason, whole.statuses)
     return whole
@@ -192,7 +192,7 @@ def test_well_formed(family: str, text: str, said: list[tuple[str, str]]) -> Non
 @pytest.mark.parametrize(("family", "text", "said"), CLEAN)
 def test_well_formed_as_tokens(family: str, text: str, said: list[tuple[str, str]]) -> None:
     ids, tokenizer = tokens(family, text)
-    outcome = hear_ids(family, ids, tokenizer)
+    outcome = parse_ids(family, ids, tokenizer)
     if text not in ("see <think> tags",):  # as a token, it means what it says
         assert outcome.said == [
             (kind, words.replace("</tool_call>", "")) for kind, words in said
@@ -200,6 +200,12 @@ def test_well_formed_as_tokens(family: str, text: str, said: list[tuple[str, str
 
 
 BROKEN = [
+    (  # F8: once its arguments are emitted it is a call, whatever follows
+        "llama",
+        '{"name": "get_weather", "parameters": {"a": ]"x"}}',
+        [("get_weather", '{"a": ]')],
+        "the call of get_weather was not closed: }}",
+    ),
     # nothing is lost, and what is good beside it stays good
     (
         "hermes",
@@ -348,7 +354,14 @@ def test_malformed(
     ("family", "text", "said"),
     [
         ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b', [("now", '{"a": "b')]),
-        ("hermes", '<tool_call>{"na', [("text", '{"na')]),
+        ("hermes", '<tool_call>{"na', []),  # F9: no half call is shown
+        ("hermes", 'Hi\n<tool_call>\n{"name": "ge', [("text", "Hi")]),
+        ("qwen-xml", "<tool_call>\n<fun", []),
+        ("qwen-xml", "<tool_call>\n<function=get_w", []),
+        ("deepseek", f"{CALLS}{CALL}func", []),
+        ("mistral", "Ok.[TOOL_CALLS]get_weat", [("text", "Ok.")]),
+        ("llama", '<|python_tag|>{"name": "ge', []),
+        ("llama", '{"name": "ge', [("text", '{"name": "ge')]),  # may be an answer in JSON
         ("hermes", "Hi <tool_c", [("text", "Hi <tool_c")]),
         ("hermes", "Hi\n<tool_call>\n", [("text", "Hi")]),
         ("hermes", "<think>\nhm\n", [("thought", "hm\n")]),
@@ -358,8 +371,8 @@ def test_malformed(
     ],
 )
 def test_cut_short(family: str, text: str, said: list[tuple[str, str]]) -> None:
-    outcome = hear(family, text, 2, reason="length")
-    assert outcome.said == said
+    outcome = parse(family, text, 2, reason="length")
+    assert [each for each in outcome.said if each[1]] == said  # an empty answer is an empty text
     assert outcome.reason == "length"
     assert outcome.statuses[-1] == "incomplete"
 
@@ -368,12 +381,12 @@ def test_cut_short(family: str, text: str, said: list[tuple[str, str]]) -> None:
 def test_where_no_tool_may_be_called_its_markup_is_text(choice: str) -> None:
     more = {"tools": ()} if choice == "no tools" else {"tool_choice": "none"}
     text = 'So: <tool_call>{"name": "now"}</tool_call>'
-    assert hear("hermes", text, 1, **more).said == [("text", text)]
+    assert parse("hermes", text, 1, **more).said == [("text", text)]
     plain = '<|python_tag|>{"name": "now"}<|eom_id|>'
-    assert hear("llama", plain, 1, **more).said == [("text", '{"name": "now"}')]
+    assert parse("llama", plain, 1, **more).said == [("text", '{"name": "now"}')]
     ids, tokenizer = tokens("hermes", text)
     if choice == "no tools":
-        assert hear_ids("hermes", ids, tokenizer, tools=()).said == [("text", text)]
+        assert parse_ids("hermes", ids, tokenizer, tools=()).said == [("text", text)]
 
 
 def test_what_a_request_may_call() -> None:
@@ -480,3 +493,34 @@ def test_messages_that_are_nearly_calls(text: str, said: list[tuple[str, str]]) 
 )
 def test_edges(family: str, text: str, said: list[tuple[str, str]]) -> None:
     assert all_ways(family, text).said == said
+
+
+USER = Message("user", "hi")
+
+
+def test_arguments_as_tags_are_written_as_they_are_read() -> None:
+    call = FunctionCall("c", "get_weather", '{"city": "Rome", "days": 2, "tags": ["a"]}')
+    text = Markup("qwen-xml").render(Request(model="m", items=(USER, call))).text
+    written = (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n"
+        '<parameter=days>\n2\n</parameter>\n<parameter=tags>\n["a"]\n</parameter>\n'
+        "</function>\n</tool_call>"
+    )
+    assert written in text
+    assert parse("qwen-xml", written).said == [(call.name, call.arguments)]
+
+
+def test_calls_in_a_row_stand_in_their_frame() -> None:
+    calls = (FunctionCall("a", "now", "{}"), FunctionCall("b", "now", '{"x": 1}'))
+    text = Markup("llama4").render(Request(model="m", items=(USER, *calls))).text
+    row = '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {"x": 1}}'
+    assert f"<|python_start|>{row}<|python_end|><|eom|>" in text
+
+
+def test_the_grammar_is_made_of_what_the_profile_says() -> None:
+    format = Markup("hermes")
+    assert format.grammar(asked()) is None
+    grammar = format.grammar(asked(TOOLS, tool_choice="required"))
+    assert grammar is not None
+    assert "get_weather" in grammar.lark
+    assert format.name == "hermes"

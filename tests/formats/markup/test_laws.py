@@ -16,13 +16,13 @@ from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
-from tests.formats.markup.hearing import (
+from tests.formats.markup.parsing import (
     FAMILIES,
     TOOLS,
-    Heard,
+    Parsed,
     deltas,
-    hear,
-    hear_ids,
+    parse,
+    parse_ids,
     tokens,
 )
 from tests.samples import samples
@@ -50,7 +50,7 @@ tools = st.sampled_from([TOOLS, ()])
 reasons = st.sampled_from(["stop", "length"])
 
 
-def check(outcome: Heard) -> None:
+def check(outcome: Parsed) -> None:
     """The events of one answer are legal, and its deltas are what is said in the end."""
     check_events(outcome.events)
     assert isinstance(outcome.events[0], Started)
@@ -65,10 +65,10 @@ def check(outcome: Heard) -> None:
 def test_p5_any_split_of_a_text_says_the_same(mixed, places, offered, reason) -> None:
     family, words = mixed
     text = "".join(words)
-    whole = hear(family, text, tools=offered, reason=reason)
+    whole = parse(family, text, tools=offered, reason=reason)
     check(whole)
     for cut in (1, places):
-        split = hear(family, text, cut, tools=offered, reason=reason)
+        split = parse(family, text, cut, tools=offered, reason=reason)
         assert (split.said, split.warnings) == (whole.said, whole.warnings)
         assert (split.statuses, split.reason) == (whole.statuses, whole.reason)
         check(split)
@@ -79,8 +79,8 @@ def test_p5_any_split_of_a_text_says_the_same(mixed, places, offered, reason) ->
 def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reason) -> None:
     family, words = mixed
     ids, tokenizer = tokens(family, "".join(words))
-    one = hear_ids(family, ids, tokenizer, tools=offered, reason=reason)
-    many = hear_ids(family, ids, tokenizer, size, tools=offered, reason=reason)
+    one = parse_ids(family, ids, tokenizer, tools=offered, reason=reason)
+    many = parse_ids(family, ids, tokenizer, size, tools=offered, reason=reason)
     assert (many.events, many.warnings) == (one.events, one.warnings)
     assert many.reasoning == one.reasoning <= len(ids)
     check(one)
@@ -98,7 +98,7 @@ def test_nothing_is_raised_on_any_tokens(family, seed, offered, reason) -> None:
             dice.randrange(256, tokenizer.size) if dice.random() < 0.5 else dice.randrange(260)
             for _ in range(dice.randrange(25))
         ]
-        outcome = hear_ids(format, ids, tokenizer, 3, tools=offered, reason=reason)
+        outcome = parse_ids(format, ids, tokenizer, 3, tools=offered, reason=reason)
         check(outcome)
         for mark in known:
             if len(mark) > 1 and mark not in BY_NAME[family].tags:
@@ -145,7 +145,7 @@ def test_what_is_rendered_is_what_is_parsed(family, thought, text, called, size)
     tokenizer = ByteTokenizer(format.profile.controls)
     suffix = raw_ids(format.profile.layout.assistant.before, tokenizer)
     ids = whole.ids(tokenizer)[len(prefix.ids(tokenizer)) : -len(suffix) or None]
-    outcome = hear_ids(family, ids, tokenizer, size)
+    outcome = parse_ids(family, ids, tokenizer, size)
     expected = [
         *([("thought", thought)] if thought else []),
         *([("text", text)] if text else []),
@@ -173,6 +173,6 @@ def test_the_cost_grows_with_the_length_only(family: str, monkeypatch) -> None:
     counts = []
     for size in (50, 200):
         steps = 0
-        hear(family, unit * size, 7)
+        parse(family, unit * size, 7)
         counts.append(steps)
     assert counts[1] < counts[0] * 4.5

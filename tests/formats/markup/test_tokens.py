@@ -10,13 +10,13 @@ from dragoman.core.item import Token
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.prompt import ByteTokenizer
-from tests.formats.markup.hearing import asked, hear_ids, tokens
+from tests.formats.markup.parsing import asked, parse_ids, tokens
 
 
 def test_a_mark_that_is_a_token_is_only_text_when_it_is_spelled() -> None:
     tokenizer = ByteTokenizer(["<|im_end|>", "<tool_call>"])
     ids = [*b"The end is <|im_end|> or </tool_call>", tokenizer.controls["<|im_end|>"]]
-    outcome = hear_ids("hermes", ids, tokenizer)
+    outcome = parse_ids("hermes", ids, tokenizer)
     assert outcome.said == [("text", "The end is <|im_end|> or ")]
     assert outcome.warnings == ["</tool_call> does not belong there and is left out"]
 
@@ -24,13 +24,13 @@ def test_a_mark_that_is_a_token_is_only_text_when_it_is_spelled() -> None:
 def test_a_mark_as_a_token_counts_inside_a_string() -> None:
     text = '<tool_call>{"name": "now", "arguments": {"a": "b</tool_call>'
     ids, tokenizer = tokens("hermes", f"{text}Hi")
-    outcome = hear_ids("hermes", ids, tokenizer)
+    outcome = parse_ids("hermes", ids, tokenizer)
     assert outcome.said == [("now", '{"a": "b'), ("text", "Hi")]
 
 
 def test_reasoning_may_begin_in_mid_text_by_a_token() -> None:
     ids, tokenizer = tokens("hermes", "Hi <think>hm</think> there")
-    assert hear_ids("hermes", ids, tokenizer).said == [
+    assert parse_ids("hermes", ids, tokenizer).said == [
         ("text", "Hi"),
         ("thought", "hm"),
         ("text", "there"),
@@ -39,12 +39,12 @@ def test_reasoning_may_begin_in_mid_text_by_a_token() -> None:
 
 def test_reasoning_tokens_are_counted_with_their_marks() -> None:
     ids, tokenizer = tokens("hermes", "<think>abc</think>de")
-    assert hear_ids("hermes", ids, tokenizer, 2).reasoning == 5
+    assert parse_ids("hermes", ids, tokenizer, 2).reasoning == 5
 
 
 def test_control_tokens_of_others_are_left_out() -> None:
     tokenizer = ByteTokenizer(["<|vision|>"])
-    outcome = hear_ids("hermes", [*b"a", 256, *b"b", 999], tokenizer)
+    outcome = parse_ids("hermes", [*b"a", 256, *b"b", 999], tokenizer)
     assert outcome.said == [("text", "ab")]
     assert outcome.warnings == ["<|vision|> was not expected and is left out"]
 
@@ -52,15 +52,15 @@ def test_control_tokens_of_others_are_left_out() -> None:
 def test_half_characters_wait_for_their_other_half() -> None:
     tokenizer = ByteTokenizer(["<|im_end|>"])
     ids = [*"né😀".encode(), *"😀".encode()[:2], 256]
-    outcome = hear_ids("hermes", ids, tokenizer)
+    outcome = parse_ids("hermes", ids, tokenizer)
     assert outcome.said == [("text", "né😀\ufffd")]
     assert [e.data for e in outcome.events if isinstance(e, Delta)] == ["n", "é", "😀", "\ufffd"]
-    assert hear_ids("hermes", [*b"a", 0xC3], ByteTokenizer()).said == [("text", "a\ufffd")]
+    assert parse_ids("hermes", [*b"a", 0xC3], ByteTokenizer()).said == [("text", "a\ufffd")]
 
 
 def test_each_token_of_text_is_a_delta_of_its_own() -> None:
     tokenizer = ByteTokenizer()
-    outcome = hear_ids("hermes", list(b"abc"), tokenizer, 3)
+    outcome = parse_ids("hermes", list(b"abc"), tokenizer, 3)
     assert [e.data for e in outcome.events if isinstance(e, Delta)] == ["a", "b", "c"]
 
 

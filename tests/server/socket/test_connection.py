@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
 from dragoman.core.interfaces import ANYONE
 from dragoman.server.cancellation import InFlight
+from dragoman.server.exchange import Exchange
 from dragoman.server.limits import Gate
 from dragoman.server.responder import Service
 from dragoman.server.settings import Settings
@@ -35,10 +36,10 @@ class Client:
             Service(
                 engine, replace(Settings(), **settings), InFlight(), Gate(8, 8, 1.0), self.memory
             ),
+            Exchange("GET", "/v1/responses", b"", [], cast(Any, None)),
             ANYONE,
             self.said.get,
             self._take,
-            "req_1",
         )
 
     async def _take(self, message: dict[str, Any]) -> None:

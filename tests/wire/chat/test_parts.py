@@ -1,4 +1,4 @@
-"""The small rooms: parts said in words, notes, and reasoning details put together."""
+"""The small rooms: parts said in readable, notes, and reasoning details put together."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.loss import LossList
-from dragoman.wire.chat.fields import Details, decode_annotation, words
+from dragoman.wire.chat.fields import Details, decode_annotation, readable
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
 from dragoman.wire.dialect import STANDARD
 from tests.wire.chat.answering import answer, body
@@ -111,4 +111,4 @@ def test_details_of_one_index_and_type_are_one_entry_and_the_rest_is_as_given() 
 
 def test_what_can_be_read_in_details() -> None:
     pieces = [{"text": "a"}, {"summary": "b"}, {"text": ""}, {"data": "c"}, {"text": 7}, None]
-    assert words(pieces) == ["a", "b"]
+    assert readable(pieces) == ["a", "b"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from dragoman.core.response import Usage
-from dragoman.wire.chat.fields import NAMES, decode_usage, encode_usage
+from dragoman.wire.chat.fields import USAGE_NAMES, decode_usage, encode_usage
 from tests.strategies import usages
 
 
@@ -61,8 +61,8 @@ def test_the_total_is_the_sum_of_what_was_reported_and_nothing_else_is_computed(
 @given(usages)
 def test_p30_counts_said_are_read_again_zero_and_absent_apart(counts: Usage) -> None:
     again = decode_usage(encode_usage(counts))
-    expected = {name: getattr(counts, name) for name in NAMES}
+    expected = {name: getattr(counts, name) for name in USAGE_NAMES}
     if expected["total_tokens"] is None and None not in (counts.input_tokens, counts.output_tokens):
         expected["total_tokens"] = (counts.input_tokens or 0) + (counts.output_tokens or 0)
     found = again or Usage()
-    assert {name: getattr(found, name) for name in NAMES} == expected
+    assert {name: getattr(found, name) for name in USAGE_NAMES} == expected

@@ -172,23 +172,25 @@ class Network:
     def _attend(self, rows: Array, chunk: Chunk, index: int) -> Array:
         """Attention of one sequence, for its new rows."""
         shape, count = self.shape, len(rows)
-        heads, kept = shape.num_attention_heads, shape.num_key_value_heads
+        heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
         keys, values = chunk.cache[index]
-        keys[:, chunk.start : chunk.end] = rows[:, heads:-kept].swapaxes(0, 1)
-        values[:, chunk.start : chunk.end] = rows[:, -kept:].swapaxes(0, 1)
+        keys[:, chunk.start : chunk.end] = rows[:, heads:-kv_heads].swapaxes(0, 1)
+        values[:, chunk.start : chunk.end] = rows[:, -kv_heads:].swapaxes(0, 1)
         # Heads that share their keys stand below one another: one product serves them all.
-        queries = rows[:, :heads].reshape(count, kept, -1, shape.head_dim).transpose(1, 2, 0, 3)
-        flat = queries.reshape(kept, -1, shape.head_dim)
+        queries = rows[:, :heads].reshape(count, kv_heads, -1, shape.head_dim).transpose(1, 2, 0, 3)
+        flat = queries.reshape(kv_heads, -1, shape.head_dim)
         weights = flat @ keys[:, : chunk.end].swapaxes(1, 2)
         if count > 1:
             later = np.arange(chunk.end) > np.arange(chunk.start, chunk.end)[:, None]
-            weights.reshape(kept, -1, count, chunk.end)[:, :, later] = -np.inf
+            weights.reshape(kv_heads, -1, count, chunk.end)[:, :, later] = -np.inf
         weights -= weights.max(-1, keepdims=True)
         np.exp(weights, out=weights)
         weights /= weights.sum(-1, keepdims=True)
         found: Array = weights @ values[:, : chunk.end]
         return (
-            found.reshape(kept, -1, count, shape.head_dim).transpose(2, 0, 1, 3).reshape(count, -1)
+            found.reshape(kv_heads, -1, count, shape.head_dim)
+            .transpose(2, 0, 1, 3)
+            .reshape(count, -1)
         )
 
 
@@ -241,7 +243,7 @@ def _transposed(weight: Array, norm: Array | None = None) -> Array:
 
 
 MAX_CLOSED = 32
-"""Closed slots whose cache is kept."""
+"""Closed slots whose cache is kv_heads."""
 ROOM = 64
 """Tokens a slot has room for at first; it doubles when full."""
 
@@ -249,9 +251,9 @@ ROOM = 64
 class Pocket:
     """A `ScoringModel` over the network. It is used from one thread."""
 
-    def __init__(self, network: Network, *, kept: int = MAX_CLOSED) -> None:
+    def __init__(self, network: Network, *, max_closed: int = MAX_CLOSED) -> None:
         self._network = network
-        self._most = kept
+        self._max_closed = max_closed
         self._slots: OrderedDict[int, KVCache] = OrderedDict()
         self._open: set[int] = set()
 
@@ -287,7 +289,7 @@ class Pocket:
         self._open.discard(id(slot))
         self._slots.move_to_end(id(slot))
         closed = [key for key in self._slots if key not in self._open]
-        for key in closed[: max(0, len(closed) - self._most)]:
+        for key in closed[: max(0, len(closed) - self._max_closed)]:
             del self._slots[key]
 
 

@@ -166,7 +166,7 @@ def _check(asked: Demand | None) -> None:
         if body is not None and _needs_grammar(body):
             if not _llguidance_installed():
                 raise FaultError(
-                    unsupported(f"cannot be kept without llguidance ({_HOW})", body.param)
+                    unsupported(f"cannot be verified without llguidance ({_HOW})", body.param)
                 )
             _grammar_state(body)
 

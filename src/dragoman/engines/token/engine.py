@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import aclosing
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -26,25 +25,12 @@ from .next_token import StreamModel
 from .planner import Plan, Planner, ids_of
 from .scheduler import Scheduler
 from .sequence_decoder import SequenceDecoder
-from .source import Job, NewTokens, NextTokenModel, ScoringModel
+from .source import NextTokenModel, ScoringModel
 
 MAX_TOKENS = 131_072
 """The most new tokens where neither the request nor the model's context sets a limit."""
 CONCURRENCY = 32
 QUEUE = 1_024
-
-
-class TokenSource(Protocol):
-    """Runs sequences: a scheduler with its model, or a stream of ids."""
-
-    def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, NewTokens], None]:
-        """The new tokens of each sequence, by its index, until all have ended.
-
-        The first item is empty: the jobs are accepted. Raises FaultError when they are not.
-        """
-        ...
-
-    async def close(self) -> None: ...
 
 
 class TokenEngine:
@@ -98,7 +84,7 @@ class TokenEngine:
             scores=scores,
             honoured=model.honoured if isinstance(model, NextTokenModel | StreamModel) else None,
         )
-        self._source: TokenSource
+        self._source: Scheduler | StreamModel
         if isinstance(model, StreamModel):
             self._source = model
         else:

@@ -245,7 +245,7 @@ class Planner(Struct, frozen=True, kw_only=True):
 
             check(sampling, self.tokenizer.size)
         elif sampling.logprobs:
-            problem = "this model names tokens only; it does not say how likely they are"
+            problem = "this model gives tokens without probabilities"
             raise FaultError(unsupported(problem, "logprobs"))
 
     def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
@@ -266,7 +266,7 @@ def _not_enforced(request: Request, requirement: Requirement | None) -> Iterator
     """Fields that the prompt has no place for, and demands that nothing enforces."""
     yield from unsupported_fields(request, heard=CONSTRAINT_FIELDS)
     if requirement is None and request.tools and request.parallel_tool_calls is False:
-        yield Loss("parallel_tool_calls", "dropped", "nothing holds the model to one call")
+        yield Loss("parallel_tool_calls", "dropped", "nothing limits the model to one call")
 
 
 async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -> Done:

@@ -7,38 +7,51 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 
 from .source import Job, NewTokens, NextTokenModel, ScoringModel, Slot, TokenCounter, model_fault
 
+if TYPE_CHECKING:
+    from .sampler import Sampler
+
+AHEAD = 64
+"""Tokens a sequence may be ahead of its reader (backpressure)."""
 POLL = 0.001
 """Seconds between two deliveries to a loop: tokens of one moment arrive together."""
+PREFILL = 512
+"""Prompt tokens read in one round, all prompts together, so that a long prompt stalls nobody."""
+GRACE = 10.0
+"""Seconds a model may take for its current step when it is closed."""
 
+_log = logging.getLogger("dragoman")
 
-class Receiver(Protocol):
-    def receive(self, new: NewTokens) -> None:
-        """New tokens; called on the loop."""
-        ...
+BUSY = Fault(
+    "overloaded",
+    "The model has more requests waiting than it takes. Ask again in a moment.",
+    retry_after="1",
+)
+CLOSED = Fault("shutting_down", "The model has been closed.")
+DIED = Fault("internal", "The thread that ran the model has died.")
 
 
 class ThreadQueue:
-    """Delivers new tokens from the model's thread to receivers on one event loop."""
+    """Delivers new tokens from the model's thread to sequences on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()
-        self._batches: dict[Receiver, NewTokens] = {}
+        self._batches: dict[RunningSequence, NewTokens] = {}
         self._scheduled = False
 
-    def put(self, batches: Sequence[tuple[Receiver, NewTokens]]) -> bool:
+    def put(self, batches: Sequence[tuple[RunningSequence, NewTokens]]) -> bool:
         """Deliver these soon; from any thread. False if the loop is closed for good."""
         with self._lock:
             scheduled, self._scheduled = self._scheduled, True
-            for receiver, new in batches:
-                before = self._batches.setdefault(receiver, new)
+            for sequence, new in batches:
+                before = self._batches.setdefault(sequence, new)
                 if before is not new:
                     before.add(new)
         if scheduled:
@@ -55,15 +68,8 @@ class ThreadQueue:
             self._scheduled = bool(batches)
         if batches:
             self._loop.call_later(POLL, self._deliver)
-        for receiver, new in batches.items():
-            receiver.receive(new)
-
-
-if TYPE_CHECKING:
-    from .sampler import Sampler
-
-AHEAD = 64
-"""Tokens a sequence may be ahead of its reader (backpressure)."""
+        for sequence, new in batches.items():
+            sequence.receive(new)
 
 
 class RequestReader:
@@ -253,22 +259,6 @@ class RunningSequence:
         if not self.over:
             self.over = True
             self._new.end = end
-
-
-PREFILL = 512
-"""Prompt tokens read in one round, all prompts together, so that a long prompt stalls nobody."""
-GRACE = 10.0
-"""Seconds a model may take for its current step when it is closed."""
-
-_log = logging.getLogger("dragoman")
-
-BUSY = Fault(
-    "overloaded",
-    "The model has more requests waiting than it takes. Ask again in a moment.",
-    retry_after="1",
-)
-CLOSED = Fault("shutting_down", "The model has been closed.")
-DIED = Fault("internal", "The thread that ran the model has died.")
 
 
 class Scheduler:

@@ -102,13 +102,13 @@ def from_folder(folder: str | Path) -> Vocabulary:
     described = _object(folder / "tokenizer.json")
     added = described.get("added_tokens") or ()
     controls = {token["content"]: token["id"] for token in added if token["content"].strip()}
-    kept = [token for token in added if not token["content"].strip()]  # runs of white space
-    plain = {**described, "added_tokens": kept, "post_processor": None}
+    spaces = [token for token in added if not token["content"].strip()]  # runs of white space
+    plain = {**described, "added_tokens": spaces, "post_processor": None}
     try:
         tokenizer = LLTokenizer(msgspec.json.encode(plain).decode())
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
-    white = {token["content"]: token["id"] for token in kept}
+    white = {token["content"]: token["id"] for token in spaces}
     size = tokenizer.vocab_size
     return Vocabulary(tokenizer, size, controls, _ends(folder, controls), white)
 
@@ -146,8 +146,8 @@ def _ends(folder: Path, controls: Mapping[str, int]) -> frozenset[int]:
     ends: set[int] = set()
     generation, config = folder / "generation_config.json", folder / "tokenizer_config.json"
     if generation.exists():
-        said = _object(generation).get("eos_token_id")
-        ends.update(said if isinstance(said, list) else [] if said is None else [said])
+        eos = _object(generation).get("eos_token_id")
+        ends.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if config.exists():
         named = _object(config).get("eos_token")
         text = named.get("content") if isinstance(named, dict) else named

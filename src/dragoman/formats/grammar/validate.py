@@ -167,8 +167,8 @@ def _wrong(call: Call, tools: Sequence[AllowedTool], matches: Matches) -> Proble
     """What is wrong with a call."""
     for tool in tools:
         if (tool.name, tool.namespace) == (call.name, call.namespace):
-            said = call.arguments if isinstance(call, FunctionCall) else call.input
-            if _fits(tool.body, said, matches):
+            text = call.arguments if isinstance(call, FunctionCall) else call.input
+            if _fits(tool.body, text, matches):
                 return None
             return Problem(f"what it gives to {call.name} does not fit", tool.strict)
     return Problem(f"it calls {call.name}, which may not be called")
@@ -186,7 +186,7 @@ def _fits(body: Body, text: str, matches: Matches) -> bool:
             except (ValueError, RecursionError):
                 return False
             return valid(
-                value, schema, lambda leaf, said: matches(JSONBody("", leaf), _quoted(said))
+                value, schema, lambda leaf, string: matches(JSONBody("", leaf), _quoted(string))
             )
         case _:
             return matches(body, text)

@@ -14,7 +14,7 @@ from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONB
 from dragoman.formats.grammar.lark import EITHER, Writer
 from dragoman.formats.prompt import Prompt, Tokenizer
 
-from .layout import CALL, RETURN, TokenTable, prefill
+from .layout import CALL, END_OF_TEXT, RETURN, TokenTable, prefill
 from .parse import HarmonyParser
 from .render import render
 from .tools import Toolkit
@@ -114,7 +114,7 @@ class Harmony:
         return render(request, setting)
 
     def stops(self, request: Request) -> Stops:
-        return Stops((RETURN, CALL))
+        return Stops((RETURN, CALL, END_OF_TEXT))
 
     def parser(
         self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None

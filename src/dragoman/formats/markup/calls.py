@@ -228,7 +228,7 @@ class CallObject:
         if self._value.done:
             key = _string("".join(self._pieces))
             self._key = key
-            if self._known is not None and key not in _BESIDE:
+            if self._known is not None and not self._emitted and key not in _BESIDE:
                 self.rejected = True
             self._step = self._before_value
         return end

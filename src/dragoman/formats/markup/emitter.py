@@ -50,6 +50,7 @@ class Emitter:
         self.tools = tools
         self.calls = 0
         self.truncated = False  # the open call was not ended by the model
+        self.dropping = False  # the answer was cut in the head of a call: its text is no answer
         self.warnings: list[str] = []
         self.plain_text: Emit = turn.text if choice == 0 else self.text
         self.plain_thought: Emit = turn.reasoning if choice == 0 else self.thought
@@ -61,7 +62,8 @@ class Emitter:
         self._arguments: list[str] = []
 
     def text(self, data: str) -> None:
-        self._turn.text(data, self._choice, self._take_tokens(data))
+        if not self.dropping:
+            self._turn.text(data, self._choice, self._take_tokens(data))
 
     def thought(self, data: str) -> None:
         self._turn.reasoning(data, self._choice, self._take_tokens(data))
@@ -126,17 +128,17 @@ class Emitter:
         """End the call; without arguments it has the empty object."""
         if self._name is None:
             return
-        said = "".join(self._arguments)
+        arguments = "".join(self._arguments)
         if not self._name:
-            self.warn(f"a call without a name: {said}")
+            self.warn(f"a call without a name: {arguments}")
             self._name = None
-            if said:
-                self.text(said)
+            if arguments:
+                self.text(arguments)
             return
-        if not is_object(said or "{}"):
+        if not is_object(arguments or "{}"):
             self.warn(f"the arguments of {self._name} are not a JSON object")
         if not self.truncated:
-            missing = "" if said.strip() else "{}"
+            missing = "" if arguments.strip() else "{}"
             fragment = CallFragment(self.calls - 1, arguments=missing, last=True)
             self._turn.call(fragment, self._choice)
         self._name, self._arguments = None, []

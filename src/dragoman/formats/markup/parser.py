@@ -1,6 +1,6 @@
 """Parses a model's markup into a turn: tokens or text, in pieces of any size.
 
-One state machine for all families; the profile's tables say where each mark leads. Control tokens
+One state machine for all families; the profile's tables emit where each mark leads. Control tokens
 are recognised by id; other marks are found in the text, which is held back while it may become one.
 """
 
@@ -32,6 +32,8 @@ from .states import (
 
 _BLOCK = 4096
 """Characters scanned together, so that a long text costs no more than many short ones."""
+
+_CALL_KINDS = frozenset(("call", "name", "id", "typed", "gap"))
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -95,8 +97,8 @@ class MarkupParser:
             return
         plain = self._plain.get
         for id in ids:
-            if (say := self._fast_path) is not None and (piece := plain(id)) is not None:
-                say(piece)
+            if (emit := self._fast_path) is not None and (piece := plain(id)) is not None:
+                emit(piece)
             else:
                 self._token(id)
             self._reasoning += self._thinking
@@ -107,30 +109,34 @@ class MarkupParser:
             for token in tokens:
                 self._emitter.add_token(token, token.text)
         elif (
-            (say := self._fast_path)
+            (emit := self._fast_path)
             and text
             and not (text[-1].isspace() or self._marks.touches(text))
         ):
-            say(text)
+            emit(text)
             return
         for at in range(0, len(text), _BLOCK):
             self._parse_text(text[at : at + _BLOCK])
 
-    def flush(self) -> None:
-        """Emit what is held back as what it turned out to be, and begin anew."""
+    def flush(self, *, cut: bool = False) -> None:
+        """Emit what is held back as what it turned out to be, and begin anew. Of an answer that was
+        `cut`, the head of an unfinished call is dropped: markup must not be shown as text."""
+        emitter = self._emitter
         self._parse_text(self._decoder.decode(b"", final=True))
+        marks = self._marks
+        emitter.dropping = cut and marks.kind in _CALL_KINDS and marks.name != "bare"
         self._release_held()
-        if isinstance(self._segment, Calls) and self._segment.unproven:
+        if isinstance(self._segment, Calls) and self._segment.unproven and not emitter.dropping:
             self._backtrack(self._segment)
             self._parse_replay()
-        self._emitter.truncated = True
+        emitter.truncated = True
         self._segment.leave(None)
-        self._emitter.close_call()
-        self._emitter.truncated = False
+        emitter.close_call()
+        emitter.truncated = emitter.dropping = False
         self._enter("over" if self._marks.kind == "over" else "start")
 
     def close(self, reason: str) -> None:
-        self.flush()
+        self.flush(cut=reason == "length")
         self._emitter.finish(reason)
 
     @property
@@ -273,11 +279,11 @@ class MarkupParser:
         state, self._begun = self._marks.state, True
         if isinstance(segment, LeadingBlanks):
             bare = self._profile.bare and self._emitter.tools and char in "{["
-            kept = segment.kept
-            if not kept:
+            blanks = segment.blanks
+            if not blanks:
                 self._emitter.drop_tokens(left)
             self._enter("bare" if bare else "text")
-            self._segment.feed(kept, 0, len(kept))
+            self._segment.feed(blanks, 0, len(blanks))
         elif isinstance(segment, Name):
             if self._pending.name:
                 self._enter(state.then)

@@ -69,12 +69,12 @@ class TextSegment:
         if self._fresh:
             more = more.lstrip()
             self._fresh = not more
-        words = more.rstrip()
-        self.blanks = more[len(words) :]
+        text_part = more.rstrip()
+        self.blanks = more[len(text_part) :]
         if len(self.blanks) > BLANKS:
-            words, self.blanks = more[:-BLANKS], self.blanks[-BLANKS:]
-        if words:
-            self.emit(words)
+            text_part, self.blanks = more[:-BLANKS], self.blanks[-BLANKS:]
+        if text_part:
+            self.emit(text_part)
         return end
 
     def leave(self, target: str | None) -> None:
@@ -91,22 +91,22 @@ class LeadingBlanks:
     def __init__(self, emitter: Emitter, first: bool) -> None:
         self._emitter = emitter
         self._first = first
-        self._kept: list[str] = []
+        self._collected: list[str] = []
 
     def feed(self, text: str, at: int, end: int) -> int:
         found = _LEADING.match(text, at, end)
         stop = found.end() if found else at
-        self._kept.append(text[at:stop])
+        self._collected.append(text[at:stop])
         return stop
 
     def leave(self, target: str | None) -> None:
-        if target in (None, "over") and (kept := self.kept):
-            self._emitter.text(kept)
+        if target in (None, "over") and (blanks := self.blanks):
+            self._emitter.text(blanks)
 
     @property
-    def kept(self) -> str:
+    def blanks(self) -> str:
         """The blanks, where nothing came before them; else they belong to that."""
-        return "".join(self._kept) if self._first else ""
+        return "".join(self._collected) if self._first else ""
 
 
 class CollectedText:

@@ -55,7 +55,7 @@ class _Choice:
         self.parser: MarkupParser = format.parser(request, self)
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
-        self._turn.say(data, self._number, tokens)
+        self._turn.plain_text(data, self._number, tokens)
 
     def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         self._turn.reasoning(data, self._number, tokens)
@@ -113,7 +113,7 @@ class TextToolCallTurn(Turn):
         else:
             super().text(data, choice, tokens)
 
-    def say(self, data: str, choice: int, tokens: tuple[Token, ...]) -> None:
+    def plain_text(self, data: str, choice: int, tokens: tuple[Token, ...]) -> None:
         """Text without markup."""
         super().text(data, choice, tokens)
 

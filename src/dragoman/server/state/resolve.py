@@ -146,18 +146,16 @@ async def understand(
     return Asked(own, whole, conversation, tuple(answers))
 
 
-def needs_lookup(request: Request) -> bool:
-    """Whether a request builds on something that only a store has."""
-    return (
-        request.previous_response_id is not None
-        or request.conversation is not None
-        or ItemReference in map(type, request.items)
-    )
+_REFERRING = frozenset((ItemReference,))
+_RECALLED = frozenset((ItemReference, FunctionCall, CustomToolCall))
 
 
-def has_calls(request: Request) -> bool:
-    """Whether a request brings back calls, whose reasoning a store may have."""
-    return any(isinstance(item, FunctionCall | CustomToolCall) for item in request.items)
+def needs_lookup(request: Request, *, stored: bool) -> bool:
+    """Whether a request builds on something that only a store has: what it refers to, or, where the
+    answer is stored, the reasoning of the calls that it brings back."""
+    if request.previous_response_id is not None or request.conversation is not None:
+        return True
+    return not (_RECALLED if stored else _REFERRING).isdisjoint(map(type, request.items))
 
 
 def for_engine(
@@ -165,7 +163,7 @@ def for_engine(
 ) -> Request:
     """The request as an engine gets it, whole: with these items, and nothing to look up."""
     return replace(
-        decided(request),
+        decided(request) if request.extra else request,
         items=items,
         instructions=instructions,
         previous_response_id=None,
@@ -185,10 +183,12 @@ def conversation_id(request: Request) -> str | None:
 def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
     """The items with an id each, derived from the response's where they came without one."""
     return tuple(
-        item
-        if isinstance(item, ItemReference) or item.id
-        else replace(item, id=input_id(item, id, place))
-        for place, item in enumerate(items)
+        [
+            item
+            if isinstance(item, ItemReference) or item.id
+            else replace(item, id=input_id(item, id, place))
+            for place, item in enumerate(items)
+        ]
     )
 
 

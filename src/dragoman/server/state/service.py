@@ -32,7 +32,6 @@ from .resolve import (
     Source,
     bare,
     for_engine,
-    has_calls,
     named,
     needs_lookup,
     recalled,
@@ -99,11 +98,12 @@ class Memory:
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
-        if needs_lookup(request) or (stored and has_calls(request)):
+        if needs_lookup(request, stored=stored):
             return self._look_up(wire, request, caller, stored, source or self.store)
         whole = for_engine(request, request.items, request.instructions)
         if not stored:
-            return Plan(whole, replace(request, store=False), self._losses(request))
+            losses = self._losses(request) if request.include else ()
+            return Plan(whole, replace(request, store=False), losses)
         id = new_id()
         own = replace(request, items=named(request.items, id))
         return self._stored(wire, caller, id, own, whole)

@@ -3,12 +3,12 @@
 Fields that this wire does not know are stored under its name in `extra` and encoded again on it.
 """
 
-from dragoman.wire.protocol import Through, Wire
+from dragoman.wire.protocol import Wire
 
 from .losses import LOSSES, spelling
 from .request import decode_request, encode_request
 from .response import Encoder, encode_response
-from .stream import Decoder, Passing, passes, whole
+from .stream import Decoder
 
 CHAT = Wire(
     name="chat",
@@ -21,6 +21,5 @@ CHAT = Wire(
     losses=LOSSES,
     spelling=spelling,
     id_prefix="chatcmpl-",
-    through=Through(passes=passes, passing=Passing, whole=whole),
 )
 """The wire as one value."""

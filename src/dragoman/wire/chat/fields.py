@@ -35,7 +35,7 @@ _NOTHING: tuple[JSON, ...] = (None, [], {})
 
 
 def rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
-    """The fields we do not know, without those that say nothing."""
+    """The fields we do not know, without empty ones."""
     if known.issuperset(value):
         return {}
     return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
@@ -58,7 +58,7 @@ NAME = "chat"
 
 
 def to_extra(rest: dict[str, JSON], **nested: dict[str, JSON]) -> Extra | None:
-    """The extra that holds unknown fields, and those of objects inside; None if there are none.
+    """The extra with unknown fields, and those of objects inside; None if there are none.
 
     >>> to_extra({"a": 1}, function={"b": 2}), to_extra({}, function={})
     ({'chat': {'a': 1, 'function': {'b': 2}}}, None)
@@ -72,27 +72,27 @@ def from_extra(extra: Extra | None) -> dict[str, JSON]:
     return extra.get(NAME, {}) if extra else {}
 
 
-def restore(said: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
-    """What is said, and the unknown fields with it; what is said stands.
+def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
+    """The fields, and the unknown ones with them; a field that is there stands.
 
     >>> restore({"id": "1", "function": {"name": "f"}}, to_extra({"id": "2"}, function={"b": 2}))
     {'id': '1', 'function': {'name': 'f', 'b': 2}}
     """
-    return merge(said, from_extra(extra))
+    return merge(fields, from_extra(extra))
 
 
-def merge(said: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
-    """`said`, with what `more` has besides, object by object; a null says nothing."""
+def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
+    """The fields, with what `more` has besides, object by object; a null counts as absent."""
     for name, value in more.items():
-        have = said.get(name)
+        have = fields.get(name)
         if isinstance(have, dict) and isinstance(value, dict):
-            said[name] = merge(dict(have), value)
+            fields[name] = merge(dict(have), value)
         elif have is None:
-            said[name] = value
-    return said
+            fields[name] = value
+    return fields
 
 
-WORDS: dict[str, str] = {
+FINISH_WORDS: dict[str, str] = {
     "stop": "stop",
     "length": "length",
     "tool_calls": "tool_calls",
@@ -105,12 +105,12 @@ WORDS: dict[str, str] = {
     "model_length": "length",
     "safety": "content_filter",
 }
-"""What servers say, and what is meant."""
+"""The finish reasons of servers, by the protocol's own."""
 
-_SAID = frozenset(WORDS.values())
+_FINISH_REASONS = frozenset(FINISH_WORDS.values())
 
 BROKEN = ("error", "abort")
-"""Words with which servers end an answer that they could not finish."""
+"""Finish reasons of an answer that the server could not complete."""
 
 
 def decode_finish(value: JSON) -> str | None:
@@ -122,7 +122,7 @@ def decode_finish(value: JSON) -> str | None:
     if value is None or value == "":
         return None
     word = value.lower().replace("-", "_") if isinstance(value, str) else ""
-    return WORDS.get(word, "stop")
+    return FINISH_WORDS.get(word, "stop")
 
 
 def broken(value: JSON) -> bool:
@@ -131,14 +131,14 @@ def broken(value: JSON) -> bool:
 
 
 def encode_finish(reason: str, *, legacy: bool = False) -> str:
-    """The reason for the reader; `legacy` for one that knows functions and not tools.
+    """The reason for the client; `legacy` for one that knows functions and not tools.
 
     >>> encode_finish("tool_calls", legacy=True), encode_finish("max_tool_calls")
     ('function_call', 'stop')
     """
     if legacy and reason == "tool_calls":
         return "function_call"
-    return reason if reason in _SAID else "stop"
+    return reason if reason in _FINISH_REASONS else "stop"
 
 
 _KNOWN = ("token", "logprob", "bytes", "top_logprobs", "id")
@@ -177,10 +177,13 @@ def _bytes(value: JSON) -> bytes | None:
 
 def encode_logprobs(tokens: Sequence[Token]) -> list[JSON]:
     """The tokens with their alternatives."""
-    return [_say(token) | {"top_logprobs": [_say(top) for top in token.top]} for token in tokens]
+    return [
+        _encode_token(token) | {"top_logprobs": [_encode_token(top) for top in token.top]}
+        for token in tokens
+    ]
 
 
-def _say(token: Token) -> dict[str, JSON]:
+def _encode_token(token: Token) -> dict[str, JSON]:
     said: dict[str, JSON] = {} if token.id is None else {"id": token.id}
     said |= {"token": token.text, "logprob": token.logprob}
     said["bytes"] = None if token.bytes is None else list(token.bytes)
@@ -225,7 +228,7 @@ def encode_annotation(note: Annotation, offset: int = 0) -> JSON:
 _INPUT, _OUTPUT = "prompt_tokens_details", "completion_tokens_details"
 _DETAILS = (_INPUT, _OUTPUT, "input_tokens_details", "output_tokens_details")
 
-NAMES: dict[str, tuple[str, ...]] = {
+USAGE_NAMES: dict[str, tuple[str, ...]] = {
     "input_tokens": ("prompt_tokens", "input_tokens", "prompt_eval_count"),
     "output_tokens": ("completion_tokens", "output_tokens", "eval_count"),
     "total_tokens": ("total_tokens",),
@@ -255,12 +258,12 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our counts and the names they go by; the first is the protocol's own."""
 
-_USAGE_SAID = tuple(
+_DETAIL_FIELDS = tuple(
     (
         outer,
         tuple(
             (names[0].removeprefix(f"{outer}."), field)
-            for field, names in NAMES.items()
+            for field, names in USAGE_NAMES.items()
             if names[0].startswith(outer)
         ),
     )
@@ -268,7 +271,7 @@ _USAGE_SAID = tuple(
 )
 """The fields of the details, in the protocol's own words."""
 
-_FIELDS = {name: field for field, names in NAMES.items() for name in names}
+_FIELDS = {name: field for field, names in USAGE_NAMES.items() for name in names}
 
 
 def decode_usage(value: JSON) -> Usage | None:
@@ -285,12 +288,12 @@ def decode_usage(value: JSON) -> Usage | None:
     for name, number in left.items():
         known = _FIELDS.get(name)
         if known is None or known in counts or type(number) is not int:
-            return _decode_odd(left)
+            return _decode_other_usage(left)
         counts[known] = number
     return Usage(**counts) if counts else None
 
 
-def _decode_odd(left: dict[str, JSON]) -> Usage | None:
+def _decode_other_usage(left: dict[str, JSON]) -> Usage | None:
     """Counts under several names, or not written as numbers, or beside what we do not know."""
     counts: dict[str, JSON] = {}
     for field, names in _named(left).items():
@@ -313,7 +316,7 @@ def _named(flat: dict[str, JSON]) -> dict[str, list[str]]:
             named.setdefault(field, []).append(name)
     for field, names in named.items():
         if len(names) > 1:
-            names.sort(key=NAMES[field].index)
+            names.sort(key=USAGE_NAMES[field].index)
     return named
 
 
@@ -326,7 +329,7 @@ def encode_usage(usage: Usage) -> dict[str, JSON]:
     for name, number in (("prompt", asked), ("completion", said), ("total", total)):
         if number is not None:
             counted[f"{name}_tokens"] = number
-    for outer, fields in _USAGE_SAID:
+    for outer, fields in _DETAIL_FIELDS:
         inner = None
         for name, field in fields:
             number = getattr(usage, field)
@@ -422,10 +425,10 @@ class Details:
                 entry[name] = value
 
 
-def words(pieces: list[JSON]) -> list[str]:
-    """What can be read in the pieces of one chunk.
+def readable(pieces: list[JSON]) -> list[str]:
+    """The text in the pieces of one chunk.
 
-    >>> words([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
+    >>> readable([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
     ['Hm']
     """
     told = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)

@@ -100,7 +100,7 @@ class _FileData(Struct):
     filename: str | None = None
 
 
-class _Message(Struct, tag_field="role"):
+class _Message(Struct, tag_field="role", gc=False):
     """A message of the role that its kind is for."""
 
     role: ClassVar[Role]
@@ -132,7 +132,7 @@ class _Assistant(_Message, tag="assistant"):
     function_call: Raw = ABSENT
 
 
-class _Tool(Struct, tag_field="role", tag="tool"):
+class _Tool(Struct, tag_field="role", tag="tool", gc=False):
     tool_call_id: _Word
     content: str | list[Raw] | None = None
 
@@ -168,7 +168,7 @@ class _CustomCall(Struct):
     namespace: str | None = None
 
 
-_messages = Reader[_Message | _Tool | _Function](
+message_reader = Reader[_Message | _Tool | _Function](
     _System, _Developer, _User, _Assistant, _Tool, _Function
 )
 _parts = Reader[_TextPart | _RefusalPart | _ImagePart | _AudioPart | _FilePart](
@@ -183,14 +183,15 @@ _function_calls, _custom_calls = Reader(_FunctionCall), Reader(_CustomCall)
 
 
 def decode_messages(data: Raw) -> tuple[Item, ...]:
-    """The items of a conversation. Raises FaultError naming the message that is wrong."""
+    """The items of a conversation, by `message_reader`. Raises FaultError naming the message that
+    is wrong."""
     items: list[Item] = []
     calls: dict[str, type[Item]] = {}  # the calls that results may refer to
     legacy: dict[str, str] = {}  # by function name: the id made up for its last call
     after_assistant = False
-    messages, unknown = _messages.read_all(data, "messages")
+    messages, unknown = message_reader.read_all(data, "messages")
     for number, message in enumerate(messages):
-        rest = unknown.get(number) or {}
+        rest = unknown.get(number, {})
         content: Content | None
         if isinstance(message.content, list):
             path = f"messages[{number}].content"
@@ -198,16 +199,16 @@ def decode_messages(data: Raw) -> tuple[Item, ...]:
         else:
             content = message.content
         if isinstance(message, _Assistant):
-            legacy_id = f"call_legacy_{len(calls)}"
-            turn = _assistant_items(message, content, rest, f"messages[{number}]", legacy_id)
-            for item in turn:
-                match item:
-                    case FunctionCall() | CustomToolCall():
-                        calls[item.call_id] = type(item)
-                        if item.call_id == legacy_id:
-                            legacy[item.name] = legacy_id
-                    case Unknown(value={"id": str(call_id)}):
-                        calls[call_id] = Unknown
+            turn = _assistant_items(message, content, rest, number)
+            if message.tool_calls or message.function_call is not ABSENT:
+                for item in turn:
+                    match item:
+                        case FunctionCall() | CustomToolCall():
+                            calls[item.call_id] = type(item)
+                            if message.tool_calls is None:
+                                legacy[item.name] = item.call_id
+                        case Unknown(value={"id": str(call_id)}):
+                            calls[call_id] = Unknown
             if after_assistant:
                 turn[0] = replace(turn[0], extra=(turn[0].extra or {}) | NEW_TURN)
             items += turn
@@ -241,7 +242,7 @@ def decode_messages(data: Raw) -> tuple[Item, ...]:
 
 
 def _assistant_items(
-    message: _Assistant, given: Content | None, rest: dict[str, JSON], path: str, legacy_id: str
+    message: _Assistant, given: Content | None, rest: dict[str, JSON], place: int
 ) -> list[Item]:
     """The items of an assistant message; there is always one."""
     items: list[Item] = []
@@ -254,19 +255,19 @@ def _assistant_items(
         thoughts = () if reasoning is None else (Thought(reasoning),)
         extra = to_extra({"reasoning_details": details} if details else {})
         items.append(Reasoning(thoughts, extra=extra))
-    calls = [
-        _call(raw, f"{path}.tool_calls[{number}]")
-        for number, raw in enumerate(message.tool_calls or ())
-    ]
+    calls: list[FunctionCall | CustomToolCall | Unknown] = []
+    if message.tool_calls:
+        path = f"messages[{place}].tool_calls"
+        calls = [_call(raw, f"{path}[{n}]") for n, raw in enumerate(message.tool_calls)]
     if message.function_call is not ABSENT and bytes(message.function_call) != b"null":
         if calls:
             rest["function_call"] = json.value_of(message.function_call)
         else:
-            place = f"{path}.function_call"
-            calls = [_function_call(legacy_id, message.function_call, {}, place)]
+            path, call_id = f"messages[{place}].function_call", f"call_legacy_{place}"
+            calls = [_function_call(call_id, message.function_call, {}, path)]
     content = None if given == () else given
     if message.refusal or message.audio is not ABSENT:
-        content = _with_refusal_and_audio(content, message, path)
+        content = _with_refusal_and_audio(content, message, f"messages[{place}]")
     if content is not None or message.name or rest or not calls:
         if content is None:
             content = () if calls else ""
@@ -522,6 +523,8 @@ def _without_media(part: Part) -> Part:
 class _AssistantTurn:
     """The items between two messages of others, which are one assistant message."""
 
+    __slots__ = ("_calls", "_content", "_dialect", "_extra", "_inline", "_reasoning")
+
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._reasoning: list[str] = []
@@ -568,7 +571,11 @@ class _AssistantTurn:
         message: dict[str, JSON] = {"role": "assistant"}
         if self._inline:
             self._add_content("")
-        content, refusal, audio = _split_content(self._content)
+        refusal: str | None = None
+        audio: dict[str, JSON] | None = None
+        content = self._content
+        if isinstance(content, tuple):
+            content, refusal, audio = _split_content(content)
         if content is not None:
             text = not isinstance(content, str) and not self._dialect.content_parts
             message["content"] = (
@@ -629,11 +636,9 @@ class _AssistantTurn:
 
 
 def _split_content(
-    content: Content | None,
+    content: tuple[Part, ...],
 ) -> tuple[Content | None, str | None, dict[str, JSON] | None]:
     """Content, refusal and past audio, which have fields of their own on this wire."""
-    if content is None or isinstance(content, str):
-        return content, None, None
     audio: dict[str, JSON] | None = None
     kept: list[Part] = []
     refusals: list[str] = []

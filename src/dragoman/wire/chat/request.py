@@ -31,7 +31,7 @@ from dragoman.wire.losses import judge
 from . import tools
 from .fields import from_extra, restore, to_extra
 from .losses import LOSSES
-from .messages import decode_messages, encode_messages
+from .messages import decode_messages, encode_messages, message_reader
 
 VENDOR_FORMATS = frozenset({"ebnf", "grammar", "json", "regex", "structural_tag"})
 """Response formats that are not in the protocol and that some servers enforce."""
@@ -49,7 +49,7 @@ _Factor = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
 _Limit = Annotated[int, Meta(ge=1)]
 
 
-class _Body(Struct):
+class _Body(Struct, kw_only=True):
     """The usual fields. Those of several shapes or with fields inside are any value here, and read
     field by field together with the rare ones, which come as unknown ones do."""
 
@@ -88,7 +88,7 @@ class _Body(Struct):
     service_tier: str | None = None
 
 
-_body = Reader(_Body)
+_body = Reader(_Body, messages=message_reader)
 _INTEGERS = ("max_completion_tokens", "max_tokens", "n", "seed", "top_k", "top_logprobs")
 _NO_SAMPLING = Sampling()
 

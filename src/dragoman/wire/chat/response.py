@@ -56,22 +56,22 @@ _OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
 
 
 class _Choice:
-    """What has been said of one alternative."""
+    """What has been encoded of one alternative."""
 
-    __slots__ = ("calls", "legacy", "length", "open", "speaking", "text_head", "worded")
+    __slots__ = ("calls", "has_content", "legacy", "length", "open", "open_calls", "text_head")
 
     def __init__(self, text_head: bytes) -> None:
         self.text_head = text_head  # a chunk with text, up to the text
-        self.open = False  # the role has been said
-        self.worded = False  # content has been said, if only an empty one
+        self.open = False  # the role has been sent
+        self.has_content = False  # content has been sent, if only an empty one
         self.length = 0  # of all content so far
         self.calls = 0
-        self.speaking: list[_Item] = []  # calls not yet said to their end; the first one speaks
-        self.legacy = False  # a call was said in the deprecated form, which has room for one
+        self.open_calls: list[_Item] = []  # calls that are not done; only the first is sent
+        self.legacy = False  # a call was sent in the deprecated form, which has room for one
 
 
 class _Item:
-    """An item that is being said."""
+    """An item that is being encoded."""
 
     __slots__ = (
         "call",
@@ -94,13 +94,13 @@ class _Item:
         self.legacy = False
         self.parts = 0
         self.start = 0  # where its text part begins in the content
-        self.given: frozenset[str] = frozenset()  # facts about its audio that were said
-        self.waiting: list[bytes] = []  # said once the calls before it are done
+        self.given: frozenset[str] = frozenset()  # facts about its audio that were sent
+        self.waiting: list[bytes] = []  # chunks to send once the calls before it are done
         self.done = False
 
 
 class Encoder:
-    """Says the events of one answer. `request` tells what was asked to be said."""
+    """Encodes the events of one answer, as the request asked for it."""
 
     def __init__(self, request: Request, dialect: Dialect) -> None:
         options = request.stream_options
@@ -118,7 +118,7 @@ class Encoder:
     # ---- events --------------------------------------------------------------------------
 
     def _one(self, event: Event) -> bytes:
-        """The bytes for one event; empty when this wire has no word for it."""
+        """The bytes for one event; empty where this wire has no chunk for it."""
         match event:
             case Delta():
                 return self._delta(event)
@@ -139,30 +139,30 @@ class Encoder:
                 return self._finish(event)
             case _:
                 self._over = True
-                waiting = (i.waiting for c in self._choices.values() for i in c.speaking[1:])
+                waiting = (i.waiting for c in self._choices.values() for i in c.open_calls[1:])
                 return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
 
     def feed(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several events. Texts in a row, the commonest by far, are one step."""
-        said: list[bytes] = []
+        """The bytes for these events. Texts in a row, the commonest by far, are one step."""
+        encoded: list[bytes] = []
         run: list[str] = []
         where = -1
         for event in events:
             if type(event) is Delta and event.kind == "text" and not event.tokens:
                 if event.index != where:
                     if run:
-                        said.append(self._texts(where, run))
+                        encoded.append(self._text_chunks(where, run))
                         run = []
                     where = event.index
                 run.append(event.data)
                 continue
             if run:
-                said.append(self._texts(where, run))
+                encoded.append(self._text_chunks(where, run))
                 run = []
-            said.append(self._one(event))
+            encoded.append(self._one(event))
         if run:
-            said.append(self._texts(where, run))
-        return b"".join(said)
+            encoded.append(self._text_chunks(where, run))
+        return b"".join(encoded)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, or a chunk that adds nothing; empty outside of an answer."""
@@ -180,10 +180,10 @@ class Encoder:
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
-    def _texts(self, index: int, texts: list[str]) -> bytes:
+    def _text_chunks(self, index: int, texts: list[str]) -> bytes:
         """A chunk for each of these pieces of a text."""
         choice = self._items[index].choice
-        choice.worded = True
+        choice.has_content = True
         head, tail = choice.text_head, self._text_tail
         if len(texts) == 1:
             choice.length += len(texts[0])
@@ -200,9 +200,9 @@ class Encoder:
             case "refusal":
                 return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
             case "reasoning" | "summary":
-                return self._think(item, data, event.tokens)
+                return self._reasoning_chunk(item, data, event.tokens)
             case "arguments" | "input":
-                return self._in_turn(item, self._chunk(item.number, self._call_piece(item, data)))
+                return self._in_order(item, self._chunk(item.number, self._call_delta(item, data)))
             case "audio":
                 return self._chunk(item.number, {"audio": {"data": data}})
             case "transcript":
@@ -214,8 +214,8 @@ class Encoder:
                 return b""
 
     def _progress(self, event: Progress) -> bytes:
-        said = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
-        return b"".join(self._chunk(c["index"], {}, more=c) for c in said.get(CHOICES, ()))
+        raw = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
+        return b"".join(self._chunk(c["index"], {}, more=c) for c in raw.get(CHOICES, ()))
 
     # ---- items and parts -----------------------------------------------------------------
 
@@ -226,14 +226,14 @@ class Encoder:
         match event.item:
             case FunctionCall() as call if self._legacy and not (choice.calls or choice.legacy):
                 item.legacy = choice.legacy = True
-                return self._announce(item, encode_call(call))
+                return self._begin_call(item, encode_call(call))
             case FunctionCall() | CustomToolCall() as call:
-                return self._announce(item, encode_call(call))
+                return self._begin_call(item, encode_call(call))
             case Unknown(wire=wire) as call if wire == NAME:
-                return self._announce(item, {"type": call.kind} | call.value)
-            case Reasoning() as thought:
+                return self._begin_call(item, {"type": call.kind} | call.value)
+            case Reasoning() as reasoning:
                 opening = self._open(item)
-                tag = (thought.extra or {}).get("inline", {}).get("open", "")
+                tag = (reasoning.extra or {}).get("inline", {}).get("open", "")
                 return opening + (self._content(item, tag) if tag else b"")
             case _:
                 return b""  # a message opens with its first part: only text has content
@@ -246,19 +246,19 @@ class Encoder:
                 return self._open(item, "")
             case Thought() | Summary():
                 item.parts += 1
-                return self._think(item, "\n\n") if item.parts > 1 else b""
+                return self._reasoning_chunk(item, "\n\n") if item.parts > 1 else b""
             case Audio():
-                return self._open(item) + self._hear(item, event.part)
+                return self._open(item) + self._audio_facts(item, event.part)
             case _:
                 return self._open(item)
 
     def _part_done(self, event: PartDone) -> bytes:
         item = self._items[event.index]
         match event.part:
-            case Text() if not item.choice.worded:
+            case Text() if not item.choice.has_content:
                 return self._content(item, "")
             case Audio():
-                return self._hear(item, event.part)
+                return self._audio_facts(item, event.part)
             case _:
                 return b""
 
@@ -268,74 +268,75 @@ class Encoder:
             case Reasoning():
                 tag = (done.extra or {}).get("inline", {}).get("close", "")
                 closing = self._content(item, tag) if tag else b""
-                return closing + self._beside(item, from_extra(done.extra))
+                return closing + self._extra_chunk(item, from_extra(done.extra))
             case Message():
-                return self._open(item) + self._beside(item, from_extra(done.extra))
+                return self._open(item) + self._extra_chunk(item, from_extra(done.extra))
             case FunctionCall() | CustomToolCall():
-                late, news = from_extra(done.extra), b""
+                late, chunk = from_extra(done.extra), b""
                 if late != from_extra(item.item.extra) and not item.legacy:
-                    news = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
-                return self._in_turn(item, news) + self._next_call(item)
+                    chunk = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
+                return self._in_order(item, chunk) + self._end_call(item)
             case Unknown(wire=wire) if wire == NAME:
-                return self._next_call(item)
+                return self._end_call(item)
             case _:
                 return b""
 
-    def _in_turn(self, item: _Item, said: bytes) -> bytes:
-        """What is said of a call, if it is the one that speaks; else it waits."""
-        if item.choice.speaking[0] is item:
-            return said
-        item.waiting.append(said)
+    def _in_order(self, item: _Item, chunks: bytes) -> bytes:
+        """A chunk of a call, if it is the first open one; else it waits: readers of Chat expect the
+        fragments of one call before those of the next."""
+        if item.choice.open_calls[0] is item:
+            return chunks
+        item.waiting.append(chunks)
         return b""
 
-    def _next_call(self, item: _Item) -> bytes:
-        """What waited for this call to be done."""
+    def _end_call(self, item: _Item) -> bytes:
+        """The chunks that waited for this call to be done."""
         item.done = True
-        speaking, said = item.choice.speaking, b""
-        while speaking and speaking[0].done:
-            del speaking[0]
-            if speaking:
-                said += b"".join(speaking[0].waiting)
-        return said
+        open_calls, encoded = item.choice.open_calls, b""
+        while open_calls and open_calls[0].done:
+            del open_calls[0]
+            if open_calls:
+                encoded += b"".join(open_calls[0].waiting)
+        return encoded
 
     def _open(self, item: _Item, content: str | None = None) -> bytes:
         return b"" if item.choice.open else self._role(item.number, item.choice, content)
 
-    def _beside(self, item: _Item, fields: dict[str, JSON]) -> bytes:
+    def _extra_chunk(self, item: _Item, fields: dict[str, JSON]) -> bytes:
         return self._chunk(item.number, dict(fields)) if fields else b""
 
     def _content(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
-        item.choice.worded = True
+        item.choice.has_content = True
         item.choice.length += len(text)
         return self._chunk(item.number, {"content": text}, content=tokens or None)
 
-    def _think(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
+    def _reasoning_chunk(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
         if "inline" in (item.item.extra or {}):
             return self._content(item, text, tokens)
-        thought = dict.fromkeys(self._reasoning, text)
-        if not thought and not tokens:
+        delta = dict.fromkeys(self._reasoning, text)
+        if not delta and not tokens:
             return b""
-        return self._chunk(item.number, thought, content=tokens or None)
+        return self._chunk(item.number, delta, content=tokens or None)
 
-    def _hear(self, item: _Item, audio: Audio) -> bytes:
+    def _audio_facts(self, item: _Item, audio: Audio) -> bytes:
         facts = {"id": audio.id, "expires_at": audio.expires_at}
         fresh = {k: v for k, v in facts.items() if v is not None and k not in item.given}
         item.given |= fresh.keys()
         fresh = restore(fresh, audio.extra) if fresh else fresh
         return self._chunk(item.number, {"audio": fresh}) if fresh else b""
 
-    def _announce(self, item: _Item, call: dict[str, JSON]) -> bytes:
-        """The first fragment of a call."""
+    def _begin_call(self, item: _Item, call: dict[str, JSON]) -> bytes:
+        """The first chunk of a call."""
         if item.legacy:
             delta = {"function_call": call["function"]}
         else:
             item.call, item.choice.calls = item.choice.calls, item.choice.calls + 1
             delta = {"tool_calls": [{"index": item.call} | call]}
-        item.choice.speaking.append(item)
-        return self._in_turn(item, self._open(item) + self._chunk(item.number, delta))
+        item.choice.open_calls.append(item)
+        return self._in_order(item, self._open(item) + self._chunk(item.number, delta))
 
-    def _call_piece(self, item: _Item, data: str) -> dict[str, JSON]:
-        """A later fragment."""
+    def _call_delta(self, item: _Item, data: str) -> dict[str, JSON]:
+        """A later piece of a call."""
         if item.legacy:
             return {"function_call": {"arguments": data}}
         custom = isinstance(item.item, CustomToolCall)
@@ -351,7 +352,7 @@ class Encoder:
 
     def _role(self, number: int, choice: _Choice, content: str | None) -> bytes:
         choice.open = True
-        choice.worded = content is not None
+        choice.has_content = content is not None
         tokens: tuple[Token, ...] | None = () if self._wants_logprobs else None
         delta = {"role": "assistant", "content": content, "refusal": None}
         return self._chunk(number, delta, content=tokens)
@@ -361,19 +362,19 @@ class Encoder:
         extra = dict(from_extra(event.extra))
         ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
         counted = event.usage if self._wants_usage else None
-        said = b""
+        encoded = b""
         for number, reason in enumerate(event.reasons):
             choice = self._choices.get(number) or self._choice(number)
             if not choice.open:
-                said += self._role(number, choice, None)
+                encoded += self._role(number, choice, None)
             if counted is None and number == len(event.reasons) - 1:
                 self._head = _head(self._envelope | extra)
             word = encode_finish(reason, legacy=self._legacy)
-            said += self._chunk(number, {}, reason=word, more=ends.get(number))
+            encoded += self._chunk(number, {}, reason=word, more=ends.get(number))
         if counted is not None:
             last = {"choices": [], "usage": encode_usage(counted)}
-            said += sse.frame(json.dump(self._envelope | extra | last))
-        return said + sse.DONE
+            encoded += sse.frame(json.dump(self._envelope | extra | last))
+        return encoded + sse.DONE
 
     def _chunk(
         self,

@@ -1,11 +1,23 @@
-"""Dates in the forms that templates ask for, against the standard library."""
+"""Formats by name, and dates in the forms that templates ask for."""
 
 from datetime import date
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.formats.registry import NAMES, by_name
 from dragoman.formats.template import strftime
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_format_is_called_what_it_is_found_by(name: str) -> None:
+    assert by_name(name).name == name
+
+
+def test_a_name_that_is_none_is_told_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"no format 'morse'\. Formats: .*hermes"):
+        by_name("morse")
 
 
 @given(st.dates(date(1000, 1, 1)))

@@ -1,20 +1,21 @@
-"""What an older conversion layer did with calls in text, one test for each of its behaviours.
-
-Right where it was right, and as it should have been where it was not.
-"""
+"""Tool calls in an upstream's text: found, and calls that the server gave as such win."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dragoman.core.event import Delta, Finished, ItemAdded, Started
+from dragoman.core.error import Fault
+from dragoman.core.event import Delta, Failed, Finished, ItemAdded, Started
 from dragoman.core.fold import fold
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Token
+from dragoman.core.lifecycle import check
 from dragoman.core.request import FunctionTool, JSONSchema, Request
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
 from dragoman.formats.prompt import ByteTokenizer
-from tests.formats.markup.hearing import TOOLS, asked, hear, show
+from tests.formats.markup.parsing import TOOLS, asked, parse, pieces, show
 
 CITY = ("get_weather", '{"city": "Rome"}')
 SEARCH = FunctionTool("brave_search")
@@ -36,24 +37,24 @@ def test_r2_8_a_call_that_cannot_be_read_leaves_the_others_alone() -> None:
     bad = CallFragment(1, "b", "now", "{oops")
     assert native(good, bad) == [CITY, ("now", "{oops")]
     text = '{"name": "now", "parameters": {oops}}; {"name": "get_weather", "parameters": '
-    assert hear("llama", text + '{"city": "Rome"}}').said == [("now", "{oops}"), CITY]
+    assert parse("llama", text + '{"city": "Rome"}}').said == [("now", "{oops}"), CITY]
 
 
 def test_r2_9_arguments_are_kept_as_written_readable_or_not() -> None:
     call = '<function=get_weather>{"city":  "R\\u00f6m", "n": 1.0}</function>'
-    outcome = hear("llama", call)
+    outcome = parse("llama", call)
     assert outcome.said == [("get_weather", '{"city":  "R\\u00f6m", "n": 1.0}')]
     assert outcome.warnings == []
-    outcome = hear("llama", "<function=get_weather>[1]</function>")
+    outcome = parse("llama", "<function=get_weather>[1]</function>")
     assert outcome.said == [("get_weather", "[1]")]
     assert outcome.warnings == ["the arguments of get_weather are not a JSON object"]
 
 
 def test_r2_10_without_tools_all_is_text_and_unknown_tools_are_told() -> None:
     text = '{"name": "get_weather", "parameters": {}}'
-    assert hear("llama", text, tools=()).said == [("text", text)]
+    assert parse("llama", text, tools=()).said == [("text", text)]
     unknown = '<|python_tag|>{"name": "nobody", "parameters": {}}; {"name": "now"}'
-    outcome = hear("llama", unknown)
+    outcome = parse("llama", unknown)
     assert outcome.said == [("nobody", "{}"), ("now", "{}")]
     assert outcome.warnings == ["nobody is called, and no tool of that name was offered"]
 
@@ -72,7 +73,7 @@ def test_r2_11_log_probabilities_stay_with_their_text() -> None:
 
 
 def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
-    events = hear("llama", "Hi<|eot_id|>", 1).events
+    events = parse("llama", "Hi<|eot_id|>", 1).events
     assert isinstance(events[0], Started)
     assert [type(event) for event in events].count(Started) == 1
     assert isinstance(events[-1], Finished)
@@ -92,7 +93,7 @@ def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
 def test_v8_marks_are_found_wherever_the_text_is_cut() -> None:
     text = '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}<|eom_id|>'
     for size in range(1, len(text) + 1):
-        outcome = hear("llama", text, size)
+        outcome = parse("llama", text, size)
         assert outcome.said == [CITY]
         assert not [e for e in outcome.events if isinstance(e, Delta) and e.kind == "text"]
 
@@ -110,22 +111,22 @@ def test_r2_14_arguments_are_said_while_they_come() -> None:
 
 
 def test_r2_15_what_follows_a_python_tag_is_never_lost() -> None:
-    outcome = hear("llama", '<|python_tag|>{"x": 1}')
+    outcome = parse("llama", '<|python_tag|>{"x": 1}')
     assert outcome.said == [("text", '{"x": 1}')]
     assert outcome.warnings == ['a call without a name: {"x": 1}']
-    assert hear("llama", '<|python_tag|>{"x": 1}', tools=()).said == [("text", '{"x": 1}')]
+    assert parse("llama", '<|python_tag|>{"x": 1}', tools=()).said == [("text", '{"x": 1}')]
 
 
 @pytest.mark.parametrize("size", [1, 5, None])
 def test_r2_16_a_call_is_not_text_as_well(size: int | None) -> None:
     text = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
-    assert hear("llama", text, size).said == [CITY]
+    assert parse("llama", text, size).said == [CITY]
 
 
 def test_r2_17_headers_and_ends_are_not_said() -> None:
     text = "<|start_header_id|>assistant<|end_header_id|>\n\nHi <|eot_id|>"
-    assert hear("llama", text, 1).said == [("text", "Hi ")]
-    assert hear("llama", '<|python_tag|>{"name": "now"}<|eom_id|>').said == [("now", "{}")]
+    assert parse("llama", text, 1).said == [("text", "Hi ")]
+    assert parse("llama", '<|python_tag|>{"name": "now"}<|eom_id|>').said == [("now", "{}")]
 
 
 @pytest.mark.parametrize(
@@ -138,27 +139,27 @@ def test_r2_17_headers_and_ends_are_not_said() -> None:
     ],
 )
 def test_r2_18_every_way_to_write_a_call_is_read(text: str, said: str) -> None:
-    assert hear("llama", text).said == [("get_weather", said)]
+    assert parse("llama", text).said == [("get_weather", said)]
 
 
 def test_r2_18_builtin_tools_and_code() -> None:
     tools = (*TOOLS, SEARCH, CODE)
-    outcome = hear("llama", '<|python_tag|>brave_search.call(query="a \\"b\\"")', tools=tools)
+    outcome = parse("llama", '<|python_tag|>brave_search.call(query="a \\"b\\"")', tools=tools)
     assert outcome.said == [("brave_search", '{"query": "a \\"b\\""}')]
     assert outcome.warnings == []
-    outcome = hear("llama", "<|python_tag|>print(1)\nprint(2)", tools=tools)
+    outcome = parse("llama", "<|python_tag|>print(1)\nprint(2)", tools=tools)
     assert outcome.said == [("code_interpreter", '{"code": "print(1)\\nprint(2)"}')]
 
 
 def test_r2_19_text_around_calls_is_kept() -> None:
     text = 'First <function=now>{}</function> then <function=now>{"a": 1}</function> last'
     said = [("text", "First"), ("now", "{}"), ("text", "then"), ("now", '{"a": 1}')]
-    assert hear("llama", text).said == [*said, ("text", "last")]
+    assert parse("llama", text).said == [*said, ("text", "last")]
 
 
 def test_r2_19_call_ids_are_the_same_every_time() -> None:
     text = '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}'
-    once, again = (fold(hear("llama", text, size).events).output for size in (1, 9))
+    once, again = (fold(parse("llama", text, size).events).output for size in (1, 9))
     assert [call.call_id for call in once] == [call.call_id for call in again]
     assert len({call.call_id for call in once}) == 2
 
@@ -179,7 +180,7 @@ def test_r2_20_calls_are_written_as_they_are_read(call: FunctionCall, written: s
     items = (Message("user", "hi"), call)
     prompt = Markup("llama").render(Request(model="m", items=items))
     assert f"<|end_header_id|>\n\n{written}<|eom_id|>" in prompt.text
-    assert hear("llama", written, tools=tools).said == [(call.name, call.arguments)]
+    assert parse("llama", written, tools=tools).said == [(call.name, call.arguments)]
 
 
 CONVERSATION = (
@@ -234,7 +235,7 @@ def test_r2_22_tools_and_schemas_are_told_in_the_system_message() -> None:
     ],
 )
 def test_v5_no_arguments_are_the_empty_object(family: str, text: str) -> None:
-    outcome = hear(family, text)
+    outcome = parse(family, text)
     assert outcome.said == [("now", "{}")]
     assert outcome.warnings == []
 
@@ -243,7 +244,7 @@ def test_v5_no_arguments_are_the_empty_object(family: str, text: str) -> None:
 def test_v6_odd_arguments_do_not_end_the_stream(arguments: str) -> None:
     text = f'<tool_call>{{"name": "now", "arguments": {arguments}</tool_call>\nstill here'
     for size in (1, None):
-        outcome = hear("hermes", text, size)
+        outcome = parse("hermes", text, size)
         assert outcome.said[-1] == ("text", "still here")
         assert any(kind == "now" for kind, _ in outcome.said)
 
@@ -259,7 +260,7 @@ def test_v6_odd_arguments_do_not_end_the_stream(arguments: str) -> None:
     ],
 )
 def test_v7_all_calls_are_read_however_they_are_written(text: str) -> None:
-    assert hear("llama", text, 1).said == [("now", "{}"), CITY]
+    assert parse("llama", text, 1).said == [("now", "{}"), CITY]
 
 
 @pytest.mark.parametrize(
@@ -268,6 +269,109 @@ def test_v7_all_calls_are_read_however_they_are_written(text: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "llama4", "hermes", "mistral"])
 def test_v9_a_json_answer_is_no_call(family: str, text: str) -> None:
     for size in (1, None):
-        outcome = hear(family, text, size)
+        outcome = parse(family, text, size)
         assert outcome.said == [("text", text)]
         assert outcome.warnings == []
+
+
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+def marked() -> TextToolCallTurn:
+    return TextToolCallTurn("1", 0, "m", markup="hermes", request=asked())
+
+
+def said(turn: TextToolCallTurn) -> list[tuple[str, str]]:
+    events = turn.take()
+    check(events)
+    return [show(item) for item in fold(events).output]
+
+
+@given(st.lists(st.integers(0, 1000), max_size=8))
+def test_p5_calls_in_the_text_are_found_however_it_is_cut(cuts: list[int]) -> None:
+    turn = marked()
+    for piece in pieces(f"<think>hm</think>\n\nLook. {CALL} Done", cuts):
+        turn.text(piece)
+    turn.finish("stop")
+    turn.end(complete=True)
+    events = turn.take()
+    check(events)
+    assert [show(item) for item in fold(events).output] == [
+        ("thought", "hm"),
+        ("text", "Look.Done"),
+        CITY,
+    ]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reasons == ("tool_calls",)
+
+
+def test_a_call_given_twice_is_said_once() -> None:
+    turn = marked()
+    turn.text(CALL)
+    turn.call(CallFragment(0, "c1", "get_weather", '{"city":'))
+    turn.call(CallFragment(0, arguments=' "Rome"}'))
+    turn.finish("tool_calls")
+    turn.end(complete=True)
+    assert said(turn) == [CITY]
+
+
+def test_beside_calls_of_the_server_markup_is_only_text() -> None:
+    turn = marked()
+    turn.text('<tool_call>{"name": "now", "arguments": {oops}}</tool_call>')
+    turn.call(CallFragment(None, "c1", "get_weather", '{"city": "Rome"}'))
+    turn.call(CallFragment(None, None, "now", ""))
+    turn.end(complete=True)
+    assert said(turn) == [
+        CITY,
+        ("now", "{}"),
+        ("text", '{"name": "now", "arguments": {oops}}'),
+    ]
+
+
+def test_each_choice_is_heard_by_itself() -> None:
+    turn = marked()
+    turn.text("<tool_", 0)
+    turn.text("<tool_", 1)
+    turn.text('call>{"name": "now"}', 0)
+    turn.text("box", 1)
+    turn.end(complete=True)
+    events = turn.take()
+    assert events[-1].reasons == ("tool_calls", "stop")
+    assert [show(item) for item in fold(events).output] == [("text", "<tool_box"), ("now", "{}")]
+
+
+def test_an_answer_that_breaks_keeps_what_it_said() -> None:
+    turn = marked()
+    turn.text(f"{CALL}Hi <")
+    turn.fail(Fault("upstream_cut", "cut"))
+    events = turn.take()
+    assert isinstance(events[-1], Failed)
+    assert [show(item) for item in fold(events).output] == [("text", "Hi <"), CITY]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_stream_that_only_stops(end: bool) -> None:
+    turn = marked()
+    turn.text(CALL)
+    turn.end(complete=end)
+    events = turn.take()
+    assert isinstance(events[-1], Finished if end else Failed)
+    assert [show(item) for item in fold(events).output] == [CITY]
+
+
+def test_log_probabilities_pass() -> None:
+    turn = marked()
+    turn.text("Hi", tokens=(Token("Hi", -1.0),))
+    turn.text("", tokens=(Token("", -2.0),))
+    turn.end(complete=True)
+    (message,) = fold(turn.take()).output
+    assert [token.logprob for token in message.content[0].tokens] == [-1.0, -2.0]
+
+
+def test_a_long_call_cut_short_is_incomplete() -> None:
+    turn = marked()
+    turn.text(CALL[:-20])
+    turn.finish("length")
+    turn.end(complete=True)
+    (call,) = fold(turn.take()).output
+    assert call.status == "incomplete"

@@ -1,4 +1,4 @@
-"""How the tests hear markup: a text or tokens in pieces, to items, events and warnings."""
+"""How the tests parse markup: a text or tokens in pieces, to items, events and warnings."""
 
 import re
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ FAMILIES = tuple(sorted(BY_NAME))
 family = cache(Markup)
 
 
-class Heard(Struct):
+class Parsed(Struct):
     """What came of an answer. `said` are its items: ("text", …), ("thought", …) or (name, …)."""
 
     said: list[tuple[str, str]]
@@ -64,7 +64,7 @@ def pieces(text: str, cuts: Sequence[int] | int | None) -> list[str]:
     return [text[a:b] for a, b in pairwise(places)]
 
 
-def hear(
+def parse(
     format: Format | str,
     text: str,
     cuts: Sequence[int] | int | None = None,
@@ -72,18 +72,18 @@ def hear(
     tools: Sequence[Tool] = TOOLS,
     reason: str = "stop",
     **more: object,
-) -> Heard:
-    """A text, heard in pieces."""
+) -> Parsed:
+    """A text, parsed in pieces."""
     format = family(format) if isinstance(format, str) else format
     turn = Turn("1", 0, "m", think=None)
     parser = format.parser(asked(tools, **more), turn)
     for piece in pieces(text, cuts):
         parser.write(piece)
     parser.close(reason)
-    return heard(turn.take(), parser.warnings, parser.reasoning_tokens)
+    return parsed(turn.take(), parser.warnings, parser.reasoning_tokens)
 
 
-def hear_ids(
+def parse_ids(
     format: Format | str,
     ids: Sequence[int],
     tokenizer: ByteTokenizer,
@@ -91,25 +91,25 @@ def hear_ids(
     *,
     tools: Sequence[Tool] = TOOLS,
     reason: str = "stop",
-) -> Heard:
-    """Tokens, heard `size` at a time."""
+) -> Parsed:
+    """Tokens, parsed `size` at a time."""
     format = family(format) if isinstance(format, str) else format
     turn = Turn("1", 0, "m", think=None)
     parser = format.parser(asked(tools), turn, tokenizer)
     for at in range(0, len(ids), size):
         parser.feed(ids[at : at + size])
     parser.close(reason)
-    return heard(turn.take(), parser.warnings, parser.reasoning_tokens)
+    return parsed(turn.take(), parser.warnings, parser.reasoning_tokens)
 
 
-def heard(events: list[Event], warnings: Sequence[str], reasoning: int) -> Heard:
+def parsed(events: list[Event], warnings: Sequence[str], reasoning: int) -> Parsed:
     """What these events say."""
     output = fold(events).output
     end = events[-1]
     assert isinstance(end, Finished), end
     said = [show(item) for item in output]
     statuses = [item.status for item in output]
-    return Heard(said, events, list(warnings), statuses, end.reasons[0], reasoning)
+    return Parsed(said, events, list(warnings), statuses, end.reasons[0], reasoning)
 
 
 def show(item: object) -> tuple[str, str]:

@@ -15,11 +15,11 @@ from dragoman.core.event import Failed, Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
-from dragoman.engines import remote as tell
-from dragoman.engines.remote import Remote
+from dragoman.engines import remote as remote_module
+from dragoman.engines.remote import Remote, State
 from dragoman.net.connection import Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
-from tests.engines.listening import Listening, left, let_go, nothing_left, pools, told, unused
+from tests.engines.receiving import Receiver, left, let_go, nothing_left, pools, received, unused
 from tests.mock import Reply, chunk, head, plain
 from tests.mock import stream as streamed
 
@@ -50,22 +50,22 @@ PHASES = {
 @pytest.mark.parametrize("begun", [False, True], ids=["", "begun"])
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("reply", PHASES.values(), ids=PHASES)
-async def test_who_stops_closes_the_connection(
+async def test_cancel_in_any_phase_closes_the_connection(
     reply: Reply, warm: bool, begun: bool, stream: bool
 ) -> None:
     hold = 0.0 if begun else 5.0
     async with remote(_after(HELLO, reply, warm), retries=1, header_hold=hold) as (engine, up):
         async with nothing_left():
             if warm:
-                await told(engine, asking())
+                await received(engine, asking())
                 up.forget()
-            listener = Listening()
-            assert listener.ask(engine, asking(stream=stream))
+            sink = Receiver()
+            sink.start(engine, asking(stream=stream))
             await up.arrived.wait()
             await asyncio.sleep(0.02)  # what was written arrives
-            listener.stop()
+            sink.cancel()
             assert unused(engine)
-            listener.stop()
+            sink.cancel()
             await left(up)
         assert unused(engine)
 
@@ -78,41 +78,41 @@ def _after(first: Reply, then: Reply, warm: bool) -> Callable[[object], Reply]:
 @both
 @pytest.mark.parametrize("pieces", [[head(500), b"oh"], [BUSY], [GZIP], [head()]], ids=len)
 @pytest.mark.parametrize("turns", range(6))
-async def test_who_stops_in_any_turn_after_the_head_closes_the_connection(
+async def test_cancel_in_any_turn_after_the_headers_closes_the_connection(
     pieces: list[bytes], turns: int, stream: bool
 ) -> None:
     async with remote(Reply(pieces, hang=True), retries=1) as (engine, up), nothing_left():
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=stream))
-        telling: Any = listener.telling
+        sink = Receiver()
+        sink.start(engine, asking(stream=stream))
+        handle: Any = sink.handle
         await up.arrived.wait()
         async with asyncio.timeout(5):
-            while not (telling._reading or telling._exchange._opened):
+            while not (handle._state == State.BODY or handle._exchange._opened or handle._attempt):
                 await asyncio.sleep(0)
         for _ in range(turns):
             await asyncio.sleep(0)
-        listener.stop()
+        sink.cancel()
         await left(up)
         assert unused(engine)
 
 
 @both
 @pytest.mark.parametrize("turns", range(8))
-async def test_who_stops_while_it_connects_leaves_nothing(turns: int, stream: bool) -> None:
+async def test_cancel_while_connecting_leaves_nothing(turns: int, stream: bool) -> None:
     async with remote(Reply([], hang=True)) as (engine, _), nothing_left():
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=stream))
+        sink = Receiver()
+        sink.start(engine, asking(stream=stream))
         for _ in range(turns):
             await asyncio.sleep(0)
-        listener.stop()
-        assert listener.telling is not None
-        listener.telling.hold()
-        listener.telling.go_on()
+        sink.cancel()
+        assert sink.handle is not None
+        sink.handle.pause()
+        sink.handle.resume()
         await let_go(engine)
         await asyncio.sleep(0.02)  # the server takes in what was connected
 
 
-async def test_who_stops_while_nobody_accepts_leaves_nothing() -> None:
+async def test_cancel_while_nobody_accepts_leaves_nothing() -> None:
     with socket.socket() as server, socket.socket() as first, socket.socket() as second:
         server.bind(("127.0.0.1", 0))
         server.listen(0)  # one connection waits to be accepted, the next gets no answer
@@ -124,13 +124,13 @@ async def test_who_stops_while_nobody_accepts_leaves_nothing() -> None:
             f"http://127.0.0.1:{server.getsockname()[1]}/v1", wire="chat", header_hold=0
         )
         async with nothing_left():
-            listener = Listening()
-            assert listener.ask(engine, asking(stream=True))
-            await listener.until(lambda: listener.events)
-            assert listener.telling is not None
-            listener.telling.hold()
-            listener.telling.go_on()
-            listener.stop()
+            sink = Receiver()
+            sink.start(engine, asking(stream=True))
+            await sink.until(lambda: sink.events)
+            assert sink.handle is not None
+            sink.handle.pause()
+            sink.handle.resume()
+            sink.cancel()
         await engine.close()
 
 
@@ -145,40 +145,40 @@ SPEAKING = {
 
 @both
 @pytest.mark.parametrize("reply", SPEAKING.values(), ids=SPEAKING)
-async def test_who_stops_when_it_is_spoken_to_hears_no_more(reply: Reply, stream: bool) -> None:
+async def test_cancel_inside_receive_ends_delivery(reply: Reply, stream: bool) -> None:
     async with remote(reply, header_hold=0.0) as (engine, _), nothing_left():
-        listener = Listening(lambda events: listener.over or listener.stop())
-        assert listener.ask(engine, asking(stream=stream))
-        await listener.until(lambda: listener.events)
+        sink = Receiver(lambda events: None if sink.ended else sink.cancel())
+        sink.start(engine, asking(stream=stream))
+        await sink.until(lambda: sink.events)
         await let_go(engine)
         await asyncio.sleep(0.02)
 
 
-async def test_to_stop_at_the_end_is_nothing() -> None:
+async def test_cancel_after_the_end_keeps_the_connection() -> None:
     async with remote(lambda asked: plain(200, BODY)) as (engine, up), nothing_left():
         for _ in range(3):
-            listener = Listening()
-            assert listener.ask(engine, asking())
-            telling = listener.telling
-            await listener.ended()
-            assert telling is not None
+            sink = Receiver()
+            sink.start(engine, asking())
+            handle = sink.handle
+            await sink.end()
+            assert handle is not None
             for _ in range(2):
-                telling.hold()
-                telling.go_on()
-                telling.stop()
+                handle.pause()
+                handle.resume()
+                handle.cancel()
         assert up.connections == 1
         assert [len(pool._idle) for pool in pools(engine)] == [1]
 
 
-async def test_who_stops_after_the_engine_was_closed_hears_no_more() -> None:
+async def test_cancel_after_close_ends_delivery() -> None:
     async with remote(Reply(SPOKEN, hang=True)) as (engine, up), nothing_left():
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=True))
-        await listener.until(lambda: listener.events)
+        sink = Receiver()
+        sink.start(engine, asking(stream=True))
+        await sink.until(lambda: sink.events)
         closing = asyncio.ensure_future(engine.close())
         await asyncio.sleep(0)
-        assert not listener.over
-        listener.stop()
+        assert not sink.ended
+        sink.cancel()
         await closing
         await left(up)
 
@@ -207,119 +207,65 @@ async def stalled(pieces: Counted) -> None:
 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["plain", "coded"])
-async def test_a_server_stalls_while_it_is_held(coded: bool) -> None:
+async def test_pause_stalls_the_server(coded: bool) -> None:
     many = [chunk({"content": f"{n:09}" * 7000}) for n in range(200)]
     pieces = Counted(streamed(*many, chunk(finish="stop")).pieces)
     if coded:
         pieces[0] = head(200, "transfer-encoding: identity", "connection: close")
     async with remote(Reply(pieces), timeouts=Timeouts(idle=0.05)) as (engine, _), nothing_left():
-        listener = Listening(lambda events: hold(listener) if len(listener.events) < 9 else None)
-        assert listener.ask(engine, asking(stream=True))
-        await listener.until(lambda: listener.events)
+        sink = Receiver(lambda events: sink.pause() if len(sink.events) < 9 else None)
+        sink.start(engine, asking(stream=True))
+        await sink.until(lambda: sink.events)
         await stalled(pieces)
         assert pieces.written < 150
-        assert not listener.over
-        heard = len(listener.events)
+        assert not sink.ended
+        heard = len(sink.events)
         await asyncio.sleep(0.1)
-        assert len(listener.events) == heard
-        go_on(listener)
-        events = await listener.ended()
+        assert len(sink.events) == heard
+        sink.resume()
+        events = await sink.end()
         check(events)
         assert fold(events).text == "".join(f"{n:09}" * 7000 for n in range(200))
 
 
-def hold(listener: Listening) -> None:
-    assert listener.telling is not None
-    listener.telling.hold()
-    listener.telling.hold()
-
-
-def go_on(listener: Listening) -> None:
-    """Go on, and hold no more."""
-    assert listener.telling is not None
-    listener.then = None
-    listener.telling.go_on()
-    listener.telling.go_on()
-
-
 @pytest.mark.parametrize("pieces", [[], [head()], SPOKEN], ids=len)
-async def test_silence_counts_again_when_it_goes_on(pieces: list[bytes]) -> None:
+async def test_timeouts_count_again_after_resume(pieces: list[bytes]) -> None:
     options = {"timeouts": Timeouts(first_byte=0.1, idle=0.1), "header_hold": 0.0}
     async with remote(Reply(pieces, hang=True), **options) as (engine, _), nothing_left():
-        listener = Listening(lambda events: hold(listener))
-        assert listener.ask(engine, asking(stream=True))
-        await listener.until(lambda: listener.events)
+        sink = Receiver(lambda events: sink.pause())
+        sink.start(engine, asking(stream=True))
+        await sink.until(lambda: sink.events)
         await asyncio.sleep(0.3)
-        assert not listener.over
-        go_on(listener)
-        *_, last = await listener.ended()
+        assert not sink.ended
+        sink.resume()
+        *_, last = await sink.end()
         assert isinstance(last, Failed)
         assert last.fault.code == "upstream_timeout"
 
 
-async def test_who_holds_while_it_connects_is_told_when_it_goes_on() -> None:
+async def test_pause_while_connecting_holds_until_resume() -> None:
     async with remote(HELLO_STREAM, header_hold=0.0) as (engine, up), nothing_left():
-        listener = Listening(lambda events: hold(listener))
-        assert listener.ask(engine, asking(stream=True))
-        hold(listener)
+        sink = Receiver(lambda events: sink.pause())
+        sink.start(engine, asking(stream=True))
+        sink.pause()
         await up.arrived.wait()
         await asyncio.sleep(0.05)
-        assert not [event for event in listener.events if not isinstance(event, Started)]
-        go_on(listener)
-        assert fold(await listener.ended()).text == "Hello"
+        assert not [event for event in sink.events if not isinstance(event, Started)]
+        sink.resume()
+        assert fold(await sink.end()).text == "Hello"
 
 
-async def awaiting(listener: Listening) -> None:
-    """Wait until the answer is one that has to be awaited."""
-    telling: Any = listener.telling
-    async with asyncio.timeout(5):
-        while telling._task is None or not telling._exchange._opened:
-            await asyncio.sleep(0)
-
-
-@both
-async def test_a_refusal_waits_for_who_holds(stream: bool) -> None:
-    async with remote(Reply([head(500), b"oh"], pause=0.02)) as (engine, up), nothing_left():
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=stream))
-        await awaiting(listener)
-        hold(listener)
-        await left(up)
-        await asyncio.sleep(0.05)
-        assert not listener.events
-        go_on(listener)
-        (only,) = await listener.ended()
-        assert isinstance(only, Failed)
-
-
-async def test_who_held_and_stops_hears_nothing_of_what_came_meanwhile() -> None:
-    slow = Reply([head(500), *[b"oh"] * 12], pause=0.02)
-    async with remote(slow, header_hold=0.1) as (engine, up), nothing_left():
-        listener = Listening(lambda events: listener.stop())
-        assert listener.ask(engine, asking(stream=True))
-        await awaiting(listener)
-        hold(listener)
-        await left(up)
-        await asyncio.sleep(0.05)
-        assert not listener.events
-        assert listener.telling is not None
-        listener.telling.go_on()
-        await listener.until(lambda: listener.events)
-        await asyncio.sleep(0.02)
-        assert [type(event) for event in listener.events] == [Started]
-
-
-async def test_late_news_waits_for_who_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tell, "LATE_NEWS", 0.1)
+async def test_late_usage_is_waited_for_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "LATE_USAGE", 0.1)
     first, *rest = HELLO_STREAM.pieces
     late = streamed(COUNTED, done=False).pieces[1]
     reply = Reply([first, b"".join(rest), late], pause=0.02)
     async with remote(reply) as (engine, _), nothing_left():
-        listener = Listening(lambda events: hold(listener))
-        assert listener.ask(engine, asking(stream=True))
-        await listener.until(lambda: listener.events)
+        sink = Receiver(lambda events: sink.pause())
+        sink.start(engine, asking(stream=True))
+        await sink.until(lambda: sink.events)
         await asyncio.sleep(0.2)
-        assert not listener.over
-        go_on(listener)
-        response = fold(await listener.ended())
+        assert not sink.ended
+        sink.resume()
+        response = fold(await sink.end())
     assert (response.text, response.usage) == ("Hello", Usage(input_tokens=3, output_tokens=2))

@@ -1,4 +1,4 @@
-"""Whoever fails in a told answer, its end is told, once, and nothing is left of it."""
+"""Whoever fails in a told answer, its end is received, once, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.request import Request
-from dragoman.engines import remote as tell
+from dragoman.engines import remote as remote_module
 from dragoman.engines.remote import Remote
-from dragoman.engines.upstream_request import Plan
+from dragoman.engines.upstream_request import UpstreamRequest
 from dragoman.net.client import Pool
 from dragoman.net.connection import Connection, Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
-from tests.engines.listening import Listening, left, let_go, nothing_left, told
-from tests.engines.test_tell_stop import PHASES
+from tests.engines.receiving import Receiver, left, let_go, nothing_left, received
+from tests.engines.test_cancel_and_pause import PHASES
 from tests.mock import Reply, chunk, head, mock, plain
 from tests.mock import stream as streamed
 
@@ -34,11 +34,17 @@ COUNTED = {**chunk(), "choices": [], "usage": {"prompt_tokens": 3, "completion_t
 SPOKEN = streamed(chunk({"content": "Hel"}), done=False).pieces
 
 
+def assert_internal(event: Event) -> None:
+    assert isinstance(event, Failed)
+    assert event.fault.code == "internal"
+    assert "BrokenError" in event.fault.message
+
+
 # ---- failing ---------------------------------------------------------------------------------
 
 
 class BrokenError(Exception):
-    """What this room breaks with."""
+    """What these tests raise."""
 
 
 class Spoilt:
@@ -67,10 +73,10 @@ class Spoiling(Remote):
 
     at = 0
 
-    def _plan(self, request: Request, caller: Caller) -> Plan:
-        plan = super()._plan(request, caller)
-        plan.decoder = Spoilt(plan.decoder, self.at)
-        return plan
+    def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
+        prepared = super()._prepare(request, caller)
+        prepared.decoder = Spoilt(prepared.decoder, self.at)
+        return prepared
 
 
 @both
@@ -80,29 +86,29 @@ class Spoiling(Remote):
     [HELLO_STREAM, plain(200, gzip.compress(BODY), "content-encoding: gzip"), Reply(SPOKEN)],
     ids=["stream", "coded", "cut"],
 )
-async def test_a_decoder_that_fails_breaks_the_answer_once(
+async def test_a_decoder_that_raises_fails_the_answer_once(
     reply: Reply, at: int, stream: bool
 ) -> None:
     async with mock(reply) as up, nothing_left():
         engine = Spoiling(up.base_url, wire="chat", header_hold=0.0)
         engine.at = at
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=stream))
-        with pytest.raises(BrokenError):
-            await listener.ended()
+        sink = Receiver()
+        sink.start(engine, asking(stream=stream))
+        assert_internal((await sink.end())[-1])
         await let_go(engine)
         await engine.close()
 
 
-async def test_a_decoder_that_fails_when_late_news_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tell, "LATE_NEWS", 0.01)
+async def test_a_decoder_that_raises_after_late_usage_fails_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_module, "LATE_USAGE", 0.01)
     async with mock(Reply(HELLO_STREAM.pieces, hang=True)) as up, nothing_left():
         engine = Spoiling(up.base_url, wire="chat")
         engine.at = 99
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=True))
-        with pytest.raises(BrokenError):
-            await listener.ended()
+        sink = Receiver()
+        sink.start(engine, asking(stream=True))
+        assert_internal((await sink.end())[-1])
         await left(up)
         await engine.close()
 
@@ -122,7 +128,7 @@ FAILS = {
 @pytest.mark.parametrize("when", [Event, Started, Finished | Failed], ids=["any", "first", "last"])
 @pytest.mark.parametrize("hold", [0.0, 5.0])
 @pytest.mark.parametrize("reply", FAILS.values(), ids=FAILS)
-async def test_a_listener_that_fails_is_told_once_and_no_more(
+async def test_a_sink_that_raises_receives_failed_and_no_more(
     reply: Reply, hold: float, when: Any, stream: bool
 ) -> None:
     def fail(events: list[Event]) -> None:
@@ -131,29 +137,28 @@ async def test_a_listener_that_fails_is_told_once_and_no_more(
 
     timeouts = Timeouts(first_byte=0.1)
     async with remote(reply, header_hold=hold, timeouts=timeouts) as (engine, _), nothing_left():
-        listener = Listening(fail)
-        assert listener.ask(engine, asking(stream=stream))
-        await listener.until(lambda: listener.error or listener.over)
-        met = any(isinstance(event, when) for event in listener.events)
-        assert isinstance(listener.error, BrokenError) is met
-        assert met or when is Started
+        sink = Receiver(fail)
+        sink.start(engine, asking(stream=stream))
+        *_, last = await sink.end()
+        if any(isinstance(event, when) for event in sink.batches[0]) and len(sink.batches) == 2:
+            assert_internal(last)
         await let_go(engine)
 
 
-async def test_a_listener_that_fails_when_it_has_stopped_is_left_alone() -> None:
+async def test_a_sink_that_cancels_and_raises_receives_no_more() -> None:
     def fail(events: list[Event]) -> None:
-        listener.stop()
+        sink.cancel()
         raise BrokenError
 
     async with remote(HELLO_STREAM) as (engine, up), nothing_left():
-        listener = Listening(fail)
-        assert listener.ask(engine, asking(stream=True))
-        await listener.until(lambda: listener.events)
+        sink = Receiver(fail)
+        sink.start(engine, asking(stream=True))
+        await sink.until(lambda: sink.events)
         await left(up)
-        assert listener.error is None
+        assert len(sink.batches) == 1
 
 
-async def test_nobody_there_and_a_listener_that_fails() -> None:
+async def test_a_sink_that_raises_at_a_refused_connection() -> None:
     async with mock(HELLO) as gone:
         base_url = gone.base_url
 
@@ -162,14 +167,13 @@ async def test_nobody_there_and_a_listener_that_fails() -> None:
 
     engine = Remote(base_url, wire="chat")
     async with nothing_left():
-        listener = Listening(fail)
-        assert listener.ask(engine, asking(stream=True))
-        with pytest.raises(BrokenError):
-            await listener.ended()
+        sink = Receiver(fail)
+        sink.start(engine, asking(stream=True))
+        assert isinstance((await sink.end())[-1], Failed)
     await engine.close()
 
 
-async def test_what_fails_while_it_connects_breaks_the_answer(
+async def test_an_exception_while_connecting_fails_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def acquire(*_: object, **__: object) -> Connection:
@@ -179,12 +183,11 @@ async def test_what_fails_while_it_connects_breaks_the_answer(
     monkeypatch.setattr(Pool, "acquire", acquire)
     engine = Remote("http://127.0.0.1:9/v1", wire="chat", header_hold=0.03)
     async with nothing_left():
-        listener = Listening()
-        assert listener.ask(engine, asking(stream=True))
-        with pytest.raises(BrokenError):
-            await listener.ended()
+        sink = Receiver()
+        sink.start(engine, asking(stream=True))
+        assert_internal((await sink.end())[-1])
         await asyncio.sleep(0.05)
-        assert not listener.events
+        assert len(sink.events) == 1
     await engine.close()
 
 
@@ -226,24 +229,24 @@ LEFT = {
 @pytest.mark.parametrize("reply", LEFT.values(), ids=LEFT)
 async def test_nothing_is_left_of_an_answer(reply: Reply, stream: bool) -> None:
     async with remote(lambda asked: reply) as (engine, _):
-        await told(engine, asking(stream=stream))
+        await received(engine, asking(stream=stream))
         with no_garbage():
             for _ in range(2):
-                await told(engine, asking(stream=stream))
+                await received(engine, asking(stream=stream))
             await asyncio.sleep(0.02)
 
 
 @both
 @pytest.mark.parametrize("reply", PHASES.values(), ids=PHASES)
-async def test_nothing_is_left_of_what_was_stopped(reply: Reply, stream: bool) -> None:
+async def test_nothing_is_left_of_a_cancelled_answer(reply: Reply, stream: bool) -> None:
     async with remote(reply, retries=1) as (engine, up):
         with no_garbage():
-            listener = Listening()
-            assert listener.ask(engine, asking(stream=stream))
+            sink = Receiver()
+            sink.start(engine, asking(stream=stream))
             await up.arrived.wait()
             await asyncio.sleep(0.02)
-            listener.stop()
-            listener.telling = None
+            sink.cancel()
+            sink.handle = None
             await left(up)
             await asyncio.sleep(0.02)
-            del listener
+            del sink

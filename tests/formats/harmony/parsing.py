@@ -56,7 +56,7 @@ def spelt(text: str) -> list[int]:
     return Prompt(tuple(pieces)).ids(BYTES)
 
 
-class Heard:
+class Parsed:
     """One answer: its events, checked for their legal order, its items and its reason to end."""
 
     def __init__(self, events: list[Event], parser: HarmonyParser) -> None:
@@ -101,30 +101,30 @@ def plain(item: Item) -> Item:
     return replace(item, id=None, call_id="")
 
 
-def hear(
+def parse(
     ids: Iterable[Sequence[int]] | str,
     request: Request = TOOLS,
     reason: str = "stop",
     tokens: Iterator[Sequence[Token]] | None = None,
     tokenizer: Tokenizer = BYTES,
-) -> Heard:
+) -> Parsed:
     """The answer in groups of tokens, or in text with marks in it, which is one group."""
     turn = Turn("1", 0, "m", think=None)
     parser = HARMONY.parser(request, turn, tokenizer)
     for group in [spelt(ids)] if isinstance(ids, str) else ids:
         parser.feed(group, next(tokens) if tokens else ())
     parser.close(reason)
-    return Heard(turn.take(), parser)
+    return Parsed(turn.take(), parser)
 
 
-def read(chunks: Iterable[str], request: Request = TOOLS, reason: str = "stop") -> Heard:
+def read(chunks: Iterable[str], request: Request = TOOLS, reason: str = "stop") -> Parsed:
     """The answer as text, in chunks."""
     turn = Turn("1", 0, "m", think=None)
     parser = HARMONY.parser(request, turn)
     for chunk in chunks:
         parser.write(chunk)
     parser.close(reason)
-    return Heard(turn.take(), parser)
+    return Parsed(turn.take(), parser)
 
 
 def called(name: str, arguments: str, namespace: str | None = None) -> FunctionCall:
