@@ -101,23 +101,34 @@ WRITTEN: list[Statement] = [
 ]
 
 
-def _earlier_file(path: Path) -> None:
+def _as_of_step(version: int) -> list[Statement]:
+    """What a file of that step holds: the outbox came with step 2, models and calls with step 3."""
+    later = {1: ("INTO calls", "INTO letters"), 2: ("INTO calls",), 3: ()}[version]
+    held = [(text, values) for text, values in WRITTEN if not any(each in text for each in later)]
+    if version < 3:
+        held = [
+            (text.replace(", model)", ")").replace(", 'm')", ")"), values) for text, values in held
+        ]
+    return held
+
+
+def _earlier_file(path: Path, version: int = VERSION) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
-        for step in SQLITE[:VERSION]:
+        for step in SQLITE[:version]:
             connection.executescript(step)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-        for statement, values in WRITTEN:
+        connection.execute(f"PRAGMA user_version = {version}")
+        for statement, values in _as_of_step(version):
             named = {str(place): value for place, value in enumerate(values, 1)}
             connection.execute(statement, named)
 
 
-async def _earlier_database(address: str) -> None:
+async def _earlier_database(address: str, version: int = VERSION) -> None:
     connection = await asyncpg.connect(address, server_settings={"search_path": "dragoman"})
     await connection.execute("CREATE SCHEMA dragoman; CREATE TABLE steps (step INTEGER)")
-    for number, step in enumerate(POSTGRES[:VERSION], 1):
+    for number, step in enumerate(POSTGRES[:version], 1):
         await connection.execute(step)
         await connection.execute("INSERT INTO steps VALUES ($1)", number)
-    for statement, values in WRITTEN:
+    for statement, values in _as_of_step(version):
         await connection.execute(statement, *values)
     await connection.close()
 
@@ -191,3 +202,32 @@ async def test_responses_of_an_earlier_version_are_deleted_whole(store: Store) -
     assert await store.find_item("t", "rs_1") is None
     assert await store.find_answers("t", [call_digest(CALL)]) == ()
     assert await store.chain("t", "a1") == ()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_store_of_the_first_steps_takes_all_that_follow(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, version: int
+) -> None:
+    store: Store
+    if kind == "sqlite":
+        _earlier_file(tmp_path / "store.db", version)
+        store = SqliteStore(tmp_path / "store.db")
+    else:
+        server: Postgres = request.getfixturevalue("postgres")
+        address = await server.database()
+        await _earlier_database(address, version)
+        store = PostgresStore(address)
+    assert await store.get("t", "c2") == LIVE
+    assert await store.chain("t", "a1") == (ended(FIRST), ended(SECOND))
+    assert await store.find_item("t", "rs_1") == Reasoning(id="rs_1")
+    assert await store.find_answers("t", [call_digest(CALL)]) == ()
+    assert sum(len(segment.events) for segment in await store.log("f0")) == len(EVENTS)
+    assert await store.get_item("t", "v", "msg_said") == SAID
+    assert len(await store.take_due(10.0, 20.0)) == version - 1
+    await store.append("c2", LogSegment(1, EVENTS[1:2]))
+    assert await store.finish("c2", answer("c2", CALL), messages=[MESSAGE] if version < 2 else [])
+    await store.put(record("018f", 80, status="completed", response=answer("018f")))
+    page = await store.list_responses("t", None, Paging())
+    assert [each.id for each in page.records] == ["018f", "c2", "a1", "f0"]
+    await store.close()

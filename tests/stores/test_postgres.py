@@ -15,7 +15,6 @@ from dragoman.core.event import Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.stores import postgres as pg
 from dragoman.stores.base import LogSegment, Record, Retention, StoreError
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
@@ -91,7 +90,7 @@ async def test_store_of_later_version_is_refused(postgres: Postgres) -> None:
 async def test_append_on_one_server_wakes_waiter_on_another(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pg, "POLL", 1_000.0)
+    monkeypatch.setattr(PostgresStore, "POLL", 1_000.0)
     here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
     await here.begin(record("a"))
     async with there._pubsub.subscribe("a") as notified:
@@ -134,7 +133,7 @@ def whole(id: str) -> Record:
 async def test_end_of_a_run_notifies_other_servers(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pg, "POLL", 1_000.0)
+    monkeypatch.setattr(PostgresStore, "POLL", 1_000.0)
     here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
     await here.begin(record("a"))
     done = Response(id="a", created_at=50, model="m", status="completed")

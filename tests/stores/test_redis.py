@@ -12,7 +12,6 @@ import pytest
 from dragoman.core.event import Delta, Started
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.stores import postgres as pg
 from dragoman.stores import redis as redis_pubsub
 from dragoman.stores.base import LogSegment, Record, Retention, StoreError
 from dragoman.stores.factory import open_store
@@ -38,7 +37,7 @@ def record(id: str) -> Record:
 async def test_append_on_one_server_wakes_waiter_on_another(
     postgres: Postgres, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pg, "POLL", 1_000.0)
+    monkeypatch.setattr(PostgresStore, "POLL", 1_000.0)
     here, there = (
         PostgresStore(postgres.address, schema=tmp_path.name, pubsub=RedisPubSub(address, PASSWORD))
         for _ in range(2)
@@ -72,7 +71,7 @@ async def test_stream_holds_only_names_and_is_trimmed(address: str) -> None:
 async def test_without_redis_waiters_poll(
     postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pg, "POLL", 0.01)
+    monkeypatch.setattr(PostgresStore, "POLL", 0.01)
     monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
     here, there = (
         PostgresStore(

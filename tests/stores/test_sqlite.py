@@ -25,7 +25,8 @@ from dragoman.stores.base import (
     Retention,
     StoreError,
 )
-from dragoman.stores.sqlite import SWEPT, SqliteStore
+from dragoman.stores.sql import SWEPT
+from dragoman.stores.sqlite import SqliteStore
 
 BOUND = 10.0
 

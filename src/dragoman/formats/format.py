@@ -1,5 +1,4 @@
-"""Protocol of a token format: render a request to a prompt, parse a model's tokens or text into a
-turn."""
+"""The protocol of a token format: it renders a request and parses a model's tokens or text."""
 
 from __future__ import annotations
 

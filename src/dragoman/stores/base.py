@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, Protocol
 
@@ -243,17 +244,28 @@ def _number(text: str) -> float | int:
 # ---- the store -----------------------------------------------------------------------------
 
 
-class Responses(Protocol):
-    """Responses, and the event log of each."""
+class Outbox(Protocol):
+    """Messages, until they are delivered."""
+
+    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
+        """Take out messages that are due; one that is not settled is due again at `until`. Each
+        goes to one server only."""
+
+    async def settle(self, id: str, due: float | None = None) -> None:
+        """Delete a message, or have it sent again at another time."""
+
+
+class Store(Outbox, Protocol):
+    """All that a server stores."""
+
+    # Responses, and the event log of each.
 
     async def begin(self, record: Record) -> None:
         """Store a run that is about to start."""
-        ...
 
     async def append(self, id: str, segment: LogSegment) -> None:
         """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
         so is one for a run that has ended or is not known."""
-        ...
 
     async def finish(
         self,
@@ -267,7 +279,6 @@ class Responses(Protocol):
         conversation, and the messages that announce its end, in one step. An item whose id is
         taken in the conversation gets another. False, and nothing is written, when the run had
         ended before or is not known."""
-        ...
 
     async def put(
         self,
@@ -277,170 +288,114 @@ class Responses(Protocol):
     ) -> None:
         """Store a response that has ended, whole and in one step: for answers that nobody could
         follow while they were made. The log is the one that unfolding `record.response` gives."""
-        ...
 
     async def get(self, tenant: str, id: str) -> Record | None:
         """A response."""
-        ...
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
         """A response and all before it through `previous`, the earliest first; empty when one of
         them is not known."""
-        ...
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
         """The item with this id in the input or output of any response."""
-        ...
 
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
         """The responses with reasoning that made the calls with these digests, each once. Of
         several that made the same call, it is the latest."""
-        ...
 
     async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
         """The log from this index on, in order; nothing at its end."""
-        ...
 
     async def wait(self, id: str, length: int, seconds: float) -> None:
         """Return when the log is longer than this, when the run has ended, or when time is up."""
-        ...
 
     async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> RecordPage:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
-        ...
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
         """Replace the metadata of a response."""
-        ...
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response and its log. Deleting a live run asks for its end as well."""
-        ...
 
-
-class Leases(Protocol):
-    """Which server runs what, and until when it has promised to."""
+    # Which server runs what, and until when it has promised to.
 
     async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
         """Extend the leases of these runs. Gives the ids of those that must stop, because somebody
         asked for it, or has deleted or ended them."""
-        ...
 
     async def request_cancel(self, tenant: str, id: str) -> bool:
         """Ask for the end of a run, wherever it runs; False when it is not known."""
-        ...
 
     async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
         """Take over the runs whose lease has expired; each goes to one server only."""
-        ...
 
-
-class Conversations(Protocol):
-    """Conversations and their items."""
+    # Conversations and their items.
 
     async def create_conversation(
         self, conversation: Conversation, items: Sequence[Item] = ()
     ) -> None:
         """Store a new conversation."""
-        ...
 
     async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
         """A conversation."""
-        ...
 
     async def set_conversation_metadata(
         self, tenant: str, id: str, metadata: dict[str, JSON]
     ) -> bool:
         """Replace the metadata of a conversation."""
-        ...
 
     async def delete_conversation(self, tenant: str, id: str) -> bool:
         """Delete a conversation and its items."""
-        ...
 
     async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
         """Add items, each with an id of its own, at the end."""
-        ...
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
     ) -> ItemPage | None:
         """A page of a conversation's items, or all of them in their order."""
-        ...
 
     async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
         """One item."""
-        ...
 
     async def remove_item(self, tenant: str, id: str, item: str) -> bool:
         """Delete one item."""
-        ...
 
-
-class Outbox(Protocol):
-    """Messages, until they are delivered."""
-
-    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
-        """Take out messages that are due; one that is not settled is due again at `until`. Each
-        goes to one server only."""
-        ...
-
-    async def settle(self, id: str, due: float | None = None) -> None:
-        """Delete a message, or have it sent again at another time."""
-        ...
-
-
-class Store(Responses, Leases, Conversations, Outbox, Protocol):
-    """All that a server stores."""
+    # The store itself.
 
     async def sweep(self, now: float) -> int:
         """Delete what is older or more than the retention allows, the oldest first, and give the
         number of responses deleted. Live runs stay."""
-        ...
 
     async def ready(self) -> None:
         """Return when the store can be used. Raises StoreError, within a minute or so, that says
         what is wrong and what to do about it."""
-        ...
 
     async def close(self) -> None:
         """Write what is waiting and release everything."""
-        ...
 
 
 # ---- notifications -------------------------------------------------------------------------
 
 
-class PubSub(ABC):
-    """Pub/sub notifications between servers that share a store: the names of runs that have grown.
-
-    A notification may be lost; subscribers also poll. Used by one event loop.
-    """
+class Subscribers:
+    """Those in one event loop who wait for something with a name, such as a run that grows."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, set[asyncio.Event]] = {}
-        self._unpublished: set[str] = set()
-        self._publisher: asyncio.Task[None] | None = None
-
-    @abstractmethod
-    async def publish(self, names: Sequence[str]) -> None:
-        """Send names to all servers. Raises StoreError."""
-
-    @abstractmethod
-    async def listen(self) -> None:
-        """Receive what others publish from now on. Raises StoreError."""
-
-    def publish_soon(self, name: str) -> None:
-        """Notify the subscribers of this name: here at once, elsewhere with the next batch."""
-        self.notify(name)
-        self._unpublished.add(name)
-        if self._publisher is None or self._publisher.done():
-            self._publisher = asyncio.get_running_loop().create_task(self._publish())
 
     def notify(self, name: str) -> None:
         """Wake the subscribers here."""
         for event in self._subscribers.get(name, ()):
             event.set()
+
+    def publish_soon(self, name: str) -> None:
+        """Notify the subscribers of this name."""
+        self.notify(name)
+
+    async def listen(self) -> None:
+        """Receive what others publish from now on. Raises StoreError."""
 
     @asynccontextmanager
     async def subscribe(self, name: str) -> AsyncIterator[asyncio.Event]:
@@ -456,8 +411,46 @@ class PubSub(ABC):
             if not subscribers:
                 del self._subscribers[name]
 
+    async def wait(
+        self, name: str, is_over: Callable[[], Awaitable[bool]], seconds: float, poll: float
+    ) -> None:
+        """Return when it is over or time is up: asked at first, at each notification, and every
+        `poll` seconds."""
+        end = time.monotonic() + seconds
+        async with self.subscribe(name) as notified:
+            while not await is_over() and (left := end - time.monotonic()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(poll, left)):
+                        await notified.wait()
+                notified.clear()
+
     async def close(self) -> None:
         """Publish what is still waiting."""
+
+
+class PubSub(Subscribers, ABC):
+    """Pub/sub between servers that share a store.
+
+    A notification may be lost; subscribers also poll.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unpublished: set[str] = set()
+        self._publisher: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def publish(self, names: Sequence[str]) -> None:
+        """Send names to all servers. Raises StoreError."""
+
+    def publish_soon(self, name: str) -> None:
+        """Notify the subscribers of this name: here at once, elsewhere with the next batch."""
+        self.notify(name)
+        self._unpublished.add(name)
+        if self._publisher is None or self._publisher.done():
+            self._publisher = asyncio.get_running_loop().create_task(self._publish())
+
+    async def close(self) -> None:
         if self._publisher is not None:
             await self._publisher
 

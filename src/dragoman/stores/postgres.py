@@ -11,63 +11,20 @@ import asyncio
 import getpass
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import asyncpg
 from asyncpg import Connection, UniqueViolationError
 from asyncpg.pool import PoolConnectionProxy as Session
-from msgspec.structs import replace
 
-from dragoman.core.item import Item
-from dragoman.core.response import Response
-
-from .base import (
-    Conversation,
-    LogSegment,
-    OutboxMessage,
-    PubSub,
-    Record,
-    Retention,
-    StoreError,
-    call_digests,
-    ended,
-    renamed_id,
-)
+from .base import PubSub, Retention, StoreError
 from .schema import POSTGRES
-from .serialize import digests, pack
-from .sql import (
-    APPEND,
-    BEGIN,
-    CALL,
-    END,
-    EXTEND,
-    HELD,
-    INSERT,
-    LAST,
-    LENGTH,
-    LIVE,
-    OPEN,
-    POST,
-    Row,
-    Rows,
-    bound,
-    clean,
-    cleaned,
-    index_keys,
-    messages_of,
-    row_of,
-    rows_of,
-)
+from .sql import Insert, NotUniqueError, Row, SqlStore, Steps, bound, by_table, one_row
 
-LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
-"""The first statement of what deletes responses: meanwhile no other server stores or deletes uses
-of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
-POLL = 1.0
-"""Seconds after which one who waits looks again, though no notification came."""
+T = TypeVar("T")
 
 
 # ---- the address ---------------------------------------------------------------------------
@@ -326,7 +283,7 @@ class PostgresPubSub(PubSub):
 # ---- the store -----------------------------------------------------------------------------
 
 
-class PostgresStore(Rows):
+class PostgresStore(SqlStore):
     """Stores everything in one schema of a database, which is made where it is missing.
 
     `address` is `postgresql://user@host:port/database`; what it leaves out, a password above all,
@@ -334,6 +291,9 @@ class PostgresStore(Rows):
     before it is needed; then StoreError says why it cannot be. Servers notify each other of their
     writes by `pubsub`, by default through the database itself.
     """
+
+    POLL = 1.0
+    CASCADES = True
 
     def __init__(
         self,
@@ -343,280 +303,36 @@ class PostgresStore(Rows):
         schema: str = "dragoman",
         pubsub: PubSub | None = None,
     ) -> None:
-        self._retention = retention or Retention()
         self._database = Database(address, schema)
-        self._pubsub = pubsub or PostgresPubSub(self._database)
+        super().__init__(retention, pubsub or PostgresPubSub(self._database))
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         return await self._database.fetch(statement, *bound(values))
 
-    async def _read_parts(self, digests: Sequence[bytes]) -> Sequence[Row]:
-        statement = "SELECT digest, data FROM parts WHERE digest = ANY($1)"
-        return await self._database.fetch(statement, digests)
+    _write = _read
 
-    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        return await self._read(statement, *values)
-
-    # ---- responses -----------------------------------------------------------------------
-
-    async def begin(self, record: Record) -> None:
-        """Store a run that is about to start."""
-        async with self._database.transaction() as connection:
-            await _insert(connection, record)
-            lease = (record.id, record.owner, record.lease, record.conversation)
-            await connection.execute(BEGIN, *bound(lease))
-
-    async def put(
-        self,
-        record: Record,
-        items: Sequence[Item] = (),
-        messages: Sequence[OutboxMessage] = (),
-    ) -> None:
-        """Store a response that has ended, whole."""
-        response = ended(record)
-        async with self._database.transaction() as connection:
-            seq = await _insert(connection, record)
-            await _index_calls(connection, record.tenant, seq, response)
-            await _add_to(connection, record.tenant, record.conversation, items, messages)
-
-    async def append(self, id: str, segment: LogSegment) -> None:
-        """Add to the log of a run."""
-        async with self._database.transaction() as connection:
-            if not await _append(connection, id, segment):
-                raise StoreError(f"No response {id} is being made.")
-        self._pubsub.publish_soon(id)
-
-    async def finish(
-        self,
-        id: str,
-        response: Response,
-        segment: LogSegment | None = None,
-        items: Sequence[Item] = (),
-        messages: Sequence[OutboxMessage] = (),
-    ) -> bool:
-        """End a run with its response."""
-        async with self._database.transaction() as connection:
-            live = await connection.fetchrow(f"{LIVE} FOR UPDATE OF u", clean(id))
-            if live is None:
-                return False
-            if segment is not None:
-                await _append(connection, id, segment)
-            seq, tenant, conversation = live
-            await connection.execute(END, seq, pack(response))
-            await connection.execute("DELETE FROM runs WHERE seq = $1", seq)
-            await _index_items(connection, tenant, seq, index_keys(id, response.output))
-            await _index_calls(connection, tenant, seq, response)
-            await _add_to(connection, tenant, conversation, items, messages)
-        self._pubsub.publish_soon(id)
-        return True
-
-    async def wait(self, id: str, length: int, seconds: float) -> None:
-        """Return when the log is longer than this, when the run has ended, or when time is up."""
-        end = time.monotonic() + seconds
-        async with self._pubsub.subscribe(id) as notified:
-            while True:
-                notified.clear()
-                rows = await self._read(LENGTH, id)
-                left = end - time.monotonic()
-                if not rows or rows[0][0] > length or left <= 0:
-                    return
-                try:
-                    async with asyncio.timeout(min(POLL, left)):
-                        await notified.wait()
-                except TimeoutError:
-                    pass
-
-    async def delete(self, tenant: str, id: str) -> bool:
-        """Delete a response and its log."""
-        statement = "DELETE FROM responses WHERE id = $1 AND tenant = $2 RETURNING parts"
-        async with self._database.transaction() as connection:
-            await connection.execute(LOCK_USES)
-            gone = await connection.fetch(statement, *bound((id, tenant)))
-            await _forget_parts(connection, gone)
-        self._pubsub.publish_soon(id)
-        return bool(gone)
-
-    # ---- leases --------------------------------------------------------------------------
-
-    async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Extend the leases of these runs; the ids of those that must stop."""
-        statement = """UPDATE runs u SET lease = $2 FROM responses r
-            WHERE r.seq = u.seq AND r.id = ANY($1) AND NOT cancelling RETURNING r.id"""
-        renewed = {row[0] for row in await self._database.fetch(statement, cleaned(ids), until)}
-        return tuple(id for id in ids if clean(id) not in renewed)
-
-    async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
-        """Take over the runs whose lease has expired."""
-        # SKIP LOCKED: a run whose row another server holds is just being taken, renewed or ended.
-        statement = """UPDATE runs SET owner = $1, lease = $3 WHERE seq IN (
-                SELECT seq FROM runs WHERE lease < $2 FOR UPDATE SKIP LOCKED)
-            RETURNING seq"""
-        taken = [row[0] for row in await self._read(statement, owner, now, until)]
-        return tuple(await self._records("WHERE r.seq = ANY($1)", taken) if taken else ())
-
-    # ---- conversations -------------------------------------------------------------------
-
-    async def create_conversation(
-        self, conversation: Conversation, items: Sequence[Item] = ()
-    ) -> None:
-        """Store a new conversation."""
-        made = conversation
-        row = bound((made.id, made.tenant, made.created_at, pack(made)))
+    async def _transact(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
         async with self._database.transaction() as connection:
             try:
-                await connection.execute(OPEN, *row)
-            except UniqueViolationError:
-                raise StoreError(f"There is a conversation {made.id} already.") from None
-            await _extend(connection, made.id, items)
-
-    async def delete_conversation(self, tenant: str, id: str) -> bool:
-        """Delete a conversation and its items."""
-        statement = "DELETE FROM conversations WHERE id = $1 AND tenant = $2 RETURNING id"
-        return bool(await self._write(statement, id, tenant))
-
-    async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
-        """Add items at the end."""
-        async with self._database.transaction() as connection:
-            if not await _held(connection, tenant, id):
-                return False
-            await _extend(connection, id, items)
-        return True
-
-    # ---- outbox --------------------------------------------------------------------------
-
-    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
-        """Take out messages that are due."""
-        statement = """UPDATE outbox SET due = $1, attempts = attempts + 1 WHERE id IN
-            (SELECT id FROM outbox WHERE due <= $2 ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
-            RETURNING id, target, body, due, attempts"""
-        return messages_of(await self._write(statement, until, now, most))
-
-    # ---- upkeep --------------------------------------------------------------------------
-
-    async def sweep(self, now: float) -> int:
-        """Delete what is older or more than the retention allows."""
-        retention = self._retention
-        old = now - retention.max_age
-        async with self._database.transaction() as connection:
-            await connection.execute(LOCK_USES)
-            gone = await connection.fetch(
-                """DELETE FROM responses WHERE seq NOT IN (SELECT seq FROM runs) AND (
-                    created_at < $1::float8 OR seq IN (
-                        SELECT seq FROM responses WHERE seq NOT IN (SELECT seq FROM runs)
-                        ORDER BY seq
-                        LIMIT greatest(0, (SELECT count(*) FROM responses) - $2)))
-                    RETURNING parts""",
-                old,
-                retention.max_responses,
-            )
-            await _forget_parts(connection, gone)
-        async with self._database.transaction() as connection:
-            await connection.execute("DELETE FROM outbox WHERE due < $1::float8", old)
-            await connection.execute(
-                """DELETE FROM segments s USING responses r WHERE r.created_at < $1::float8
-                    AND r.seq = s.seq AND r.seq NOT IN (SELECT seq FROM runs)""",
-                now - retention.max_log_age,
-            )
-            await connection.execute("DELETE FROM conversations WHERE created_at < $1::float8", old)
-        return len(gone)
+                for table, rows in by_table(inserts):
+                    await connection.executemany(one_row(table), rows)
+            except UniqueViolationError as error:
+                raise NotUniqueError(_reason(error)) from None
+            if steps is None:
+                return None
+            try:
+                statement, values = next(steps)
+                while True:
+                    found: Any = await connection.fetch(statement, *bound(values))
+                    statement, values = steps.send(found)
+            except StopIteration as end:
+                result: T = end.value
+                return result
 
     async def ready(self) -> None:
         """Connect, and make the tables where they are missing."""
         await self._database.opened()
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._pubsub.close()
         await self._database.close()
-
-
-async def _insert(connection: Session, record: Record) -> int:
-    """The rows of a record; gives the `seq` of the response's."""
-    row, parts = row_of(record)
-    places = ", ".join(f"${place}" for place in range(1, len(row) + 1))
-    try:
-        seq: int = await connection.fetchval(f"{INSERT} VALUES ({places}) RETURNING seq", *row)
-    except UniqueViolationError:
-        raise StoreError(f"There is a response {record.id} already.") from None
-    if parts:
-        # Uses come before parts: from here on LOCK_USES makes a deletion wait, so that it does not
-        # remove a part that is found to be there.
-        found = sorted(dict(parts).items())
-        uses = "INSERT INTO part_uses SELECT $1, digest FROM unnest($2::bytea[]) AS digest"
-        await connection.execute(uses, seq, [digest for digest, _ in found])
-        statement = "INSERT INTO parts VALUES ($1, $2) ON CONFLICT DO NOTHING"
-        await connection.executemany(statement, found)
-    await _index_items(connection, record.tenant, seq, index_keys(record.id, record.items))
-    return seq
-
-
-async def _forget_parts(connection: Session, gone: Sequence[asyncpg.Record]) -> None:
-    """Delete the parts that only deleted responses used; LOCK_USES comes before."""
-    if found := sorted({digest for row in gone for digest in digests(row[0])}):
-        await connection.execute(
-            """DELETE FROM parts WHERE digest = ANY($1)
-                AND NOT EXISTS (SELECT 1 FROM part_uses WHERE part_uses.digest = parts.digest)""",
-            found,
-        )
-
-
-async def _append(connection: Session, id: str, segment: LogSegment) -> bool:
-    """Add to a log; False where no such run is live. Raises StoreError for a gap."""
-    count, data = len(segment.events), pack(segment.events)
-    statement = f"{APPEND} FOR UPDATE OF u RETURNING first"
-    if await connection.fetchval(statement, clean(id), segment.first, count, data) is not None:
-        return True
-    if await connection.fetchval(LIVE, clean(id)) is not None:
-        raise StoreError(f"The log of {id} has a gap before {segment.first}.")
-    return False
-
-
-async def _index_items(connection: Session, tenant: str, seq: int, keys: Sequence[str]) -> None:
-    if keys:
-        statement = """INSERT INTO item_index SELECT $1, item, $2 FROM unnest($3::text[]) AS item
-            ON CONFLICT DO NOTHING"""
-        await connection.execute(statement, clean(tenant), seq, keys)
-
-
-async def _index_calls(connection: Session, tenant: str, seq: int, response: Response) -> None:
-    for digest in call_digests(response):
-        await connection.execute(CALL, clean(tenant), digest, seq)
-
-
-async def _add_to(
-    connection: Session,
-    tenant: str,
-    conversation: str | None,
-    items: Sequence[Item],
-    messages: Sequence[OutboxMessage],
-) -> None:
-    """What the end of a run adds to its conversation and to the outbox."""
-    if items and conversation is not None and await _held(connection, tenant, conversation):
-        await _extend(connection, conversation, items, rename=True)
-    if messages:
-        await connection.executemany(POST, rows_of(messages))
-
-
-async def _held(connection: Session, tenant: str, id: str) -> bool:
-    """Whether a tenant has this conversation. Its row is locked, so that two servers do not give
-    items the same place."""
-    return await connection.fetchval(f"{HELD} FOR UPDATE", *bound((id, tenant))) is not None
-
-
-async def _extend(
-    connection: Session, id: str, items: Sequence[Item], *, rename: bool = False
-) -> None:
-    """Add items at the end of a conversation that is locked; one whose id is taken is renamed or
-    refused."""
-    last = await connection.fetchval(LAST, *bound((id,)))
-    for place, item in enumerate(items, last + 1):
-        if item.id and await _add_item(connection, id, place, item):
-            continue
-        if not (item.id and rename):
-            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        await _add_item(connection, id, place, replace(item, id=renamed_id(item, place)))
-
-
-async def _add_item(connection: Session, id: str, place: int, item: Item) -> bool:
-    row = bound((id, place, item.id, pack(item)))
-    return await connection.fetchval(EXTEND, *row) is not None

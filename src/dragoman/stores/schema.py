@@ -1,170 +1,13 @@
 """The tables of both SQL stores, as numbered steps from nothing to now.
 
 A file or a database remembers how many of its steps it has taken. A step that was published is
-never changed; what must be different is a new step.
+never changed; what must be different is a new step. What both databases share is written once, in
+the words of PostgreSQL, with WITHOUT ROWID where SQLite needs it.
 """
 
-SQLITE: tuple[str, ...] = (
-    """
-    CREATE TABLE responses (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        wire TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        status TEXT NOT NULL,
-        running INTEGER NOT NULL,
-        previous TEXT,
-        conversation TEXT,
-        owner TEXT NOT NULL,
-        lease REAL NOT NULL,
-        cancelling INTEGER NOT NULL DEFAULT 0,
-        length INTEGER NOT NULL DEFAULT 0,
-        record BLOB NOT NULL,
-        response BLOB,
-        metadata BLOB
-    );
-    CREATE INDEX responses_by_time ON responses (tenant, created_at, id);
-    CREATE INDEX responses_by_age ON responses (created_at);
-    CREATE INDEX responses_running ON responses (lease) WHERE running;
-    CREATE TABLE stretches (
-        id TEXT NOT NULL,
-        first INTEGER NOT NULL,
-        created_at INTEGER NOT NULL,
-        events BLOB NOT NULL,
-        PRIMARY KEY (id, first)
-    ) WITHOUT ROWID;
-    CREATE INDEX stretches_by_age ON stretches (created_at);
-    CREATE TABLE homes (
-        tenant TEXT NOT NULL,
-        item TEXT NOT NULL,
-        response TEXT NOT NULL,
-        PRIMARY KEY (tenant, item, response)
-    ) WITHOUT ROWID;
-    CREATE INDEX homes_by_response ON homes (response);
-    CREATE TABLE conversations (
-        id TEXT PRIMARY KEY,
-        tenant TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        conversation BLOB NOT NULL
-    );
-    CREATE TABLE items (
-        conversation TEXT NOT NULL,
-        place INTEGER NOT NULL,
-        id TEXT NOT NULL,
-        item BLOB NOT NULL,
-        PRIMARY KEY (conversation, place),
-        UNIQUE (conversation, id)
-    ) WITHOUT ROWID;
-    """,
-    """
-    CREATE TABLE letters (
-        id TEXT PRIMARY KEY,
-        target TEXT NOT NULL,
-        body BLOB NOT NULL,
-        due REAL NOT NULL,
-        attempts INTEGER NOT NULL
-    );
-    CREATE INDEX letters_by_time ON letters (due)
-    """,
-    """
-    ALTER TABLE responses ADD COLUMN model TEXT;
-    CREATE TABLE calls (
-        tenant TEXT NOT NULL,
-        call TEXT NOT NULL,
-        response TEXT NOT NULL,
-        PRIMARY KEY (tenant, call)
-    ) WITHOUT ROWID;
-    CREATE INDEX calls_by_response ON calls (response)
-    """,
-    # One row at the end of a unary answer; small rows of their own for what changes; large parts
-    # once. Responses that end before this step have a log of their own, so they go to `ends`.
-    """
-    ALTER TABLE responses RENAME TO old_responses;
-    ALTER TABLE calls RENAME TO old_calls;
-    ALTER TABLE letters RENAME TO outbox;
-    DROP INDEX responses_by_time;
-    DROP INDEX responses_by_age;
-    DROP INDEX responses_running;
-    DROP INDEX calls_by_response;
-    CREATE TABLE responses (
-        seq INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        tenant TEXT NOT NULL,
-        wire TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        previous TEXT,
-        parts BLOB,
-        metadata BLOB,
-        record BLOB NOT NULL,
-        response BLOB
-    );
-    CREATE INDEX responses_by_tenant ON responses (tenant);
-    CREATE TABLE runs (
-        seq INTEGER PRIMARY KEY,
-        owner TEXT NOT NULL,
-        lease REAL NOT NULL,
-        cancelling INTEGER NOT NULL DEFAULT 0,
-        conversation TEXT
-    );
-    CREATE TABLE segments (
-        seq INTEGER NOT NULL,
-        first INTEGER NOT NULL,
-        length INTEGER NOT NULL,
-        events BLOB NOT NULL,
-        PRIMARY KEY (seq, first)
-    );
-    CREATE TABLE ends (
-        seq INTEGER PRIMARY KEY,
-        response BLOB NOT NULL
-    );
-    CREATE TABLE parts (
-        digest BLOB PRIMARY KEY,
-        data BLOB NOT NULL
-    );
-    CREATE TABLE part_uses (
-        digest BLOB NOT NULL,
-        seq INTEGER NOT NULL,
-        PRIMARY KEY (digest, seq)
-    ) WITHOUT ROWID;
-    CREATE TABLE item_index (
-        tenant TEXT NOT NULL,
-        item TEXT NOT NULL,
-        seq INTEGER NOT NULL,
-        PRIMARY KEY (tenant, item, seq)
-    ) WITHOUT ROWID;
-    CREATE INDEX item_index_by_response ON item_index (seq);
-    CREATE TABLE calls (
-        tenant TEXT NOT NULL,
-        digest TEXT NOT NULL,
-        seq INTEGER NOT NULL,
-        PRIMARY KEY (tenant, digest)
-    ) WITHOUT ROWID;
-    CREATE INDEX calls_by_response ON calls (seq);
-    INSERT INTO responses (id, tenant, wire, created_at, previous, metadata, record)
-        SELECT id, tenant, wire, created_at, previous, metadata, record
-        FROM old_responses ORDER BY created_at, rowid;
-    INSERT INTO runs (seq, owner, lease, cancelling, conversation)
-        SELECT seq, owner, lease, cancelling, conversation
-        FROM responses JOIN old_responses o USING (id) WHERE o.running;
-    INSERT INTO ends (seq, response)
-        SELECT seq, o.response FROM responses JOIN old_responses o USING (id) WHERE NOT o.running;
-    INSERT INTO segments (seq, first, length, events)
-        SELECT seq, first, coalesce(lead(first) OVER (PARTITION BY id ORDER BY first), o.length)
-            - first, events
-        FROM stretches JOIN responses USING (id) JOIN old_responses o USING (id);
-    INSERT INTO item_index (tenant, item, seq)
-        SELECT h.tenant, item, seq FROM homes h JOIN responses r ON r.id = h.response;
-    INSERT INTO calls (tenant, digest, seq)
-        SELECT c.tenant, call, seq FROM old_calls c JOIN responses r ON r.id = c.response;
-    DROP TABLE homes;
-    DROP TABLE stretches;
-    DROP TABLE old_calls;
-    DROP TABLE old_responses
-    """,
-)
+import re
 
-POSTGRES: tuple[str, ...] = (
-    """
+_FIRST = """
     CREATE TABLE responses (
         place BIGSERIAL,
         id TEXT COLLATE "C" PRIMARY KEY,
@@ -184,7 +27,7 @@ POSTGRES: tuple[str, ...] = (
         metadata BYTEA
     );
     CREATE INDEX responses_by_time ON responses (tenant, created_at, id);
-    CREATE INDEX responses_by_age ON responses (created_at, place);
+    CREATE INDEX responses_by_age ON responses (created_at);
     CREATE INDEX responses_running ON responses (lease) WHERE running;
     CREATE TABLE stretches (
         id TEXT COLLATE "C" NOT NULL REFERENCES responses ON DELETE CASCADE,
@@ -192,14 +35,14 @@ POSTGRES: tuple[str, ...] = (
         created_at BIGINT NOT NULL,
         events BYTEA NOT NULL,
         PRIMARY KEY (id, first)
-    );
+    ) WITHOUT ROWID;
     CREATE INDEX stretches_by_age ON stretches (created_at);
     CREATE TABLE homes (
         tenant TEXT NOT NULL,
         item TEXT COLLATE "C" NOT NULL,
         response TEXT COLLATE "C" NOT NULL REFERENCES responses ON DELETE CASCADE,
         PRIMARY KEY (tenant, item, response)
-    );
+    ) WITHOUT ROWID;
     CREATE INDEX homes_by_response ON homes (response);
     CREATE TABLE conversations (
         id TEXT COLLATE "C" PRIMARY KEY,
@@ -207,7 +50,6 @@ POSTGRES: tuple[str, ...] = (
         created_at BIGINT NOT NULL,
         conversation BYTEA NOT NULL
     );
-    CREATE INDEX conversations_by_age ON conversations (created_at);
     CREATE TABLE items (
         conversation TEXT COLLATE "C" NOT NULL REFERENCES conversations ON DELETE CASCADE,
         place INTEGER NOT NULL,
@@ -215,9 +57,10 @@ POSTGRES: tuple[str, ...] = (
         item BYTEA NOT NULL,
         PRIMARY KEY (conversation, place),
         UNIQUE (conversation, id)
-    );
-    """,
-    """
+    ) WITHOUT ROWID
+"""
+
+_OUTBOX = """
     CREATE TABLE letters (
         id TEXT COLLATE "C" PRIMARY KEY,
         target TEXT NOT NULL,
@@ -225,33 +68,30 @@ POSTGRES: tuple[str, ...] = (
         due DOUBLE PRECISION NOT NULL,
         attempts INTEGER NOT NULL
     );
-    CREATE INDEX letters_by_time ON letters (due);
-    """,
-    """
+    CREATE INDEX letters_by_time ON letters (due)
+"""
+
+_CALLS = """
     ALTER TABLE responses ADD COLUMN model TEXT;
     CREATE TABLE calls (
         tenant TEXT NOT NULL,
         call TEXT COLLATE "C" NOT NULL,
         response TEXT COLLATE "C" NOT NULL REFERENCES responses ON DELETE CASCADE,
         PRIMARY KEY (tenant, call)
-    );
-    CREATE INDEX calls_by_response ON calls (response);
-    """,
-    # As the last step of SQLite. The old rows of `responses` stay where they are; what they held of
-    # their runs moves to `runs` and `ends`.
-    """
-    ALTER TABLE responses RENAME COLUMN place TO seq;
-    ALTER TABLE responses ADD UNIQUE (seq);
+    ) WITHOUT ROWID;
+    CREATE INDEX calls_by_response ON calls (response)
+"""
+
+# Step 4: one row at the end of a unary answer; small rows of their own for what changes; large
+# parts once. Responses that end before it have a log of their own, so they go to `ends`.
+
+_TABLES = """
     CREATE TABLE runs (
         seq BIGINT PRIMARY KEY REFERENCES responses (seq) ON DELETE CASCADE,
         owner TEXT NOT NULL,
         lease DOUBLE PRECISION NOT NULL,
         cancelling BOOLEAN NOT NULL DEFAULT false,
         conversation TEXT
-    );
-    CREATE TABLE ends (
-        seq BIGINT PRIMARY KEY REFERENCES responses (seq) ON DELETE CASCADE,
-        response BYTEA NOT NULL
     );
     CREATE TABLE segments (
         seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
@@ -260,22 +100,20 @@ POSTGRES: tuple[str, ...] = (
         events BYTEA NOT NULL,
         PRIMARY KEY (seq, first)
     );
+    CREATE TABLE ends (
+        seq BIGINT PRIMARY KEY REFERENCES responses (seq) ON DELETE CASCADE,
+        response BYTEA NOT NULL
+    );
     CREATE TABLE parts (
         digest BYTEA PRIMARY KEY,
         data BYTEA NOT NULL
     );
-    CREATE TABLE part_uses (
-        seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
-        digest BYTEA NOT NULL,
-        PRIMARY KEY (seq, digest)
-    );
-    CREATE INDEX part_uses_by_part ON part_uses (digest);
     CREATE TABLE item_index (
         tenant TEXT NOT NULL,
         item TEXT COLLATE "C" NOT NULL,
         seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
         PRIMARY KEY (tenant, item, seq)
-    );
+    ) WITHOUT ROWID;
     CREATE INDEX item_index_by_response ON item_index (seq);
     ALTER TABLE calls RENAME TO old_calls;
     CREATE TABLE calls (
@@ -283,8 +121,105 @@ POSTGRES: tuple[str, ...] = (
         digest TEXT COLLATE "C" NOT NULL,
         seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
         PRIMARY KEY (tenant, digest)
-    );
+    ) WITHOUT ROWID;
     ALTER TABLE letters RENAME TO outbox;
+    DROP INDEX responses_by_time;
+    DROP INDEX responses_by_age;
+    DROP INDEX responses_running;
+    DROP INDEX calls_by_response;
+    CREATE INDEX calls_by_response ON calls (seq);
+"""
+
+_ROWS = """
+    INSERT INTO item_index (tenant, item, seq)
+        SELECT h.tenant, item, seq FROM homes h JOIN responses r ON r.id = h.response;
+    INSERT INTO calls (tenant, digest, seq)
+        SELECT c.tenant, call, seq FROM old_calls c JOIN responses r ON r.id = c.response;
+    DROP TABLE homes;
+    DROP TABLE stretches;
+    DROP TABLE old_calls;
+"""
+
+_WORDS = {
+    ' COLLATE "C"': "",
+    "BIGINT": "INTEGER",
+    "BOOLEAN": "INTEGER",
+    "BYTEA": "BLOB",
+    "DOUBLE PRECISION": "REAL",
+    "false": "0",
+    "place BIGSERIAL,": "",
+}
+
+
+def _sqlite(text: str) -> str:
+    """Shared steps in the words of SQLite, which has no references here: the store deletes."""
+    for word, own in _WORDS.items():
+        text = text.replace(word, own)
+    return re.sub(r" REFERENCES \w+( \(\w+\))? ON DELETE CASCADE", "", text)
+
+
+def _postgres(text: str) -> str:
+    return text.replace(" WITHOUT ROWID", "")
+
+
+SQLITE: tuple[str, ...] = (
+    *map(_sqlite, (_FIRST, _OUTBOX, _CALLS)),
+    """
+    ALTER TABLE responses RENAME TO old_responses;
+    CREATE TABLE responses (
+        seq INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        wire TEXT NOT NULL,
+        created_at INTEGER NOT NULL,
+        previous TEXT,
+        parts BLOB,
+        metadata BLOB,
+        record BLOB NOT NULL,
+        response BLOB
+    );
+    CREATE INDEX responses_by_tenant ON responses (tenant);
+    CREATE TABLE part_uses (
+        digest BLOB NOT NULL,
+        seq INTEGER NOT NULL,
+        PRIMARY KEY (digest, seq)
+    ) WITHOUT ROWID;
+    """
+    + _sqlite(_TABLES)
+    + """
+    INSERT INTO responses (id, tenant, wire, created_at, previous, metadata, record)
+        SELECT id, tenant, wire, created_at, previous, metadata, record
+        FROM old_responses ORDER BY created_at, rowid;
+    INSERT INTO runs (seq, owner, lease, cancelling, conversation)
+        SELECT seq, owner, lease, cancelling, conversation
+        FROM responses JOIN old_responses o USING (id) WHERE o.running;
+    INSERT INTO ends (seq, response)
+        SELECT seq, o.response FROM responses JOIN old_responses o USING (id) WHERE NOT o.running;
+    INSERT INTO segments (seq, first, length, events)
+        SELECT seq, first, coalesce(lead(first) OVER (PARTITION BY id ORDER BY first), o.length)
+            - first, events
+        FROM stretches JOIN responses USING (id) JOIN old_responses o USING (id);
+    """
+    + _ROWS
+    + "DROP TABLE old_responses",
+)
+
+# The old rows of `responses` stay where they are; what they held of their runs moves.
+POSTGRES: tuple[str, ...] = (
+    _postgres(_FIRST) + ";\nCREATE INDEX conversations_by_age ON conversations (created_at)",
+    *map(_postgres, (_OUTBOX, _CALLS)),
+    """
+    ALTER TABLE responses RENAME COLUMN place TO seq;
+    ALTER TABLE responses ADD UNIQUE (seq);
+    CREATE TABLE part_uses (
+        seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
+        digest BYTEA NOT NULL,
+        PRIMARY KEY (seq, digest)
+    );
+    CREATE INDEX part_uses_by_part ON part_uses (digest);
+    """
+    + _postgres(_TABLES)
+    + """
     INSERT INTO runs (seq, owner, lease, cancelling, conversation)
         SELECT seq, owner, lease, cancelling, conversation FROM responses WHERE running;
     INSERT INTO ends (seq, response)
@@ -293,13 +228,9 @@ POSTGRES: tuple[str, ...] = (
         SELECT seq, first,
             coalesce(lead(first) OVER (PARTITION BY id ORDER BY first), length) - first, events
         FROM stretches JOIN responses USING (id);
-    INSERT INTO item_index (tenant, item, seq)
-        SELECT h.tenant, item, seq FROM homes h JOIN responses r ON r.id = h.response;
-    INSERT INTO calls (tenant, digest, seq)
-        SELECT c.tenant, call, seq FROM old_calls c JOIN responses r ON r.id = c.response;
-    DROP TABLE homes, stretches, old_calls;
-    DROP INDEX responses_by_time, responses_by_age, responses_running;
-    CREATE INDEX calls_by_response ON calls (seq);
+    """
+    + _ROWS
+    + """
     CREATE INDEX responses_by_tenant ON responses (tenant, seq);
     ALTER TABLE responses DROP COLUMN status, DROP COLUMN running, DROP COLUMN conversation,
         DROP COLUMN owner, DROP COLUMN lease, DROP COLUMN cancelling, DROP COLUMN length,

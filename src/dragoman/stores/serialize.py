@@ -134,16 +134,10 @@ def pack_record(record: Record) -> tuple[bytes, list[Part]]:
     return _RECORD + data, parts
 
 
-def unpack_record(
-    id: str,
-    tenant: str,
-    wire: str,
-    created_at: int,
-    previous: str | None,
-    data: bytes,
-    parts: Parts,
-) -> Record:
-    """The record of a row's columns, of its bytes, and of the parts it refers to."""
+def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
+    """The record of its id, tenant, wire, time and predecessor, of its bytes, and of the parts that
+    these refer to."""
+    id, tenant, wire, created_at, previous, data = row
     if data[:1] != _RECORD:  # a row of a version that packed records whole
         old: Record = unpack(data, Record)
         return old

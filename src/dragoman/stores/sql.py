@@ -1,7 +1,9 @@
-"""Statements and rows that the SQLite and the PostgreSQL store share.
+"""The store in SQL: what SQLite and PostgreSQL do alike, which is nearly everything.
 
-Whatever is one statement is written once, in the SQL that both databases understand, with its
-values as `$1`, `$2` …, which both read. What takes a transaction or a lock stays with its store.
+Statements are written once, in the SQL of PostgreSQL with its `$1`, `$2` …; SQLite leaves out the
+locks, because it has one writer. A transaction of several statements is a generator that yields
+each of them and is sent its rows, so that SQLite runs it in the writer's thread and PostgreSQL on
+the event loop.
 
 A response is one row of `responses`, in the order of storing (`seq`). A unary answer is written
 whole, at its end. One that is followed while it is made has its record in that row, a row in `runs`
@@ -13,8 +15,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import count
+from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
 
@@ -30,11 +34,16 @@ from .base import (
     Paging,
     Record,
     RecordPage,
+    Retention,
     StoredAnswer,
+    StoreError,
+    Subscribers,
+    call_digests,
+    ended,
+    renamed_id,
     segments_from,
 )
 from .serialize import (
-    Part,
     Parts,
     digests,
     model_of,
@@ -45,74 +54,166 @@ from .serialize import (
     unpack_record,
 )
 
+T = TypeVar("T")
 Row = Sequence[Any]
+Values = Sequence[object]
+Steps = Generator[tuple[str, Values], Sequence[Row], T]
+"""The statements of a transaction, one by one."""
+Table = tuple[str, str, str]
+"""An INSERT up to VALUES, the places of one row, and what follows the rows."""
+Insert = tuple[Table, Values]
 
-RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
-    coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
-"""What a record is read from; see `record_of`."""
-JOINED = "LEFT JOIN ends e ON e.seq = r.seq LEFT JOIN runs u ON u.seq = r.seq"
-_RESPONSES = f"FROM responses r {JOINED}"
-_PARTS = 7  # the column of RECORD that holds the digests
-NONE = Parts()
-
-INSERT = """INSERT INTO responses
-    (id, tenant, wire, created_at, previous, parts, metadata, record, response)"""
-"""What `row_of` gives the values of."""
-BEGIN = """INSERT INTO runs (seq, owner, lease, conversation)
-    SELECT seq, $2, $3, $4 FROM responses WHERE id = $1"""
-LIVE = """SELECT r.seq, r.tenant, u.conversation FROM responses r JOIN runs u ON u.seq = r.seq
-    WHERE r.id = $1"""
-APPEND = """INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
-    FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1 AND $2 = coalesce(
-        (SELECT first + length FROM segments s WHERE s.seq = u.seq ORDER BY first DESC LIMIT 1),
-        0)"""
-"""Adds nothing where the run has ended, and where the segment does not follow the log's end."""
-END = "INSERT INTO ends (seq, response) VALUES ($1, $2)"
-CALL = """INSERT INTO calls (tenant, digest, seq) VALUES ($1, $2, $3)
-    ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
-LENGTH = """SELECT coalesce((SELECT first + length FROM segments s WHERE s.seq = u.seq
-        ORDER BY first DESC LIMIT 1), 0)
-    FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"""
-OPEN = "INSERT INTO conversations VALUES ($1, $2, $3, $4)"
-HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2"
-EXTEND = """INSERT INTO items VALUES ($1, $2, $3, $4)
-    ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
-LAST = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
-POST = "INSERT INTO outbox (id, target, body, due, attempts) VALUES ($1, $2, $3, $4, $5)"
-
+SWEPT = 250
+"""Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
+LISTED = 250
+"""Values that one statement lists."""
 DIGESTS = 50
-"""Digests that are looked for in one statement."""
-_LIST = ", ".join(f"${number}" for number in range(2, DIGESTS + 2))
-_ANSWERS = f"""SELECT r.id, r.record, coalesce(r.response, e.response) FROM responses r
-    LEFT JOIN ends e ON e.seq = r.seq
-    WHERE r.seq IN (SELECT seq FROM calls WHERE tenant = $1 AND digest IN ({_LIST}))"""
+"""Digests of calls that one statement looks for."""
+
+_SEQ = "(SELECT seq FROM responses WHERE id = ?)"
+_RESPONSE: Table = (
+    """INSERT INTO responses
+    (id, tenant, wire, created_at, previous, parts, metadata, record, response)""",
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "",
+)
+_RUN: Table = ("INSERT INTO runs (seq, owner, lease, conversation)", f"({_SEQ}, ?, ?, ?)", "")
+_ONCE = "ON CONFLICT DO NOTHING"
+_PART: Table = ("INSERT INTO parts (digest, data)", "(?, ?)", _ONCE)
+_USE: Table = ("INSERT INTO part_uses (seq, digest)", f"({_SEQ}, ?)", _ONCE)
+_INDEX: Table = ("INSERT INTO item_index (seq, tenant, item)", f"({_SEQ}, ?, ?)", _ONCE)
+_CALL: Table = (
+    "INSERT INTO calls (seq, tenant, digest)",
+    f"({_SEQ}, ?, ?)",
+    "ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq",
+)
+
+_RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
+    coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
+_PARTS = 7  # the column of _RECORD that holds the digests
+_ENDS = "LEFT JOIN ends e ON e.seq = r.seq"
+_JOINED = f"{_ENDS} LEFT JOIN runs u ON u.seq = r.seq"
+_LENGTH = """coalesce((SELECT first + length FROM segments s WHERE s.seq = u.seq
+    ORDER BY first DESC LIMIT 1), 0)"""
+_LIVE = "FROM responses r JOIN runs u ON u.seq = r.seq WHERE r.id = $1"
+_APPEND = f"""INSERT INTO segments (seq, first, length, events) SELECT u.seq, $2, $3, $4
+    {_LIVE} AND $2 = {_LENGTH} FOR UPDATE OF u RETURNING first"""
+"""Adds nothing where the run has ended, and where the segment does not follow the log's end."""
+_END = """DELETE FROM runs WHERE seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq,
+    (SELECT tenant FROM responses r WHERE r.seq = runs.seq), conversation"""
+_EXTEND = """INSERT INTO items (conversation, place, id, item) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (conversation, id) DO NOTHING RETURNING place"""
+_HELD = "SELECT 1 FROM conversations WHERE id = $1 AND tenant = $2 FOR UPDATE"
+"""Locks the conversation, so that two servers do not give items the same place."""
 _OURS = "EXISTS (SELECT 1 FROM conversations WHERE conversations.id = $1 AND tenant = $3)"
+_OWN = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
+_LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
+"""The first statement of what deletes responses: meanwhile no other server stores or deletes uses
+of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
 
 
-class Rows(ABC):
-    """The part of a store that is one statement at a time."""
+class NotUniqueError(StoreError):
+    """A row with this key is there already."""
+
+
+class SqlStore(ABC):
+    """A store in a database; see `Store` for what its methods do."""
+
+    POLL: ClassVar[float]
+    """Seconds between two looks at what another process may have written."""
+    CASCADES: ClassVar[bool]
+    """Whether the database deletes with a response all that belongs to it."""
+
+    def __init__(self, retention: Retention | None, pubsub: Subscribers) -> None:
+        self._retention = retention or Retention()
+        self._pubsub = pubsub
 
     @abstractmethod
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         """The rows that a statement finds."""
 
     @abstractmethod
-    async def _read_parts(self, digests: Sequence[bytes]) -> Sequence[Row]:
-        """The digest and the bytes of each of these parts."""
-
-    @abstractmethod
     async def _write(self, statement: str, *values: object) -> Sequence[Row]:
         """The rows that a statement changed, as far as it gives them back."""
 
+    @abstractmethod
+    async def _transact(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
+        """Insert rows and take steps in one transaction; the result of the steps. Raises
+        NotUniqueError where a row is there already."""
+
+    async def _run(self, steps: Steps[T]) -> T:
+        result: Any = await self._transact((), steps)
+        return result  # type: ignore[no-any-return]
+
     # ---- responses -----------------------------------------------------------------------
 
+    async def begin(self, record: Record) -> None:
+        run = bound((record.id, record.owner, record.lease, record.conversation))
+        await self._insert(record, [*_inserts(record), (_RUN, run)])
+
+    async def put(
+        self,
+        record: Record,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
+    ) -> None:
+        response = ended(record)
+        inserts = _inserts(record)
+        id, tenant = inserts[0][1][:2]
+        inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
+        steps = None
+        if items or messages:
+            steps = _add_to(record.tenant, record.conversation, items, messages)
+        await self._insert(record, inserts, steps)
+
+    async def _insert(
+        self, record: Record, inserts: Sequence[Insert], steps: Steps[None] | None = None
+    ) -> None:
+        try:
+            await self._transact(inserts, steps)
+        except NotUniqueError:
+            raise StoreError(f"There is a response {record.id} already.") from None
+
+    async def append(self, id: str, segment: LogSegment) -> None:
+        if not await self._run(_append(id, segment, pack(segment.events))):
+            raise StoreError(f"No response {id} is being made.")
+        self._pubsub.publish_soon(id)
+
+    async def finish(
+        self,
+        id: str,
+        response: Response,
+        segment: LogSegment | None = None,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
+    ) -> bool:
+        data = pack(response)
+        events = b"" if segment is None else pack(segment.events)
+        keys, calls = index_keys(id, response.output), call_digests(response)
+
+        def steps() -> Steps[bool]:
+            if segment is not None and not (yield from _append(id, segment, events)):
+                return False
+            live = yield _END, (id,)
+            if not live:
+                return False
+            ((seq, tenant, conversation),) = live
+            yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
+            for table, found in ((_INDEX, keys), (_CALL, calls)):
+                for key in found:
+                    yield one_row(table), (id, tenant, key)
+            yield from _add_to(tenant, conversation, items, messages)
+            return True
+
+        is_over = await self._run(steps())
+        self._pubsub.publish_soon(id)
+        return is_over
+
     async def get(self, tenant: str, id: str) -> Record | None:
-        """A response."""
         found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant)
         return found[0] if found else None
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all before it, the earliest first."""
         statement = f"""
             WITH RECURSIVE chain (seq, previous, depth) AS (
                 SELECT seq, previous, 0 FROM responses WHERE id = $1 AND tenant = $2
@@ -120,7 +221,7 @@ class Rows(ABC):
                 SELECT p.seq, p.previous, chain.depth + 1 FROM chain
                 JOIN responses p ON p.id = chain.previous AND p.tenant = $2
             )
-            {RECORD} FROM chain JOIN responses r ON r.seq = chain.seq {JOINED}
+            {_RECORD} FROM chain JOIN responses r ON r.seq = chain.seq {_JOINED}
             ORDER BY chain.depth DESC
         """
         rows = await self._read(statement, id, tenant)
@@ -129,7 +230,6 @@ class Rows(ABC):
         return tuple(records) if whole else ()
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item of any response with this id."""
         key, last = index_key(item), ""
         where = """WHERE r.tenant = $1 AND (r.id = $2 OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item = $2))
@@ -142,17 +242,17 @@ class Rows(ABC):
         return None
 
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        """The responses that made the calls with these digests."""
         found: dict[str, StoredAnswer] = {}
-        for start in range(0, len(digests), DIGESTS):
-            some = list(digests[start : start + DIGESTS])
+        statement = f"""SELECT r.id, r.record, coalesce(r.response, e.response)
+            FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
+                WHERE tenant = $1 AND digest IN ({places(DIGESTS, 2)}))"""
+        for some in chunks(digests, DIGESTS):
             some += some[:1] * (DIGESTS - len(some))  # one text, so that it is prepared once
-            for id, record, response in await self._read(_ANSWERS, tenant, *some):
+            for id, record, response in await self._read(statement, tenant, *some):
                 found[id] = StoredAnswer(model_of(record), unpack(response, Response))
         return tuple(found.values())
 
     async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
-        """The log from this index on, in order."""
         statement = """SELECT s.first, s.events FROM segments s
             JOIN responses r ON r.seq = s.seq WHERE r.id = $1 AND s.first >= coalesce(
                 (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
@@ -165,8 +265,14 @@ class Rows(ABC):
                 log = [LogSegment(0, tuple(unfold(unpack(response, Response))))]
         return tuple(segments_from(log, first))
 
+    async def wait(self, id: str, length: int, seconds: float) -> None:
+        async def is_over() -> bool:
+            rows = await self._read(f"SELECT {_LENGTH} {_LIVE}", id)
+            return not rows or rows[0][0] > length
+
+        await self._pubsub.wait(id, is_over, seconds, self.POLL)
+
     async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> RecordPage:
-        """The responses of a tenant in the order of storing."""
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
         where = "WHERE r.tenant = $1"
@@ -181,32 +287,74 @@ class Rows(ABC):
         return RecordPage(tuple(found[: paging.limit]), len(found) > paging.limit)
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
-        """Replace the metadata of a response."""
         statement = "UPDATE responses SET metadata = $3 WHERE id = $1 AND tenant = $2 RETURNING id"
         return bool(await self._write(statement, id, tenant, pack(metadata)))
 
-    async def request_cancel(self, tenant: str, id: str) -> bool:
-        """Ask for the end of a run."""
-        own = "SELECT seq FROM responses WHERE id = $1 AND tenant = $2"
-        statement = f"UPDATE runs SET cancelling = true WHERE seq IN ({own}) RETURNING seq"
-        return bool(await self._write(statement, id, tenant) or await self._read(own, id, tenant))
+    async def delete(self, tenant: str, id: str) -> bool:
+        find = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
+        gone = await self._run(self._forget(find, (id, tenant)))
+        self._pubsub.publish_soon(id)
+        return gone > 0
 
     async def _records(self, tail: str, *values: object) -> list[Record]:
-        return await self._recorded(await self._read(f"{RECORD} {_RESPONSES} {tail}", *values))
+        statement = f"{_RECORD} FROM responses r {_JOINED} {tail}"
+        return await self._recorded(await self._read(statement, *values))
 
     async def _recorded(self, rows: Sequence[Row]) -> list[Record]:
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
         between the two statements."""
-        wanted = {digest for row in rows for digest in digests(row[_PARTS])}
-        if not wanted:
-            return [record_of(row, NONE) for row in rows]
-        parts = Parts(await self._read_parts(list(wanted)))
-        return [record_of(row, parts) for row in rows if parts.have(digests(row[_PARTS]))]
+        found: list[Row] = []
+        for some in chunks({digest for row in rows for digest in digests(row[_PARTS])}):
+            statement = f"SELECT digest, data FROM parts WHERE digest IN ({places(len(some))})"
+            found += await self._read(statement, *some)
+        parts = Parts(found)
+        return [_record_of(row, parts) for row in rows if parts.have(digests(row[_PARTS]))]
+
+    # ---- leases --------------------------------------------------------------------------
+
+    async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
+        renewed: set[str] = set()
+        for some in chunks(ids):
+            statement = f"""UPDATE runs SET lease = $1 WHERE NOT cancelling AND seq IN (
+                    SELECT seq FROM responses WHERE id IN ({places(len(some), 2)}))
+                RETURNING (SELECT id FROM responses r WHERE r.seq = runs.seq)"""
+            renewed.update(id for (id,) in await self._write(statement, until, *some))
+        return tuple(id for id in ids if clean(id) not in renewed)
+
+    async def request_cancel(self, tenant: str, id: str) -> bool:
+        statement = f"UPDATE runs SET cancelling = true WHERE seq IN ({_OWN}) RETURNING seq"
+        return bool(await self._write(statement, id, tenant) or await self._read(_OWN, id, tenant))
+
+    async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
+        if not await self._read("SELECT 1 FROM runs WHERE lease < $1 LIMIT 1", now):
+            return ()  # and no writer was disturbed
+        # SKIP LOCKED: a run whose row another server holds is just being taken, renewed or ended.
+        statement = """UPDATE runs SET owner = $1, lease = $3 WHERE seq IN (
+                SELECT seq FROM runs WHERE lease < $2 FOR UPDATE SKIP LOCKED)
+            RETURNING seq"""
+        found: list[Record] = []
+        for (seq,) in await self._write(statement, owner, now, until):
+            found += await self._records("WHERE r.seq = $1", seq)
+        return tuple(found)
 
     # ---- conversations -------------------------------------------------------------------
 
+    async def create_conversation(
+        self, conversation: Conversation, items: Sequence[Item] = ()
+    ) -> None:
+        made = conversation
+        row = (made.id, made.tenant, made.created_at, pack(made))
+
+        def steps() -> Steps[None]:
+            statement = """INSERT INTO conversations (id, tenant, created_at, conversation)
+                VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING RETURNING id"""
+            if not (yield statement, row):
+                raise StoreError(f"There is a conversation {made.id} already.")
+            yield from _extend(made.id, items)
+
+        await self._run(steps())
+
     async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
-        """A conversation."""
         statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
         rows = await self._read(statement, id, tenant)
         return unpack(rows[0][0], Conversation) if rows else None
@@ -214,7 +362,6 @@ class Rows(ABC):
     async def set_conversation_metadata(
         self, tenant: str, id: str, metadata: dict[str, JSON]
     ) -> bool:
-        """Replace the metadata of a conversation."""
         known = await self.get_conversation(tenant, id)
         if known is None:
             return False
@@ -223,16 +370,34 @@ class Rows(ABC):
         data = pack(replace(known, metadata=metadata))
         return bool(await self._write(statement, id, tenant, data))
 
+    async def delete_conversation(self, tenant: str, id: str) -> bool:
+        def steps() -> Steps[bool]:
+            statement = "DELETE FROM conversations WHERE id = $1 AND tenant = $2 RETURNING id"
+            if not (yield statement, (id, tenant)):
+                return False
+            yield "DELETE FROM items WHERE conversation = $1", (id,)
+            return True
+
+        return await self._run(steps())
+
+    async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
+        def steps() -> Steps[bool]:
+            if not (yield _HELD, (id, tenant)):
+                return False
+            yield from _extend(id, items)
+            return True
+
+        return await self._run(steps())
+
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
     ) -> ItemPage | None:
-        """A page of a conversation's items, or all of them in their order."""
         if await self.get_conversation(tenant, id) is None:
             return None
         where = "WHERE conversation = $1"
         if paging is None:
             rows = await self._read(f"SELECT item FROM items {where} ORDER BY place", id)
-            return ItemPage(tuple(map(item_of, rows)), more=False)
+            return ItemPage(tuple(unpack(data, Item) for (data,) in rows), more=False)
         sign, order = _direction(paging)
         values: list[object] = [id, paging.limit + 1]
         if paging.after is not None:
@@ -240,35 +405,130 @@ class Rows(ABC):
             where += f" AND place {sign} (SELECT place FROM items {where} AND id = $3)"
         statement = f"SELECT item FROM items {where} ORDER BY place {order} LIMIT $2"
         rows = await self._read(statement, *values)
-        return ItemPage(tuple(map(item_of, rows[: paging.limit])), len(rows) > paging.limit)
+        items = tuple(unpack(data, Item) for (data,) in rows[: paging.limit])
+        return ItemPage(items, len(rows) > paging.limit)
 
     async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
-        """One item."""
         statement = f"SELECT item FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}"
         rows = await self._read(statement, id, item, tenant)
-        return item_of(rows[0]) if rows else None
+        return unpack(rows[0][0], Item) if rows else None
 
     async def remove_item(self, tenant: str, id: str, item: str) -> bool:
-        """Delete one item."""
         statement = f"""DELETE FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}
             RETURNING id"""
         return bool(await self._write(statement, id, item, tenant))
 
     # ---- outbox --------------------------------------------------------------------------
 
+    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
+        if not await self._read("SELECT 1 FROM outbox WHERE due <= $1 LIMIT 1", now):
+            return ()  # and no writer was disturbed
+        statement = """UPDATE outbox SET due = $1, attempts = attempts + 1 WHERE id IN
+            (SELECT id FROM outbox WHERE due <= $2 ORDER BY due LIMIT $3 FOR UPDATE SKIP LOCKED)
+            RETURNING id, target, body, due, attempts"""
+        return tuple(
+            OutboxMessage(id=id, target=target, body=body, due=due, attempts=attempts)
+            for id, target, body, due, attempts in await self._write(statement, until, now, most)
+        )
+
     async def settle(self, id: str, due: float | None = None) -> None:
-        """Delete a message, or have it sent again."""
         if due is None:
             await self._write("DELETE FROM outbox WHERE id = $1", id)
         else:
             await self._write("UPDATE outbox SET due = $2 WHERE id = $1", id, due)
 
+    # ---- deleting ------------------------------------------------------------------------
+
+    async def sweep(self, now: float) -> int:
+        old, gone = now - self._retention.max_age, 0
+        ((stored,),) = await self._read("SELECT count(*) FROM responses")
+        excess = stored - self._retention.max_responses
+        find = """SELECT seq, parts FROM (
+                SELECT seq, parts, created_at, row_number() OVER (ORDER BY seq) AS place
+                FROM responses WHERE seq NOT IN (SELECT seq FROM runs) ORDER BY seq LIMIT $1
+            ) AS oldest WHERE created_at < CAST($2 AS FLOAT) OR place <= $3"""
+        while some := await self._run(self._forget(find, (SWEPT, old, excess - gone))):
+            gone += some
+        logs = """DELETE FROM segments WHERE seq IN (
+                SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq IN (
+                    SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
+                    ORDER BY seq LIMIT $2))
+            RETURNING seq"""
+        while await self._write(logs, now - self._retention.max_log_age, SWEPT):
+            pass
+        await self._run(_sweep_rest(old))
+        return gone
+
+    def _forget(self, find: str, values: Values) -> Steps[int]:
+        """Delete the responses whose `seq` and `parts` are found, with all that belongs to them
+        alone; how many."""
+        yield _LOCK_USES, ()
+        gone = yield find, values
+        for some in chunks([seq for seq, _ in gone]):
+            tables = ("responses", "runs", "segments", "ends", "item_index", "calls")
+            for table in tables[:1] if self.CASCADES else tables:
+                yield f"DELETE FROM {table} WHERE seq IN ({places(len(some))})", some
+        uses = [(digest, seq) for seq, parts in gone for digest in digests(parts)]
+        for use in () if self.CASCADES else uses:
+            yield "DELETE FROM part_uses WHERE digest = $1 AND seq = $2", use
+        for some in chunks(sorted({digest for digest, _ in uses})):
+            unused = "NOT EXISTS (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest)"
+            yield f"DELETE FROM parts WHERE digest IN ({places(len(some))}) AND {unused}", some
+        return len(gone)
+
+
+# ---- steps of several transactions ---------------------------------------------------------
+
+
+def _append(id: str, segment: LogSegment, events: bytes) -> Steps[bool]:
+    """Add to a log; False where no such run is live. Raises StoreError for a gap."""
+    if (yield _APPEND, (id, segment.first, len(segment.events), events)):
+        return True
+    if (yield f"SELECT u.seq {_LIVE}", (id,)):
+        raise StoreError(f"The log of {id} has a gap before {segment.first}.")
+    return False
+
+
+def _add_to(
+    tenant: str,
+    conversation: str | None,
+    items: Sequence[Item],
+    messages: Sequence[OutboxMessage],
+) -> Steps[None]:
+    """What the end of a run adds to its conversation and to the outbox."""
+    if items and conversation is not None and (yield _HELD, (conversation, tenant)):
+        yield from _extend(conversation, items, rename=True)
+    statement = "INSERT INTO outbox (id, target, body, due, attempts) VALUES ($1, $2, $3, $4, $5)"
+    for each in messages:
+        yield statement, (each.id, each.target, each.body, each.due, each.attempts)
+
+
+def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[None]:
+    """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
+    statement = "SELECT coalesce(max(place), -1) FROM items WHERE conversation = $1"
+    ((last,),) = yield statement, (id,)
+    for place, item in enumerate(items, last + 1):
+        if item.id and (yield _EXTEND, (id, place, item.id, pack(item))):
+            continue
+        if not (item.id and rename):
+            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
+        own = replace(item, id=renamed_id(item, place))
+        yield _EXTEND, (id, place, own.id, pack(own))
+
+
+def _sweep_rest(old: float) -> Steps[None]:
+    """Delete the conversations and the messages that are too old."""
+    talks = "FROM conversations WHERE created_at < CAST($1 AS FLOAT)"
+    yield f"DELETE FROM items WHERE conversation IN (SELECT id {talks})", (old,)
+    yield f"DELETE {talks}", (old,)
+    yield "DELETE FROM outbox WHERE due < $1", (old,)
+
 
 # ---- rows ----------------------------------------------------------------------------------
 
 
-def row_of(record: Record) -> tuple[list[object], list[Part]]:
-    """What INSERT stores of a record, with its response if it has ended, and its parts."""
+def _inserts(record: Record) -> list[Insert]:
+    """The rows of a record, with its response if it has ended; that of the response first."""
     data, parts = pack_record(record)
     row = bound(
         (
@@ -283,15 +543,22 @@ def row_of(record: Record) -> tuple[list[object], list[Part]]:
             None if record.response is None else pack(record.response),
         )
     )
-    return row, parts
+    id, tenant = row[:2]
+    inserts: list[Insert] = [(_RESPONSE, row)]
+    # Uses come before parts: from here on _LOCK_USES makes a deletion wait, so that it does not
+    # remove a part that is found to be there. In one order, because two servers that inserted the
+    # same parts in different orders would deadlock.
+    parts.sort()
+    inserts += [(_USE, (id, digest)) for digest, _ in parts]
+    inserts += [(_PART, part) for part in parts]
+    inserts += [(_INDEX, (id, tenant, key)) for key in index_keys(record.id, record.items)]
+    return inserts
 
 
-def record_of(row: Row, parts: Parts) -> Record:
-    """The record of a row of RECORD."""
-    id, tenant, wire, created_at, previous, data, metadata, _, packed, owner, lease, cancelling = (
-        row
-    )
-    record = unpack_record(id, tenant, wire, created_at, previous, data, parts)
+def _record_of(row: Row, parts: Parts) -> Record:
+    """The record of a row of _RECORD."""
+    metadata, _, packed, owner, lease, cancelling = row[6:]
+    record = unpack_record(row[:6], parts)
     response = None if packed is None else unpack(packed, Response)
     return replace(
         record,
@@ -304,23 +571,35 @@ def record_of(row: Row, parts: Parts) -> Record:
     )
 
 
-def item_of(row: Row) -> Item:
-    """The item of a row that holds nothing else."""
-    item: Item = unpack(row[0], Item)
-    return item
+def by_table(inserts: Iterable[Insert]) -> Iterable[tuple[Table, list[Values]]]:
+    """The rows to insert, by their tables."""
+    tables: dict[Table, list[Values]] = {}
+    for table, row in inserts:
+        tables.setdefault(table, []).append(row)
+    return tables.items()
 
 
-def messages_of(rows: Sequence[Row]) -> tuple[OutboxMessage, ...]:
-    """The messages of rows of all their columns."""
-    return tuple(
-        OutboxMessage(id=id, target=target, body=body, due=due, attempts=attempts)
-        for id, target, body, due, attempts in rows
-    )
+@cache
+def one_row(table: Table) -> str:
+    """The statement that inserts one row."""
+    numbers = count(1)
+    return re.sub(r"\?", lambda _: f"${next(numbers)}", "{} VALUES {} {}".format(*table))
 
 
-def rows_of(messages: Iterable[OutboxMessage]) -> list[Row]:
-    """What POST stores of messages."""
-    return [(each.id, each.target, each.body, each.due, each.attempts) for each in messages]
+def places(length: int, first: int = 1) -> str:
+    """The places of a list of values in a statement.
+
+    >>> places(3, 2)
+    '$2, $3, $4'
+    """
+    return ", ".join(f"${number}" for number in range(first, first + length))
+
+
+def chunks(values: Iterable[T], size: int = LISTED) -> Iterator[list[T]]:
+    """The values in lists of this size."""
+    found = list(values)
+    for start in range(0, len(found), size):
+        yield found[start : start + size]
 
 
 def index_key(item: str) -> str:
@@ -366,8 +645,3 @@ def clean(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode(errors="backslashreplace").decode()
     return text
-
-
-def cleaned(ids: Iterable[str | None]) -> list[str]:
-    """Those that are ids, each as a database can hold it, and once."""
-    return list(dict.fromkeys(clean(id) for id in ids if id))

@@ -8,62 +8,27 @@ rows of each table are inserted together. Other threads read beside it.
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import lru_cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sqlite3 import Connection, DatabaseError, IntegrityError
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec import Struct
 
-from dragoman.core.item import Item
-from dragoman.core.response import Response
-
-from .base import (
-    Conversation,
-    LogSegment,
-    OutboxMessage,
-    Record,
-    Retention,
-    StoreError,
-    call_digests,
-    ended,
-    renamed_id,
-)
+from .base import Retention, StoreError, Subscribers
 from .schema import SQLITE
-from .serialize import digests, pack
-from .sql import (
-    EXTEND,
-    HELD,
-    INSERT,
-    LAST,
-    LENGTH,
-    OPEN,
-    POST,
-    Row,
-    Rows,
-    bound,
-    clean,
-    index_keys,
-    messages_of,
-    row_of,
-    rows_of,
-)
+from .sql import Insert, NotUniqueError, Row, SqlStore, Steps, Values, bound, by_table, chunks
 
 T = TypeVar("T")
-Work = Callable[[Connection], T]
-Values = Sequence[object]
-Table = tuple[str, str]
-"""The beginning of an INSERT, up to VALUES, and the places of one row."""
-Insert = tuple[Table, Values]
 
-POLL = 0.05
-"""Seconds between two looks at what another process may have written."""
 READERS = 2
 PATIENCE = 30.0
 """Seconds to wait for another process that is writing."""
@@ -71,8 +36,6 @@ GROUP = 512
 """How many writes share a commit at most."""
 TOGETHER = 32
 """How many rows one statement inserts at most: SQLite prepares one text for each number of rows."""
-SWEPT = 250
-"""Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
 CLOSED = "The store is closed."
 
 
@@ -101,10 +64,6 @@ def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
     )
 
 
-class NotUniqueError(StoreError):
-    """A row with this key is there already."""
-
-
 def _unwritten(error: sqlite3.Error) -> StoreError:
     kind = NotUniqueError if isinstance(error, IntegrityError) else StoreError
     return kind(f"The store could not be written: {error}.")
@@ -128,20 +87,6 @@ def migrate(connection: Connection, path: Path) -> None:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {len(SQLITE)}")
     connection.execute("COMMIT")
-
-
-_SEQ = "(SELECT seq FROM responses WHERE id = ?)"
-_RESPONSE: Table = (INSERT, "(?, ?, ?, ?, ?, ?, ?, ?, ?)")
-_RUN: Table = ("INSERT INTO runs (seq, owner, lease, conversation)", f"({_SEQ}, ?, ?, ?)")
-_PART: Table = ("INSERT OR IGNORE INTO parts (digest, data)", "(?, ?)")
-_USE: Table = ("INSERT OR IGNORE INTO part_uses (seq, digest)", f"({_SEQ}, ?)")
-_INDEX: Table = ("INSERT OR IGNORE INTO item_index (seq, tenant, item)", f"({_SEQ}, ?, ?)")
-_LIVE = f"SELECT seq FROM runs WHERE seq = {_SEQ}"
-_ENDED = f"""DELETE FROM runs WHERE seq = {_SEQ} RETURNING seq,
-    (SELECT tenant FROM responses WHERE responses.seq = runs.seq), conversation"""
-_APPENDED = """INSERT INTO segments (seq, first, length, events) SELECT ?1, ?2, ?3, ?4 WHERE ?2 =
-    coalesce((SELECT first + length FROM segments WHERE seq = ?1 ORDER BY first DESC LIMIT 1), 0)"""
-_CALL: Table = ("INSERT OR REPLACE INTO calls (seq, tenant, digest)", f"({_SEQ}, ?, ?)")
 
 
 # ---- threads -------------------------------------------------------------------------------
@@ -174,32 +119,40 @@ def _write_ahead(connection: Connection) -> None:
             time.sleep(0.01)
 
 
-def rows(connection: Connection, statement: str, *values: object) -> list[Row]:
-    """The rows that a statement gives; its values are called `$1`, `$2` … in it."""
-    named = {str(number): value for number, value in enumerate(bound(values), 1)}
-    return connection.execute(statement, named).fetchall()
+@lru_cache(1_024)
+def _translated(statement: str) -> str:
+    """A statement as SQLite writes it: with its own places, and without the locks that it does not
+    need, because a transaction that writes has the whole file."""
+    return _LOCKS.sub("", statement).replace("$", "?")
 
 
-class _Write:
-    """Rows to insert and work to do, all of it or nothing, and the future of who waits for it."""
+_LOCKS = re.compile(r"FOR UPDATE( OF \w+)?( SKIP LOCKED)?|^LOCK TABLE .*")
 
-    __slots__ = ("error", "future", "inserts", "result", "work")
 
-    def __init__(self, inserts: Sequence[Insert], work: Work[Any] | None, future: Any) -> None:
-        self.inserts = inserts
-        self.work = work
-        self.future: asyncio.Future[Any] = future
-        self.result: Any = None
-        self.error: Exception | None = None
+def _rows(connection: Connection, statement: str, values: Values) -> list[Row]:
+    """The rows that a statement gives."""
+    return connection.execute(_translated(statement), bound(values)).fetchall()
 
-    def settle(self) -> None:
-        """Wake who waits; in the thread of its event loop."""
-        if self.future.done():
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
+
+def _take(connection: Connection, steps: Steps[T]) -> T:
+    """Take the steps of a transaction; gives their result."""
+    try:
+        statement, values = next(steps)
+        while True:
+            statement, values = steps.send(_rows(connection, statement, values))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class _Write(Struct, eq=False):
+    """Rows to insert and steps to take, all or nothing, and the future of who waits for it."""
+
+    inserts: Sequence[Insert]
+    steps: Steps[Any] | None
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
 
 
 class Writer:
@@ -213,26 +166,22 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="dragoman-store", daemon=True)
         self._thread.start()
 
-    async def write(self, inserts: Sequence[Insert], work: Work[Any] | None = None) -> Any:
-        """Insert rows and then do work in the same transaction; returns once that is committed.
+    async def write(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
+        """Insert rows and then take steps in the same transaction; returns once that is committed.
 
-        Raises what the work raises, StoreError when the file cannot be written, and NotUniqueError
+        Raises what the steps raise, StoreError when the file cannot be written, and NotUniqueError
         where a row is there already.
         """
         if self._closed:
             raise StoreError(CLOSED)
         loop = asyncio.get_running_loop()
-        write = _Write(inserts, work, loop.create_future())
+        write = _Write(inserts, steps, loop.create_future())
         turn = self._turns.get(loop)
         if turn is None:  # the first of this turn of the loop: hand all of them over at its end
             turn = self._turns[loop] = []
             loop.call_soon(self._hand_over, loop)
         turn.append(write)
-        return await write.future
-
-    async def run(self, work: Work[T]) -> T:
-        """Do work inside a transaction; see `write`."""
-        result: T = await self.write((), work)
+        result: T | None = await write.future
         return result
 
     async def close(self) -> None:
@@ -269,9 +218,9 @@ class Writer:
     def _commit(self, writes: list[_Write]) -> None:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._insert([write for write in writes if write.work is None])
+            self._insert([write for write in writes if write.steps is None])
             for write in writes:
-                if write.work is not None:
+                if write.steps is not None:
                     self._attempt(write)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -287,7 +236,7 @@ class Writer:
         elif writes:
             self._connection.execute("SAVEPOINT all_rows")
             try:
-                insert(self._connection, [row for write in writes for row in write.inserts])
+                _insert(self._connection, [row for write in writes for row in write.inserts])
             except IntegrityError:
                 self._connection.execute("ROLLBACK TO all_rows")
                 for write in writes:
@@ -298,30 +247,32 @@ class Writer:
         """Do one write of several: if it fails, it is undone and the others stand."""
         self._connection.execute("SAVEPOINT one")
         try:
-            insert(self._connection, write.inserts)
-            if write.work is not None:
-                write.result = write.work(self._connection)
+            _insert(self._connection, write.inserts)
+            if write.steps is not None:
+                write.result = _take(self._connection, write.steps)
         except Exception as error:
             self._connection.execute("ROLLBACK TO one")
             write.error = _unwritten(error) if isinstance(error, sqlite3.Error) else error
         self._connection.execute("RELEASE one")
 
 
-def insert(connection: Connection, inserts: Iterable[Insert]) -> None:
+def _insert(connection: Connection, inserts: Iterable[Insert]) -> None:
     """Insert rows, those of one table with as few statements as can be."""
-    tables: dict[Table, list[Values]] = {}
-    for table, row in inserts:
-        tables.setdefault(table, []).append(row)
-    for (statement, places), all_rows in tables.items():
-        for start in range(0, len(all_rows), TOGETHER):
-            some = all_rows[start : start + TOGETHER]
-            text = f"{statement} VALUES {', '.join([places] * len(some))}"
-            connection.execute(text, [value for row in some for value in row])
+    for (insert, row, ending), values in by_table(inserts):
+        for some in chunks(values, TOGETHER):
+            text = f"{insert} VALUES {', '.join([row] * len(some))} {ending}"
+            connection.execute(text, [value for each in some for value in each])
 
 
 def _settle(writes: list[_Write]) -> None:
+    """Wake those who wait for these writes; in the thread of their event loop."""
     for write in writes:
-        write.settle()
+        if write.future.done():
+            continue
+        if write.error is None:
+            write.future.set_result(write.result)
+        else:
+            write.future.set_exception(write.error)
 
 
 class Readers:
@@ -334,12 +285,12 @@ class Readers:
         self._opened: list[Connection] = []
         self._closed = False
 
-    async def run(self, work: Work[T]) -> T:
-        """Read something. Raises StoreError when the file cannot be read."""
+    async def read(self, statement: str, values: Values) -> list[Row]:
+        """The rows that a statement finds. Raises StoreError when the file cannot be read."""
         if self._closed:
             raise StoreError(CLOSED)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._read, work)
+        return await loop.run_in_executor(self._pool, self._read, statement, values)
 
     async def close(self) -> None:
         """Read what is waiting and end."""
@@ -348,13 +299,12 @@ class Readers:
         for connection in self._opened:
             connection.close()
 
-    def _read(self, work: Work[T]) -> T:
-        connection = getattr(self._own, "connection", None)
+    def _read(self, statement: str, values: Values) -> list[Row]:
         try:
-            if connection is None:
-                connection = self._own.connection = connect(self._path)
-                self._opened.append(connection)
-            return work(connection)
+            if not hasattr(self._own, "connection"):
+                self._own.connection = connect(self._path)
+                self._opened.append(self._own.connection)
+            return _rows(self._own.connection, statement, values)
         except sqlite3.Error as error:
             raise StoreError(f"The store could not be read: {error}.") from error
 
@@ -362,14 +312,17 @@ class Readers:
 # ---- the store -----------------------------------------------------------------------------
 
 
-class SqliteStore(Rows):
+class SqliteStore(SqlStore):
     """Stores everything in one file, which is made where it is missing.
 
     Raises StoreError, which says what to do, when the file cannot be used.
     """
 
+    POLL = 0.05
+    CASCADES = False
+
     def __init__(self, path: Path, retention: Retention | None = None) -> None:
-        self._retention = retention or Retention()
+        super().__init__(retention, Subscribers())
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
@@ -379,320 +332,22 @@ class SqliteStore(Rows):
             raise unopened(path, error) from error
         self._writer = Writer(path)
         self._readers = Readers(path)
-        self._waiting: dict[str, set[asyncio.Event]] = {}
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        return await self._readers.run(lambda connection: rows(connection, statement, *values))
-
-    async def _read_parts(self, digests: Sequence[bytes]) -> Sequence[Row]:
-        def work(connection: Connection) -> list[Row]:
-            found: list[Row] = []
-            for start in range(0, len(digests), SWEPT):
-                some = digests[start : start + SWEPT]
-                places = ", ".join("?" * len(some))
-                statement = f"SELECT digest, data FROM parts WHERE digest IN ({places})"
-                found += connection.execute(statement, some).fetchall()
-            return found
-
-        return await self._readers.run(work)
+        return await self._readers.read(statement, values)
 
     async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        return await self._writer.run(lambda connection: rows(connection, statement, *values))
+        def steps() -> Steps[Sequence[Row]]:
+            return (yield statement, values)
 
-    # ---- responses -----------------------------------------------------------------------
+        return await self._run(steps())
 
-    async def begin(self, record: Record) -> None:
-        """Store a run that is about to start."""
-        run = bound((record.id, record.owner, record.lease, record.conversation))
-        await self._insert(record.id, [*_inserts(record), (_RUN, run)])
-
-    async def put(
-        self,
-        record: Record,
-        items: Sequence[Item] = (),
-        messages: Sequence[OutboxMessage] = (),
-    ) -> None:
-        """Store a response that has ended, whole."""
-        response = ended(record)
-        inserts = _inserts(record)
-        id, tenant = inserts[0][1][:2]
-        inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
-
-        def work(connection: Connection) -> None:
-            _add_to(connection, record.tenant, record.conversation, items, messages)
-
-        await self._insert(record.id, inserts, work if items or messages else None)
-
-    async def _insert(
-        self, id: str, inserts: Sequence[Insert], work: Work[None] | None = None
-    ) -> None:
-        try:
-            await self._writer.write(inserts, work)
-        except NotUniqueError:
-            raise StoreError(f"There is a response {id} already.") from None
-
-    async def append(self, id: str, segment: LogSegment) -> None:
-        """Add to the log of a run."""
-        data, own = pack(segment.events), clean(id)
-
-        def work(connection: Connection) -> None:
-            live = connection.execute(_LIVE, (own,)).fetchone()
-            if live is None:
-                raise StoreError(f"No response {id} is being made.")
-            if not _append(connection, live[0], segment, data):
-                raise StoreError(f"The log of {id} has a gap before {segment.first}.")
-
-        await self._writer.run(work)
-        self._notify(id)
-
-    async def finish(
-        self,
-        id: str,
-        response: Response,
-        segment: LogSegment | None = None,
-        items: Sequence[Item] = (),
-        messages: Sequence[OutboxMessage] = (),
-    ) -> bool:
-        """End a run with its response."""
-        data = pack(response)
-        events = b"" if segment is None else pack(segment.events)
-        keys, called, own = index_keys(id, response.output), call_digests(response), clean(id)
-
-        def work(connection: Connection) -> bool:
-            live = connection.execute(_ENDED, (own,)).fetchone()
-            if live is None:
-                return False
-            seq, tenant, conversation = live
-            if segment is not None and not _append(connection, seq, segment, events):
-                raise StoreError(f"The log of {id} has a gap before {segment.first}.")
-            connection.execute("INSERT INTO ends (seq, response) VALUES (?, ?)", (seq, data))
-            insert(connection, [(_INDEX, (own, tenant, key)) for key in keys])
-            insert(connection, [(_CALL, (own, tenant, digest)) for digest in called])
-            _add_to(connection, tenant, conversation, items, messages)
-            return True
-
-        is_over = await self._writer.run(work)
-        self._notify(id)
-        return is_over
-
-    async def wait(self, id: str, length: int, seconds: float) -> None:
-        """Return when the log is longer than this, when the run has ended, or when time is up."""
-        event = asyncio.Event()
-        self._waiting.setdefault(id, set()).add(event)
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    row = await self._read(LENGTH, id)
-                    if not row or row[0][0] > length:
-                        return
-                    event.clear()
-                    try:
-                        async with asyncio.timeout(POLL):
-                            await event.wait()
-                    except TimeoutError:
-                        pass
-        except TimeoutError:
-            pass
-        finally:
-            waiting = self._waiting[id]
-            waiting.discard(event)
-            if not waiting:
-                del self._waiting[id]
-
-    async def delete(self, tenant: str, id: str) -> bool:
-        """Delete a response and its log."""
-        own = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
-
-        def work(connection: Connection) -> bool:
-            found = rows(connection, own, id, tenant)
-            _forget(connection, found)
-            return bool(found)
-
-        gone = await self._writer.run(work)
-        self._notify(id)
-        return gone
-
-    async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Extend the leases of these runs; the ids of those that must stop."""
-        statement = """UPDATE runs SET lease = $2 WHERE NOT cancelling
-            AND seq = (SELECT seq FROM responses WHERE id = $1) RETURNING seq"""
-
-        def work(connection: Connection) -> tuple[str, ...]:
-            return tuple(id for id in ids if not rows(connection, statement, id, until))
-
-        return await self._writer.run(work)
-
-    async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
-        """Take over the runs whose lease has expired."""
-        if not await self._read("SELECT 1 FROM runs WHERE lease < $1 LIMIT 1", now):
-            return ()  # and no writer was disturbed
-        statement = "UPDATE runs SET owner = $1, lease = $3 WHERE lease < $2 RETURNING seq"
-        taken = await self._write(statement, owner, now, until)
-        found: list[Record] = []
-        for (seq,) in taken:
-            found += await self._records("WHERE r.seq = $1", seq)
-        return tuple(found)
-
-    # ---- conversations -------------------------------------------------------------------
-
-    async def create_conversation(
-        self, conversation: Conversation, items: Sequence[Item] = ()
-    ) -> None:
-        """Store a new conversation."""
-        made, data = conversation, pack(conversation)
-
-        def work(connection: Connection) -> None:
-            try:
-                rows(connection, OPEN, made.id, made.tenant, made.created_at, data)
-            except IntegrityError:
-                raise StoreError(f"There is a conversation {made.id} already.") from None
-            _extend(connection, made.id, items)
-
-        await self._writer.run(work)
-
-    async def delete_conversation(self, tenant: str, id: str) -> bool:
-        """Delete a conversation and its items."""
-        statement = "DELETE FROM conversations WHERE id = $1 AND tenant = $2 RETURNING id"
-
-        def work(connection: Connection) -> bool:
-            if not rows(connection, statement, id, tenant):
-                return False
-            rows(connection, "DELETE FROM items WHERE conversation = $1", id)
-            return True
-
-        return await self._writer.run(work)
-
-    async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
-        """Add items at the end."""
-
-        def work(connection: Connection) -> bool:
-            if not rows(connection, HELD, id, tenant):
-                return False
-            _extend(connection, id, items)
-            return True
-
-        return await self._writer.run(work)
-
-    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
-        """Take out messages that are due."""
-        if not await self._read("SELECT 1 FROM outbox WHERE due <= $1 LIMIT 1", now):
-            return ()  # and no writer was disturbed
-        statement = """UPDATE outbox SET due = $1, attempts = attempts + 1 WHERE id IN
-            (SELECT id FROM outbox WHERE due <= $2 ORDER BY due LIMIT $3)
-            RETURNING id, target, body, due, attempts"""
-        return messages_of(await self._write(statement, until, now, most))
-
-    async def sweep(self, now: float) -> int:
-        """Delete what is older or more than the retention allows."""
-        retention, gone = self._retention, 0
-        while some := await self._writer.run(lambda db: _sweep_responses(db, retention, now)):
-            gone += some
-        while await self._writer.run(lambda db: _sweep_logs(db, retention, now)):
-            pass
-        await self._writer.run(lambda db: _sweep_rest(db, retention, now))
-        return gone
+    async def _transact(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
+        return await self._writer.write(inserts, steps)
 
     async def ready(self) -> None:
         """A file that was opened is ready."""
 
     async def close(self) -> None:
-        """Write what is waiting and close the file."""
         await self._writer.close()
         await self._readers.close()
-
-    def _notify(self, id: str) -> None:
-        for event in self._waiting.get(id, ()):
-            event.set()
-
-
-def _inserts(record: Record) -> list[Insert]:
-    """The rows of a record, that of the response first."""
-    row, parts = row_of(record)
-    id, tenant = row[:2]
-    inserts: list[Insert] = [(_RESPONSE, row)]
-    inserts += [(_PART, part) for part in parts]
-    inserts += [(_USE, (id, digest)) for digest, _ in parts]
-    inserts += [(_INDEX, (id, tenant, key)) for key in index_keys(record.id, record.items)]
-    return inserts
-
-
-def _append(connection: Connection, seq: int, segment: LogSegment, data: bytes) -> bool:
-    """Add to a log; False where the segment does not follow its end."""
-    row = (seq, segment.first, len(segment.events), data)
-    return connection.execute(_APPENDED, row).rowcount == 1
-
-
-def _add_to(
-    connection: Connection,
-    tenant: str,
-    conversation: str | None,
-    items: Sequence[Item],
-    messages: Sequence[OutboxMessage],
-) -> None:
-    """What the end of a run adds to its conversation and to the outbox."""
-    if items and conversation is not None and rows(connection, HELD, conversation, tenant):
-        _extend(connection, conversation, items, rename=True)
-    for row in rows_of(messages):
-        rows(connection, POST, *row)
-
-
-def _extend(
-    connection: Connection, id: str, items: Sequence[Item], *, rename: bool = False
-) -> None:
-    """Add items at the end of a conversation; one whose id is taken is renamed or refused."""
-    ((last,),) = rows(connection, LAST, id)
-    for place, item in enumerate(items, last + 1):
-        if item.id and rows(connection, EXTEND, id, place, item.id, pack(item)):
-            continue
-        if not (item.id and rename):
-            raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        own = replace(item, id=renamed_id(item, place))
-        rows(connection, EXTEND, id, place, own.id, pack(own))
-
-
-def _forget(connection: Connection, responses: Sequence[Row]) -> None:
-    """Delete responses, given their `seq` and their parts, with all that belongs to them alone."""
-    each = [(seq,) for seq, _ in responses]
-    for table in ("responses", "runs", "segments", "ends", "item_index", "calls"):
-        connection.executemany(f"DELETE FROM {table} WHERE seq = ?", each)
-    uses = [(digest, seq) for seq, parts in responses for digest in digests(parts)]
-    connection.executemany("DELETE FROM part_uses WHERE digest = ? AND seq = ?", uses)
-    connection.executemany(
-        """DELETE FROM parts WHERE digest = ?1
-            AND NOT EXISTS (SELECT 1 FROM part_uses WHERE digest = ?1)""",
-        [(digest,) for digest in {digest for digest, _ in uses}],
-    )
-
-
-def _sweep_responses(connection: Connection, retention: Retention, now: float) -> int:
-    """Delete some of the responses that are too old or too many, the oldest first; how many."""
-    (count,) = connection.execute("SELECT count(*) FROM responses").fetchone()
-    statement = """SELECT seq, parts, created_at FROM responses
-        WHERE seq NOT IN (SELECT seq FROM runs) ORDER BY seq LIMIT ?"""
-    oldest = connection.execute(statement, (SWEPT,)).fetchall()
-    old, excess = now - retention.max_age, count - retention.max_responses
-    gone = [
-        (seq, parts)
-        for place, (seq, parts, created_at) in enumerate(oldest)
-        if created_at < old or place < excess
-    ]
-    _forget(connection, gone)
-    return len(gone)
-
-
-def _sweep_logs(connection: Connection, retention: Retention, now: float) -> int:
-    """Delete some of the logs that are too old, the oldest first; of how many responses."""
-    statement = """SELECT seq FROM responses WHERE created_at < ? AND seq IN (
-        SELECT DISTINCT seq FROM segments WHERE seq NOT IN (SELECT seq FROM runs)
-        ORDER BY seq LIMIT ?)"""
-    each = connection.execute(statement, (now - retention.max_log_age, SWEPT)).fetchall()
-    connection.executemany("DELETE FROM segments WHERE seq = ?", each)
-    return len(each)
-
-
-def _sweep_rest(connection: Connection, retention: Retention, now: float) -> None:
-    """Delete the conversations and the messages that are too old."""
-    old = (now - retention.max_age,)
-    connection.execute("DELETE FROM conversations WHERE created_at < ?", old)
-    connection.execute("DELETE FROM outbox WHERE due < ?", old)
-    connection.execute("DELETE FROM items WHERE conversation NOT IN (SELECT id FROM conversations)")

@@ -1,7 +1,7 @@
 """Server-sent events: bytes in any pieces become events, and events become bytes.
 
-The reader takes whatever line ends, comments and splits the other side chose; the writer always
-says one block of `\\n` lines, meant for one write. What the data means is the business of a wire.
+The decoder takes any line ends, comments and splits of the bytes; `frame` writes `\\n` lines only.
+What the data means is the business of a wire.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dragoman.core.event import Finished, Progress
 from dragoman.core.fold import fold
 from dragoman.core.item import Message, Token
 from dragoman.wire import json as body
-from dragoman.wire.completions.response import decode_usage, encode_finish, encode_usage, said
+from dragoman.wire.completions.response import decode_usage, encode_finish, encode_usage, text_of
 from tests.wire.completions.speaking import DONE, chunk, failed, hear, heard, sse, tokens
 
 
@@ -63,7 +63,7 @@ def test_r2_4_every_word_for_the_end_means_what_it_says(word: Any, reason: str) 
 def test_r2_5_text_is_found_wherever_it_stands(choice: dict[str, Any], text: str) -> None:
     value = {"id": "x", "choices": [{"index": 0, "finish_reason": "stop", **choice}]}
     assert heard(value).text == text
-    assert said(choice) == (text or (None if "text" not in choice or not text else text))
+    assert text_of(choice) == (text or (None if "text" not in choice or not text else text))
     if text:
         assert fold(hear(body.dump(value))).text == text
 

@@ -12,7 +12,7 @@ from dragoman.core.fold import fold
 from dragoman.core.request import Completion
 from dragoman.core.response import Response
 from dragoman.wire import json
-from dragoman.wire.completions import decode, encode, encode_response
+from dragoman.wire.completions import decode_request, encode_request, encode_response
 from dragoman.wire.dialect import STANDARD, Dialect
 from tests.samples import samples
 from tests.wire.completions.speaking import ALL, ASKED, events, hear, told
@@ -32,10 +32,10 @@ def again(response: Response, *pieces: bytes) -> Response:
 @some_examples
 @given(completions())
 def test_law_1_a_request_said_is_the_request_heard(completion: Completion) -> None:
-    said, losses = encode(completion, PLAIN)
-    assert decode(said) == completion
+    said, losses = encode_request(completion, PLAIN)
+    assert decode_request(said) == completion
     assert losses == ()
-    assert encode(decode(said), PLAIN)[0] == said
+    assert encode_request(decode_request(said), PLAIN)[0] == said
 
 
 @some_examples

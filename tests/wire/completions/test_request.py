@@ -8,18 +8,18 @@ from dragoman.core.error import FaultError
 from dragoman.core.item import Message
 from dragoman.core.request import Completion, Request, Sampling, StreamOptions, completion_request
 from dragoman.wire import json
-from dragoman.wire.completions import decode, encode
+from dragoman.wire.completions import decode_request, encode_request
 from dragoman.wire.dialect import STANDARD, Dialect
 
 
 def heard(**fields: Any) -> Completion:
-    request = decode(json.dump({"model": "m", "prompt": "a", **fields}))
+    request = decode_request(json.dump({"model": "m", "prompt": "a", **fields}))
     assert isinstance(request, Completion)
     return request
 
 
 def asked(dialect: Dialect = STANDARD, **fields: Any) -> dict[str, Any]:
-    said, _ = encode(Completion(**{"model": "m", "prompts": ("a",), **fields}), dialect)
+    said, _ = encode_request(Completion(**{"model": "m", "prompts": ("a",), **fields}), dialect)
     found: dict[str, Any] = json.load(said)
     return found
 
@@ -161,14 +161,14 @@ def test_what_a_server_does_not_take_is_dropped_and_told() -> None:
         sampling=Sampling(top_k=3),
         stream_options=StreamOptions(include_usage=True),
     )
-    said, losses = encode(request, Dialect(drop=frozenset({"top_k", "min_p"})))
+    said, losses = encode_request(request, Dialect(drop=frozenset({"top_k", "min_p"})))
     assert json.load(said) == {"model": "m", "prompt": "a"}
     assert [loss.field for loss in losses] == ["stream_options", "top_k"]
 
 
 def test_a_conversation_is_no_prompt() -> None:
     with pytest.raises(FaultError) as caught:
-        encode(Request(model="m", items=(Message("user", "Hi"),)), STANDARD)
+        encode_request(Request(model="m", items=(Message("user", "Hi"),)), STANDARD)
     assert caught.value.fault.param == "items"
 
 

@@ -1,6 +1,7 @@
-"""The pocket model: a demonstration model of half a million parameters in the package, so that
-there is always a real model to talk to. Needs the `local` extra, which is imported when `pocket` is
-called."""
+"""The pocket model: a demonstration model in the package, so that there is always one to try.
+
+Needs the `local` extra, which is imported when `pocket` is called.
+"""
 
 from __future__ import annotations
 

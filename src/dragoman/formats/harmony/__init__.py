@@ -1,5 +1,4 @@
-"""Harmony, the token format of gpt-oss: messages with a role, a channel and a recipient in each
-header."""
+"""Harmony, the token format of gpt-oss: each message has a role, a channel and a recipient."""
 
 from .format import HARMONY, Harmony
 from .parse import HarmonyParser

@@ -1,5 +1,7 @@
-"""Renders a request as a harmony prompt. Text and control tokens stay apart, so that no text of a
-client can end its own message."""
+"""Renders a request as a harmony prompt.
+
+Text and control tokens stay apart, so that no text of a client can end its own message.
+"""
 
 from __future__ import annotations
 

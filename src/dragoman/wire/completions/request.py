@@ -22,29 +22,29 @@ CHOICES = "choices"
 """The key, in the extra of an answer, of the unknown fields of each choice."""
 
 
-def keep(rest: dict[str, JSON]) -> Extra | None:
+def to_extra(rest: dict[str, JSON]) -> Extra | None:
     """The extra that holds unknown fields; None if there are none."""
     return {NAME: rest} if rest else None
 
 
-def kept(extra: Extra | None) -> dict[str, JSON]:
+def from_extra(extra: Extra | None) -> dict[str, JSON]:
     """The unknown fields of this wire."""
     return extra.get(NAME, {}) if extra else {}
 
 
-def join(said: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
-    """What is said, and the unknown fields with it; what is said stands.
+def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
+    """The fields, and the unknown ones with them; a field that is there stands.
 
-    >>> join({"text": "a", "stop_reason": None}, {"text": "b", "stop_reason": 7})
+    >>> merge({"text": "a", "stop_reason": None}, {"text": "b", "stop_reason": 7})
     {'text': 'a', 'stop_reason': 7}
     """
-    return said | {name: value for name, value in more.items() if said.get(name) is None}
+    return fields | {name: value for name, value in more.items() if fields.get(name) is None}
 
 
-# ---- hearing -----------------------------------------------------------------------------
+# ---- decoding ----------------------------------------------------------------------------
 
 
-def decode(data: bytes) -> Completion:
+def decode_request(data: bytes) -> Completion:
     """The prompts and the request in a body. Raises FaultError naming the field that is wrong."""
     fields = json.parse(data)
     model, prompts = fields.need("model"), _prompts(fields)
@@ -61,7 +61,7 @@ def decode(data: bytes) -> Completion:
         stream=fields.boolean("stream") or False,
         stream_options=_stream_options(fields),
         user=fields.string("user"),
-        extra=keep(fields.rest()),  # last, as it takes what the others left
+        extra=to_extra(fields.rest()),  # last, as it takes what the others left
     )
 
 
@@ -89,8 +89,8 @@ def _prompt(fields: Fields, number: int, value: JSON) -> Prompt:
         return value
     if isinstance(value, list) and value:
         return _ids(fields, name, value)
-    told = "an empty array" if value == [] else json.kind(value)
-    raise fields.wrong(name, f"is {told}, and must be a string or token ids")
+    given = "an empty array" if value == [] else json.kind(value)
+    raise fields.wrong(name, f"is {given}, and must be a string or token ids")
 
 
 def _ids(fields: Fields, name: str, values: list[JSON]) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def _ids(fields: Fields, name: str, values: list[JSON]) -> tuple[int, ...]:
 
 def _refuse_suffix(fields: Fields) -> None:
     if fields.any("suffix") not in (None, ""):
-        problem = "cannot be carried: models here go on from a prompt, and do not fill in a gap"
+        problem = "cannot be carried: models here continue a prompt, and do not fill in a gap"
         raise FaultError(unsupported(problem, "suffix"))
 
 
@@ -128,13 +128,13 @@ def _stream_options(fields: Fields) -> StreamOptions | None:
     if given is None:
         return None
     usage, obfuscation = given.boolean("include_usage"), given.boolean("include_obfuscation")
-    return StreamOptions(usage, obfuscation, keep(given.rest()))
+    return StreamOptions(usage, obfuscation, to_extra(given.rest()))
 
 
-# ---- telling -----------------------------------------------------------------------------
+# ---- encoding ----------------------------------------------------------------------------
 
 
-def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
+def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
     """The body that asks this of a server, and what it could not carry as it stood.
 
     Only what was asked for is in it. The limit is always `max_tokens` here: Chat's newer name for
@@ -165,11 +165,11 @@ def encode(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]
         "user": request.user,
         **_stream(request, dialect, ledger),
     }
-    said = join({n: v for n, v in fields.items() if v is not None}, kept(request.extra))
-    for name in sorted(dialect.drop & said.keys()):
-        del said[name]
+    body = merge({n: v for n, v in fields.items() if v is not None}, from_extra(request.extra))
+    for name in sorted(dialect.drop & body.keys()):
+        del body[name]
         ledger.note(name, "dropped", "this server does not take it")
-    return json.dump(said), judged + ledger.losses()
+    return json.dump(body), judged + ledger.losses()
 
 
 def _stream(request: Request, dialect: Dialect, ledger: LossList) -> dict[str, JSON]:
@@ -181,5 +181,5 @@ def _stream(request: Request, dialect: Dialect, ledger: LossList) -> dict[str, J
     options = options or StreamOptions()
     usage = True if dialect.ask_usage else options.include_usage
     given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
-    said = join({n: v for n, v in given.items() if v is not None}, kept(options.extra))
-    return {"stream": True} | ({"stream_options": said} if said else {})
+    encoded = merge({n: v for n, v in given.items() if v is not None}, from_extra(options.extra))
+    return {"stream": True} | ({"stream_options": encoded} if encoded else {})

@@ -18,7 +18,7 @@ from dragoman.wire.dialect import Dialect
 from dragoman.wire.error import describe
 from dragoman.wire.json import whole
 
-from .request import CHOICES, NAME, join, keep, kept
+from .request import CHOICES, NAME, from_extra, merge, to_extra
 
 _WORDS: dict[str, str] = {
     "length": "length",
@@ -29,9 +29,9 @@ _WORDS: dict[str, str] = {
     "content_filter": "content_filter",
     "safety": "content_filter",
 }
-"""What servers say that does not mean stop; `stop`, `eos`, `eos_token`, `eom` and others do."""
+"""The finish reasons that do not mean stop; `stop`, `eos`, `eos_token`, `eom` and others do."""
 
-_SAID = frozenset({"stop", *_WORDS.values()})
+_FINISH_REASONS = frozenset({"stop", *_WORDS.values()})
 _BROKEN = ("error", "abort")
 
 
@@ -53,12 +53,12 @@ def broken(value: JSON) -> bool:
 
 
 def encode_finish(reason: str) -> str:
-    """The reason for the reader."""
-    return reason if reason in _SAID else "stop"
+    """The reason for the client."""
+    return reason if reason in _FINISH_REASONS else "stop"
 
 
 _BYTES = "bytes:"
-"""How the protocol spells a token that is a part of a character: `bytes:\\xe2\\x80`."""
+"""How the protocol writes a token that is a part of a character: `bytes:\\xe2\\x80`."""
 _ESCAPES = re.compile(r"(?:\\x[0-9a-f]{2})+")
 
 
@@ -90,7 +90,7 @@ def _listed(value: JSON) -> list[JSON]:
 
 
 def _zipped(tokens: list[JSON], values: list[JSON], maps: list[JSON], text: str) -> Iterable[Token]:
-    """A token for each entry of the longest list; which one was chosen is told by `tokens`."""
+    """A token for each entry of the longest list; `tokens` has the one that was chosen."""
     for name, value, alternatives in zip_longest(tokens, values, maps):
         top = _map(alternatives) if isinstance(alternatives, dict) else ()
         if isinstance(name, str):
@@ -105,9 +105,9 @@ def _zipped(tokens: list[JSON], values: list[JSON], maps: list[JSON], text: str)
 
 
 def _chosen(top: tuple[Token, ...], text: str) -> Token:
-    """The token itself where only alternatives were given: the longest the text goes on with."""
-    said = (each for each in top if each.text and text.startswith(each.text))
-    best = max(said, key=lambda each: len(each.text), default=None)
+    """The token itself where only alternatives were given: the longest the text begins with."""
+    fitting = (each for each in top if each.text and text.startswith(each.text))
+    best = max(fitting, key=lambda each: len(each.text), default=None)
     return Token(text, top=top) if best is None else Token(best.text, best.logprob, top=top)
 
 
@@ -208,23 +208,23 @@ def decode_usage(value: JSON) -> Usage | None:
         if isinstance(inner, dict):
             inner = dict(inner)
             counts |= _taken(inner, names)
-            if rest := _said(inner):
+            if rest := _given_fields(inner):
                 left[outer] = rest
-    extra = keep(_said(left))
+    extra = to_extra(_given_fields(left))
     return Usage(**counts, extra=extra) if counts or extra else None
 
 
 def encode_usage(usage: Usage) -> dict[str, JSON]:
     """The counts under the protocol's names; those never reported are not there."""
-    said: dict[str, JSON] = _given(usage, _COUNTS)
+    encoded: dict[str, JSON] = _given(usage, _COUNTS)
     both = (usage.input_tokens, usage.output_tokens)
     if usage.total_tokens is None and None not in both:
-        said["total_tokens"] = sum(count for count in both if count is not None)
-    more = dict(kept(usage.extra))
+        encoded["total_tokens"] = sum(count for count in both if count is not None)
+    more = dict(from_extra(usage.extra))
     for outer, names in _DETAILS.items():
-        if inner := join(_given(usage, names), more.pop(outer, {})):
-            said[outer] = inner
-    return join(said, more)
+        if inner := merge(_given(usage, names), more.pop(outer, {})):
+            encoded[outer] = inner
+    return merge(encoded, more)
 
 
 def _taken(left: dict[str, JSON], names: dict[str, str]) -> dict[str, JSON]:
@@ -236,7 +236,7 @@ def _taken(left: dict[str, JSON], names: dict[str, str]) -> dict[str, JSON]:
     return {field: count for field, count in counts.items() if count is not None}
 
 
-def _said(fields: dict[str, JSON]) -> dict[str, JSON]:
+def _given_fields(fields: dict[str, JSON]) -> dict[str, JSON]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -252,14 +252,14 @@ ID_PREFIX = "cmpl-"
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    extra = dict(kept(response.extra))
+    extra = dict(from_extra(response.extra))
     ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
     asked = bool(request.sampling.logprobs)
     choices = [
-        join(_choice(number, reason, response.choice(number), asked), ends.get(number, {}))
+        merge(_choice(number, reason, response.choice(number), asked), ends.get(number, {}))
         for number, reason in enumerate(response.reasons)
     ]
-    said: dict[str, JSON] = {
+    encoded: dict[str, JSON] = {
         "id": ID_PREFIX + response.id,
         "object": OBJECT,
         "created": response.created_at,
@@ -267,8 +267,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
         "choices": choices,
     }
     if response.usage is not None:
-        said["usage"] = encode_usage(response.usage)
-    return json.dump(join(said, extra))
+        encoded["usage"] = encode_usage(response.usage)
+    return json.dump(merge(encoded, extra))
 
 
 def _choice(number: int, reason: str, items: tuple[Item, ...], asked: bool) -> dict[str, JSON]:
@@ -287,7 +287,7 @@ _OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
 
 
 class Encoder:
-    """Says the events of one answer. `request` tells what was asked to be said."""
+    """Encodes the events of one answer, as the request asked for it."""
 
     def __init__(self, request: Request, dialect: Dialect) -> None:
         options = request.stream_options
@@ -300,7 +300,7 @@ class Encoder:
         self._over = False
 
     def _one(self, event: Event) -> bytes:
-        """The bytes for one event; empty when this wire has no word for it."""
+        """The bytes for one event; empty where this wire has no chunk for it."""
         match event:
             case Delta(kind="text"):
                 return self._text(self._items[event.index], event.data, event.tokens)
@@ -332,11 +332,11 @@ class Encoder:
         return self._chunk(0, "") if data else sse.comment("alive")
 
     def _start(self, event: Started) -> None:
-        extra = dict(kept(event.extra))
+        extra = dict(from_extra(event.extra))
         self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
         known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": OBJECT}
         known |= {"created": event.created_at, "model": event.model}
-        self._open(join(known, extra))
+        self._open(merge(known, extra))
         self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
 
     def _open(self, envelope: dict[str, JSON]) -> None:
@@ -344,29 +344,31 @@ class Encoder:
         self._head = _OPENING + json.dump(envelope)[:-1] + b',"choices":['
 
     def _text(self, number: int, text: str, tokens: tuple[Token, ...]) -> bytes:
-        weighed = encode_logprobs(tokens, self._offsets[number]) if tokens else None
+        logprobs = encode_logprobs(tokens, self._offsets[number]) if tokens else None
         self._offsets[number] += len(text)
-        return self._chunk(number, text, logprobs=weighed)
+        return self._chunk(number, text, logprobs=logprobs)
 
     def _progress(self, event: Progress) -> bytes:
-        said = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
-        return b"".join(self._chunk(each["index"], "", more=each) for each in said.get(CHOICES, ()))
+        encoded = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
+        return b"".join(
+            self._chunk(each["index"], "", more=each) for each in encoded.get(CHOICES, ())
+        )
 
     def _finish(self, event: Finished) -> bytes:
         self._over = True
-        extra = dict(kept(event.extra))
+        extra = dict(from_extra(event.extra))
         ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
         counted = event.usage if self._wants_usage else None
-        said, last = b"", len(event.reasons) - 1
+        encoded, last = b"", len(event.reasons) - 1
         for number, reason in enumerate(event.reasons):
             if counted is None and number == last:
-                self._open(join(self._envelope, extra))
+                self._open(merge(self._envelope, extra))
             word = encode_finish(reason)
-            said += self._chunk(number, "", reason=word, more=ends.get(number))
+            encoded += self._chunk(number, "", reason=word, more=ends.get(number))
         if counted is not None:
             chunk = {"choices": [], "usage": encode_usage(counted)}
-            said += sse.frame(json.dump(join(self._envelope | chunk, extra)))
-        return said + sse.DONE
+            encoded += sse.frame(json.dump(merge(self._envelope | chunk, extra)))
+        return encoded + sse.DONE
 
     def _chunk(
         self,
@@ -379,13 +381,13 @@ class Encoder:
     ) -> bytes:
         choice: dict[str, JSON] = {"text": text, "index": number}
         choice |= {"logprobs": logprobs, "finish_reason": reason}
-        return self._head + json.dump(join(choice, more) if more else choice) + self._tail
+        return self._head + json.dump(merge(choice, more) if more else choice) + self._tail
 
 
 _CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
 _CHOICE = frozenset({"index", "text", "delta", "message", "logprobs", "finish_reason", "error"})
 _NOTHING: tuple[JSON, ...] = (None, [], {})
-BROKEN = Fault(
+BROKEN_OFF = Fault(
     "upstream_error", "The model's server broke the text off and did not say why.", "upstream"
 )
 
@@ -437,9 +439,9 @@ class Reader:
         self._turn.header(model if isinstance(model, str) else None, extra)
 
     def _choice(self, choice: dict[str, JSON], position: int) -> None:
-        number = _number_chunks(choice, position)
+        number = _choice_number(choice, position)
         self._turn.expect(number)
-        text = said(choice) or ""
+        text = text_of(choice) or ""
         tokens = decode_logprobs(choice.get("logprobs"), text)
         if text or tokens:
             self._turn.text(text, number, tokens)
@@ -455,17 +457,17 @@ class Reader:
     def _end(self, number: int, choice: dict[str, JSON], reason: str | None) -> None:
         error = describe({"error": choice["error"]}) if choice.get("error") else None
         if error is None and broken(choice.get("finish_reason")):
-            error = BROKEN
+            error = BROKEN_OFF
         if error is not None:
             self._turn.fail(error)
         elif reason is not None:
             self._turn.finish(reason, number)
 
 
-def said(choice: dict[str, JSON]) -> str | None:
+def text_of(choice: dict[str, JSON]) -> str | None:
     """The text of a choice, wherever it stands; None if it has none.
 
-    >>> said({"text": "a"}), said({"delta": {"content": "b"}}), said({"message": None})
+    >>> text_of({"text": "a"}), text_of({"delta": {"content": "b"}}), text_of({"message": None})
     ('a', 'b', None)
     """
     for name in ("delta", "message"):
@@ -487,14 +489,14 @@ def _text(content: JSON) -> str | None:
             return None
 
 
-def _number_chunks(choice: dict[str, JSON], position: int) -> int:
+def _choice_number(choice: dict[str, JSON], position: int) -> int:
     """The number of a choice: its index, or its position where the index is a mistake."""
     given = choice.get("index")
     return given if type(given) is int and 0 <= given < MAX_CHOICES else position
 
 
 def _rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
-    """The fields we do not know, without those that say nothing."""
+    """The fields we do not know, without empty ones."""
     return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
 
 
