@@ -1,10 +1,12 @@
 """Keys: who comes in with which, everywhere, and that none of them is ever shown."""
 
 import asyncio
+import hmac
 import json
 import logging
 import sys
 import traceback
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,6 +18,7 @@ from dragoman.engines.router import Route, Router
 from dragoman.server.app import App
 from dragoman.server.auth import Keys, generate_key
 from dragoman.server.config import with_keys
+from dragoman.server.exchange import Exchange
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
@@ -247,3 +250,22 @@ def test_p45_a_traceback_shows_no_secret() -> None:
 
 def _fail(key: Secret) -> None:
     raise ValueError(f"no luck with {key}")
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the time of a refusal says neither which key was close nor how close."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def noting(given: bytes, known: bytes) -> bool:
+        compared.append((given, known))
+        return compare(given, known)
+
+    monkeypatch.setattr(hmac, "compare_digest", noting)
+    keys = Keys([Secret("first"), Secret("second"), Secret("third")])
+    headers = [(b"authorization", b"Bearer first")]
+    exchange = Exchange("GET", "/", b"", headers, cast(Any, None))
+    assert keys.check(exchange) is not None
+    assert len(compared) == 3
+    assert len({known for _, known in compared}) == 3
+    assert all(len(given) == len(known) == 32 for given, known in compared)

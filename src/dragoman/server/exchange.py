@@ -48,8 +48,8 @@ _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
 
 class Exchange:
-    """A request's head, and `reply`, `refuse`, or `open` and `write`, to answer it; none of these
-    waits for the client.
+    """A request's head, and what answers it without ever waiting for the client: `reply` or
+    `refuse`; or `open`, the outlet's `write`, and `end`.
 
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
     the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `entry` is
@@ -78,15 +78,9 @@ class Exchange:
         return value.decode("latin-1") if value else ""
 
     def open(self, status: int, headers: Headers) -> None:
-        """Send the status and the headers; the body follows by `write`."""
+        """Send the status and the headers; the body follows."""
         self.outlet.start(status, [*self.marks, *headers])
         self.status = status
-
-    def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a piece of the body, the last one with `more=False`."""
-        self.outlet.write(data, more=more)
-        if not more and self.entry is not None:
-            self.end()
 
     def end(self) -> None:
         """Nothing follows: write the line of the request log."""

@@ -124,7 +124,10 @@ class Run:
         if self._handle is not None:
             self._handle.cancel()
         if self.visible or self.record.background:
-            self._extend([end_for(fault)])
+            end = end_for(fault)
+            last: list[Event] = [end] if self.events else [self._started(), end]
+            self._fold.feed_all(last)
+            self.events += last
             self._end_soon()
         else:
             self._withdraw([Failed(fault)])
@@ -143,12 +146,15 @@ class Run:
             elif not self.record.background and isinstance(first, Failed):
                 self._withdraw(events)
                 return
+            else:
+                events = [self._started(), *events]
         try:
-            self._extend(events)
+            self._fold.feed_all(events)
         except Exception as error:  # events out of order, which nothing could be made of
             self._fold = refolded(self.events)
             self.stop(fault_from(error))
             return
+        self.events += events
         if isinstance(events[-1], TERMINAL):
             self._end_soon()
         elif self.record.background:
@@ -159,12 +165,8 @@ class Run:
             if self._timer is None and self.begun:
                 self._write_soon()
 
-    def _extend(self, events: list[Event]) -> None:
-        if not self.events and not isinstance(events[0], Started):
-            record = self.record
-            events = [Started(record.id, record.created_at, record.request.model), *events]
-        self._fold.feed_all(events)
-        self.events += events
+    def _started(self) -> Event:
+        return Started(self.record.id, self.record.created_at, self.record.request.model)
 
     def _end_soon(self) -> None:
         """The last events have come; they are shown once all is stored."""
