@@ -8,7 +8,7 @@ from dragoman.core.event import Event, Started
 from dragoman.core.interfaces import Capabilities
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.engines.compaction import Fitting, count
+from dragoman.engines.compaction import Truncating, count
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
 
@@ -35,14 +35,14 @@ class Small(Script):
         return 42
 
 
-async def heard(engine: Fitting, request: Request) -> list[Event]:
+async def heard(engine: Truncating, request: Request) -> list[Event]:
     return [event async for event in engine.stream(request)]
 
 
 async def test_what_fits_is_asked_and_the_rest_is_told() -> None:
     small = Small()
     request = Request(model="m", items=LONG, truncation="auto", max_output_tokens=100)
-    events = await heard(Fitting(small), request)
+    events = await heard(Truncating(small), request)
     (asked,) = small.asked
     assert 0 < len(asked.items) < len(LONG)
     assert asked.items == LONG[-len(asked.items) :]
@@ -55,7 +55,7 @@ async def test_what_fits_is_asked_and_the_rest_is_told() -> None:
 @pytest.mark.parametrize("truncation", [None, "disabled"])
 async def test_nothing_is_cut_unasked(truncation: str | None) -> None:
     small = Small()
-    await heard(Fitting(small), Request(model="m", items=LONG, truncation=truncation))
+    await heard(Truncating(small), Request(model="m", items=LONG, truncation=truncation))
     assert small.asked[0].items == LONG
 
 
@@ -63,7 +63,7 @@ async def test_nothing_is_cut_unasked(truncation: str | None) -> None:
 async def test_nothing_is_cut_without_need(context: int | None, items: tuple[Message, ...]) -> None:
     small = Small()
     small.context = context
-    events = await heard(Fitting(small), Request(model="m", items=items, truncation="auto"))
+    events = await heard(Truncating(small), Request(model="m", items=items, truncation="auto"))
     assert small.asked[0].items == items
     assert isinstance(events[0], Started)
     assert not events[0].losses
@@ -76,4 +76,4 @@ async def test_counting_is_exact_where_the_engine_can() -> None:
     router = Router([Route(Small(), models=("m",)), Route(Script("yes"), models=("other",))])
     assert await count(router, request) == (42, True)
     other = Request(model="other", items=request.items)
-    assert await count(Fitting(router), other) == (6, False)
+    assert await count(Truncating(router), other) == (6, False)

@@ -17,7 +17,7 @@ from dragoman.core.item import FunctionCall, Message, Reasoning, Summary
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
 from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
-from dragoman.engines.reasoning_retry import CODE, NOT_OPENED, Resending
+from dragoman.engines.reasoning_retry import CODE, NOT_OPENED, RetryingReasoning
 from dragoman.engines.script import Script, spoken
 from tests.engines.receiving import Receiver
 from tests.engines.stage import heard
@@ -74,7 +74,7 @@ async def test_p12_a_blob_that_cannot_be_opened_is_left_out_at_the_second_try(
     fault: Fault,
 ) -> None:
     server = Server(fault)
-    answer = fold(await heard(Resending(server), TALK))
+    answer = fold(await heard(RetryingReasoning(server), TALK))
     assert answer.text == "Hello."
     assert answer.losses == (NOT_OPENED,)
     first, second = server.asked
@@ -84,14 +84,14 @@ async def test_p12_a_blob_that_cannot_be_opened_is_left_out_at_the_second_try(
 
 async def test_p12_nothing_is_asked_a_third_time() -> None:
     server = Server(refused=lambda request: True)
-    answer = fold(await heard(Resending(server), TALK))
+    answer = fold(await heard(RetryingReasoning(server), TALK))
     assert answer.error == INVALID
     assert len(server.asked) == 2
 
 
 async def test_p12_a_refusal_stands_where_that_is_set() -> None:
     server = Server()
-    answer = fold(await heard(Resending(server, again=False), TALK))
+    answer = fold(await heard(RetryingReasoning(server, again=False), TALK))
     assert answer.error == INVALID
     assert len(server.asked) == 1
 
@@ -108,7 +108,7 @@ async def test_p12_a_refusal_stands_where_that_is_set() -> None:
 )
 async def test_p12_only_what_is_about_seals_is_asked_again(request_: Request, fault: Fault) -> None:
     server = Server(fault, refused=lambda request: True)
-    assert fold(await heard(Resending(server), request_)).error == fault
+    assert fold(await heard(RetryingReasoning(server), request_)).error == fault
     assert len(server.asked) == 1
 
 
@@ -128,7 +128,7 @@ class Slow(Server):
 
 
 async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None:
-    events = await heard(Resending(Slow(INVALID, STARTED)), TALK)
+    events = await heard(RetryingReasoning(Slow(INVALID, STARTED)), TALK)
     assert [type(event) for event in events].count(Started) == 1
     assert fold(events).text == "Hello."
     assert isinstance(events[-1], Finished)
@@ -136,7 +136,7 @@ async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None
 
 
 async def test_p12_a_refusal_that_comes_with_the_beginning_is_not_seen() -> None:
-    first, *_, last = await heard(Resending(Server(INVALID, STARTED)), TALK)
+    first, *_, last = await heard(RetryingReasoning(Server(INVALID, STARTED)), TALK)
     assert isinstance(first, Started)
     assert first.losses == (NOT_OPENED,)
     assert isinstance(last, Finished)
@@ -144,7 +144,7 @@ async def test_p12_a_refusal_that_comes_with_the_beginning_is_not_seen() -> None
 
 async def test_pause_and_cancel_reach_the_second_try() -> None:
     sink = Receiver()
-    sink.start(Resending(Slow(INVALID, STARTED)), TALK)
+    sink.start(RetryingReasoning(Slow(INVALID, STARTED)), TALK)
     await sink.until(lambda: sink.events)
     sink.pause()
     await asyncio.sleep(0.05)
@@ -159,7 +159,7 @@ async def test_pause_and_cancel_reach_the_second_try() -> None:
 
 async def test_p12_what_has_been_said_is_never_said_again() -> None:
     server = Server(INVALID, *list(unfold(spoken("Hel")))[:4])
-    answer = fold(await heard(Resending(server), TALK))
+    answer = fold(await heard(RetryingReasoning(server), TALK))
     assert (answer.error, len(server.asked)) == (INVALID, 1)
 
 
@@ -168,23 +168,23 @@ async def test_p12_what_has_been_said_is_never_said_again() -> None:
 
 async def test_p9_sealed_reasoning_is_asked_for_where_the_client_cannot() -> None:
     server = Server()
-    answer = fold(await ask(Resending(server), TOOLS, CHAT))
+    answer = fold(await ask(RetryingReasoning(server), TOOLS, CHAT))
     assert server.asked[0].include == (ENCRYPTED,)
     assert answer.losses == ()  # a server that has none is nothing to tell of
-    await ask(Resending(server), TOOLS, RESPONSES)
+    await ask(RetryingReasoning(server), TOOLS, RESPONSES)
     assert server.asked[-1] is TOOLS
     plain = replace(TOOLS, tools=())
-    await ask(Resending(server), plain, CHAT)
+    await ask(RetryingReasoning(server), plain, CHAT)
     assert server.asked[-1] is plain
     own = replace(TOOLS, include=(ENCRYPTED,))
-    answer = fold(await ask(Resending(server), own, RESPONSES))
+    answer = fold(await ask(RetryingReasoning(server), own, RESPONSES))
     assert server.asked[-1] is own
     assert [loss.field for loss in answer.losses] == [ASKING]
 
 
 async def test_p9_sealed_reasoning_is_asked_for_where_the_answer_is_kept_here() -> None:
     server = Server()
-    engine, plain = Resending(server), replace(TOOLS, tools=())
+    engine, plain = RetryingReasoning(server), replace(TOOLS, tools=())
     kept = replace(RESPONSES, stored=True)
     answer = fold(await ask(engine, plain, kept))
     assert server.asked[0].include == (ENCRYPTED,)
@@ -202,7 +202,7 @@ async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(
     again: bool, fault: Fault
 ) -> None:
     server = Server(fault, refused=lambda request: ENCRYPTED in request.include)
-    engine = Resending(server, again=again)
+    engine = RetryingReasoning(server, again=again)
     for _ in range(2):
         answer = fold(await ask(engine, TOOLS, CHAT))
         assert (answer.text, answer.losses) == ("Hello.", ())

@@ -26,9 +26,9 @@ from dragoman.engines.reasoning_encryption import (
     ENCRYPTED,
     GONE,
     MARK,
+    EncryptingReasoning,
     Referring,
     Seal,
-    Sealing,
     Way,
     find_way,
 )
@@ -181,7 +181,7 @@ FOREIGN = Reasoning(summary=(Summary("Short."),), encrypted="gAAA+/==")
 
 async def test_reasoning_that_nobody_sealed_is_sealed_and_opened_again() -> None:
     model = Model(OPEN, CALL)
-    engine = Sealing(model, sealer())
+    engine = EncryptingReasoning(model, sealer())
     answer = fold(await heard(engine, WANTED))
     thought = answer.output[0]
     assert isinstance(thought, Reasoning)
@@ -198,7 +198,7 @@ async def test_reasoning_that_nobody_sealed_is_sealed_and_opened_again() -> None
 
 async def test_p13_what_others_sealed_passes_untouched_both_ways() -> None:
     model = Model(FOREIGN, Reasoning(), CALL)
-    engine = Sealing(model, sealer())
+    engine = EncryptingReasoning(model, sealer())
     answer = fold(await heard(engine, replace(WANTED, items=(ASK, FOREIGN, CALL))))
     assert answer.output == model.output  # and nothing is not sealed
     assert model.asked[-1].items == (ASK, FOREIGN, CALL)
@@ -208,7 +208,7 @@ async def test_p13_what_others_sealed_passes_untouched_both_ways() -> None:
 async def test_a_blob_that_does_not_open_is_told_and_words_stay(words: Any) -> None:
     model = Model(OPEN)
     seal = sealer()
-    engine = Sealing(model, seal)
+    engine = EncryptingReasoning(model, seal)
     blob = Reasoning(summary=words, encrypted=seal.close(OPEN, "bob", "m"), id="rs_1")
     asked = Request(model="m", items=(ASK, blob, CALL))
     started = (await heard(engine, asked))[0]
@@ -220,6 +220,6 @@ async def test_a_blob_that_does_not_open_is_told_and_words_stay(words: Any) -> N
 
 async def test_who_asks_for_nothing_gets_nothing() -> None:
     model = Model(OPEN)
-    engine = Sealing(model, sealer())
+    engine = EncryptingReasoning(model, sealer())
     events = await heard(engine, Request(model="m", items=(ASK,)))
     assert all(e.item == model.output[0] for e in events if isinstance(e, ItemDone))

@@ -26,7 +26,7 @@ from dragoman.core.item import (
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.core.turn import CUT
-from dragoman.engines.reasoning_cache import Recalling, Vault
+from dragoman.engines.reasoning_cache import CachingReasoning, ReasoningCache
 from dragoman.engines.reasoning_encryption import ENCRYPTED, in_words, is_opaque
 from dragoman.engines.script import Script
 from tests import strategies
@@ -41,13 +41,15 @@ RESULT = FunctionCallOutput("call_1", "12:00")
 TURN = {"turn": {"new": True}}
 
 
-def vault(*items: Item, model: str = "m") -> Vault:
-    kept = Vault()
+def vault(*items: Item, model: str = "m") -> ReasoningCache:
+    kept = ReasoningCache()
     kept.keep("ada", model, items)
     return kept
 
 
-def recalled(kept: Vault, *items: Item, model: str = "m", tenant: str = "ada") -> tuple[Item, ...]:
+def recalled(
+    kept: ReasoningCache, *items: Item, model: str = "m", tenant: str = "ada"
+) -> tuple[Item, ...]:
     return kept.recall(tenant, model, items)[0]
 
 
@@ -135,7 +137,10 @@ def test_another_call_of_the_same_id_gets_nothing(other: FunctionCall) -> None:
 
 
 def test_conversations_whose_calls_are_counted_alike_do_not_meet() -> None:
-    kept, calls = Vault(), [replace(CALL, arguments=f'{{"city": "{n}"}}') for n in range(9)]
+    kept, calls = (
+        ReasoningCache(),
+        [replace(CALL, arguments=f'{{"city": "{n}"}}') for n in range(9)],
+    )
     thoughts = [Reasoning((Thought(f"City {n}."),)) for n in range(9)]
     for thought, call in zip(thoughts, calls, strict=True):
         kept.keep("ada", "m", (thought, call))
@@ -159,7 +164,7 @@ def test_another_tenant_gets_nothing() -> None:
 
 
 def test_the_oldest_goes_when_there_is_no_more_room() -> None:
-    kept = Vault(2_000)
+    kept = ReasoningCache(2_000)
     for number in range(10):
         call = replace(CALL, call_id=f"call_{number}")
         kept.keep("ada", "m", (Reasoning((Thought("x" * 500),)), call))
@@ -172,7 +177,7 @@ def test_the_oldest_goes_when_there_is_no_more_room() -> None:
 
 
 def test_a_vault_without_room_keeps_nothing() -> None:
-    kept = Vault(0)
+    kept = ReasoningCache(0)
     kept.keep("ada", "m", (SEALED, CALL))
     assert recalled(kept, CALL) == (CALL,)
 
@@ -242,7 +247,7 @@ def history(turns: list[list[Item]], *, bare: bool) -> tuple[Item, ...]:
 
 @given(answers())
 def test_p13_what_comes_back_is_what_there_was_to_the_byte(turns: list[list[Item]]) -> None:
-    kept = Vault()
+    kept = ReasoningCache()
     for turn in turns:
         kept.keep("ada", "m", turn)
     whole, bare = history(turns, bare=False), history(turns, bare=True)
@@ -253,7 +258,7 @@ def test_p13_what_comes_back_is_what_there_was_to_the_byte(turns: list[list[Item
 
 @given(answers())
 def test_p13_nothing_sealed_reaches_another_model_and_all_words_do(turns: list[list[Item]]) -> None:
-    kept = Vault()
+    kept = ReasoningCache()
     for turn in turns:
         kept.keep("ada", "m", turn)
     items, losses = kept.recall("ada", "other", history(turns, bare=True))
@@ -294,7 +299,7 @@ class Model(Script):
 
 async def test_p9_an_engine_gets_back_what_its_client_could_not_carry() -> None:
     model = Model()
-    engine = Recalling(model)
+    engine = CachingReasoning(model)
     first = fold(await heard(engine, FIRST))
     assert first.output == model.answer.output
     await heard(engine, AGAIN)
@@ -303,7 +308,7 @@ async def test_p9_an_engine_gets_back_what_its_client_could_not_carry() -> None:
 
 async def test_p13_an_engine_of_another_model_is_told_of() -> None:
     model = Model()
-    engine = Recalling(model)
+    engine = CachingReasoning(model)
     await heard(engine, FIRST)
     started = (await heard(engine, replace(AGAIN, model="other")))[0]
     assert isinstance(started, Started)
@@ -314,7 +319,7 @@ async def test_every_choice_is_remembered_for_itself() -> None:
     other = replace(CALL, call_id="call_2")
     model = Model(SEALED, OPEN, CALL, other, choices=(0, 1, 0, 1))
     model.answer = replace(model.answer, reasons=("tool_calls", "tool_calls"))
-    engine = Recalling(model)
+    engine = CachingReasoning(model)
     await heard(engine, FIRST)
     thoughts = model.answer.output
     await heard(engine, replace(AGAIN, items=(ASK, CALL, RESULT)))
@@ -325,13 +330,13 @@ async def test_every_choice_is_remembered_for_itself() -> None:
 
 async def test_what_came_before_a_cut_is_remembered() -> None:
     events = [event for event in unfold(answered(SEALED, CALL)) if type(event) is not Finished]
-    engine = Recalling(Script([*events, Failed(CUT)]))
+    engine = CachingReasoning(Script([*events, Failed(CUT)]))
     await heard(engine, FIRST)
     assert len(engine.vault.recall("", "m", AGAIN.items)[0]) == 4
 
 
 async def test_who_leaves_in_the_middle_may_still_come_back() -> None:
-    engine = Recalling(Script(list(unfold(answered(SEALED, CALL)))))
+    engine = CachingReasoning(Script(list(unfold(answered(SEALED, CALL)))))
     answer = engine.stream(FIRST)
     async for event in answer:
         if isinstance(event, ItemDone) and isinstance(event.item, FunctionCall):
@@ -352,7 +357,7 @@ async def test_an_item_that_is_open_at_the_end_does_not_hide_a_call_after_it() -
             yield ItemDone(1, SEALED)
             yield Failed(CUT)
 
-    engine = Recalling(Overlapping(SAID))
+    engine = CachingReasoning(Overlapping(SAID))
     async for _ in engine.stream(FIRST):
         pass
     assert SEALED in engine.vault.recall("", "m", (ASK, CALL))[0]

@@ -17,11 +17,11 @@ from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import CUT
 from dragoman.engines.base import LRU, Driver, Immediate, Prepared, Wrapper, enforce_contract
 from dragoman.engines.chaos import Chaos, Mischief
-from dragoman.engines.compaction import Compacting, Fitting
+from dragoman.engines.compaction import Compacting, Truncating
 from dragoman.engines.compaction import seal as summed
-from dragoman.engines.reasoning_cache import Recalling
-from dragoman.engines.reasoning_encryption import ENCRYPTED, Seal, Sealing
-from dragoman.engines.reasoning_retry import Resending
+from dragoman.engines.reasoning_cache import CachingReasoning
+from dragoman.engines.reasoning_encryption import ENCRYPTED, EncryptingReasoning, Seal
+from dragoman.engines.reasoning_retry import RetryingReasoning
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
 from tests.engines.receiving import Receiver, received
@@ -203,8 +203,10 @@ class Awaited(Tagged):
 
 def all_around(engine: Engine) -> Engine:
     """Every middleware that may have nothing to do, around one engine."""
-    engine = Resending(Recalling(Sealing(engine, Seal(lambda: b"k" * 32))))
-    return Compacting(Fitting(Router([Route(Wrapper(engine))])))
+    engine = RetryingReasoning(
+        CachingReasoning(EncryptingReasoning(engine, Seal(lambda: b"k" * 32)))
+    )
+    return Compacting(Truncating(Router([Route(Wrapper(engine))])))
 
 
 async def test_idle_middleware_leaves_the_sink_to_the_engine_inside() -> None:
@@ -315,7 +317,9 @@ async def test_a_subclass_that_overrides_stream_is_not_bypassed() -> None:
         assert await received(outer, ASKED) == [END]
 
 
-@pytest.mark.parametrize("base", [Wrapper, Fitting, Compacting, Recalling, Resending])
+@pytest.mark.parametrize(
+    "base", [Wrapper, Truncating, Compacting, CachingReasoning, RetryingReasoning]
+)
 async def test_a_subclass_of_middleware_that_overrides_stream_is_not_bypassed(
     base: type[Wrapper],
 ) -> None:
@@ -329,18 +333,21 @@ OUR_BLOB = OURS.close(Reasoning((Thought("hm"),)), "", ASKED.model)
 WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, object]]] = {
     "a user's stream": (Changing, {}),
     "mischief": (lambda engine: Chaos(engine, Mischief()), {}),
-    "calls to remember": (Recalling, {"tools": (FunctionTool("f"),)}),
-    "reasoning to put back": (Recalling, {"items": SEALED}),
+    "calls to remember": (CachingReasoning, {"tools": (FunctionTool("f"),)}),
+    "reasoning to put back": (CachingReasoning, {"items": SEALED}),
     "a summary to write": (
         Compacting,
         {"context_management": [{"type": "compaction", "compact_threshold": 9}]},
     ),
     "a summary to read": (Compacting, {"items": (*ASKED.items, Compaction(summed("So far.")))}),
-    "reasoning to ask for": (Resending, {"tools": (FunctionTool("f"),)}),
-    "reasoning that may be refused": (Resending, {"items": SEALED}),
-    "reasoning to encrypt": (lambda engine: Sealing(engine, OURS), {"include": (ENCRYPTED,)}),
+    "reasoning to ask for": (RetryingReasoning, {"tools": (FunctionTool("f"),)}),
+    "reasoning that may be refused": (RetryingReasoning, {"items": SEALED}),
+    "reasoning to encrypt": (
+        lambda engine: EncryptingReasoning(engine, OURS),
+        {"include": (ENCRYPTED,)},
+    ),
     "reasoning to decrypt": (
-        lambda engine: Sealing(engine, OURS),
+        lambda engine: EncryptingReasoning(engine, OURS),
         {"items": (Reasoning(encrypted=OUR_BLOB), *ASKED.items)},
     ),
     "another name": (lambda engine: Router([Route(engine, aliases={"script": "x"})]), {}),
@@ -357,7 +364,7 @@ async def test_middleware_with_something_to_do_is_not_bypassed(
 ) -> None:
     inner = Direct()
     engine = wrap(inner)
-    engine = Wrapper(Fitting(Wrapper(engine))) if deep else engine
+    engine = Wrapper(Truncating(Wrapper(engine))) if deep else engine
     request = replace(ASKED, **fields)
     sink = Receiver()
     sink.start(engine, request)

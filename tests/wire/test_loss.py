@@ -510,6 +510,9 @@ def test_the_names_of_the_core_are_put_in_the_clients_words() -> None:
     on_responses = [loss.field for loss in spell_losses(losses, request, "responses")]
     assert on_responses[:4] == ["input[3].role", "input", "text.format", "input[*].role"]
     assert spell_losses(losses, request, None) == tuple(losses)
+    limit = told("max_output_tokens", "seed")
+    names = [loss.field for loss in spell_losses(limit, request, "completions")]
+    assert names == ["max_tokens", "seed"]
 
 
 @pytest.mark.parametrize(

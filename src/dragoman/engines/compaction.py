@@ -49,7 +49,7 @@ async def count(engine: Engine, request: Request) -> tuple[int, bool]:
     return estimate(request), False
 
 
-class Fitting(Wrapper):
+class Truncating(Wrapper):
     """Middleware that leaves out the oldest turns where a request allows it and its model's context
     is known and too small."""
 

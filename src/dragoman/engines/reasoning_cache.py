@@ -46,10 +46,10 @@ class _Key(Struct, frozen=True):
     said: str
 
 
-class Vault:
+class ReasoningCache:
     """Remembers by tenant and call what led to a call, and by blob which model made it.
 
-    >>> vault, thought = Vault(), Reasoning(encrypted="gAAA")
+    >>> vault, thought = ReasoningCache(), Reasoning(encrypted="gAAA")
     >>> call = FunctionCall("call_1", "now", "{}")
     >>> vault.keep("", "m", (thought, call))
     >>> vault.recall("", "m", (Message("user", "?"), call))[0][1] == thought
@@ -95,7 +95,7 @@ class Vault:
 class _Recording:
     """What came before the next call of an answer."""
 
-    def __init__(self, vault: Vault, tenant: str, model: str) -> None:
+    def __init__(self, vault: ReasoningCache, tenant: str, model: str) -> None:
         self._vault = vault
         self._tenant = tenant
         self._model = model
@@ -264,12 +264,12 @@ def _weight(key: _Key, led: _Led) -> int:
     return PER_KEY + len(key.said) + sum(len(repr(item)) for item in led.items)
 
 
-class Recalling(Wrapper):
+class CachingReasoning(Wrapper):
     """Middleware that stores what led to calls, and restores it in requests that lack it."""
 
-    def __init__(self, engine: Engine, vault: Vault | None = None) -> None:
+    def __init__(self, engine: Engine, vault: ReasoningCache | None = None) -> None:
         super().__init__(engine)
-        self.vault = Vault() if vault is None else vault
+        self.vault = ReasoningCache() if vault is None else vault
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Restore reasoning, and record the answer, where calls may be made or have been, or
@@ -285,7 +285,9 @@ class _Recorder:
     """Stores the items of an answer as they are done, each choice by itself: a client may bring
     back an answer that was cancelled after a call."""
 
-    def __init__(self, vault: Vault, tenant: str, model: str, losses: tuple[Loss, ...]) -> None:
+    def __init__(
+        self, vault: ReasoningCache, tenant: str, model: str, losses: tuple[Loss, ...]
+    ) -> None:
         self._new = partial(_Recording, vault, tenant, model)
         self._losses = losses
         self._choices: list[int] = []  # by index

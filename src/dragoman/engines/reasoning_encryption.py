@@ -191,7 +191,7 @@ GONE = Loss(
 )
 
 
-class Sealing(Wrapper):
+class EncryptingReasoning(Wrapper):
     """Middleware that encrypts reasoning in answers where a request includes it, and decrypts what
     it has encrypted in requests."""
 

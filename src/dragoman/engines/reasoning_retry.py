@@ -38,7 +38,7 @@ class _Try(Struct, frozen=True):
     losses: tuple[Loss, ...] = ()
 
 
-class Resending(Wrapper):
+class RetryingReasoning(Wrapper):
     """Middleware that asks once more without encrypted reasoning where a server cannot decrypt it,
     and without asking for it where a server does not know how. With `again` false, a refusal to
     decrypt stands."""

@@ -131,10 +131,19 @@ class UpstreamAnswer:
             events = request.decoder.feed(data) if data else []
             if connection.over:
                 self._end(events, connection.error)
-            elif self._state == State.TAIL:
+                return
+            if self._state == State.TAIL:
                 self._late += events
-            elif events or request.decoder.ended:
-                self._deliver(events)
+                return
+            if request.decoder.ended:
+                self._state = State.TAIL
+                self._wait_for_late_usage()
+            elif events and self._timer is not None:
+                self._stop_timer()
+            if events and (request.lowered.restore is not None or isinstance(events[-1], ENDS)):
+                events = request.restored(events)
+            if events:
+                self._sink.receive(events)
         except Exception as error:
             self._fail(error)
 
@@ -161,19 +170,6 @@ class UpstreamAnswer:
             self._fail(error)
         return False
 
-    def _deliver(self, events: list[Event]) -> None:
-        """Give the sink the events of one read."""
-        request = self._request
-        if request.decoder.ended:
-            self._state = State.TAIL
-            self._wait_for_late_usage()
-        elif events and self._timer is not None:
-            self._stop_timer()
-        if events and (request.lowered.restore is not None or isinstance(events[-1], ENDS)):
-            events = request.restored(events)
-        if events:
-            self._sink.receive(events)
-
     def _wait_for_late_usage(self) -> None:
         self._stop_timer()
         loop = asyncio.get_running_loop()
@@ -183,7 +179,8 @@ class UpstreamAnswer:
         self._timer = None
         try:
             self._request.turn.begin()
-            self._deliver(self._request.turn.take())
+            if events := self._request.restored(self._request.turn.take()):
+                self._sink.receive(events)
         except Exception as error:
             self._fail(error)
 

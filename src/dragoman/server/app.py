@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.version import HOPS_HEADER
-from dragoman.engines.compaction import Compacting, Fitting
-from dragoman.engines.reasoning_cache import Recalling, Vault
-from dragoman.engines.reasoning_encryption import Seal, Sealing
-from dragoman.engines.reasoning_retry import Resending
+from dragoman.engines.compaction import Compacting, Truncating
+from dragoman.engines.reasoning_cache import CachingReasoning, ReasoningCache
+from dragoman.engines.reasoning_encryption import EncryptingReasoning, Seal
+from dragoman.engines.reasoning_retry import RetryingReasoning
 from dragoman.engines.router import Prompted
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
@@ -38,10 +38,10 @@ from .websocket import Sockets, deny
 
 def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None) -> Engine:
     """The engine, with all that makes conversations last around it."""
-    again = Resending(engine, again=settings.resend_unsealed)
-    short = Compacting(Fitting(again))
-    recalling = Recalling(short, Vault(settings.reasoning_vault))
-    return recalling if seal is None else Sealing(recalling, seal)
+    again = RetryingReasoning(engine, again=settings.resend_unsealed)
+    short = Compacting(Truncating(again))
+    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_vault))
+    return recalling if seal is None else EncryptingReasoning(recalling, seal)
 
 
 _HOPS = HOPS_HEADER.encode()

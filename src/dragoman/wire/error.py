@@ -1,8 +1,7 @@
-"""The one table of faults, HTTP statuses and error objects, and the way back from an answer.
+"""Encodes faults as HTTP statuses and error objects, and decodes the errors of other servers.
 
-It knows how each fault is told in the error shape all these protocols share, and how to find the
-words of a refusal in whatever shape a server put them. Whose key was refused it cannot know:
-that is decided by the engine that sent the key.
+The error object is the one OpenAI's protocols share. Whether a refused key was the client's or ours
+is decided by the engine that sent it.
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ _BY_STATUS: dict[int, Code] = {
     429: "rate_limited",
     503: "overloaded",
 }
-"""What a bare status of an upstream means, where the upstream did not say it in words."""
+"""What a bare status of an upstream means, where the upstream gave no code."""
 
 
-# ---- telling -----------------------------------------------------------------------------
+# ---- encoding -----------------------------------------------------------------------------
 
 
 def status(fault: Fault) -> int:
@@ -120,13 +119,13 @@ def _row(fault: Fault) -> _Row:
     return _Row(named, _INVALID if named < 500 else _SERVER, None)
 
 
-# ---- hearing -----------------------------------------------------------------------------
+# ---- decoding -----------------------------------------------------------------------------
 
 
 def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
     """The fault an upstream's answer stands for, whatever the shape of its body.
 
-    `retry_after` is that header's value as it was said. The fault is `upstream_refused`, with
+    `retry_after` is that header's value. The fault is `upstream_refused`, with
     the status; or `upstream_error`, where the status is none of an error.
 
     >>> decode(404, b'{"error": "model m not found"}').message
@@ -138,13 +137,13 @@ def decode(status: int, data: bytes, retry_after: str | None = None) -> Fault:
         value = None
     fault = describe(value, status)
     if fault is None:
-        said = value if isinstance(value, str) else data.decode("utf-8", "replace")
-        fault = _fault(f"The model's server answered {status}{_quoted(said)}", status)
+        text = value if isinstance(value, str) else data.decode("utf-8", "replace")
+        fault = _fault(f"The model's server answered {status}{_quoted(text)}", status)
     return replace(fault, retry_after=retry_after)
 
 
 def describe(value: JSON, status: int | None = None) -> Fault | None:
-    """The fault that a decoded body or event tells of; None if it tells of none.
+    """The fault in a decoded body or event; None where there is none.
 
     `status` is that of the answer. Where the answer itself began well, leave it out, and a
     status that the object names is taken.
@@ -154,24 +153,24 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
     if not isinstance(value, dict):
         return None
     error = value.get("error")
-    told: dict[str, JSON] = error if isinstance(error, dict) else value
-    message, param = _words(told)
+    fields: dict[str, JSON] = error if isinstance(error, dict) else value
+    message, param = _explanation(fields)
     if message is None and not error:
         return None
-    code, kind, given = told.get("code"), told.get("type"), told.get("param")
+    code, kind, given = fields.get("code"), fields.get("type"), fields.get("param")
     if status is None:
-        named = (code, told.get("status"), told.get("status_code"))
+        named = (code, fields.get("status"), fields.get("status_code"))
         status = next((n for n in named if type(n) is int and 400 <= n <= 599), None)
     if type(code) is int:  # a status too, as a rule, and then no code
         code = None if 100 <= code <= 599 else str(code)
     known = ("message", "type", "param", "code", "error", "detail", "object")
-    rest = {name: v for name, v in told.items() if name not in known and v is not None}
+    rest = {name: v for name, v in fields.items() if name not in known and v is not None}
     return replace(
         _fault(message or "The model's server reported an error and did not explain it.", status),
         param=given if isinstance(given, str) else param,
         upstream_code=code if isinstance(code, str) else None,
         upstream_type=kind if isinstance(kind, str) else None,
-        extra={"error": rest} if rest and told is error else None,
+        extra={"error": rest} if rest and fields is error else None,
     )
 
 
@@ -183,31 +182,31 @@ def _fault(message: str, status: int | None) -> Fault:
     return Fault("upstream_refused", message, blame, status=status)
 
 
-def _words(told: JSON) -> tuple[str | None, str | None]:
+def _explanation(fields: JSON) -> tuple[str | None, str | None]:
     """The explanation in an error object, and the path of the field it is about."""
-    match told:
-        case str() if told.strip():
+    match fields:
+        case str() if fields.strip():
             return (
-                "The model's server answered with a web page." if _HTML.search(told) else told
+                "The model's server answered with a web page." if _HTML.search(fields) else fields
             ), None
         case {"msg": str(problem), "loc": [_, *path]}:
             param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
             return f"{param}: {problem}" if param else problem, param or None
         case dict():
             for name in ("message", "detail", "error"):
-                if (found := _words(told.get(name)))[0] is not None:
+                if (found := _explanation(fields.get(name)))[0] is not None:
                     return found
         case list():
-            all_found = [_words(each) for each in told]
-            said = [words for words, _ in all_found if words is not None]
-            return ("; ".join(said), all_found[0][1]) if said else (None, None)
+            all_found = [_explanation(each) for each in fields]
+            text = [words for words, _ in all_found if words is not None]
+            return ("; ".join(text), all_found[0][1]) if text else (None, None)
     return None, None
 
 
-def _quoted(said: str) -> str:
-    said = _CONTROL.sub(" ", said).strip()
-    if not said:
+def _quoted(text: str) -> str:
+    text = _CONTROL.sub(" ", text).strip()
+    if not text:
         return " with no explanation."
-    if said.startswith("<") or _HTML.search(said):
+    if text.startswith("<") or _HTML.search(text):
         return " with a web page instead of an answer of its API."
-    return f": {said[:SHOWN]}"
+    return f": {text[:SHOWN]}"

@@ -2,8 +2,8 @@
 
 Each wire declares its own table (`losses.py` in its folder): for every field of the core whether it
 is carried, emulated, dropped or refused there. Losses name fields as the core does (`items[3].id`,
-in the words of Open Responses where the core has shorter ones); the registry puts them in the
-words of the client's wire.
+by the names of Open Responses where the core has shorter ones); the registry maps them to the
+names of the client's wire.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Literal, cast
 
 from msgspec import Struct
+from msgspec.structs import fields as struct_fields
 
+from dragoman.core import item as core_item
+from dragoman.core import request as core_request
+from dragoman.core import response as core_response
 from dragoman.core.error import FaultError, unsupported
 from dragoman.core.item import (
     JSON,
@@ -44,10 +49,10 @@ class Row(Struct, frozen=True):
     """What becomes of one field of the core on one wire.
 
     `field` is a type and its field (`Message.phase`), or a type alone, for the value as a whole.
-    `when` narrows the row to some values: `test` tells them, by the value that has the field and
-    the request (or response) it is part of. Without a test the row is for all values but empty
-    ones. `name` is the field's name in reports, where the core's is another. A `silent` row stands
-    in this table alone, and is not reported of every answer.
+    `when` narrows the row to some values: those for which `test` is true, given the value that has
+    the field and the request (or response) it is part of. Without a test the row is for all values
+    but empty ones. `name` is the field's name in reports, where the core's is another. A `silent`
+    row stands in this table alone, and is not reported of every answer.
     """
 
     field: str
@@ -75,24 +80,46 @@ def foreign(wire: str) -> Test:
     return lambda value, _: value.wire != wire
 
 
+class _Kind:
+    """What values of one type lose. `unset` is what `values` gives for most of them: the fields
+    of `plain` rows, which are lost whatever is in them, are all empty."""
+
+    __slots__ = ("plain", "tested", "unset", "values")
+
+    def __init__(self, kind: str, rows: list[Row]) -> None:
+        named = [(row.field.partition(".")[2], _shown(row), row) for row in rows]
+        self.plain = [(field, name, row) for field, name, row in named if field and not row.test]
+        self.tested = [(name, row) for field, name, row in named if row.test or not field]
+        fields = [field for field, _, _ in self.plain]
+        defaults = {}
+        if fields:
+            defaults = {each.name: each.default for each in struct_fields(_TYPES[kind])}
+        self.values = attrgetter("__class__", *fields)
+        self.unset = (_TYPES.get(kind), *(defaults[field] for field in fields))
+
+
+def _shown(row: Row) -> str:
+    field = row.field.partition(".")[2]
+    name = _NAMES.get(field, field) if row.name is None else row.name
+    return name and f".{name}"
+
+
 class Table:
     """The rows of a wire for requests, or for answers.
 
-    `lossy` has, for each type that loses anything, the fields it loses with their names in reports
-    and their rows. `gone` are types that are dropped whole, with all that is in them; `apart` has
-    the rows that are looked up by a value.
+    `lossy` has the rows of each type that loses anything. `gone` are types that are dropped whole,
+    with all that is in them; `apart` has the rows that are looked up by a value.
     """
 
     def __init__(self, *groups: Row | tuple[Row, ...]) -> None:
         self.rows: list[Row] = []
         for group in groups:
             self.rows += (group,) if isinstance(group, Row) else group
-        self.lossy: dict[str, list[tuple[str, str, Row]]] = {}
+        found: dict[str, list[Row]] = {}
         for row in self.rows:
             if row.action != "carried" and not row.silent and row.field not in _APART:
-                kind, _, field = row.field.partition(".")
-                name = _NAMES.get(field, field) if row.name is None else row.name
-                self.lossy.setdefault(kind, []).append((field, name and f".{name}", row))
+                found.setdefault(row.field.partition(".")[0], []).append(row)
+        self.lossy = {kind: _Kind(kind, rows) for kind, rows in found.items()}
         self.gone = {row.field for row in self.rows if row.action == "dropped" and not row.test}
         self.apart = {
             (row.field, row.when): row
@@ -118,6 +145,7 @@ _NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}
 """Fields that Open Responses calls otherwise than the core."""
 _APART = ("Request.include", "Response.choices")
 """Rows that are looked up by a value."""
+_TYPES: dict[str, Any] = {**vars(core_item), **vars(core_request), **vars(core_response)}
 _UNSET: tuple[JSON, ...] = (None, ())
 
 OTHER = Row("(any other field)", "dropped", "a field of one wire only, sent where it is spoken")
@@ -127,7 +155,9 @@ _QUIET = frozenset({"system_fingerprint", "timings"})
 """How a server worked: in every answer of some servers, where it would drown the rest."""
 _NESTED = frozenset({"text", "response_format", "json_schema", "function", "custom"})
 """Objects of which a wire takes some members: what is left in them is reported by itself."""
-_INTERNAL = frozenset({"turn", "upstream", "models", "inline", "error", "responses_vendor"})
+_INTERNAL = frozenset(
+    {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
+)
 """Keys of an `extra` that are no wire's."""
 _CONTENTS = {
     "Message": ("content",),
@@ -165,18 +195,26 @@ class Search:
 
     def look(self, kind: str, where: str, found: _Found) -> None:
         """Judge all values of one kind, which may lie in several places."""
-        for field, name, row in self._lossy.get(kind, ()):
-            if (test := row.test) is not None:
-                lost = [place for place, value in found if test(value, self._root)]
-            elif field:
-                lost = [place for place, value in found if getattr(value, field) not in _UNSET]
-            else:
-                lost = [place for place, _ in found]
-            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
-                self.note(row, (where + name).lstrip("."), place)
+        rows = self._lossy.get(kind)
+        if rows is not None:
+            if rows.plain:
+                values = list(map(rows.values, [value for _, value in found]))
+                if values.count(rows.unset) != len(values):
+                    for field, name, row in rows.plain:
+                        lost = [at for at, value in found if getattr(value, field) not in _UNSET]
+                        self._note_some(row, where + name, lost)
+            for name, row in rows.tested:
+                test = row.test
+                lost = [at for at, value in found if test is None or test(value, self._root)]
+                if lost:
+                    self._note_some(row, where + name, lost)
         for place, value in found:
             if getattr(value, "extra", None):
                 self.unknown(value.extra, where, place)
+
+    def _note_some(self, row: Row, field: str, places: list[_Place]) -> None:
+        for place in places[:2]:  # two are as many as all: both are named as "somewhere"
+            self.note(row, field.lstrip("."), place)
 
     def one(self, value: Any, where: str = "", place: _Place = ()) -> None:
         """Judge one value."""

@@ -30,7 +30,7 @@ from dragoman.core.response import Response, Usage
 from dragoman.core.turn import Turn
 from dragoman.wire import sse
 from dragoman.wire.responses import RESPONSES
-from dragoman.wire.responses.tracker import Heard
+from dragoman.wire.responses.tracker import ItemState
 
 ROWS: dict[str, Any] = json.loads(
     Path(__file__).with_name("cases").joinpath("upstreams.json").read_text()
@@ -272,8 +272,67 @@ def test_an_event_that_is_too_large_ends_the_answer() -> None:
 
 def test_a_call_without_a_name_holds_no_content() -> None:
     turn = Turn("1", 0, "m")
-    heard = Heard(turn, FunctionCall("", "", ""), 0)
+    heard = ItemState(turn, FunctionCall("", "", ""), 0)
     heard.begin_part(Text("x"), 0)
     heard.annotate(Annotation("file_path"), 0)
     heard.end_part(Text("x"), 0)
     assert turn.take() == []
+
+
+def delta(text: str, number: int, **fields: Any) -> dict[str, Any]:
+    kind = "response.output_text.delta"
+    place = {"type": kind, "item_id": "msg_1", "output_index": 0, "content_index": 0}
+    return {**place, "sequence_number": number, "delta": text, **fields}
+
+
+LOGPROBS = [{"token": "c", "logprob": -1.0, "bytes": [99], "top_logprobs": []}]
+RUNS: list[list[bytes]] = [
+    [json.dumps(delta(c, n)).encode() for n, c in enumerate("abcdef")],
+    [
+        json.dumps(delta(c, n, obfuscation="x" * n, logprobs=[])).encode()
+        for n, c in enumerate("ab")
+    ],
+    [
+        json.dumps(delta("a", 0)).encode(),
+        json.dumps(delta("b", 1)).encode(),
+        json.dumps(delta("c", 2, logprobs=LOGPROBS)).encode(),
+        json.dumps(delta("d", 3)).encode(),
+    ],
+    [
+        json.dumps(delta("a", 0)).encode(),
+        json.dumps(delta("b", 1, content_index=1)).encode(),
+        json.dumps(delta("c", 2, content_index=1)).encode(),
+        json.dumps(delta("d", 3)).encode(),
+    ],
+    [json.dumps(delta("a", 0)).encode(), b'{"type": broken', json.dumps(delta("b", 2)).encode()],
+    [
+        json.dumps(delta("a", 0)).encode(),
+        json.dumps(delta("b", 1), indent=1).replace("\n", "\ndata: ").encode(),
+        json.dumps(delta("c", 2)).encode(),
+    ],
+    [
+        json.dumps(delta("a", 0)).encode(),
+        rb'{"type": "response.output_text.delta", "delta": "\ud83d"}',
+    ],
+    [json.dumps(delta("a", 0)).encode(), b'{"type": "response.unheard_of", "delta": "x"}'],
+]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=range(len(RUNS)))
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+def test_deltas_read_at_once_are_those_read_one_by_one(run: list[bytes], ends: bytes) -> None:
+    stream = b"".join(sse.frame(each, "response.output_text.delta") for each in run)
+    stream = stream.replace(b"\n", ends)
+    byte_by_byte = hear(*(stream[n : n + 1] for n in range(len(stream))))
+    assert hear(stream) == byte_by_byte
+    for cut in range(0, len(stream), 7):
+        assert hear(stream[:cut], stream[cut:]) == byte_by_byte
+    frames = [frame + ends + ends for frame in stream.split(ends + ends)[:-1]]
+    assert hear(*frames) == byte_by_byte
+
+
+def test_an_answer_that_is_no_stream_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.wire.responses.decode.MAX_ANSWER", 10)
+    (failed,) = hear(b'{"output": [1, 2, 3]}')[-1:]
+    assert isinstance(failed, Failed)
+    assert "larger than 10 bytes" in failed.fault.message

@@ -460,3 +460,22 @@ def test_what_the_upstream_said_of_the_response_is_said_again() -> None:
     last = told([Started("1", 0, "m", extra=extra), Finished("completed")])[-1]["response"]
     assert (last["service_tier"], last["tool_usage"]) == ("priority", {"n": 1})
     assert "x" not in last
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_frames_are_the_json_of_the_events_streamed(scene: str) -> None:
+    events = play(SCENES[scene])
+    lines = say(events).decode().split("\n")
+    streamed = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    frames = RESPONSES.encoder(ASKED, STANDARD).frames(events)
+    assert [frame.decode() for frame in frames] == streamed
+
+
+def test_a_servers_own_fields_replace_those_repeated_from_the_request() -> None:
+    extra = {"responses": {"service_tier": "flex", "model": "other", "vendor": 1}}
+    events: list[Event] = [Started("1", 0, "m", extra=extra), Finished("completed", ("stop",))]
+    plain = told([Started("1", 0, "m"), events[1]])
+    changed = told(events)
+    for before, after in zip(plain, changed, strict=True):
+        before["response"] |= {"service_tier": "flex", "model": "other", "vendor": 1}
+        assert list(after["response"].items()) == list(before["response"].items())

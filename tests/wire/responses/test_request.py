@@ -38,6 +38,7 @@ from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD, Dialect
 from dragoman.wire.losses import judge
 from dragoman.wire.responses import RESPONSES
+from dragoman.wire.responses.items import decode_all
 from tests import oracle
 from tests.wire.responses.damage import damaged
 
@@ -319,3 +320,60 @@ def test_what_a_choice_says_besides_is_said_again(choice: dict[str, Any]) -> Non
 def test_a_choice_by_name_keeps_its_namespace() -> None:
     choice = decode(ACCEPTED["a forced custom tool in a namespace"]).tool_choice
     assert choice == NamedTool("t", "custom", "n")
+
+
+TYPED_ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "user", "content": "hi", "id": None, "status": "completed"},
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {
+        "type": "message",
+        "role": "assistant",
+        "phase": "commentary",
+        "content": [
+            {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
+            {"type": "output_text", "text": "b", "annotations": [{"type": "file_path"}]},
+        ],
+    },
+    {"role": "user", "content": [{"type": "input_image", "image_url": "u", "detail": "low"}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "id": "rs_1"},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]},
+    {"type": "reasoning", "encrypted_content": "x", "summary": []},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"},
+    {"type": "function_call_output", "call_id": "c", "output": "ok"},
+    {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": [{"type": "input_text", "text": "ok"}],
+    },
+    {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "x", "id": "ctc_1"},
+    {"type": "custom_tool_call_output", "call_id": "d", "output": "ok"},
+    {
+        "type": "custom_tool_call_output",
+        "call_id": "d",
+        "output": [{"type": "input_text", "text": "ok"}],
+    },
+]
+
+
+@pytest.mark.parametrize("odd", [{}, {"type": "web_search_call", "id": "ws_1"}])
+def test_items_decoded_typed_are_those_decoded_field_by_field(odd: dict[str, Any]) -> None:
+    items = [*TYPED_ITEMS, odd] if odd else TYPED_ITEMS
+    typed = asked(input=items).items
+    assert typed == decode_all(json.loads(json.dumps(items)), "input")
+
+
+@pytest.mark.parametrize("wrong", [7, {"type": "function_call", "call_id": "", "name": "f"}])
+def test_an_item_of_the_wrong_type_is_named_after_typed_ones(wrong: Any) -> None:
+    with pytest.raises(FaultError) as raised:
+        asked(input=[*TYPED_ITEMS, wrong])
+    assert str(raised.value.fault.param).startswith(f"input[{len(TYPED_ITEMS)}]")
+
+
+def test_tools_sent_again_are_the_same_value() -> None:
+    tools = [{"type": "function", "name": "again", "parameters": {"type": "object"}}]
+    first, second = asked(input="a", tools=tools), asked(input="b", tools=tools)
+    assert first.tools is second.tools
+    assert said(first)["tools"] == said(second)["tools"]
+    alien = Request(model="m", items=first.items, tools=(UnknownTool("chat", "odd", {}),))
+    body, _ = RESPONSES.encode_request(alien, STANDARD)
+    assert "tools" not in json.loads(body)

@@ -22,7 +22,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.engines.reasoning_cache import Vault
+from dragoman.engines.reasoning_cache import ReasoningCache
 from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
 from dragoman.stores.base import (
     ItemPage,
@@ -306,7 +306,7 @@ async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, 
     answers = [*others, *await _found(asked, source, tenant)]
     if not answers:
         return whole, ()
-    vault = Vault()
+    vault = ReasoningCache()
     for answer in answers:
         for choice in sorted(set(answer.response.choices)) or (0,):
             vault.keep(tenant, answer.model, answer.response.choice(choice))

@@ -1,9 +1,6 @@
-"""Responses: `POST /responses`, whole and streamed, heard and told.
+"""OpenAI's Responses API and Open Responses: `POST /responses`, over HTTP and WebSocket.
 
-`request` is how one asks and `snapshot` what is answered; `encoder` says an answer as a stream,
-in the words of `wording`, and `decoder` hears one, item by item, through `families`, `hearing` and
-`heard`. The other rooms hold one kind of thing each, both ways. What this wire does not know is
-kept under its name (`extras`) and said again on it.
+Unknown fields travel in `extra` under the name of this wire and are encoded on it only.
 """
 
 from dragoman.wire.protocol import Wire

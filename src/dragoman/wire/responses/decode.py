@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import get_args
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
@@ -33,10 +34,10 @@ from dragoman.wire.sse import SSEDecoder
 from .encode import STATES
 from .items import ROLES, WIRE, decode_annotation, decode_items, decode_parts, decode_tokens, dense
 from .response import FIELDS, REASONS, decode
-from .tracker import CALLS, Heard, Hearing, Types
+from .tracker import CALLS, ItemState, ItemTracker, LastDelta, Types
 
 _BEFORE = b"\xef\xbb\xbf \t\r\n"
-"""What may stand before the first byte that tells: a byte order mark, blanks, blank lines."""
+"""What may stand before the first byte of a body: a byte order mark, blanks, blank lines."""
 
 _FIELDS = b"deir:"
 """How the lines of a stream begin: data, event, id, retry, or a comment."""
@@ -54,14 +55,14 @@ class Incoming:
     ([('', b'2')], None)
     """
 
-    __slots__ = ("_begun", "_head", "_heard", "_sse", "_whole")
+    __slots__ = ("_begun", "_head", "_seen", "_sse", "_whole")
 
     def __init__(self) -> None:
         self._begun = False
         self._sse: SSEDecoder | None = None
         self._whole = bytearray()  # as long as it is no stream
         self._head = b""  # of a stream, as long as no event came
-        self._heard = False
+        self._seen = False
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
         """The events that are whole now. Raises ValueError for what is too large."""
@@ -75,7 +76,7 @@ class Incoming:
             if len(self._whole) > MAX_ANSWER:
                 raise ValueError(f"an answer that is larger than {MAX_ANSWER} bytes")
             return []
-        if not self._heard:
+        if not self._seen:
             self._head = (self._head + data)[:_HEAD]
         return self._noted(self._sse.feed(data))
 
@@ -88,17 +89,17 @@ class Incoming:
         """What came instead of a stream; of one without a single event, its beginning."""
         if self._sse is None:
             return bytes(self._whole)
-        return None if self._heard else self._head
+        return None if self._seen else self._head
 
     def _noted(self, events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        self._heard = self._heard or bool(events)
+        self._seen = self._seen or bool(events)
         return events
 
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Calls, and the field of what they are called with."""
 
-_WORDED = frozenset({"output_text", "refusal", "reasoning_text", "summary_text"})
+_TEXTUAL = frozenset({"output_text", "refusal", "reasoning_text", "summary_text"})
 """Kinds of content that are words."""
 
 
@@ -109,7 +110,7 @@ def lenient_item(value: dict[str, JSON]) -> Item:
     try:
         if kind in _CALLS:
             return _call(value, _CALLS[kind])
-        return decode_items(_mended({**value, "type": kind}, kind))
+        return decode_items(_repaired({**value, "type": kind}, kind))
     except FaultError:
         rest = {name: said for name, said in value.items() if name != "type"}
         id = value.get("id")
@@ -117,7 +118,7 @@ def lenient_item(value: dict[str, JSON]) -> Item:
 
 
 def _call(value: dict[str, JSON], field: str) -> Item:
-    """A call with what it has: whoever opens it gives it the ids it lacks."""
+    """A call with what it has; the ids it lacks are given to it when it is opened."""
     said = value.get(field)
     text = said if isinstance(said, str) else "" if said is None else json.text(said)
     call_id, name = value.get("call_id") or value.get("id") or "", value.get("name") or ""
@@ -126,7 +127,7 @@ def _call(value: dict[str, JSON], field: str) -> Item:
     return replace(call, call_id=call_id, name=name)
 
 
-def _mended(value: dict[str, JSON], kind: str) -> dict[str, JSON]:
+def _repaired(value: dict[str, JSON], kind: str) -> dict[str, JSON]:
     match kind:
         case "message":
             role = next((role for role in ROLES if role == value.get("role")), "assistant")
@@ -158,7 +159,7 @@ def _piece(value: dict[str, JSON]) -> dict[str, JSON]:
     said = value.get("type")
     kind = said if isinstance(said, str) else "output_text"
     field = "refusal" if kind == "refusal" else "text"
-    if kind in _WORDED and not isinstance(value.get(field), str):
+    if kind in _TEXTUAL and not isinstance(value.get(field), str):
         return {**value, "type": kind, field: ""}
     return {**value, "type": kind}
 
@@ -173,10 +174,26 @@ def lenient_part(value: JSON, kind: str | None = None) -> Part | None:
         return None
 
 
-Told = dict[str, JSON]
+Fields = dict[str, JSON]
 """One event of the wire, decoded."""
 
-Hear = Callable[[Hearing, Told], None]
+Read = Callable[[ItemTracker, Fields], None]
+"""Reads an event into the items."""
+
+
+class _DeltaEvent(Struct):
+    """What matters of a delta. Anything else in it means nothing here."""
+
+    type: str
+    delta: str
+    item_id: str | None = None
+    output_index: int | None = None
+    content_index: int | None = None
+    summary_index: int | None = None
+    logprobs: list[Raw] = []
+
+
+_read_lines = msgspec.json.Decoder(_DeltaEvent).decode_lines
 
 
 class _Home(Struct, frozen=True):
@@ -237,99 +254,105 @@ _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _ADDRESS = ("type", "item_id", "output_index", "sequence_number")
 
 
-def _meant(hearing: Hearing, told: Told, home: _Home) -> Heard:
+def _item_of(items: ItemTracker, fields: Fields, home: _Home) -> ItemState:
     """The item an event is about, made up where it was never announced."""
-    id, place = told.get("item_id"), told.get("output_index")
-    heard = hearing.find(id, place, home.types)
-    if heard is None:
+    id, place = fields.get("item_id"), fields.get("output_index")
+    state = items.find(id, place, home.types)
+    if state is None:
         fresh = replace(home.fresh, id=id if isinstance(id, str) else None)
-        heard = hearing.add(fresh, place)
-    return heard
+        state = items.add(fresh, place)
+    return state
 
 
-def _delta(family: _Family) -> Hear:
-    def hear(hearing: Hearing, told: Told) -> None:
-        delta = told.get("delta")
+def _delta(family: _Family) -> Read:
+    def read(items: ItemTracker, fields: Fields) -> None:
+        delta = fields.get("delta")
         if isinstance(delta, str):
-            probabilities = told.get("logprobs")
+            probabilities = fields.get("logprobs")
             tokens = decode_tokens(probabilities) if probabilities else ()
-            heard = _meant(hearing, told, family.home)
-            heard.write(family.kind, delta, told.get(family.number), tokens)
+            state = _item_of(items, fields, family.home)
+            number = fields.get(family.number)
+            target = state.write(family.kind, delta, number, tokens)
+            if target is not None:
+                place = (fields.get("item_id"), fields.get("output_index"), number)
+                items.last_delta = family.number, place, target
 
-    return hear
+    return read
 
 
-def _whole(family: _Family) -> Hear:
-    def hear(hearing: Hearing, told: Told) -> None:
-        text = told.get(family.whole)
+def _whole(family: _Family) -> Read:
+    def read(items: ItemTracker, fields: Fields) -> None:
+        text = fields.get(family.whole)
         if isinstance(text, str) and text:
-            heard = _meant(hearing, told, family.home)
-            heard.name(told.get("name"), told.get("call_id"))
-            tokens = decode_tokens(told.get("logprobs"))
-            heard.whole(family.kind, text, told.get(family.number), tokens)
+            state = _item_of(items, fields, family.home)
+            state.name(fields.get("name"), fields.get("call_id"))
+            tokens = decode_tokens(fields.get("logprobs"))
+            state.whole(family.kind, text, fields.get(family.number), tokens)
 
-    return hear
+    return read
 
 
-def _part(kind: str | None, then: Callable[[Heard, Part, JSON], None]) -> Hear:
-    def hear(hearing: Hearing, told: Told) -> None:
-        part = lenient_part(told.get("part"), kind)
+def _part(kind: str | None, then: Callable[[ItemState, Part, JSON], None]) -> Read:
+    def read(items: ItemTracker, fields: Fields) -> None:
+        part = lenient_part(fields.get("part"), kind)
         if part is not None:
-            given = told.get("summary_index", told.get("content_index"))
-            then(_meant(hearing, told, _HOMES.get(type(part), _ANYWHERE)), part, given)
+            given = fields.get("summary_index", fields.get("content_index"))
+            then(_item_of(items, fields, _HOMES.get(type(part), _ANYWHERE)), part, given)
 
-    return hear
+    return read
 
 
-def _annotation(hearing: Hearing, told: Told) -> None:
-    value = told.get("annotation")
+def _annotation(items: ItemTracker, fields: Fields) -> None:
+    value = fields.get("annotation")
     if isinstance(value, dict):
-        heard = _meant(hearing, told, _MESSAGE)
-        heard.annotate(decode_annotation(value), told.get("content_index"))
+        state = _item_of(items, fields, _MESSAGE)
+        state.annotate(decode_annotation(value), fields.get("content_index"))
 
 
-def _item_added(hearing: Hearing, told: Told) -> None:
-    value = told.get("item")
+def _item_added(items: ItemTracker, fields: Fields) -> None:
+    value = fields.get("item")
     if isinstance(value, dict):
-        hearing.add(lenient_item(value), told.get("output_index"))
+        items.add(lenient_item(value), fields.get("output_index"))
 
 
-def _item_done(hearing: Hearing, told: Told) -> None:
-    value = told.get("item")
+def _item_done(items: ItemTracker, fields: Fields) -> None:
+    value = fields.get("item")
     if isinstance(value, dict):
-        item, place = lenient_item(value), told.get("output_index")
-        heard = hearing.find(item.id, place, (type(item),)) or hearing.add(item, place)
-        heard.end(item)
+        item, place = lenient_item(value), fields.get("output_index")
+        state = items.find(item.id, place, (type(item),)) or items.add(item, place)
+        state.end(item)
 
 
-def beside(hearing: Hearing, name: str, told: Told) -> None:
+def _progress(items: ItemTracker, name: str, fields: Fields) -> None:
     """Progress of a hosted tool; or something we do not know, kept as it is.
 
     A name that could break out of its line is not repeated, and so neither is what it names.
     """
     if not _NAME.fullmatch(name):
         return
-    heard = hearing.any(told.get("item_id"), told.get("output_index"))
-    index = None if heard is None else heard.index
+    state = items.any(fields.get("item_id"), fields.get("output_index"))
+    index = None if state is None else state.index
     family, _, word = name.removeprefix("response.").rpartition(".")
-    if heard is not None and heard.kind == family and word in _STATES:
-        data = {field: value for field, value in told.items() if field not in _ADDRESS}
-        hearing.turn.progress(index, _STATES[word], data or None)
+    if state is not None and state.kind == family and word in _STATES:
+        data = {field: value for field, value in fields.items() if field not in _ADDRESS}
+        items.turn.progress(index, _STATES[word], data or None)
     else:
-        kept = {field: value for field, value in told.items() if field != "sequence_number"}
-        hearing.turn.progress(index, "raw", {WIRE: {**kept, "type": name}})
+        kept = {field: value for field, value in fields.items() if field != "sequence_number"}
+        items.turn.progress(index, "raw", {WIRE: {**kept, "type": name}})
 
 
-HEAR: dict[str, Hear] = {
+_READ: dict[str, Read] = {
     "response.output_item.added": _item_added,
     "response.output_item.done": _item_done,
     "response.output_text.annotation.added": _annotation,
     **{f"response.{name}.delta": _delta(family) for name, family in _FAMILIES.items()},
     **{f"response.{name}.done": _whole(family) for name, family in _FAMILIES.items()},
-    **{f"response.{name}.added": _part(kind, Heard.begin_part) for name, kind in _PARTS.items()},
-    **{f"response.{name}.done": _part(kind, Heard.end_part) for name, kind in _PARTS.items()},
+    **{
+        f"response.{name}.added": _part(kind, ItemState.begin_part) for name, kind in _PARTS.items()
+    },
+    **{f"response.{name}.done": _part(kind, ItemState.end_part) for name, kind in _PARTS.items()},
 }
-"""Every event about items, and what hears it."""
+"""Every event about items, and what reads it."""
 
 
 _BEGINNINGS = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -344,13 +367,13 @@ _ENDS = {
 
 _REASONS = {theirs: ours for ours, theirs in REASONS.items()}
 _TIERS = frozenset({"auto", "default"})
-"""Service tiers that tell a client nothing."""
+"""Service tiers that are no news to a client."""
 
 _SILENT = Fault("upstream_error", "The model's server failed and did not say why.", "upstream")
 
 
 class Decoder:
-    """Hears the bytes of one answer.
+    """Decodes the bytes of one answer.
 
     >>> decoder = Decoder(Turn("1", 0, "m"))
     >>> (event,) = decoder.feed(b'data: {"type": "response.created", "response": {}}\\n\\n')
@@ -361,22 +384,67 @@ class Decoder:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._incoming = Incoming()
-        self._hearing = Hearing(turn)
-        self._known: Told = {}  # unknown fields of the response that were told already
-        self._fault: Fault | None = None  # told by an event of its own, before the response fails
-        self._done = False  # `[DONE]` was said
+        self._items = ItemTracker(turn)
+        self._type = ""  # of the last event, and how its frame began
+        self._label = b""
+        self._whole_frames = False  # nothing of a frame waits for the rest of it
+        self._known: Fields = {}  # unknown fields of the response that were passed on already
+        self._fault: Fault | None = None  # in an event of its own, before the response fails
+        self._done = False  # `[DONE]` was read
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
-        if self._turn.over:
-            return []
+        events: list[Event] = []
+        alike = True  # whether deltas may be like the last one
+        while data and not self._turn.over:
+            last = self._items.last_delta
+            if last is not None and alike and self._whole_frames:
+                rest = self._read_deltas(last, data, events)
+                alike, data = len(rest) < len(data), rest
+                continue
+            end = _end_of_delta(data, self._whole_frames) if alike else len(data)
+            self._read_events(data[:end])
+            self._whole_frames = data[end - 2 : end] == b"\n\n"
+            data = data[end:]
+            events += self._turn.take()
+        return events
+
+    def _read_events(self, data: bytes) -> None:
         try:
-            for name, said in self._incoming.feed(data):
-                self._event(name, said)
+            for name, encoded in self._incoming.feed(data):
+                self._event(name, encoded)
         except ValueError as problem:
             message = f"The model's server sent what cannot be read: {problem}."
             self._turn.fail(Fault("upstream_error", message, "upstream"))
-        return self._turn.take()
+
+    def _read_deltas(self, last: LastDelta, data: bytes, events: list[Event]) -> bytes:
+        """Read the deltas like the last one that the bytes begin with, typed and at once, as most
+        of a stream is such deltas. Gives the bytes after them, which are read one by one."""
+        number, place, (item, kind, part) = last
+        label, frames = self._label, data.split(b"\n\n")
+        frames.pop()  # which is not whole, or empty
+        lines = []
+        for frame in frames:
+            if not frame.startswith(label):
+                break
+            lines.append(frame[len(label) :])
+        joined = b"\n".join(lines)
+        if joined.count(b"\n") >= len(lines) or b"\r" in joined or len(data) > sse.MAX_EVENT:
+            return data  # some frame has more than one line, or may be too large
+        try:
+            deltas = _read_lines(joined)
+        except json.BROKEN:
+            return data
+        count = 0
+        for delta in deltas:
+            given = delta.content_index if number == "content_index" else delta.summary_index
+            if (delta.item_id, delta.output_index, given) != place or delta.type != self._type:
+                break
+            if delta.logprobs:
+                break
+            events += item.write(kind, delta.delta, part)
+            count += 1
+        return data[sum(map(len, frames[:count])) + 2 * count :]
 
     def close(self) -> list[Event]:
         """No more bytes will come: what was not ended is ended now, as what it is."""
@@ -408,15 +476,18 @@ class Decoder:
             self._done = True
             return
         try:
-            told = json.load(data)
+            fields = json.load(data)
         except ValueError:
-            self._mend(name, data)
+            self._repair(name, data)
             return
-        if isinstance(told, dict) and not self._turn.over:
-            kind = told.get("type")
-            self._told(kind if isinstance(kind, str) else name, told)
+        if isinstance(fields, dict) and not self._turn.over:
+            kind = fields.get("type")
+            self._type = kind if isinstance(kind, str) else name
+            self._label = f"event: {name}\ndata: ".encode() if name else b"data: "
+            self._items.last_delta = None
+            self._read(self._type, fields)
 
-    def _mend(self, name: str, data: bytes) -> None:
+    def _repair(self, name: str, data: bytes) -> None:
         """Several events with no blank line between are taken apart. Anything else is passed
         over: what it said comes again when its part, its item or the answer is done."""
         lines = data.split(b"\n")
@@ -424,21 +495,21 @@ class Decoder:
             for line in lines:
                 self._event(name, line)
 
-    def _told(self, name: str, told: Told) -> None:
-        hear = HEAR.get(name)
-        if hear is not None:
-            hear(self._hearing, told)
+    def _read(self, name: str, fields: Fields) -> None:
+        read = _READ.get(name)
+        if read is not None:
+            read(self._items, fields)
         elif name in _BEGINNINGS:
-            self._header(_dict(told.get("response")))
+            self._header(_dict(fields.get("response")))
         elif name in _ENDS:
-            self._end(_dict(told.get("response")), _ENDS[name])
-        elif name == "error" or (not name and told.get("error")):
-            said = {n: v for n, v in told.items() if n not in ("type", "sequence_number")}
+            self._end(_dict(fields.get("response")), _ENDS[name])
+        elif name == "error" or (not name and fields.get("error")):
+            said = {n: v for n, v in fields.items() if n not in ("type", "sequence_number")}
             self._fault = error.describe(said) or CUT
         elif name:
-            beside(self._hearing, name, told)
-        elif told.get("object") == "response":
-            self._end(told, "failed")
+            _progress(self._items, name, fields)
+        elif fields.get("object") == "response":
+            self._end(fields, "failed")
 
     def _whole(self, data: bytes) -> None:
         """An answer that is no stream."""
@@ -455,7 +526,7 @@ class Decoder:
 
     # ---- the response --------------------------------------------------------------------
 
-    def _header(self, response: Told) -> None:
+    def _header(self, response: Fields) -> None:
         """What a snapshot says of the whole: who answers, what was counted, what is unknown."""
         said = {n: v for n, v in dense(response).items() if n not in FIELDS}
         if isinstance(tier := response.get("service_tier"), str) and tier not in _TIERS:
@@ -470,7 +541,7 @@ class Decoder:
         self._turn.header(model if isinstance(model, str) else None, extra)
         self._turn.usage = decode(response.get("usage")) or self._turn.usage
 
-    def _end(self, response: Told, status: str) -> None:
+    def _end(self, response: Fields, status: str) -> None:
         """The response is over, in the way it says itself or else as the event is called."""
         said = response.get("status")
         status = said if isinstance(said, str) else status
@@ -478,7 +549,7 @@ class Decoder:
         self._header(response)
         output = response.get("output")
         items = output if isinstance(output, list) else []
-        self._hearing.reconcile(
+        self._items.reconcile(
             [lenient_item(v) for v in items if isinstance(v, dict)], failed=failed
         )
         if failed:
@@ -487,8 +558,8 @@ class Decoder:
         else:
             self._complete(status, response)
 
-    def _complete(self, status: str, response: Told) -> None:
-        if self._hearing.nameless:
+    def _complete(self, status: str, response: Fields) -> None:
+        if self._items.nameless:
             self._turn.fail(NAMELESS)
         elif status == "incomplete":
             reason = _dict(response.get("incomplete_details")).get("reason")
@@ -497,8 +568,16 @@ class Decoder:
         elif status == "cancelled":
             self._turn.complete("cancelled", ("stop",))
         else:
-            reasons = ("tool_calls" if self._hearing.called else "stop",)
+            reasons = ("tool_calls" if self._items.called else "stop",)
             self._turn.complete("completed", reasons, json.whole(response.get("completed_at")))
+
+
+def _end_of_delta(data: bytes, whole_frames: bool) -> int:
+    """Where the first frame with a delta ends, after which there may be more like it; or, where a
+    frame has begun before, the end of that."""
+    start = data.find(b'.delta"') if whole_frames else 0
+    end = data.find(b"\n\n", start) if start >= 0 else -1
+    return end + 2 if end >= 0 else len(data)
 
 
 def _dict(value: JSON) -> dict[str, JSON]:

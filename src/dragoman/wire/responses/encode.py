@@ -48,18 +48,21 @@ from .items import (
     shown,
     without,
 )
-from .response import echo, item_id, render
+from .response import Echo, encode_object, item_id
 
-Said = tuple[str, dict[str, JSON]]
+Named = tuple[str, dict[str, JSON]]
 """The name of an event and its fields, all but its type and number."""
+
+Encoded = tuple[str, bytes]
+"""The name of an event and its JSON; `[DONE]` has no name."""
 
 Inside = PartAdded | Delta | PartDone | ItemDone
 ItemEvent = ItemAdded | Inside | Progress
 
 STATES = {"partial": "partial_image"}
-"""States of hosted tools that are called otherwise on this wire."""
+"""States of hosted tools that have another name on this wire."""
 
-_WORDS = {
+_NAMES = {
     "text": "output_text",
     "transcript": "output_text",
     "refusal": "refusal",
@@ -67,19 +70,19 @@ _WORDS = {
     "arguments": "function_call_arguments",
     "input": "custom_tool_call_input",
 }
-"""What the deltas of a kind are called; reasoning is called as the dialect has it."""
+"""What the deltas of a kind are called; the name for reasoning is the dialect's."""
 
 
-class _Place:
-    """Where an item stands in the output, and what of it has been said."""
+class _Position:
+    """Where an item stands in the output, and what of it has been encoded."""
 
-    __slots__ = ("contents", "fields", "kind", "notes")
+    __slots__ = ("annotations", "contents", "fields", "kind")
 
     def __init__(self, item: Item, id: str, position: int) -> None:
         self.fields: dict[str, JSON] = {"item_id": id, "output_index": position}
         self.kind = hosted(item)
         self.contents: dict[int, int] = {}  # our number of a part: its number here
-        self.notes: dict[int, int] = {}  # our number of a part: annotations so far
+        self.annotations: dict[int, int] = {}  # our number of a part: how many so far
 
     def open(self, part: Part, number: int) -> dict[str, JSON] | None:
         """Where a part stands, from now on; None if it has no place here."""
@@ -96,32 +99,32 @@ class _Place:
         return None if position is None else {**self.fields, "content_index": position}
 
 
-class Wording:
-    """Finds the words for the items of one answer. `reasoning` is what raw reasoning is called."""
+class ItemEvents:
+    """The events about the items of one answer. `reasoning` is what raw reasoning is called."""
 
     def __init__(self, reasoning: str) -> None:
         self.response_id = ""
-        self._words = {**_WORDS, "reasoning": reasoning}
-        self._places: dict[int, _Place] = {}  # by our index
+        self._names = {**_NAMES, "reasoning": reasoning}
+        self._positions: dict[int, _Position] = {}  # by our index
 
-    def say(self, event: ItemEvent) -> Iterator[Said]:
-        """The events to say for one about an item, or beside all items."""
+    def encode(self, event: ItemEvent) -> Iterator[Named]:
+        """The events of this wire for one about an item, or beside all items."""
         match event:
             case ItemAdded(index=index, item=item):
                 yield from self._item_added(index, item)
             case Progress():
                 yield from self._progress(event)
-            case _ if (place := self._places.get(event.index)) is not None:
+            case _ if (place := self._positions.get(event.index)) is not None:
                 yield from self._inside(place, event)
 
-    def _item_added(self, index: int, item: Item) -> Iterator[Said]:
-        id, position = item_id(item, self.response_id, index), len(self._places)
-        said = encode_output(item, id)
-        if said is not None:
-            self._places[index] = _Place(item, id, position)
-            yield "response.output_item.added", {"output_index": position, "item": said}
+    def _item_added(self, index: int, item: Item) -> Iterator[Named]:
+        id, position = item_id(item, self.response_id, index), len(self._positions)
+        encoded = encode_output(item, id)
+        if encoded is not None:
+            self._positions[index] = _Position(item, id, position)
+            yield "response.output_item.added", {"output_index": position, "item": encoded}
 
-    def _inside(self, place: _Place, event: Inside) -> Iterator[Said]:
+    def _inside(self, place: _Position, event: Inside) -> Iterator[Named]:
         match event:
             case PartAdded(part=part):
                 at = place.open(part, event.part_index)
@@ -137,7 +140,7 @@ class Wording:
             case _:
                 yield from _item_done(place, event.item)
 
-    def _delta(self, place: _Place, event: Delta) -> Iterator[Said]:
+    def _delta(self, place: _Position, event: Delta) -> Iterator[Named]:
         match event.kind:
             case "text" | "transcript" | "refusal" | "reasoning":
                 at = place.at(event.part_index)
@@ -149,12 +152,12 @@ class Wording:
                 at = None  # the whole is in the item when it is done
         if at is None:
             return
-        said = {**at, "delta": event.data}
+        encoded = {**at, "delta": event.data}
         if event.kind in ("text", "transcript"):
-            said["logprobs"] = encode_tokens(event.tokens)
-        yield f"response.{self._words[event.kind]}.delta", said
+            encoded["logprobs"] = encode_tokens(event.tokens)
+        yield f"response.{self._names[event.kind]}.delta", encoded
 
-    def _part_done(self, place: _Place, event: PartDone) -> Iterator[Said]:
+    def _part_done(self, place: _Position, event: PartDone) -> Iterator[Named]:
         part = event.part
         if isinstance(part, Summary):
             at: dict[str, JSON] | None = {**place.fields, "summary_index": event.part_index}
@@ -165,26 +168,26 @@ class Wording:
         whole = _full(part)
         match part:
             case Text() | Audio():
-                said = {name: whole[name] for name in ("text", "logprobs")}
-                yield "response.output_text.done", {**at, **said}
+                encoded = {name: whole[name] for name in ("text", "logprobs")}
+                yield "response.output_text.done", {**at, **encoded}
             case Refusal():
                 yield "response.refusal.done", {**at, "refusal": part.text}
             case Thought():
-                yield f"response.{self._words['reasoning']}.done", {**at, "text": part.text}
+                yield f"response.{self._names['reasoning']}.done", {**at, "text": part.text}
             case Summary():
                 yield "response.reasoning_summary_text.done", {**at, "text": part.text}
                 yield "response.reasoning_summary_part.done", {**at, "part": whole}
                 return
         yield "response.content_part.done", {**at, "part": whole}
 
-    def _progress(self, event: Progress) -> Iterator[Said]:
-        place = None if event.index is None else self._places.get(event.index)
+    def _progress(self, event: Progress) -> Iterator[Named]:
+        place = None if event.index is None else self._positions.get(event.index)
         if event.state == "raw":
-            said = event.data.get(WIRE)
-            if said is not None and (event.index is None or place is not None):
+            encoded = event.data.get(WIRE)
+            if encoded is not None and (event.index is None or place is not None):
                 where = place.fields if place else {}
-                told = {name: where.get(name, value) for name, value in said.items()}
-                yield told.pop("type"), told
+                fields = {name: where.get(name, value) for name, value in encoded.items()}
+                yield fields.pop("type"), fields
         elif place is not None and place.kind is not None:
             state = STATES.get(event.state, event.state)
             yield f"response.{place.kind}.{state}", {**place.fields, **(event.data or {})}
@@ -194,33 +197,29 @@ def _full(part: Part) -> dict[str, JSON]:
     return encode_parts(part, "output_text", full=True) or {}
 
 
-def _annotation(place: _Place, event: Delta) -> Iterator[Said]:
+def _annotation(place: _Position, event: Delta) -> Iterator[Named]:
     at = place.at(event.part_index)
     if at is not None:
-        number = place.notes.get(event.part_index, 0)
-        place.notes[event.part_index] = number + 1
+        number = place.annotations.get(event.part_index, 0)
+        place.annotations[event.part_index] = number + 1
         note = {"annotation_index": number, "annotation": encode_annotation(event.data)}
         yield "response.output_text.annotation.added", {**at, **note}
 
 
-def _item_done(place: _Place, item: Item) -> Iterator[Said]:
+def _item_done(place: _Position, item: Item) -> Iterator[Named]:
     where = place.fields
     match item:
         case FunctionCall():
-            said = {"name": item.name, "arguments": item.arguments}
-            yield "response.function_call_arguments.done", {**where, **said}
+            encoded = {"name": item.name, "arguments": item.arguments}
+            yield "response.function_call_arguments.done", {**where, **encoded}
         case CustomToolCall():
             yield "response.custom_tool_call_input.done", {**where, "input": item.input}
     whole = encode_output(item, where["item_id"])
     yield "response.output_item.done", {"output_index": where["output_index"], "item": whole}
 
 
-_BLANK_LINE = 2
-"""The bytes that end a frame."""
-
-
 class Encoder:
-    """Feed it the events of one answer; it gives the bytes of each.
+    """Encodes the events of one answer.
 
     >>> encoder = Encoder(Request(model="m"))
     >>> encoder.feed([Started("1", 0, "m")]).splitlines()[0]
@@ -228,149 +227,155 @@ class Encoder:
     """
 
     def __init__(self, request: Request, dialect: Dialect = STANDARD) -> None:
-        self._repeated = echo(request)
+        self._echo = Echo(request)
+        self._queued = bool(request.background)
         self._hides = hides(request)
         self._nested_error = dialect.error_event == "nested"
-        self._wording = Wording(dialect.reasoning_events)
+        self._item_events = ItemEvents(dialect.reasoning_events)
         self._fold = Fold()
+        self._unfolded: list[Event] = []  # deltas that the fold gets with the event after them
         self._serial = ItemSerializer()
         self._first: FirstChoice | None = None  # needed only where there are alternatives
         self._items = 0
         self._number = 0  # of the next event
-        self._beat: dict[str, JSON] | None = None  # the response, while it is in progress
+        self._in_progress = b""  # the response object, until the answer is over
         self._over = False
-        # The frame of the last delta, as the next one is most likely of the same kind: what
-        # stands before its number, between number and data, and after the data.
+        # The last delta, as most are of the kind of the one before: which it was, its name, and
+        # what stands before its number and after its data.
         self._key: tuple[int, str, int] | None = None
-        self._before = self._after = b""
-
-    def _one(self, event: Event) -> bytes:
-        """The bytes for one event; empty where it has no word here, or must wait its turn."""
-        if isinstance(event, Delta) and self._fits(event) and self._first is None:
-            self._fold.feed(event)
-            return self._next_delta(event.data)
-        only = self._of_the_first(event)
-        if only is None or self._over:
-            return b""
-        event = without(only) if self._hides else only
-        self._fold.feed(event)
-        return b"".join([self._say(ready) for ready in self._serial.feed(event)])
+        self._label = self._before = self._after = b""
 
     def feed(self, events: Sequence[Event]) -> bytes:
-        """The bytes for several events. Deltas of one kind in a row, as most are, are one step."""
-        said: list[bytes] = []
-        run: list[Delta] = []
-        for event in events:
-            if isinstance(event, Delta) and self._fits(event) and self._first is None:
-                run.append(event)
-                continue
-            if run:
-                said.append(self._deltas(run))
-                run = []
-            said.append(self._one(event))
-        if run:
-            said.append(self._deltas(run))
-        return b"".join(said)
+        """The server-sent events for these; empty where this wire has none."""
+        return b"".join(self._encode(events, framed=True))
+
+    def frames(self, events: Sequence[Event]) -> list[bytes]:
+        """The same for a WebSocket: a JSON object for each event of this wire."""
+        return self._encode(events, framed=False)
 
     def heartbeat(self, *, data: bool = False) -> bytes:
-        """A comment, or `response.in_progress` once more; empty unless an answer is being given."""
-        if self._beat is None:
+        """A comment, or `response.in_progress` once more; empty unless an answer is in progress."""
+        if not self._in_progress:
             return b""
-        return self._in_progress() if data else sse.comment("still working")
+        if not data:
+            return sse.comment("still working")
+        name, encoded = self._snapshot("response.in_progress", self._in_progress)
+        return sse.frame(encoded, name)
 
-    def _of_the_first(self, event: Event) -> Event | None:
-        """The event, unless it belongs to an alternative: this wire has no place for one."""
+    def _encode(self, events: Sequence[Event], *, framed: bool) -> list[bytes]:
+        found: list[bytes] = []
+        place, count = 0, len(events)
+        while place < count:
+            run: list[str] = []  # the data of deltas that are like the last one
+            start, key = place, self._key
+            while place < count and key is not None:
+                event = events[place]
+                if not isinstance(event, Delta) or event.tokens:
+                    break
+                if (event.index, event.kind, event.part_index) != key:
+                    break
+                run.append(event.data)
+                place += 1
+            if not run:
+                for name, data in self._one(events[place]):
+                    if framed:
+                        found.append(sse.frame(data, name or None))
+                    elif name:
+                        found.append(data)
+                place += 1
+                continue
+            self._unfolded += events[start:place]
+            before = self._label + self._before if framed else self._before
+            after = self._after + b"\n\n" if framed else self._after
+            number, self._number = self._number, self._number + len(run)
+            texts = json.dump_all(run).split(b"\n")
+            found += [
+                b'%b%d,"delta":%b%b' % (before, n, text, after)
+                for n, text in enumerate(texts, number)
+            ]
+        return found
+
+    def _one(self, event: Event) -> Iterator[Encoded]:
+        """The events for one that is no delta like the last."""
         if isinstance(event, ItemAdded):
             if event.choice and self._first is None:
-                self._first = FirstChoice(self._items)
+                self._first, self._key = FirstChoice(self._items), None
             self._items += 1
-        return event if self._first is None else self._first.feed(event)
+        only = event if self._first is None else self._first.feed(event)
+        if only is None or self._over:  # another choice, for which this wire has no place
+            return
+        only = without(only) if self._hides else only
+        self._fold.feed_all((*self._unfolded, only))
+        self._unfolded.clear()
+        for ready in self._serial.feed(only):
+            yield from self._ready(ready)
 
-    # ---- what is said --------------------------------------------------------------------
-
-    def _say(self, event: Event) -> bytes:
+    def _ready(self, event: Event) -> Iterator[Encoded]:
         match event:
             case Delta():
-                return self._delta(event)
+                for name, fields in self._item_events.encode(event):
+                    yield self._delta(event, name, fields)
             case Started():
-                self._wording.response_id = event.id
-                self._beat = self._snapshot()
-                return self._opening(self._beat) + self._in_progress()
+                yield from self._start(event)
             case Finished():
                 # A cancelled answer has no event of its own: it is one that stopped early.
                 status = "incomplete" if event.status == "cancelled" else event.status
-                return self._terminal(f"response.{status}") + sse.DONE
+                yield self._end(f"response.{status}")
+                yield "", sse.END
             case Failed():
-                # Where the answer broke off, nobody said that it was done.
-                done = b"" if event.fault.code == "upstream_cut" else sse.DONE
-                begun = self._beat is not None
-                return (self._terminal("response.failed") if begun else self._error(event)) + done
+                begun = bool(self._in_progress)
+                yield self._end("response.failed") if begun else self._error(event)
+                if event.fault.code != "upstream_cut":  # the answer broke off before it was done
+                    yield "", sse.END
             case _:
-                return b"".join([self._frame(*said) for said in self._wording.say(event)])
+                for name, fields in self._item_events.encode(event):
+                    yield self._event(name, fields)
 
-    def _opening(self, begun: dict[str, JSON]) -> bytes:
+    def _start(self, event: Started) -> Iterator[Encoded]:
         """The first events; a run in the background begins as one that waits its turn."""
-        if not self._repeated["background"]:
-            return self._frame("response.created", begun)
-        queued = {"response": {**begun["response"], "status": "queued"}}
-        return self._frame("response.created", queued) + self._frame("response.queued", queued)
+        self._item_events.response_id = event.id
+        response = self._fold.response
+        self._in_progress = opening = encode_object(response, self._echo)
+        if self._queued:
+            opening = encode_object(replace(response, status="queued"), self._echo)
+        yield self._snapshot("response.created", opening)
+        if self._queued:
+            yield self._snapshot("response.queued", opening)
+        yield self._snapshot("response.in_progress", self._in_progress)
 
-    def _in_progress(self) -> bytes:
-        return self._frame("response.in_progress", self._beat or {})
+    def _end(self, name: str) -> Encoded:
+        self._in_progress, self._over, self._key = b"", True, None
+        return self._snapshot(name, encode_object(self._fold.response, self._echo))
 
-    def _terminal(self, name: str) -> bytes:
-        self._beat, self._over = None, True
-        return self._frame(name, self._snapshot())
-
-    def _snapshot(self) -> dict[str, JSON]:
-        return {"response": render(self._fold.response, self._repeated)}
-
-    def _error(self, event: Failed) -> bytes:
+    def _error(self, event: Failed) -> Encoded:
         """A failure of an answer that never began, and so has no response to fail."""
         self._over = True
-        told = error.error_object(event.fault)
+        fields = error.error_object(event.fault)
         if self._nested_error:
-            return self._frame("error", {"error": told})
-        return self._frame("error", {name: told[name] for name in ("code", "message", "param")})
+            return self._event("error", {"error": fields})
+        return self._event("error", {name: fields[name] for name in ("code", "message", "param")})
 
-    # ---- framing -------------------------------------------------------------------------
-
-    def _frame(self, name: str, fields: dict[str, JSON]) -> bytes:
+    def _snapshot(self, name: str, response: bytes) -> Encoded:
         number, self._number = self._number, self._number + 1
-        return sse.frame(json.dump({"type": name, "sequence_number": number, **fields}), name)
+        fields = b'{"type":"%b","sequence_number":%d,"response":%b}'
+        return name, fields % (name.encode(), number, response)
 
-    def _fits(self, event: Delta) -> bool:
-        """Whether the frame of the last delta is the frame of this one."""
-        return (event.index, event.kind, event.part_index) == self._key and not event.tokens
-
-    def _next_delta(self, data: JSON) -> bytes:
+    def _event(self, name: str, fields: dict[str, JSON]) -> Encoded:
         number, self._number = self._number, self._number + 1
-        return b'%b%d,"delta":%b%b' % (self._before, number, json.dump(data), self._after)
+        return name, json.dump({"type": name, "sequence_number": number, **fields})
 
-    def _deltas(self, run: list[Delta]) -> bytes:
-        """The frames of deltas that all fit the last one."""
-        self._fold.feed_all(run)
-        said = json.dump_all([event.data for event in run]).decode().split("\n")
-        number, before, after = self._number, self._before.decode(), self._after.decode()
-        self._number += len(run)
-        # As text, which is put together faster than bytes, and encoded once.
-        return "".join(
-            [f'{before}{n},"delta":{each}{after}' for n, each in enumerate(said, number)]
-        ).encode()
-
-    def _delta(self, event: Delta) -> bytes:
-        """Say a delta, and remember its frame for those that follow."""
-        for name, fields in self._wording.say(event):
-            if event.tokens or event.kind == "annotation":
-                return self._frame(name, fields)
-            del fields["delta"]
-            listed = fields.pop("logprobs", None) is not None
-            opening = json.dump({"type": name, **fields})[:-1] + b',"sequence_number":'
-            self._before = sse.frame(opening, name)[:-_BLANK_LINE]
-            self._after = (b',"logprobs":[]' if listed else b"") + b"}\n\n"
-            self._key = (event.index, event.kind, event.part_index)
-            return self._next_delta(event.data)
-        return b""
+    def _delta(self, event: Delta, name: str, fields: dict[str, JSON]) -> Encoded:
+        """A delta, of which the template is remembered for those that follow."""
+        if event.tokens or event.kind == "annotation":
+            return self._event(name, fields)
+        number, self._number = self._number, self._number + 1
+        data = json.dump(fields.pop("delta"))
+        self._after = b',"logprobs":[]}' if fields.pop("logprobs", None) is not None else b"}"
+        self._before = json.dump({"type": name, **fields})[:-1] + b',"sequence_number":'
+        self._label = f"event: {name}\ndata: ".encode()
+        if self._first is None:
+            self._key = event.index, event.kind, event.part_index
+        return name, b'%b%d,"delta":%b%b' % (self._before, number, data, self._after)
 
 
 def encode_response(response: Response, request: Request, dialect: Dialect = STANDARD) -> bytes:
@@ -380,4 +385,4 @@ def encode_response(response: Response, request: Request, dialect: Dialect = STA
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
     if hides(request):
         response = replace(response, output=shown(response.output))
-    return json.dump(render(response, echo(request)))
+    return encode_object(response, Echo(request))

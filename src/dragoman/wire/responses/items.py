@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, get_args
+from typing import Annotated, Any, Final, get_args
 
+import msgspec
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
@@ -38,19 +40,20 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.request import Request
+from dragoman.wire import json
 from dragoman.wire.json import Fields, kind
 
 WIRE: Final = "responses"
 """The key of this wire in every `extra`."""
 
 
-def keep(fields: dict[str, JSON]) -> Extra | None:
-    """Fields to remember, or None where there are none."""
+def to_extra(fields: dict[str, JSON]) -> Extra | None:
+    """Unknown fields as an `extra`; None where there are none."""
     return {WIRE: fields} if fields else None
 
 
-def kept(extra: Extra | None) -> dict[str, JSON]:
-    """The fields remembered for this wire."""
+def from_extra(extra: Extra | None) -> dict[str, JSON]:
+    """The unknown fields of this wire."""
     return extra.get(WIRE, {}) if extra else {}
 
 
@@ -109,7 +112,7 @@ _REQUIRED: dict[str, dict[str, JSON]] = {
 """Fields the protocol's types demand of an annotation, and what stands for one not known."""
 
 
-# ---- reading -----------------------------------------------------------------------------
+# ---- decoding -----------------------------------------------------------------------------
 
 
 def objects(values: list[JSON], path: str) -> Iterator[tuple[dict[str, JSON], str]]:
@@ -133,10 +136,10 @@ def decode_parts(value: dict[str, JSON], path: str = "") -> Part:
                 need_text(fields, "text"),
                 annotations=decode_annotations(fields.any("annotations")),
                 tokens=decode_tokens(fields.any("logprobs")),
-                extra=keep(fields.rest()),
+                extra=to_extra(fields.rest()),
             )
         case "refusal":
-            return Refusal(need_text(fields, "refusal"), extra=keep(fields.rest()))
+            return Refusal(need_text(fields, "refusal"), extra=to_extra(fields.rest()))
         case "input_image":
             return _image(fields)
         case "input_file":
@@ -146,11 +149,11 @@ def decode_parts(value: dict[str, JSON], path: str = "") -> Part:
             if sound is None:
                 raise fields.wrong("input_audio", "is missing")
             data, format = sound.need("data"), sound.string("format")
-            return Audio(data, format, extra=keep(fields.rest()))
+            return Audio(data, format, extra=to_extra(fields.rest()))
         case "reasoning_text":
-            return Thought(need_text(fields, "text"), extra=keep(fields.rest()))
+            return Thought(need_text(fields, "text"), extra=to_extra(fields.rest()))
         case "summary_text":
-            return Summary(need_text(fields, "text"), extra=keep(fields.rest()))
+            return Summary(need_text(fields, "text"), extra=to_extra(fields.rest()))
         case _:
             return UnknownPart(WIRE, value)
 
@@ -167,7 +170,7 @@ def _image(fields: Fields) -> Image:
     url, file_id = fields.string("image_url"), fields.string("file_id")
     if url is None and file_id is None:
         raise fields.wrong("image_url", "is missing")
-    return Image(url, file_id, fields.string("detail"), keep(fields.rest()))
+    return Image(url, file_id, fields.string("detail"), to_extra(fields.rest()))
 
 
 def _file(fields: Fields) -> File:
@@ -175,7 +178,7 @@ def _file(fields: Fields) -> File:
     url, filename = fields.string("file_url"), fields.string("filename")
     if file_id is None and data is None and url is None:
         raise fields.wrong("file_data", "is missing")
-    return File(file_id, data, url, filename, keep(fields.rest()))
+    return File(file_id, data, url, filename, to_extra(fields.rest()))
 
 
 def decode_annotations(values: JSON) -> tuple[Annotation, ...]:
@@ -187,13 +190,13 @@ def decode_annotation(value: dict[str, JSON]) -> Annotation:
     """One annotation; a field of an unexpected type is kept as one we do not know."""
     known: dict[str, JSON] = {}
     rest: dict[str, JSON] = {}
-    for name, said in value.items():
+    for name, encoded in value.items():
         ours, wanted = _NOTES.get(name, ("", object))
-        if ours and isinstance(said, wanted) and not isinstance(said, bool):
-            known[ours] = said
-        elif name != "type" and said is not None:
-            rest[name] = said
-    return Annotation(str(value.get("type", "")), **known, extra=keep(rest))
+        if ours and isinstance(encoded, wanted) and not isinstance(encoded, bool):
+            known[ours] = encoded
+        elif name != "type" and encoded is not None:
+            rest[name] = encoded
+    return Annotation(str(value.get("type", "")), **known, extra=to_extra(rest))
 
 
 def decode_tokens(values: JSON) -> tuple[Token, ...]:
@@ -215,10 +218,10 @@ def _token(value: dict[str, JSON]) -> Token:
         octets = bytes(raw) if isinstance(raw, list) else None
     except (TypeError, ValueError):
         octets = None
-    return Token(str(text), logprob, octets, top, extra=keep(dense(rest)))
+    return Token(str(text), logprob, octets, top, extra=to_extra(dense(rest)))
 
 
-# ---- writing -----------------------------------------------------------------------------
+# ---- encoding -----------------------------------------------------------------------------
 
 
 def encode_parts(
@@ -231,17 +234,17 @@ def encode_parts(
     """
     match part:
         case Text():
-            said: dict[str, JSON] = {"type": text, "text": part.text}
+            encoded: dict[str, JSON] = {"type": text, "text": part.text}
             if part.annotations or text == "output_text":
-                said["annotations"] = [encode_annotation(note) for note in part.annotations]
+                encoded["annotations"] = [encode_annotation(note) for note in part.annotations]
             if part.tokens or full:
-                said["logprobs"] = encode_tokens(part.tokens)
+                encoded["logprobs"] = encode_tokens(part.tokens)
         case Refusal():
-            said = {"type": "refusal", "refusal": part.text}
+            encoded = {"type": "refusal", "refusal": part.text}
         case Thought():
-            said = {"type": "reasoning_text", "text": part.text}
+            encoded = {"type": "reasoning_text", "text": part.text}
         case Summary():
-            said = {"type": "summary_text", "text": part.text}
+            encoded = {"type": "summary_text", "text": part.text}
         case UnknownPart():
             return part.value if part.wire == WIRE else None
         case Audio():
@@ -249,16 +252,16 @@ def encode_parts(
                 Text(part.transcript or ""), text, full=full
             )  # no sound here, but words
         case _:
-            said = dense(_media(part))
-    return {**said, **kept(part.extra)}
+            encoded = dense(_media(part))
+    return {**encoded, **from_extra(part.extra)}
 
 
 def encode_all(
     parts: Iterable[Part], text: str = "input_text", *, full: bool = False
 ) -> list[dict[str, JSON]]:
     """Pieces of content in a row, those of other wires left out."""
-    said = (encode_parts(part, text, full=full) for part in parts)
-    return [part for part in said if part is not None]
+    encoded = (encode_parts(part, text, full=full) for part in parts)
+    return [part for part in encoded if part is not None]
 
 
 def _media(part: Image | File) -> dict[str, JSON]:
@@ -282,13 +285,13 @@ def _media(part: Image | File) -> dict[str, JSON]:
 
 def encode_annotation(note: Annotation) -> dict[str, JSON]:
     """One annotation, with every field its type demands."""
-    said = dense({name: getattr(note, ours) for name, (ours, _) in _NOTES.items()})
-    return {"type": note.kind, **_REQUIRED.get(note.kind, {}), **said, **kept(note.extra)}
+    encoded = dense({name: getattr(note, ours) for name, (ours, _) in _NOTES.items()})
+    return {"type": note.kind, **_REQUIRED.get(note.kind, {}), **encoded, **from_extra(note.extra)}
 
 
 def encode_tokens(values: Iterable[Token]) -> list[dict[str, JSON]]:
-    """Token probabilities. A token whose probability is not known cannot be said and is left out;
-    bytes that are not known are those of the text."""
+    """Token probabilities. A token whose probability is not known is left
+    out, as it cannot be encoded; bytes that are not known are those of the text."""
     return [
         {**_brief(token), "top_logprobs": [_brief(t) for t in token.top if t.logprob is not None]}
         for token in values
@@ -298,15 +301,175 @@ def encode_tokens(values: Iterable[Token]) -> list[dict[str, JSON]]:
 
 def _brief(token: Token) -> dict[str, JSON]:
     octets = token.text.encode("utf-8", "replace") if token.bytes is None else token.bytes
-    said = {"token": token.text, "logprob": token.logprob, "bytes": list(octets)}
-    return {**said, **kept(token.extra)}
+    encoded = {"token": token.text, "logprob": token.logprob, "bytes": list(octets)}
+    return {**encoded, **from_extra(token.extra)}
 
+
+# ---- typed -------------------------------------------------------------------------------
+
+_Name = Annotated[str, Meta(min_length=1)]
+
+
+class _InputText(Struct, tag="input_text", forbid_unknown_fields=True):
+    text: str
+
+
+class _OutputText(Struct, tag="output_text", forbid_unknown_fields=True):
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class _InputImage(Struct, tag="input_image", forbid_unknown_fields=True):
+    image_url: str
+    detail: str | None = None
+
+
+class _SummaryText(Struct, tag="summary_text", forbid_unknown_fields=True):
+    text: str
+
+
+class _ReasoningText(Struct, tag="reasoning_text", forbid_unknown_fields=True):
+    text: str
+
+
+_Part = _InputText | _OutputText | _InputImage
+
+
+class _Message(Struct, tag="message", forbid_unknown_fields=True):
+    role: Role
+    content: str | list[_Part]
+    id: str | None = None
+    status: ItemStatus | None = None
+    phase: str | None = None
+
+
+class _EasyMessage(Struct, forbid_unknown_fields=True):
+    """A message without a type, as people write them."""
+
+    role: Role
+    content: str | list[_Part]
+
+
+class _Reasoning(Struct, tag="reasoning", forbid_unknown_fields=True):
+    summary: list[_SummaryText] = []
+    content: list[_ReasoningText] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _FunctionCall(Struct, tag="function_call", forbid_unknown_fields=True):
+    call_id: _Name
+    name: _Name
+    arguments: str
+    namespace: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _CustomToolCall(Struct, tag="custom_tool_call", forbid_unknown_fields=True):
+    call_id: _Name
+    name: _Name
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _Output(Struct, tag="function_call_output", forbid_unknown_fields=True):
+    call_id: _Name
+    output: str | list[_Part]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _CustomOutput(Struct, tag="custom_tool_call_output", forbid_unknown_fields=True):
+    call_id: _Name
+    output: str | list[_Part]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+_Typed = _Message | _Reasoning | _FunctionCall | _CustomToolCall | _Output | _CustomOutput
+_read_typed = msgspec.json.Decoder(list[_Typed]).decode
+_read_one = msgspec.json.Decoder(_Typed).decode
+_read_easy = msgspec.json.Decoder(_EasyMessage).decode
+_read_raw = msgspec.json.Decoder(list[Raw]).decode
+
+
+def decode_typed(data: Raw) -> tuple[Item, ...]:
+    """The items of an array. Those of a usual shape are decoded typed, in one step where all are;
+    the others field by field. Raises FaultError or ValueError for what is wrong, without its place.
+    """
+    values: list[_Typed | _EasyMessage | Raw]
+    try:
+        values = [*_read_typed(data)]
+    except msgspec.ValidationError:
+        values = [_typed_or_raw(raw) for raw in _read_raw(data)]
+    items: list[Item] = []
+    for value in values:
+        match value:
+            case _Message():
+                content = value.content if isinstance(value.content, str) else _parts(value.content)
+                items.append(
+                    Message(value.role, content, value.id, value.status, phase=value.phase)
+                )
+            case _FunctionCall(call_id, name, arguments, space, id, status):
+                items.append(FunctionCall(call_id, name, arguments, space, id, status))
+            case _Output(call_id, output, id, status):
+                encoded = output if isinstance(output, str) else _parts(output)
+                items.append(FunctionCallOutput(call_id, encoded, id, status))
+            case _CustomToolCall(call_id, name, text, space, id, status):
+                items.append(CustomToolCall(call_id, name, text, space, id, status))
+            case _CustomOutput(call_id, output, id, status):
+                encoded = output if isinstance(output, str) else _parts(output)
+                items.append(CustomToolCallOutput(call_id, encoded, id, status))
+            case _Reasoning(id=id, status=status, encrypted_content=encrypted):
+                thoughts = tuple([Thought(part.text) for part in value.content or ()])
+                summary = tuple([Summary(part.text) for part in value.summary])
+                items.append(Reasoning(thoughts, summary, encrypted, id, status))
+            case _EasyMessage():
+                content = value.content if isinstance(value.content, str) else _parts(value.content)
+                items.append(Message(value.role, content))
+            case _:
+                items += decode_all([json.value_of(value)], "input")
+    return tuple(items)
+
+
+def _typed_or_raw(raw: Raw) -> _Typed | _EasyMessage | Raw:
+    for read in (_read_one, _read_easy):
+        try:
+            value: _Typed | _EasyMessage = read(raw)
+        except msgspec.ValidationError:
+            continue
+        return value
+    return raw
+
+
+def _parts(parts: list[_Part]) -> tuple[Part, ...]:
+    found: list[Part] = []
+    for part in parts:
+        if isinstance(part, _InputText):
+            found.append(Text(part.text))
+        elif isinstance(part, _InputImage):
+            found.append(Image(part.image_url, None, part.detail))
+        elif part.annotations or part.logprobs:
+            json.check_depth([part.annotations, part.logprobs])
+            notes, tokens = decode_annotations(part.annotations), decode_tokens(part.logprobs)
+            found.append(Text(part.text, notes, tokens))
+        else:
+            found.append(Text(part.text))
+    return tuple(found)
+
+
+# ---- field by field ----------------------------------------------------------------------
 
 ROLES = frozenset(get_args(Role))
 _STATUSES = frozenset(get_args(ItemStatus))
 
 
-# ---- reading -----------------------------------------------------------------------------
+# ---- decoding -----------------------------------------------------------------------------
 
 
 def decode_all(values: list[JSON], path: str) -> tuple[Item, ...]:
@@ -319,33 +482,33 @@ def decode_items(value: dict[str, JSON], path: str = "") -> Item:
     fields = Fields(value, path)
     match fields.string("type"):
         case None if "role" not in fields and "content" not in fields and "id" in fields:
-            return ItemReference(fields.need("id"), keep(fields.rest()))
+            return ItemReference(fields.need("id"), to_extra(fields.rest()))
         case None | "message":
             return _message(fields)
         case "reasoning":
             return _reasoning(fields)
         case "function_call":
             call_id, name = fields.need("call_id"), fields.need("name")
-            said = need_text(fields, "arguments")
+            encoded = need_text(fields, "arguments")
             space, id, status, extra = fields.string("namespace"), *_identity(fields)
-            return FunctionCall(call_id, name, said, space, id, status, extra)
+            return FunctionCall(call_id, name, encoded, space, id, status, extra)
         case "custom_tool_call":
             call_id, name = fields.need("call_id"), fields.need("name")
-            said = need_text(fields, "input")
+            encoded = need_text(fields, "input")
             space, id, status, extra = fields.string("namespace"), *_identity(fields)
-            return CustomToolCall(call_id, name, said, space, id, status, extra)
+            return CustomToolCall(call_id, name, encoded, space, id, status, extra)
         case "function_call_output":
             return FunctionCallOutput(fields.need("call_id"), _output(fields), *_identity(fields))
         case "custom_tool_call_output":
             return CustomToolCallOutput(fields.need("call_id"), _output(fields), *_identity(fields))
         case "compaction":
-            sealed = need_text(fields, "encrypted_content")
-            return Compaction(sealed, fields.string("id"), keep(fields.rest()))
+            encrypted = need_text(fields, "encrypted_content")
+            return Compaction(encrypted, fields.string("id"), to_extra(fields.rest()))
         case "item_reference":
-            return ItemReference(fields.need("id"), keep(fields.rest()))
+            return ItemReference(fields.need("id"), to_extra(fields.rest()))
         case other:
             id = value.get("id")
-            rest = {name: said for name, said in value.items() if name != "type"}
+            rest = {name: encoded for name, encoded in value.items() if name != "type"}
             return Unknown(WIRE, other, rest, id if isinstance(id, str) else None)
 
 
@@ -357,7 +520,7 @@ def _identity(fields: Fields) -> tuple[str | None, ItemStatus | None, Extra | No
         case "in_progress" | "completed" | "incomplete":
             known, status = status, None
     id = fields.string("id")
-    return id, known, keep({**dense({"status": status}), **fields.rest()})
+    return id, known, to_extra({**dense({"status": status}), **fields.rest()})
 
 
 def _message(fields: Fields) -> Message:
@@ -397,8 +560,8 @@ def _output(fields: Fields) -> str | tuple[Part, ...]:
 def _reasoning(fields: Fields) -> Reasoning:
     thoughts = tuple(_thought(v, at) for v, at in _list(fields, "content"))
     summary = tuple(_summary(v, at) for v, at in _list(fields, "summary"))
-    sealed, (id, status, extra) = fields.string("encrypted_content"), _identity(fields)
-    return Reasoning(thoughts, summary, sealed, id, status, extra)
+    encrypted, (id, status, extra) = fields.string("encrypted_content"), _identity(fields)
+    return Reasoning(thoughts, summary, encrypted, id, status, extra)
 
 
 def _list(fields: Fields, name: str) -> Iterator[tuple[dict[str, JSON], str]]:
@@ -426,35 +589,35 @@ def _summary(value: dict[str, JSON], path: str) -> Summary | UnknownPart:
             return UnknownPart(WIRE, value)
 
 
-# ---- writing -----------------------------------------------------------------------------
+# ---- encoding -----------------------------------------------------------------------------
 
 
 def encode_items(item: Item, *, full: bool = False) -> dict[str, JSON] | None:
-    """One item with the fields it has; None for one that belongs to another wire."""
+    """One item with the fields it has; None for one of another wire."""
     match item:
         case Message():
-            said = _say_message(item, full)
+            encoded = _encode_message(item, full)
         case Reasoning():
             content = encode_all(item.content) or None
             summary = encode_all(item.summary)
-            said = {"summary": summary, "content": content, "encrypted_content": item.encrypted}
+            encoded = {"summary": summary, "content": content, "encrypted_content": item.encrypted}
         case FunctionCall():
-            said = {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
-            said["arguments"] = item.arguments
+            encoded = {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
+            encoded["arguments"] = item.arguments
         case CustomToolCall():
-            said = {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
-            said["input"] = item.input
+            encoded = {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
+            encoded["input"] = item.input
         case FunctionCallOutput() | CustomToolCallOutput():
-            said = _say_output(item)
+            encoded = _encode_output(item)
         case Compaction():
-            said = {"id": item.id, "encrypted_content": item.encrypted}
-            return dense({"type": "compaction", **said, **kept(item.extra)})
+            encoded = {"id": item.id, "encrypted_content": item.encrypted}
+            return dense({"type": "compaction", **encoded, **from_extra(item.extra)})
         case ItemReference():
-            return {"type": "item_reference", "id": item.id, **kept(item.extra)}
+            return {"type": "item_reference", "id": item.id, **from_extra(item.extra)}
         case _:
             return {"type": item.kind, **item.value} if item.wire == WIRE else None
     identity = {"type": _TYPES[type(item)], "id": item.id, "status": item.status}
-    return dense({**identity, **said, **kept(item.extra)})
+    return dense({**identity, **encoded, **from_extra(item.extra)})
 
 
 _TYPES: dict[type, str] = {
@@ -467,7 +630,7 @@ _TYPES: dict[type, str] = {
 }
 
 
-def _say_message(item: Message, full: bool) -> dict[str, JSON]:
+def _encode_message(item: Message, full: bool) -> dict[str, JSON]:
     text = "output_text" if item.role == "assistant" else "input_text"
     content: JSON = item.content
     if full or not isinstance(item.content, str):
@@ -475,10 +638,10 @@ def _say_message(item: Message, full: bool) -> dict[str, JSON]:
     return {"role": item.role, "content": content, "phase": item.phase}
 
 
-def _say_output(item: CallOutput) -> dict[str, JSON]:
+def _encode_output(item: CallOutput) -> dict[str, JSON]:
     output = item.output
-    said = output if isinstance(output, str) else encode_all(output)
-    return {"call_id": item.call_id, "output": said}
+    encoded = output if isinstance(output, str) else encode_all(output)
+    return {"call_id": item.call_id, "output": encoded}
 
 
 def encode_output(item: Item, id: str) -> dict[str, JSON] | None:
@@ -504,11 +667,11 @@ def hosted(item: Item) -> str | None:
 
 
 SEALED = "reasoning.encrypted_content"
-"""The value of `include` that asks to see it."""
+"""The value of `include` that asks for encrypted reasoning."""
 
 
 def hides(request: Request) -> bool:
-    """Whether the answer to this request shows no seals.
+    """Whether the answer to this request omits encrypted reasoning.
 
     >>> hides(Request(model="m", store=True)), hides(Request(model="m", store=False))
     (True, False)
@@ -517,12 +680,12 @@ def hides(request: Request) -> bool:
 
 
 def shown(items: Iterable[Item], include: Collection[str] = ()) -> tuple[Item, ...]:
-    """The items as one sees them who asked to see this beside them."""
+    """The items as shown to a client that asked to include this."""
     return tuple(items) if SEALED in include else tuple(map(_bare, items))
 
 
 def without(event: Event) -> Event:
-    """An event, without the seal of the item in it."""
+    """An event, without the encrypted content of the item in it."""
     if isinstance(event, ItemAdded | ItemDone):
         bare = _bare(event.item)
         return event if bare is event.item else replace(event, item=bare)
@@ -530,5 +693,5 @@ def without(event: Event) -> Event:
 
 
 def _bare(item: Item) -> Item:
-    sealed = isinstance(item, Reasoning) and item.encrypted is not None
-    return replace(item, encrypted=None) if sealed else item
+    encrypted = isinstance(item, Reasoning) and item.encrypted is not None
+    return replace(item, encrypted=None) if encrypted else item

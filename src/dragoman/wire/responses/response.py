@@ -22,7 +22,7 @@ from dragoman.wire import error, json
 from dragoman.wire.json import Fields
 
 from . import request, tools
-from .items import decode_all, dense, encode_output, keep, kept, merge
+from .items import decode_all, dense, encode_output, from_extra, merge, to_extra
 
 _ALIASES = {
     "prompt_tokens": "input_tokens",
@@ -42,7 +42,7 @@ def decode(value: JSON) -> Usage | None:
     if not isinstance(value, dict):
         return None
     counted: dict[str, JSON] = value
-    rest = {_ALIASES.get(name, name): said for name, said in counted.items()}
+    rest = {_ALIASES.get(name, name): encoded for name, encoded in counted.items()}
     into, out = _details(rest, "input"), _details(rest, "output")
     read, written = _count(rest, "input_tokens"), _count(rest, "output_tokens")
     total = _count(rest, "total_tokens")
@@ -53,7 +53,7 @@ def decode(value: JSON) -> Usage | None:
     counts = (_count(into, "cached_tokens"), _count(into, "cache_write_tokens"))
     reasoning = _count(out, "reasoning_tokens")
     rest |= dense({"input_tokens_details": into or None, "output_tokens_details": out or None})
-    return Usage(read, written, total, *counts, reasoning, extra=keep(dense(rest)))
+    return Usage(read, written, total, *counts, reasoning, extra=to_extra(dense(rest)))
 
 
 def _details(counts: dict[str, JSON], side: str) -> dict[str, JSON]:
@@ -70,7 +70,7 @@ def encode_usage(usage: Usage | None) -> dict[str, JSON] | None:
     if usage is None:
         return None
     read, written = usage.input_tokens or 0, usage.output_tokens or 0
-    said: dict[str, JSON] = {
+    encoded: dict[str, JSON] = {
         "input_tokens": read,
         "input_tokens_details": {
             "cached_tokens": usage.cached_tokens or 0,
@@ -80,7 +80,7 @@ def encode_usage(usage: Usage | None) -> dict[str, JSON] | None:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": read + written if usage.total_tokens is None else usage.total_tokens,
     }
-    return merge(said, kept(usage.extra))
+    return merge(encoded, from_extra(usage.extra))
 
 
 SNAPSHOT_PREFIX = "resp_"
@@ -134,10 +134,23 @@ REASONS = {"length": "max_output_tokens"}
 _SHORT = frozenset({"length", "content_filter"})
 
 
-def echo(asked: Request) -> dict[str, JSON]:
-    """The fields of a response that repeat its request."""
+class Echo:
+    """The fields of a response that repeat its request, encoded once for all responses of a stream:
+    instructions and tools are the most of what they hold."""
+
+    __slots__ = ("data", "fields")
+
+    def __init__(self, request: Request) -> None:
+        self.fields = _echoed(request)
+        self.data = json.dump(self.fields)[1:-1]
+
+    def replaced(self, more: dict[str, JSON]) -> bytes:
+        """The same, with these fields instead."""
+        return json.dump({**self.fields, **more})[1:-1]
+
+
+def _echoed(asked: Request) -> dict[str, JSON]:
     sampling, thinking = asked.sampling, asked.reasoning
-    shown = [tools.echo(tool) for tool in asked.tools]
     text = {"format": tools.encode_format(asked.format or TextFormat(), full=True)}
     return {
         "background": bool(asked.background),
@@ -150,7 +163,7 @@ def echo(asked: Request) -> dict[str, JSON]:
         "reasoning": {
             "effort": thinking.effort if thinking else None,
             "summary": thinking.summary if thinking else None,
-            **(kept(thinking.extra) if thinking else {}),
+            **(from_extra(thinking.extra) if thinking else {}),
         },
         "safety_identifier": asked.safety_identifier,
         "service_tier": asked.service_tier or "default",
@@ -158,7 +171,7 @@ def echo(asked: Request) -> dict[str, JSON]:
         "temperature": _or(sampling.temperature, 1.0),
         "text": {**text, **dense({"verbosity": asked.verbosity})},
         "tool_choice": tools.encode_choice(asked.tool_choice or "auto"),
-        "tools": [tool for tool in shown if tool is not None],
+        "tools": tools.echo_all(asked.tools),
         "top_logprobs": _or(sampling.top_logprobs, 0),
         "top_p": _or(sampling.top_p, 1.0),
         "presence_penalty": _or(sampling.presence_penalty, 0.0),
@@ -179,8 +192,22 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def render(response: Response, repeated: dict[str, JSON]) -> dict[str, JSON]:
-    """The response object. `repeated` is the `echo` of its request."""
+def encode_object(response: Response, echo: Echo) -> bytes:
+    """The response object. Fields of the model's server that the core does not have
+    take precedence."""
+    own, echoed = _own(response), echo.data
+    more = from_extra(response.extra)
+    rest = b""
+    if more:
+        own |= {name: more[name] for name in own.keys() & more.keys()}
+        if repeated := {name: more[name] for name in echo.fields if name in more}:
+            echoed = echo.replaced(repeated)
+        new = {name: v for name, v in more.items() if name not in own and name not in echo.fields}
+        rest = b"," + json.dump(new)[1:-1] if new else b""
+    return b"%b,%b%b}" % (json.dump(own)[:-1], echoed, rest)
+
+
+def _own(response: Response) -> dict[str, JSON]:
     completed_at = response.completed_at
     if response.status != "completed":
         completed_at = None
@@ -197,17 +224,15 @@ def render(response: Response, repeated: dict[str, JSON]) -> dict[str, JSON]:
         "model": response.model,
         "output": _output(response),
         "usage": encode_usage(response.usage),
-        **repeated,
-        **kept(response.extra),
     }
 
 
 def _output(response: Response) -> list[dict[str, JSON]]:
-    said = (
+    encoded = (
         encode_output(item, item_id(item, response.id, index))
         for index, item in enumerate(response.output)
     )
-    return [item for item in said if item is not None]
+    return [item for item in encoded if item is not None]
 
 
 def item_id(item: Item, response_id: str, index: int) -> str:
@@ -224,18 +249,22 @@ def _incomplete(response: Response) -> JSON:
 
 def render_error(fault: Fault) -> dict[str, JSON]:
     """The error of a failed response: a code from the protocol's closed list, and the words."""
-    told = error.error_object(fault)
-    code = told["code"]
+    fields = error.error_object(fault)
+    code = fields["code"]
     if code not in CODES:
         code = "rate_limit_exceeded" if fault.status == 429 else _CODES.get(fault.code)
-    named = dense({"type": told["type"], "param": told["param"]})
+    named = dense({"type": fields["type"], "param": fields["param"]})
     return {"code": code or "server_error", "message": fault.message, **named}
 
 
 FIELDS = frozenset(
-    render(Response(id="", created_at=0, model="", status="completed"), echo(Request(model="")))
-) | {"conversation", "output_text", "prompt_cache_retention", "user"}
-"""The fields of a response that we have words for."""
+    {
+        *_own(Response(id="", created_at=0, model="", status="completed")),
+        *_echoed(Request(model="")),
+        *("conversation", "output_text", "prompt_cache_retention", "user"),
+    }
+)
+"""The fields of a response that the core has."""
 
 
 def encode_item(item: Item) -> dict[str, JSON] | None:
@@ -249,12 +278,12 @@ def encode_list(found: Sequence[Item], more: bool) -> bytes:
     >>> encode_list([], more=False)
     b'{"object":"list","data":[],"first_id":null,"last_id":null,"has_more":false}'
     """
-    said = [one for one in map(encode_item, found) if one is not None]
+    encoded = [one for one in map(encode_item, found) if one is not None]
     page = {
         "object": "list",
-        "data": said,
-        "first_id": said[0]["id"] if said else None,
-        "last_id": said[-1]["id"] if said else None,
+        "data": encoded,
+        "first_id": encoded[0]["id"] if encoded else None,
+        "last_id": encoded[-1]["id"] if encoded else None,
         "has_more": more,
     }
     return json.dump(page)
@@ -262,18 +291,18 @@ def encode_list(found: Sequence[Item], more: bool) -> bytes:
 
 def encode_compaction(id: str, created_at: int, item: Item, used: Usage | None) -> bytes:
     """A conversation that was made short: one item that stands for it."""
-    said = {
+    encoded = {
         "id": SNAPSHOT_PREFIX + id,
         "object": "response.compaction",
         "created_at": created_at,
         "output": [encode_item(item)],
         "usage": encode_usage(used or Usage(input_tokens=0, output_tokens=0)),
     }
-    return json.dump(said)
+    return json.dump(encoded)
 
 
 def encode_deleted_listing(id: str) -> bytes:
-    """What is said of a response that was deleted."""
+    """The answer to the deletion of a response."""
     return json.dump({"id": SNAPSHOT_PREFIX + id, "object": "response", "deleted": True})
 
 
@@ -312,12 +341,12 @@ def encode_conversation(id: str, created_at: int, metadata: dict[str, JSON] | No
     >>> encode_conversation("1", 2, None)
     b'{"id":"conv_1","object":"conversation","created_at":2,"metadata":{}}'
     """
-    said = {"id": CONVERSATION_PREFIX + id, "object": "conversation", "created_at": created_at}
-    return json.dump({**said, "metadata": metadata or {}})
+    encoded = {"id": CONVERSATION_PREFIX + id, "object": "conversation", "created_at": created_at}
+    return json.dump({**encoded, "metadata": metadata or {}})
 
 
 def encode_deleted_conversation(id: str) -> bytes:
-    """What is said of a conversation that was deleted."""
+    """What is encoded of a conversation that was deleted."""
     return json.dump(
         {"id": CONVERSATION_PREFIX + id, "object": "conversation.deleted", "deleted": True}
     )

@@ -1,15 +1,16 @@
 """Tools, the choice among them, and the format of the answer, as Responses spells them.
 
-A tool's `strict` needs a word. Where it is absent the protocol means "if the schema allows it",
-which no wire can say aloud; our None means "nobody asked", which must be said here as `false`. So
-an absent `strict` is remembered in `extra` as such and left out again, and None from anywhere
-else is written out: either way the model's server sees what the client meant.
+An absent `strict` means "if the schema allows it" on this wire and no other; None in the core means
+"not asked for", which must be `false` here. So an absent `strict` is marked in `extra` and left out
+again, and None from another wire is written out: the model's server gets what the client meant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Literal
+
+from msgspec import Raw
 
 from dragoman.core.item import JSON
 from dragoman.core.request import (
@@ -27,11 +28,29 @@ from dragoman.core.request import (
     ToolMode,
     UnknownTool,
 )
-from dragoman.wire.json import Fields, kind
+from dragoman.wire import json
+from dragoman.wire.json import Cache, Fields, kind
 
-from .items import WIRE, dense, keep, kept, objects
+from .items import WIRE, dense, from_extra, objects, to_extra
 
-# ---- reading -----------------------------------------------------------------------------
+_CACHE_LIMIT = 4 * 1024 * 1024
+_decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
+"""Tools by the bytes of their array: an agent sends the same ones with every request."""
+_encoded = Cache[tuple[tuple[Tool, ...], Raw | None]](_CACHE_LIMIT)
+_echoed = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
+"""What tools are encoded to, by the identity of the tuple, which an entry keeps alive."""
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+def decode_cached(raw: Raw) -> tuple[Tool, ...]:
+    """The tools in an array. Raises FaultError naming the tool and the field that is wrong."""
+    data = bytes(raw)
+    tools = _decoded.get(data)
+    if tools is None:
+        tools = decode_all(Fields({"tools": json.load(data)}))
+        _decoded.put(data, tools, len(data))
+    return tools
 
 
 def decode_all(fields: Fields) -> tuple[Tool, ...]:
@@ -50,7 +69,9 @@ def decode(value: dict[str, JSON], path: str = "") -> Tool:
         case "namespace":
             name, about = fields.need("name"), fields.string("description")
             members = objects(fields.array("tools") or [], fields.at("tools"))
-            return Namespace(name, tuple(_member(*m) for m in members), about, keep(fields.rest()))
+            return Namespace(
+                name, tuple(_member(*m) for m in members), about, to_extra(fields.rest())
+            )
         case other:
             return UnknownTool(WIRE, other, _without_type(value))
 
@@ -64,7 +85,7 @@ def _member(value: dict[str, JSON], path: str) -> FunctionTool | CustomTool | Un
 
 
 def _without_type(value: dict[str, JSON]) -> dict[str, JSON]:
-    return {name: said for name, said in value.items() if name != "type"}
+    return {name: encoded for name, encoded in value.items() if name != "type"}
 
 
 def _function(fields: Fields) -> FunctionTool:
@@ -73,7 +94,7 @@ def _function(fields: Fields) -> FunctionTool:
     rest = fields.rest()
     if strict is None:
         rest["strict"] = None
-    return FunctionTool(name, about, schema, strict, keep(rest))
+    return FunctionTool(name, about, schema, strict, to_extra(rest))
 
 
 def _custom(fields: Fields) -> CustomTool:
@@ -86,8 +107,8 @@ def _custom(fields: Fields) -> CustomTool:
             syntax, grammar = form.need("syntax"), form.need("definition")
         named = {} if kind in ("grammar", "text") else {"type": kind}
         rest = {"format": form.rest() | named}
-    rest = {field: said for field, said in rest.items() if said} | fields.rest()
-    return CustomTool(name, about, syntax, grammar, keep(rest))
+    rest = {field: encoded for field, encoded in rest.items() if encoded} | fields.rest()
+    return CustomTool(name, about, syntax, grammar, to_extra(rest))
 
 
 def decode_choice(fields: Fields) -> ToolChoice | None:
@@ -115,7 +136,7 @@ def _choice(value: dict[str, JSON], path: str) -> ToolChoice:
     if fields.one_of("mode", ("auto", "required")) == "required":
         mode = "required"
     among = objects(fields.array("tools") or [], fields.at("tools"))
-    return AllowedTools(mode, tuple(_named(v, at) for v, at in among), keep(fields.rest()))
+    return AllowedTools(mode, tuple(_named(v, at) for v, at in among), to_extra(fields.rest()))
 
 
 def _named(value: dict[str, JSON], path: str) -> NamedTool | UnknownTool:
@@ -123,7 +144,7 @@ def _named(value: dict[str, JSON], path: str) -> NamedTool | UnknownTool:
     match fields.need("type"):
         case ("function" | "custom") as type:
             name, namespace = fields.need("name"), fields.string("namespace")
-            return NamedTool(name, type, namespace, keep(fields.rest()))
+            return NamedTool(name, type, namespace, to_extra(fields.rest()))
         case other:
             return UnknownTool(WIRE, other, _without_type(value))
 
@@ -134,7 +155,7 @@ def decode_format(fields: Fields) -> tuple[OutputFormat, dict[str, JSON]]:
         case "json_schema":
             name, schema = fields.need("name"), fields.mapping("schema")
             about, strict = fields.string("description"), fields.boolean("strict")
-            return JSONSchema(name, schema, about, strict, keep(fields.rest())), {}
+            return JSONSchema(name, schema, about, strict, to_extra(fields.rest())), {}
         case "json_object":
             return JSONObject(), fields.rest()
         case "text":
@@ -143,51 +164,71 @@ def decode_format(fields: Fields) -> tuple[OutputFormat, dict[str, JSON]]:
             raise fields.wrong("type", "is missing")
 
 
-# ---- writing -----------------------------------------------------------------------------
+# ---- encoding ----------------------------------------------------------------------------
+
+
+def encode_cached(tools: tuple[Tool, ...]) -> Raw | None:
+    """The array of the tools; None where all are of other wires."""
+    entry = _encoded.get(id(tools))
+    if entry is None:
+        data = json.dump(encode_all(tools))
+        entry = tools, Raw(data) if data != b"[]" else None
+        _encoded.put(id(tools), entry, len(data))
+    return entry[1]
 
 
 def encode_all(tools: Iterable[Tool]) -> list[dict[str, JSON]]:
     """Tools in a row, those of other wires left out."""
-    said = (encode(tool) for tool in tools)
-    return [tool for tool in said if tool is not None]
+    encoded = (encode(tool) for tool in tools)
+    return [tool for tool in encoded if tool is not None]
 
 
 def encode(tool: Tool) -> dict[str, JSON] | None:
     """One tool; None for one that belongs to another wire."""
     match tool:
         case FunctionTool():
-            return {**_say_function(tool), **dense(kept(tool.extra))}
+            return {**_encode_function(tool), **dense(from_extra(tool.extra))}
         case CustomTool():
-            said = {"type": "custom", "name": tool.name, "description": tool.description}
-            more = dict(kept(tool.extra))
+            encoded = {"type": "custom", "name": tool.name, "description": tool.description}
+            more = dict(from_extra(tool.extra))
             form = dense({"syntax": tool.syntax, "definition": tool.grammar})
             if form:
                 more["format"] = {"type": "grammar", **form, **more.get("format", {})}
-            return dense({**said, **more})
+            return dense({**encoded, **more})
         case Namespace():
-            said = {"type": "namespace", "name": tool.name, "description": tool.description}
-            return dense({**said, "tools": encode_all(tool.tools), **kept(tool.extra)})
+            encoded = {"type": "namespace", "name": tool.name, "description": tool.description}
+            return dense({**encoded, "tools": encode_all(tool.tools), **from_extra(tool.extra)})
         case _:
             return {"type": tool.kind, **tool.value} if tool.wire == WIRE else None
 
 
-def _say_function(tool: FunctionTool) -> dict[str, JSON]:
-    said: dict[str, JSON] = {"type": "function", "name": tool.name}
+def _encode_function(tool: FunctionTool) -> dict[str, JSON]:
+    encoded: dict[str, JSON] = {"type": "function", "name": tool.name}
     if tool.description is not None:
-        said["description"] = tool.description
-    said["parameters"] = {} if tool.parameters is None else tool.parameters
-    if tool.strict is not None or "strict" not in kept(tool.extra):
-        said["strict"] = bool(tool.strict)
-    return said
+        encoded["description"] = tool.description
+    encoded["parameters"] = {} if tool.parameters is None else tool.parameters
+    if tool.strict is not None or "strict" not in from_extra(tool.extra):
+        encoded["strict"] = bool(tool.strict)
+    return encoded
 
 
-def echo(tool: Tool) -> dict[str, JSON] | None:
-    """A tool as a response repeats it: of a function all keys, null where nothing was said."""
-    said = encode(tool)
-    if said is None or not isinstance(tool, FunctionTool):
-        return said
+def echo_all(tools: tuple[Tool, ...]) -> Raw:
+    """The array of the tools as a response repeats them, those of other wires left out."""
+    entry = _echoed.get(id(tools))
+    if entry is None:
+        data = json.dump([echoed for tool in tools if (echoed := _echo(tool)) is not None])
+        entry = tools, Raw(data)
+        _echoed.put(id(tools), entry, len(data))
+    return entry[1]
+
+
+def _echo(tool: Tool) -> dict[str, JSON] | None:
+    """A tool as a response repeats it: of a function all keys, null where nothing was encoded."""
+    encoded = encode(tool)
+    if encoded is None or not isinstance(tool, FunctionTool):
+        return encoded
     named = {"type": "function", "name": tool.name, "description": None}
-    return {**named, **said, "parameters": tool.parameters, "strict": tool.strict}
+    return {**named, **encoded, "parameters": tool.parameters, "strict": tool.strict}
 
 
 def encode_choice(choice: ToolChoice) -> JSON:
@@ -195,12 +236,12 @@ def encode_choice(choice: ToolChoice) -> JSON:
     match choice:
         case NamedTool():
             tool = {"type": choice.kind, "name": choice.name, "namespace": choice.namespace}
-            return dense({**tool, **kept(choice.extra)})
+            return dense({**tool, **from_extra(choice.extra)})
         case AllowedTools():
-            said = [encode_choice(tool) for tool in choice.tools]
-            named = [tool for tool in said if tool != "auto"]
+            encoded = [encode_choice(tool) for tool in choice.tools]
+            named = [tool for tool in encoded if tool != "auto"]
             allowed = {"type": "allowed_tools", "mode": choice.mode, "tools": named}
-            return {**allowed, **kept(choice.extra)}
+            return {**allowed, **from_extra(choice.extra)}
         case UnknownTool():
             return {"type": choice.kind, **choice.value} if choice.wire == WIRE else "auto"
         case _:
@@ -212,8 +253,8 @@ def encode_format(form: OutputFormat, *, full: bool = False) -> dict[str, JSON]:
     match form:
         case JSONSchema():
             default = {"description": "", "schema": {}, "strict": False} if full else {}
-            said = {"name": form.name, "description": form.description, "schema": form.schema}
-            set_ = dense({**said, "strict": form.strict, **kept(form.extra)})
+            encoded = {"name": form.name, "description": form.description, "schema": form.schema}
+            set_ = dense({**encoded, "strict": form.strict, **from_extra(form.extra)})
             return {"type": "json_schema", **default, **set_}
         case JSONObject():
             return {"type": "json_object"}

@@ -23,6 +23,10 @@ from .items import hosted
 
 CALLS: tuple[type[FunctionCall], type[CustomToolCall]] = (FunctionCall, CustomToolCall)
 Types = tuple[type[Item], ...]
+Target = tuple[OpenItem, DeltaKind, int | None]
+"""An open item, and the kind and number of what is written to it."""
+LastDelta = tuple[str, tuple[JSON, JSON, JSON], Target]
+"""The field that numbers parts, the place by the upstream (item, output, part), and the target."""
 
 
 class _Numbers:
@@ -57,14 +61,14 @@ class _Numbers:
             del self._open[kind]
 
 
-class Heard:
+class ItemState:
     """An item under the names the upstream has for it: id, call id, place in the output."""
 
     __slots__ = (
         "_announced",
         "_numbers",
-        "_said",
         "_turn",
+        "_waiting",
         "call_id",
         "done",
         "id",
@@ -84,7 +88,7 @@ class Heard:
         self.index: int | None = None  # in the turn, once it is open there
         self._announced = item
         self._turn = turn
-        self._said: list[str] = []  # to a call without a name
+        self._waiting: list[str] = []  # arguments of a call without a name
         self._numbers = {False: _Numbers(), True: _Numbers()}  # content, summary
         self.open(item)
 
@@ -97,8 +101,8 @@ class Heard:
         if self.index is not None or (isinstance(item, CALLS) and not item.name):
             return
         self.index = self._turn.open(item)
-        if self._said:
-            self.write("arguments", "".join(self._said))
+        if self._waiting:
+            self.write("arguments", "".join(self._waiting))
 
     def name(self, name: JSON, call_id: JSON) -> None:
         """A call that was still without a name has one now."""
@@ -108,22 +112,27 @@ class Heard:
 
     def write(
         self, kind: DeltaKind, data: str, given: JSON = None, tokens: tuple[Token, ...] = ()
-    ) -> None:
-        """More of the item, in the part the upstream gives a number for."""
+    ) -> Target | None:
+        """More of the item, in the part the upstream gives a number for. Gives where the next piece
+        of the same goes; None where that is not known."""
         if self.index is None:
-            self._said.append(data)
-        elif self.type in CALLS:
-            self._turn.write(self.index, self._call_kind, data)
+            self._waiting.append(data)
+            return None
+        number = None
+        if self.type in CALLS:
+            kind = self._call_kind
         else:
             number = self._numbers[kind == "summary"].find(kind, given)
-            self._turn.write(self.index, kind, data, number, tokens)
+        self._turn.write(self.index, kind, data, number, tokens)
+        item = self._item
+        return None if item is None else (item, kind, number)
 
     def whole(self, kind: DeltaKind, data: str, given: JSON, tokens: tuple[Token, ...]) -> None:
         """The whole of a part or of a call; it counts where no delta brought any of it."""
         item = self._item
         if item is None:
-            if not self._said:
-                self._said.append(data)
+            if not self._waiting:
+                self._waiting.append(data)
         elif self.type in CALLS:
             if not str(item.data):
                 self.write(kind, data)
@@ -182,21 +191,22 @@ class Heard:
         return part
 
 
-class Hearing:
-    """The items of one answer, as far as they were told of."""
+class ItemTracker:
+    """The items of one answer, as far as they have come."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
-        self._heard: list[Heard] = []
-        self._last: Heard | None = None
+        self._items: list[ItemState] = []
+        self.last_delta: LastDelta | None = None  # if that was the last event
+        self._last: ItemState | None = None
 
-    def add(self, item: Item, place: JSON) -> Heard:
+    def add(self, item: Item, place: JSON) -> ItemState:
         """A new item."""
-        self._last = Heard(self.turn, item, place)
-        self._heard.append(self._last)
+        self._last = ItemState(self.turn, item, place)
+        self._items.append(self._last)
         return self._last
 
-    def find(self, id: JSON, place: JSON, wanted: Types) -> Heard | None:
+    def find(self, id: JSON, place: JSON, wanted: Types) -> ItemState | None:
         """The item that is meant, among those of the wanted types that are not done."""
         last = self._last
         if last is not None and last.id == id and last.place == place and last.is_open(wanted):
@@ -205,8 +215,8 @@ class Hearing:
         self._last = found or last
         return found
 
-    def _search(self, id: JSON, place: JSON, wanted: Types) -> Heard | None:
-        open = [heard for heard in self._heard if heard.is_open(wanted)]
+    def _search(self, id: JSON, place: JSON, wanted: Types) -> ItemState | None:
+        open = [state for state in self._items if state.is_open(wanted)]
         same = [h for h in open if h.id == id] if id is not None else []
         if not same and place is not None:
             same = [h for h in open if h.place == place]
@@ -214,30 +224,30 @@ class Hearing:
             same = open
         return same[-1] if same else None
 
-    def any(self, id: JSON, place: JSON) -> Heard | None:
+    def any(self, id: JSON, place: JSON) -> ItemState | None:
         """The item that is meant, open or done, of whatever type."""
-        for heard in reversed(self._heard):
-            if heard.id == id if id is not None else heard.place == place is not None:
-                return heard
+        for state in reversed(self._items):
+            if state.id == id if id is not None else state.place == place is not None:
+                return state
         return None
 
     def reconcile(self, output: list[Item], *, failed: bool = False) -> None:
         """The whole output: the last word on what was streamed, and on what was not."""
         known = self._matched(output)
         for place, item in enumerate(output):
-            heard = known.get(place)
-            if heard is None:
-                heard = self.add(item, place)
+            state = known.get(place)
+            if state is None:
+                state = self.add(item, place)
                 if failed:
-                    heard.leave(item)
+                    state.leave(item)
             if not failed:
-                heard.end(item)
+                state.end(item)
 
-    def _matched(self, output: list[Item]) -> dict[int, Heard]:
-        """By place in the output, the items that were heard of: first those that have the same
+    def _matched(self, output: list[Item]) -> dict[int, ItemState]:
+        """By place in the output, the items that were streamed: first those that have the same
         id, then those left over of the same type, in their order."""
-        known: dict[int, Heard] = {}
-        left = list(self._heard)
+        known: dict[int, ItemState] = {}
+        left = list(self._items)
         for same in (_identical, _alike):
             for place, item in enumerate(output):
                 found = next((h for h in left if same(h, item)), None)
@@ -249,19 +259,19 @@ class Hearing:
     @property
     def called(self) -> bool:
         """Whether any tool was called."""
-        return any(heard.type in CALLS for heard in self._heard)
+        return any(state.type in CALLS for state in self._items)
 
     @property
     def nameless(self) -> bool:
         """Whether a call never got its name."""
-        return any(heard.index is None for heard in self._heard)
+        return any(state.index is None for state in self._items)
 
 
-def _identical(heard: Heard, item: Item) -> bool:
+def _identical(state: ItemState, item: Item) -> bool:
     call_id = getattr(item, "call_id", None)
-    same = heard.id == item.id if item.id is not None else False
-    return _alike(heard, item) and (same or (bool(call_id) and heard.call_id == call_id))
+    same = state.id == item.id if item.id is not None else False
+    return _alike(state, item) and (same or (bool(call_id) and state.call_id == call_id))
 
 
-def _alike(heard: Heard, item: Item) -> bool:
-    return heard.type is type(item)
+def _alike(state: ItemState, item: Item) -> bool:
+    return state.type is type(item)
