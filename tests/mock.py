@@ -10,7 +10,6 @@ import asyncio
 import json
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 
 @dataclass
 class Asked:
-    """One request as it arrived. `gone` is the monotonic time its connection was closed.
+    """One request as it arrived. `gone` is the time of the loop when its connection was closed.
 
     `connection` counts the connections the server took, from 1: two requests with the same
     number came over the same one.
@@ -105,7 +104,7 @@ class Mock:
             pass  # the other side went away, which is what `gone` is for, or the test is over
         finally:
             if not gone.done():
-                gone.set_result(time.monotonic())
+                gone.set_result(asyncio.get_running_loop().time())
             writer.close()
 
     async def stop(self) -> None:

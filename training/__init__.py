@@ -1,1 +1,1 @@
-"""Training of the models that ship with the package; no part of the package."""
+"""Training of the models that ship with the package or its tests; no part of the package."""

@@ -1,4 +1,4 @@
-"""A client of the whole server over a socket of its own, which goes away when it is told to."""
+"""A client of the whole server over a socket of its own, which disconnects when it is told to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import struct
-import time
 from typing import Any
 
 from tests.cancel.phases import Phase
@@ -46,9 +45,9 @@ async def enter(port: int, protocol: str, phase: Phase, up: Mock) -> asyncio.Str
 
 
 def leave(writer: asyncio.StreamWriter, how: str) -> float:
-    """Close the client's socket, and say when."""
+    """Close the client's socket; return when, by the clock of the loop."""
     if how == "reset":
         sock: socket.socket = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
-    return time.monotonic()
+    return asyncio.get_running_loop().time()

@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.chaos.stage", "tests.chaos.hear", "tests.chaos.client")
+pytest.register_assert_rewrite("tests.chaos.stage", "tests.chaos.received", "tests.chaos.client")

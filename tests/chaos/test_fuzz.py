@@ -22,7 +22,7 @@ from dragoman.wire.chat import CHAT
 from dragoman.wire.dialect import STANDARD
 from dragoman.wire.responses import RESPONSES
 from tests.chaos.cases import load
-from tests.chaos.hear import blocks
+from tests.chaos.received import blocks
 from tests.samples import samples
 
 WIRES = {wire.name: wire for wire in (CHAT, RESPONSES)}
@@ -102,7 +102,7 @@ def spoilt(rng: random.Random, values: list[Any], *, whole: bool) -> bytes:
     return (text + "data: [DONE]\n\n" * rng.choice((0, 1))).encode()
 
 
-def heard(wire: str, data: bytes, size: int) -> list[Event]:
+def received(wire: str, data: bytes, size: int) -> list[Event]:
     """The events of an answer that comes in pieces of one size."""
     turn = Turn("abc", 1, "m")
     decoder = WIRES[wire].decoder(turn)
@@ -120,7 +120,7 @@ def test_random_upstream_bytes_break_nothing(seed: int) -> None:
         wire, values = rng.choice(known)
         data = spoilt(rng, values, whole=rng.random() < 0.5)
         try:
-            events = heard(wire, data, rng.choice((7, 100, 100_000)))
+            events = received(wire, data, rng.choice((7, 100, 100_000)))
             check(events)
             say_all(events)
         except Exception as error:

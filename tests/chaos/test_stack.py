@@ -17,7 +17,7 @@ from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.chaos.cases import Case, Expected, load
 from tests.chaos.client import post
-from tests.chaos.hear import Heard, hear
+from tests.chaos.received import Received, read_answer
 from tests.chaos.stage import TOOLS, WARM_UP, Stage, named, stage
 
 DEADLINE = 10.0
@@ -53,27 +53,27 @@ async def perform(stage: Stage, case: Case, app: App, protocol: str, *, stream: 
         await post(app, PATHS[protocol], body(protocol, WARM_UP, stream=False))
     stage.play(case)
     answer = await post(app, PATHS[protocol], body(protocol, "Go.", stream=stream))
-    heard = hear(protocol, *answer)
+    received = read_answer(protocol, *answer)
     assert len(stage.mock.asked) == case.expected.asks
     if case.expected.good:
-        check_good(protocol, case.expected, heard)
+        check_good(protocol, case.expected, received)
     elif stream and case.expected.begun:
-        check_cut(protocol, case.expected, heard)
+        check_cut(protocol, case.expected, received)
     else:
-        check_refused(case.expected, heard)
+        check_refused(case.expected, received)
 
 
-def check_good(protocol: str, expected: Expected, heard: Heard) -> None:
-    assert heard.status == 200
-    assert heard.error is None
-    assert heard.finish == finish(protocol, expected)
-    check_content(protocol, expected, heard)
+def check_good(protocol: str, expected: Expected, received: Received) -> None:
+    assert received.status == 200
+    assert received.error is None
+    assert received.finish == finish(protocol, expected)
+    check_content(protocol, expected, received)
     if expected.usage is None:
-        assert heard.usage is None
+        assert received.usage is None
     else:
-        assert heard.usage is not None
+        assert received.usage is not None
         for ours, theirs in COUNTED[protocol].items():
-            assert heard.usage[theirs] == expected.usage[ours]
+            assert received.usage[theirs] == expected.usage[ours]
 
 
 def finish(protocol: str, expected: Expected) -> str | None:
@@ -83,34 +83,34 @@ def finish(protocol: str, expected: Expected) -> str | None:
     return expected.finish
 
 
-def check_content(protocol: str, expected: Expected, heard: Heard) -> None:
+def check_content(protocol: str, expected: Expected, received: Received) -> None:
     chat = protocol == "chat"
     tagged = expected.chat_text != expected.text
-    assert heard.text == (expected.chat_text if chat else expected.text)
-    assert heard.reasoning == ("" if chat and tagged else expected.reasoning)
-    assert heard.refusal == expected.refusal
-    bare = heard.id.partition("-" if chat else "_")[2]
-    assert [tuple(call) for call in heard.calls] == list(named(expected.calls, bare))
+    assert received.text == (expected.chat_text if chat else expected.text)
+    assert received.reasoning == ("" if chat and tagged else expected.reasoning)
+    assert received.refusal == expected.refusal
+    bare = received.id.partition("-" if chat else "_")[2]
+    assert [tuple(call) for call in received.calls] == list(named(expected.calls, bare))
 
 
-def check_cut(protocol: str, expected: Expected, heard: Heard) -> None:
+def check_cut(protocol: str, expected: Expected, received: Received) -> None:
     """A stream that had begun: 200, what came before, and then the protocol's error."""
-    assert heard.status == 200
-    check_content(protocol, expected, heard)
-    assert heard.error is not None
-    assert expected.says in heard.error["message"]
-    assert heard.finish is None
+    assert received.status == 200
+    check_content(protocol, expected, received)
+    assert received.error is not None
+    assert expected.says in received.error["message"]
+    assert received.finish is None
     if protocol == "chat":
-        assert not heard.done
+        assert not received.done
 
 
-def check_refused(expected: Expected, heard: Heard) -> None:
+def check_refused(expected: Expected, received: Received) -> None:
     """Nothing had begun, or the answer is plain: the status, and an error object."""
-    assert heard.status == expected.status
-    assert heard.error is not None
-    assert expected.says in heard.error["message"]
-    assert "<" not in heard.error["message"]
-    assert heard.retry_after == expected.retry_after
+    assert received.status == expected.status
+    assert received.error is not None
+    assert expected.says in received.error["message"]
+    assert "<" not in received.error["message"]
+    assert received.retry_after == expected.retry_after
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])

@@ -13,7 +13,7 @@ from dragoman.engines import discover, local, pocket
 from tests.cli.stage import Keyboard, Screen, press_ctrl_c, upstream, wait_until_gone
 from tests.mock import Mock, Reply, chunk, plain, stream
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
-from tests.upstream.model import transcripts
+from training.tiny import transcripts
 
 LISTING = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
 HELLO = stream(chunk({"content": "Hel"}), chunk({"content": "lo!"}), chunk(finish="stop"))

@@ -22,7 +22,7 @@ from tests.cli.stage import Screen, serve, upstream
 from tests.cli.test_banner import part
 from tests.mock import Mock, Reply, completion, plain
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
-from tests.upstream.model.transcripts import HELLO
+from training.tiny.transcripts import HELLO
 
 LISTING = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
 LOOKING = "Looking for model servers …\n"

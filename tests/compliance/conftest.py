@@ -40,9 +40,7 @@ TARGETS = {
     "rehearsal": Setup(),
     "rehearsal-open": Setup(document="openresponses"),
     "llamacpp-auto": Setup("auto"),
-    "llamacpp-chat": Setup("chat"),
     "llamacpp-responses": Setup("responses"),
-    "llamacpp-open": Setup("auto", "openresponses"),
 }
 
 

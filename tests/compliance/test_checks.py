@@ -1,26 +1,133 @@
-"""The seven questions, put to every server, each whole and streamed.
+"""Seven requests that every Responses server must answer, each whole and streamed.
 
-All are asked at the same time, once for each server; the tests judge the answers. What is judged
-by whom: the form by the published schemas and the types of the official SDK, the order of events
-by its grammar, the words by what the model learned.
+All are sent at the same time, once to each server. The form is judged by the published schemas and
+the official SDK, the order of events by its grammar, the text by what the tiny test model learned;
+a server without a model may say anything in the right form.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests import oracle
-from tests.compliance.checks import CHECKS, Check, problems_of_messages
 from tests.compliance.conftest import Target
 from tests.product import Answer
 from tests.wire.responses.order_checker import check_order, parse
 
+JSON = Any
+
+PHASES = (None, "commentary", "final_answer")
+_PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQ"
+    "DwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+)
+_WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Looks up the weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question. `answer` is what the tiny model says: a text, or the arguments of its call."""
+
+    name: str
+    input: JSON
+    answer: str
+    fields: dict[str, JSON]
+    tool: str | None = None
+
+    def body(self, model: str, **fields: JSON) -> dict[str, JSON]:
+        """The request, without chance."""
+        return {"model": model, "input": self.input, "temperature": 0, **self.fields, **fields}
+
+
+def _check(name: str, input: JSON, answer: str, tool: str | None = None, **fields: JSON) -> Check:
+    return Check(name, input, answer, fields, tool)
+
+
+def _said(role: str, text: str, **fields: JSON) -> dict[str, JSON]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    content = [{"type": kind, "text": text}]
+    return {"type": "message", "role": role, "content": content, **fields}
+
+
+HELLO = "Hello! How can I help you?"
+
+CHECKS = {
+    check.name: check
+    for check in (
+        _check("basic-response", [{"role": "user", "content": "Hello!"}], HELLO),
+        _check(
+            "assistant-phase",
+            [
+                _said("user", "My name is Ada."),
+                _said("assistant", "Nice to meet you, Ada.", phase="commentary"),
+                _said("user", "ping"),
+                _said("assistant", "pong", phase="final_answer"),
+                _said("user", "What is my name?"),
+            ],
+            "Your name is Ada.",
+        ),
+        _check("streaming-response", "Count to five.", "1, 2, 3, 4, 5.", stream=True),
+        _check(
+            "system-prompt",
+            [_said("system", "Be brief."), _said("user", "ping")],
+            "pong",
+        ),
+        _check(
+            "tool-calling",
+            [_said("user", "What is the weather in Paris?")],
+            '{"city": "Paris"}',
+            "get_weather",
+            tools=[_WEATHER],
+        ),
+        _check(
+            "image-input",
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_text", "text": "Describe this image."},
+                        {"type": "input_image", "image_url": _PIXEL},
+                    ],
+                }
+            ],
+            "I do not know that. I am only a tiny test model.",
+        ),
+        _check(
+            "multi-turn",
+            [
+                {"role": "user", "content": "My name is Grace."},
+                {"role": "assistant", "content": "Nice to meet you, Grace."},
+                {"role": "user", "content": "What is my name?"},
+            ],
+            "Your name is Grace.",
+        ),
+    )
+}
+
+
+def problems_of_messages(response: dict[str, JSON]) -> list[str]:
+    """What is wrong with the messages of an answer: each is the assistant's, in a legal phase."""
+    messages = [item for item in response["output"] if item["type"] == "message"]
+    wrong = [f"role {m['role']!r}" for m in messages if m["role"] != "assistant"]
+    wrong += [f"phase {m['phase']!r}" for m in messages if m.get("phase") not in PHASES]
+    return wrong
+
+
 Answers = dict[tuple[str, bool], Answer]
 
-FORMS = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 NAMES = pytest.mark.parametrize("name", CHECKS)
 
 
@@ -47,17 +154,19 @@ def response(answer: Answer) -> dict[str, Any]:
     return terminal["response"]
 
 
-@FORMS
 @NAMES
-def test_the_check_is_passed(target: Target, answers: Answers, name: str, streamed: bool) -> None:
-    found = response(answers[name, streamed])
-    assert oracle.problems(found, "openresponses") == []
-    assert oracle.problems(found) == []
-    assert oracle.sdk_problems(found) == []
-    assert problems_of_messages(found) == []
-    assert found["status"] == "completed"
-    said = words(found, CHECKS[name])
-    assert said if target.rehearses else said == CHECKS[name].answer
+def test_answer_fits_the_schemas_and_says_what_the_model_learned(
+    target: Target, answers: Answers, name: str
+) -> None:
+    for streamed in (False, True):
+        found = response(answers[name, streamed])
+        assert oracle.problems(found, "openresponses") == []
+        assert oracle.problems(found) == []
+        assert oracle.sdk_problems(found) == []
+        assert problems_of_messages(found) == []
+        assert found["status"] == "completed"
+        said = words(found, CHECKS[name])
+        assert said if target.rehearses else said == CHECKS[name].answer
 
 
 def words(found: dict[str, Any], check: Check) -> str:
@@ -83,7 +192,7 @@ def test_every_event_is_in_order_and_in_its_schema(
 
 
 @NAMES
-def test_r4_4_streamed_and_whole_say_the_same(answers: Answers, name: str) -> None:
+def test_r4_4_streamed_and_whole_answers_are_equal(answers: Answers, name: str) -> None:
     whole, streamed = (_timeless(response(answers[name, form])) for form in (False, True))
     assert whole == streamed
 
@@ -97,7 +206,9 @@ def _timeless(value: Any) -> Any:
 
 
 @NAMES
-def test_r4_3_a_stream_is_framed_as_its_readers_need_it(answers: Answers, name: str) -> None:
+def test_r4_3_each_write_of_a_stream_has_whole_events_without_ids(
+    answers: Answers, name: str
+) -> None:
     answer = answers[name, True]
     assert b"\r" not in answer.body
     assert b"\nid:" not in answer.body
@@ -108,11 +219,6 @@ def test_r4_3_a_stream_is_framed_as_its_readers_need_it(answers: Answers, name: 
         assert write.startswith((b"event: ", b":", b"data: [DONE]"))
 
 
-@pytest.mark.parametrize("target", ["rehearsal"], indirect=True)
-def test_a_stream_is_written_as_it_is_spoken(answers: Answers) -> None:
-    assert len(answers["streaming-response", True].writes) > 3
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -121,7 +227,7 @@ def test_a_stream_is_written_as_it_is_spoken(answers: Answers) -> None:
         {"type": "message", "role": "assistant", "phase": ""},
     ],
 )
-def test_a_message_that_is_not_the_assistants_would_be_seen(wrong: dict[str, str]) -> None:
+def test_problems_of_messages_finds_a_wrong_role_or_phase(wrong: dict[str, str]) -> None:
     legal = [{"type": "message", "role": "assistant", "phase": "commentary"}, {"type": "reasoning"}]
     assert problems_of_messages({"output": legal}) == []
     assert len(problems_of_messages({"output": [*legal, wrong]})) == 1
@@ -131,7 +237,7 @@ THOUGHTS = {"openai": "response.reasoning_text", "openresponses": "response.reas
 
 
 @pytest.mark.parametrize("target", ["rehearsal", "rehearsal-open"], indirect=True)
-def test_thoughts_have_the_event_names_of_the_dialect(target: Target) -> None:
+def test_reasoning_has_the_event_names_of_the_dialect(target: Target) -> None:
     asked = {"model": target.model, "input": "Count to two.", "reasoning": {"effort": "high"}}
     *events, done = target.product.post("responses", {**asked, "stream": True}).data
     assert done == "[DONE]"

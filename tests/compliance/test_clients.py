@@ -53,9 +53,7 @@ async def chunks(server: Behind, name: str) -> list[Any]:
 
 
 @NAMES
-async def test_p15_every_client_of_responses_gets_the_whole_answer(
-    server: Behind, name: str
-) -> None:
+async def test_p15_every_responses_client_reads_the_whole_answer(server: Behind, name: str) -> None:
     said = await events(server, name)
     output = readers.last_event_reader(said)
     assert readers.item_collector(said) == output
@@ -83,7 +81,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", ["text"])
 @pytest.mark.parametrize("missing", LOSSES)
-async def test_a_reader_would_notice(server: Behind, name: str, missing: str) -> None:
+async def test_reader_fails_without_an_event(server: Behind, name: str, missing: str) -> None:
     """The readers are no good if they take what real clients do not."""
     said = await events(server, name)
     left = [event for event in said if event["type"] != missing]
@@ -93,7 +91,7 @@ async def test_a_reader_would_notice(server: Behind, name: str, missing: str) ->
 
 
 @pytest.mark.parametrize("name", ["text", "call after text", "reasoning"])
-async def test_p17_ids_places_and_lists_are_on_every_event(server: Behind, name: str) -> None:
+async def test_p17_every_event_has_its_ids_indexes_and_lists(server: Behind, name: str) -> None:
     said = await events(server, name)
     assert [event["sequence_number"] for event in said] == list(range(len(said)))
     for event in said:
@@ -125,7 +123,7 @@ OPEN_RESPONSES = {
 
 
 @pytest.mark.parametrize("name", ["text", "call"])
-async def test_o3_the_fields_a_schema_wants_are_never_null(server: Behind, name: str) -> None:
+async def test_o3_fields_required_by_the_schema_are_never_null(server: Behind, name: str) -> None:
     said = await payloads(server, "responses", {})
     for event in said:
         if "response" in event:
@@ -134,26 +132,11 @@ async def test_o3_the_fields_a_schema_wants_are_never_null(server: Behind, name:
         assert not item or (item["id"] and item["status"])
 
 
-async def test_whole_and_in_pieces_the_same_is_said() -> None:
-    """An event that says whole what its deltas said, for those who read only the one or the
-    other; items that open and close; and one beginning and one end around them."""
-    async with behind(SCENES["call after text"].handler) as server:
-        said = await events(server, "call after text")
-    kinds = [event["type"].removeprefix("response.") for event in said]
-    assert kinds[:2] == ["created", "in_progress"]
-    assert kinds[-1] == "completed"
-    deltas = "".join(e["delta"] for e in said if e["type"] == "response.output_text.delta")
-    (done,) = [e["text"] for e in said if e["type"] == "response.output_text.done"]
-    assert deltas == done == "Let me see."
-    for kind in ("output_item", "content_part"):
-        assert kinds.count(f"{kind}.added") == kinds.count(f"{kind}.done")
-
-
 # ---- Chat ------------------------------------------------------------------------------------
 
 
 @NAMES
-async def test_every_client_of_chat_gets_the_whole_answer(server: Behind, name: str) -> None:
+async def test_every_chat_client_reads_the_whole_answer(server: Behind, name: str) -> None:
     said = await chunks(server, name)
     message = readers.accumulator(said)
     assert message["role"] == "assistant"
@@ -166,24 +149,8 @@ async def test_every_client_of_chat_gets_the_whole_answer(server: Behind, name: 
 # ---- needs of single clients -----------------------------------------------------------------
 
 
-async def test_thoughts_are_where_the_open_weights_test_looks() -> None:
-    """It wants a non-empty string `reasoning` over Chat and thoughts, not a summary alone, over
-    Responses; others read `reasoning_content`."""
-    async with behind(SCENES["reasoning"].handler) as server:
-        message = (await server.whole("chat")).choices[0].message
-        response = await server.whole("responses")
-        said = await chunks(server, "reasoning")
-    assert message.reasoning == message.reasoning_content == "First this."
-    for field in ("reasoning", "reasoning_content"):
-        deltas = [c["choices"][0]["delta"] for c in said if c["choices"]]
-        assert "".join(delta.get(field, "") for delta in deltas) == "First this."
-    assert [(part.type, part.text) for part in response.output[0].content] == [
-        ("reasoning_text", "First this.")
-    ]
-
-
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_a_forced_tool_beats_the_form_it_came_with(wire: str) -> None:
+async def test_forced_tool_wins_over_the_response_format(wire: str) -> None:
     """Some get structured output by a forced tool, and send the form besides."""
     scene = SCENES["call"]
     form = {"type": "json_schema", "name": "f", "schema": {"type": "object"}, "strict": False}
@@ -205,7 +172,7 @@ async def test_a_forced_tool_beats_the_form_it_came_with(wire: str) -> None:
     assert "weather" in json.dumps(answer.to_dict())
 
 
-async def test_limits_and_refusals_of_a_kind_are_shown() -> None:
+async def test_logprobs_false_is_accepted() -> None:
     """What `guidance` sends, in every request: an explicit false must be no reason to refuse."""
     async with behind(SCENES["text"].handler) as server:
         fields = {"max_completion_tokens": 9, "logprobs": False, "stream": True}

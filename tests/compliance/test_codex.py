@@ -19,7 +19,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from dragoman.engines.pocket import pocket
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.prompt import ByteTokenizer, Control, Prompt
 from dragoman.formats.registry import by_name
@@ -186,7 +185,7 @@ async def ask(server: Behind, body: dict[str, Any]) -> tuple[list[dict[str, Any]
     return items, answer.headers["x-dragoman-loss"]
 
 
-async def test_p16_a_whole_turn_of_an_agent_before_a_server_of_chat() -> None:
+async def test_p16_codex_turn_is_translated_for_a_chat_server() -> None:
     halves = json.dumps({"input": PATCH})[:30], json.dumps({"input": PATCH})[30:]
     said = answered(
         {"reasoning_content": "Search "},
@@ -256,7 +255,7 @@ def judge(body: dict[str, Any]) -> None:
     assert (patched["name"], json.loads(patched["arguments"])) == ("apply_patch", {"input": PATCH})
 
 
-async def test_the_next_turn_begins_with_the_bytes_of_this_one() -> None:
+async def test_next_turn_begins_with_the_bytes_of_the_one_before() -> None:
     """The items go in again as they came out, and a cache of prompts upstream stays good."""
     said = answered(
         {"content": "Searching."}, call(0, "call_a", "shell"), more(0, '{"command":""}')
@@ -273,7 +272,7 @@ async def test_the_next_turn_begins_with_the_bytes_of_this_one() -> None:
     assert second.startswith(conversation)
 
 
-async def test_compaction_trigger_gives_one_item_from_which_the_next_turn_goes_on() -> None:
+async def test_compaction_trigger_gives_one_item_that_replaces_the_history() -> None:
     """Sent by Codex when its context is full, to a provider whose name is OpenAI."""
     said = answered({"content": "a is 2 now; patch it back."})
     async with behind(said) as server:
@@ -290,35 +289,7 @@ async def test_compaction_trigger_gives_one_item_from_which_the_next_turn_goes_o
     assert "input[1]" in told
 
 
-async def test_a_turn_that_fails_is_not_taken_for_one_that_closed_early() -> None:
-    broken = stream(chunk({"content": "Search"}), done=False)
-    async with behind(broken) as server, httpx2.AsyncClient(timeout=60) as client:
-        answer = await client.post(f"{server.base_url}/responses", json=turn())
-        assert '"type":"response.failed"' in answer.text
-    refused = plain(429, {"error": {"message": "Slow down."}}, "retry-after: 3")
-    async with behind(refused) as server, httpx2.AsyncClient(timeout=60) as client:
-        answer = await client.post(f"{server.base_url}/responses", json=turn())
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
-
-
-async def test_the_socket_it_tries_first_is_taken() -> None:
-    upgrade = {
-        "connection": "Upgrade",
-        "upgrade": "websocket",
-        "sec-websocket-version": "13",
-        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-        "openai-beta": "responses_websockets=2026-02-06",
-    }
-    lines = [f"{name}: {value}\r\n" for name, value in upgrade.items()]
-    with dragoman("script") as product:
-        reader, writer = await asyncio.open_connection("127.0.0.1", product.port)
-        head = f"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\n{''.join(lines)}\r\n"
-        writer.write(head.encode())
-        assert (await reader.readline()).startswith(b"HTTP/1.1 101")
-        writer.close()
-
-
-def test_a_turn_before_llama_cpp(llamacpp: Llamacpp) -> None:
+def test_codex_turn_is_answered_by_llama_cpp(llamacpp: Llamacpp) -> None:
     """With a question that the tiny model knows; the long words before it are not for it."""
     body = turn(llamacpp.model, [user("ping")])
     body["input"][0]["content"][0]["text"] = "Be brief."
@@ -379,7 +350,7 @@ async def ask_local(engine: TokenEngine, body: dict[str, Any]) -> httpx2.Respons
 @pytest.mark.parametrize(
     ("format", "pieces", "calls"), [("hermes", HERMES_CALLS, 2), ("harmony", HARMONY_CALL, 1)]
 )
-async def test_p16_a_whole_turn_of_an_agent_before_a_next_token_function(
+async def test_p16_codex_turn_is_answered_by_a_token_model(
     format: str, pieces: list[str], calls: int
 ) -> None:
     engine = local(format, pieces)
@@ -404,7 +375,7 @@ async def test_p16_a_whole_turn_of_an_agent_before_a_next_token_function(
     await engine.close()
 
 
-async def test_a_free_text_call_in_harmony_comes_back_as_it_was() -> None:
+async def test_custom_tool_call_in_harmony_is_a_custom_tool_call() -> None:
     to = "commentary to=functions.apply_patch"
     engine = local("harmony", ["<|channel|>", to, "<|message|>", PATCH, "<|call|>"])
     answer = await ask_local(engine, turn("local"))
@@ -415,7 +386,7 @@ async def test_a_free_text_call_in_harmony_comes_back_as_it_was() -> None:
     assert (patch["type"], patch["input"]) == ("custom_tool_call", PATCH)
 
 
-async def test_a_browser_that_a_model_imagines_is_told_and_never_said_to_have_run() -> None:
+async def test_hosted_tool_that_is_not_there_is_reported_and_never_shown_as_run() -> None:
     to = "analysis to=browser.search code"
     engine = local("harmony", ["<|channel|>", to, "<|message|>", '{"query":"x"}', "<|call|>"])
     answer = await ask_local(engine, turn("local"))
@@ -428,17 +399,8 @@ async def test_a_browser_that_a_model_imagines_is_told_and_never_said_to_have_ru
     assert "tools" in [field.strip(" ;,") for field in whole.headers["x-dragoman-loss"].split()]
 
 
-async def test_the_pocket_model_says_that_its_context_is_too_small() -> None:
-    engine = pocket()
-    answer = await ask_local(engine, turn("pocket"))
-    await engine.close()
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
-    assert "'pocket' has a context of 4096 tokens" in error["message"]
-
-
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_prompt_that_no_context_holds_is_refused_with_the_numbers(stream: bool) -> None:
+async def test_prompt_over_the_context_is_a_400_with_both_numbers(stream: bool) -> None:
     engine = local("hermes", HERMES_CALLS, context=4096)
     answer = await ask_local(engine, {**turn("small"), "stream": stream})
     counted = await engine.count(RESPONSES.decode_request(json.dumps(turn("small")).encode()))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 
 from tests.mock import Asked, Reply, chunk, stream
-from tests.product import Product, dragoman
 from tests.sdk.behind import behind
 from tests.sdk.speaking import answering, message
 
@@ -21,16 +17,6 @@ BIG = "Zürich, 東京 🌍. " * 40_000
 """800 kB and more, as UTF-8."""
 
 
-@pytest.fixture(scope="module")
-def rehearsal() -> Iterator[Product]:
-    with dragoman("script") as product:
-        yield product
-
-
-def numbers(last: int) -> str:
-    return ", ".join(map(str, range(1, last + 1))) + "."
-
-
 def asking(wire: str, text: str) -> dict[str, Any]:
     """The fields that ask this."""
     if wire == "chat":
@@ -38,7 +24,7 @@ def asking(wire: str, text: str) -> dict[str, Any]:
     return {"input": text}
 
 
-def told(wire: str, events: list[Any]) -> str:
+def text_of(wire: str, events: list[Any]) -> str:
     """The text of a stream."""
     if wire == "chat":
         return "".join(each.choices[0].delta.content or "" for each in events)
@@ -46,28 +32,8 @@ def told(wire: str, events: list[Any]) -> str:
 
 
 @WIRES
-def test_ten_streams_side_by_side_each_say_their_own(rehearsal: Product, wire: str) -> None:
-    def ask(last: int) -> str:
-        question = f"Count to {last}."
-        if wire == "responses":
-            events = sdk.responses.create(model="script", input=question, stream=True)
-            return "".join(e.delta for e in events if e.type == "response.output_text.delta")
-        messages: Any = [{"role": "user", "content": question}]
-        create: Any = sdk.chat.completions.create
-        chunks = create(model="script", messages=messages, stream=True)
-        return "".join(each.choices[0].delta.content or "" for each in chunks)
-
-    with (
-        openai.OpenAI(base_url=rehearsal.base_url, api_key="none", max_retries=0) as sdk,
-        ThreadPoolExecutor(STREAMS) as pool,
-    ):
-        answers = list(pool.map(ask, range(20, 20 + STREAMS)))
-    assert answers == [numbers(20 + n) for n in range(STREAMS)]
-
-
-@WIRES
-async def test_no_stream_waits_for_another_to_end(wire: str) -> None:
-    """The model's server says nothing to anybody until it has been asked by all."""
+async def test_streams_run_side_by_side(wire: str) -> None:
+    """The upstream answers no request before it has got them all."""
     together = asyncio.Barrier(STREAMS)
 
     async def answer(asked: Asked) -> Reply:
@@ -79,12 +45,12 @@ async def test_no_stream_waits_for_another_to_end(wire: str) -> None:
         heard = await asyncio.gather(
             *(server.raw(wire, **asking(wire, f"Say {n}.")) for n in range(STREAMS))
         )
-    assert [told(wire, events) for events in heard] == [f"Say {n}." for n in range(STREAMS)]
+    assert [text_of(wire, events) for events in heard] == [f"Say {n}." for n in range(STREAMS)]
 
 
 @WIRES
 @pytest.mark.parametrize("upstream", ["chat", "responses"])
-async def test_a_long_prompt_arrives_whole_and_is_answered(upstream: str, wire: str) -> None:
+async def test_prompt_of_800_kb_reaches_the_upstream_whole(upstream: str, wire: str) -> None:
     assert len(BIG.encode()) > 800_000
     yes = {
         "chat": stream(chunk({"content": "Yes."}), chunk(finish="stop")),
@@ -100,7 +66,7 @@ async def test_a_long_prompt_arrives_whole_and_is_answered(upstream: str, wire: 
 
 
 @WIRES
-async def test_a_long_answer_arrives_whole(wire: str) -> None:
+async def test_answer_of_5000_chunks_reaches_the_client_whole(wire: str) -> None:
     words = [f"{number:07d} " for number in range(5_000)]
 
     def answer(asked: Asked) -> Reply:
@@ -110,4 +76,4 @@ async def test_a_long_answer_arrives_whole(wire: str) -> None:
 
     async with behind(answer) as server:
         heard = await server.raw(wire)
-    assert told(wire, heard) == "".join(words)
+    assert text_of(wire, heard) == "".join(words)

@@ -334,6 +334,15 @@ def test_format_without_schema_is_unchanged() -> None:
         )
 
 
+def test_an_image_alone_is_replaced_where_the_model_cannot_see() -> None:
+    history = (USER, FunctionCallOutput("c", (Text("x"), Image("u"))))
+    lowered = lower(Request(model="m", items=history), UpstreamLimits(images=False))
+    assert lowered.request.items[0] is USER
+    placeholder = Text("[image: this model cannot see it]")
+    assert lowered.request.items[1] == FunctionCallOutput("c", (Text("x"), placeholder))
+    assert fields_of(lowered) == [("items[1].output[1]", "dropped")]
+
+
 # ---- all of it -------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from dragoman.engines import llamacpp as room
 from dragoman.engines.llamacpp import Aligner, LlamaCpp, llamacpp, tokens_of_text
 from tests.engines.stage import answered
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
-from tests.upstream.model.transcripts import HELLO
+from training.tiny.transcripts import HELLO
 
 FILE = MODEL_FOLDER / MODEL_FILE
 CONTEXT = 2048

@@ -11,7 +11,7 @@ from dragoman.core.request import Request
 from dragoman.engines.find_format import find_format, is_format, warning_of
 from dragoman.engines.local import find_target, is_local, transformers
 from tests.engines.test_llamacpp import FILE
-from tests.upstream.model.transcripts import HELLO
+from training.tiny.transcripts import HELLO
 
 
 @pytest.mark.parametrize("target", ["pocket", "script", "hf:a/b", "gguf:a.gguf", "gguf:"])

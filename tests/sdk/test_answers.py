@@ -11,8 +11,9 @@ from tests.mock import chunk, completion, plain, stream
 from tests.sdk.behind import Face, behind, by_form, timeless
 from tests.sdk.scenes import SCENES, USAGE, Scene
 
-FACES = pytest.mark.parametrize("face", ["async", "sync"])
-NAMES = pytest.mark.parametrize("name", SCENES)
+SCENES_BY_FACE = pytest.mark.parametrize(
+    ("name", "face"), [*((name, "async") for name in SCENES), ("text", "sync"), ("call", "sync")]
+)
 
 
 def said(completion: Any) -> dict[str, Any]:
@@ -28,9 +29,8 @@ def said(completion: Any) -> dict[str, Any]:
     return message
 
 
-@FACES
-@NAMES
-async def test_chat_reads_the_same_streamed_and_whole(name: str, face: Face) -> None:
+@SCENES_BY_FACE
+async def test_chat_answer_is_the_same_streamed_and_whole(name: str, face: Face) -> None:
     scene: Scene = SCENES[name]
     fields = scene.fields.get("chat", {})
     async with behind(scene.handler, face=face) as server:
@@ -48,9 +48,8 @@ async def test_chat_reads_the_same_streamed_and_whole(name: str, face: Face) -> 
         assert len({call.id for call in calls}) == len(calls)
 
 
-@FACES
-@NAMES
-async def test_responses_reads_the_same_streamed_and_whole(name: str, face: Face) -> None:
+@SCENES_BY_FACE
+async def test_responses_answer_is_the_same_streamed_and_whole(name: str, face: Face) -> None:
     scene: Scene = SCENES[name]
     fields = scene.fields.get("responses", {})
     async with behind(scene.handler, face=face) as server:
@@ -70,29 +69,35 @@ async def test_responses_reads_the_same_streamed_and_whole(name: str, face: Face
 # ---- answers that do not end by themselves ---------------------------------------------------
 
 
-CUT = {
-    "length": ("It is a truth univ", "max_output_tokens"),
-    "content_filter": ("How to ", "content_filter"),
-}
-
-
-RAISED = {
-    "length": openai.LengthFinishReasonError,
-    "content_filter": openai.ContentFilterFinishReasonError,
-}
-
-
-@FACES
-@pytest.mark.parametrize("reason", CUT)
-async def test_an_answer_cut_short_says_why(reason: str, face: Face) -> None:
-    text, detail = CUT[reason]
+@pytest.mark.parametrize(
+    ("reason", "text", "detail", "raised", "face"),
+    [
+        (
+            "length",
+            "It is a truth univ",
+            "max_output_tokens",
+            openai.LengthFinishReasonError,
+            "async",
+        ),
+        (
+            "content_filter",
+            "How to ",
+            "content_filter",
+            openai.ContentFilterFinishReasonError,
+            "sync",
+        ),
+    ],
+)
+async def test_cut_answer_names_its_reason(
+    reason: str, text: str, detail: str, raised: type[Exception], face: Face
+) -> None:
     scene = Scene({"content": text}, ({"content": text},), {}, [], reason)
     async with behind(scene.handler, face=face) as server:
         (choice,) = (await server.whole("chat")).choices
         assert (choice.finish_reason, choice.message.content) == (reason, text)
         *_, end = await server.raw("chat")
         assert end.choices[0].finish_reason == reason
-        with pytest.raises(RAISED[reason]):  # the helper takes what was cut for a failure
+        with pytest.raises(raised):  # the helper takes what was cut for a failure
             await server.streamed("chat")
         events, final = await server.streamed("responses")
         assert events[-1].type == "response.incomplete"
@@ -103,7 +108,7 @@ async def test_an_answer_cut_short_says_why(reason: str, face: Face) -> None:
         assert whole.output_text == text
 
 
-async def test_a_call_cut_by_the_limit_is_incomplete_and_not_made_whole() -> None:
+async def test_call_cut_by_the_limit_stays_incomplete() -> None:
     half = '{"city": "Zür'
     call = {"id": "call_a", "type": "function", "function": {"name": "weather", "arguments": half}}
     scene = Scene(
@@ -125,7 +130,7 @@ async def test_a_call_cut_by_the_limit_is_incomplete_and_not_made_whole() -> Non
 # ---- what only one of the protocols has ------------------------------------------------------
 
 
-async def test_several_choices_arrive_interleaved_and_stay_apart() -> None:
+async def test_interleaved_choices_stay_apart() -> None:
     def piece(index: int, text: str | None, finish: str | None = None) -> dict[str, Any]:
         delta = {} if text is None else {"content": text}
         return {**chunk(), "choices": [{"index": index, "delta": delta, "finish_reason": finish}]}
@@ -143,7 +148,7 @@ async def test_several_choices_arrive_interleaved_and_stay_apart() -> None:
         assert [asked.json["n"] for asked in server.up.asked] == [2, 2]
 
 
-async def test_where_a_server_has_no_choices_it_is_asked_for_each() -> None:
+async def test_server_without_n_is_asked_once_per_choice() -> None:
     hello = completion({"content": "Hello"}, usage=USAGE)
     stop = chunk(finish="stop")
     handler = by_form(plain(200, hello), stream(chunk({"content": "Hello"}), stop))
@@ -158,8 +163,7 @@ async def test_where_a_server_has_no_choices_it_is_asked_for_each() -> None:
 AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "Hello there", "expires_at": 1800000000}
 
 
-@FACES
-async def test_sound_is_carried_both_ways(face: Face) -> None:
+async def test_audio_is_carried_both_ways() -> None:
     deltas = [
         {"audio": {"id": "audio_1", "transcript": "Hello "}},
         {"audio": {"data": "UklG"}},
@@ -184,7 +188,7 @@ async def test_sound_is_carried_both_ways(face: Face) -> None:
         "modalities": ["text", "audio"],
         "audio": {"voice": "ash", "format": "wav"},
     }
-    async with behind(handler, face=face) as server:
+    async with behind(handler) as server:
         whole = await server.whole("chat", **fields)
         _, final = await server.streamed("chat", **fields)
         for asked in server.up.asked:
@@ -198,7 +202,7 @@ async def test_sound_is_carried_both_ways(face: Face) -> None:
         assert not answer.choices[0].message.content
 
 
-async def test_sound_has_no_place_in_responses_and_is_refused() -> None:
+async def test_audio_for_a_responses_server_is_refused() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
     async with behind(plain(500, b""), wire="responses") as server:
         with pytest.raises(openai.BadRequestError) as caught:

@@ -81,9 +81,10 @@ async def talk(server: Behind, *, streamed: bool, shown: bool) -> str:
     return str(said.content)
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("shown", [False, True])
-async def test_p9_seals_come_back_through_a_client_of_chat(streamed: bool, shown: bool) -> None:
+@pytest.mark.parametrize(("streamed", "shown"), [(False, True), (True, False)])
+async def test_p9_encrypted_reasoning_is_restored_for_a_chat_client(
+    streamed: bool, shown: bool
+) -> None:
     async with behind(thinking, wire="responses") as server:
         answer = await talk(server, streamed=streamed, shown=shown)
         asked = [each.json for each in server.up.asked]
@@ -99,7 +100,7 @@ async def test_p9_seals_come_back_through_a_client_of_chat(streamed: bool, shown
     assert asked[-1]["input"][: len(asked[1]["input"])] == asked[1]["input"]  # what is cached stays
 
 
-async def test_p9_a_model_that_seals_nothing_answers_all_the_same() -> None:
+async def test_p9_model_without_encrypted_reasoning_is_asked_again_without_it() -> None:
     def refusing(asked: Asked) -> Reply:
         if ENCRYPTED in asked.json.get("include", ()):
             words = "Encrypted content is not supported with this model."
@@ -136,7 +137,7 @@ def _chat(asked: Asked, said: JSON, finish: str) -> Reply:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_p8_a_server_that_must_have_reasoning_gets_it_whoever_asks(streamed: bool) -> None:
+async def test_p8_required_reasoning_is_restored_for_a_client_that_drops_it(streamed: bool) -> None:
     async with behind(wordy, profile="deepseek") as server:
         messages: list[JSON] = [{"role": "user", "content": "What is the time?"}]
         for _ in range(2):
@@ -144,7 +145,7 @@ async def test_p8_a_server_that_must_have_reasoning_gets_it_whoever_asks(streame
     assert said.content == "I thought: A clock\nis needed."
 
 
-async def test_p8_a_server_that_remembers_nothing_has_nothing_to_give() -> None:
+async def test_p8_without_a_cache_required_reasoning_is_a_space() -> None:
     async with behind(wordy, profile="deepseek", settings=Settings(reasoning_vault=0)) as server:
         messages: list[JSON] = [{"role": "user", "content": "What is the time?"}]
         for _ in range(2):
@@ -152,7 +153,7 @@ async def test_p8_a_server_that_remembers_nothing_has_nothing_to_give() -> None:
     assert said.content == "I thought:  "
 
 
-async def test_p8_what_is_owed_and_not_to_be_had_is_a_space_and_told() -> None:
+async def test_p8_missing_required_reasoning_is_a_space_and_reported() -> None:
     call = {"id": "call_x", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "Go."},
@@ -170,7 +171,7 @@ async def test_p8_what_is_owed_and_not_to_be_had_is_a_space_and_told() -> None:
 # ---- P12 and our own seals -------------------------------------------------------------------
 
 
-async def test_p12_a_blob_of_another_key_costs_a_second_try_and_is_told() -> None:
+async def test_p12_undecryptable_reasoning_is_dropped_at_a_second_try_and_reported() -> None:
     def locked(asked: Asked) -> Reply:
         if any(item.get("encrypted_content") for item in asked.json["input"]):
             error = {"message": "It could not be verified.", "code": "invalid_encrypted_content"}
@@ -206,7 +207,7 @@ async def remembering(handler: Any, wire: str = "chat") -> AsyncIterator[Behind]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_p9_a_client_that_leaves_nothing_takes_its_reasoning_along(streamed: bool) -> None:
+async def test_p9_with_store_false_encrypted_reasoning_is_accepted_again(streamed: bool) -> None:
     """As coding agents do: store is false, reasoning is asked for sealed, words are not sent."""
     fields = {"tools": TOOLS, "store": False, "include": [ENCRYPTED]}
     ask = [{"role": "user", "content": "What is the time?"}]
@@ -231,7 +232,7 @@ async def test_p9_a_client_that_leaves_nothing_takes_its_reasoning_along(streame
     assert second.output_text == "I thought: A clock\nis needed."
 
 
-async def test_p9_a_chain_of_stored_responses_keeps_its_seals() -> None:
+async def test_p9_stored_chain_keeps_encrypted_reasoning() -> None:
     """A server that is asked to store nothing knows no item by its id, and wants the blob."""
 
     def forgetful(asked: Asked) -> Reply:

@@ -10,12 +10,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.mock import chunk, completion, plain, stream
+from tests.mock import chunk, completion, mock, plain, stream
 from tests.sdk.behind import Behind, Face, behind, by_form
 from tests.sdk.scenes import SCENES, USAGE, WEATHER, tools
 from tests.sdk.speaking import answering, custom_call, message
 
-FACES = pytest.mark.parametrize("face", ["async", "sync"])
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -55,8 +54,8 @@ def sent(server: Behind) -> Any:
 # ---- structured output -----------------------------------------------------------------------
 
 
-@FACES
-async def test_a_form_is_asked_for_and_filled_in(face: Face) -> None:
+@pytest.mark.parametrize("face", ["async", "sync"])
+async def test_structured_output_is_parsed_over_both_wires(face: Face) -> None:
     async with behind(saying(SOLVED_JSON), face=face) as server:
         answer = await server.parsed("chat", response_format=Solution)
         assert answer.choices[0].message.parsed == SOLVED
@@ -73,9 +72,8 @@ async def test_a_form_is_asked_for_and_filled_in(face: Face) -> None:
     assert list(form["schema"]["properties"]) == ["steps", "answer"]
 
 
-@FACES
-async def test_a_form_may_be_refused(face: Face) -> None:
-    async with behind(SCENES["refusal"].handler, face=face) as server:
+async def test_refusal_of_structured_output_is_not_parsed() -> None:
+    async with behind(SCENES["refusal"].handler) as server:
         message = (await server.parsed("chat", response_format=Solution)).choices[0].message
         assert (message.parsed, message.refusal) == (None, "I cannot do that.")
         response = await server.parsed("responses", text_format=Solution)
@@ -86,8 +84,8 @@ async def test_a_form_may_be_refused(face: Face) -> None:
 # ---- tools -----------------------------------------------------------------------------------
 
 
-@FACES
-async def test_strict_tools_are_parsed_by_the_sdk(face: Face) -> None:
+@pytest.mark.parametrize("face", ["async", "sync"])
+async def test_strict_tool_calls_are_parsed_by_the_sdk(face: Face) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "Weather", "arguments": ""}}
     whole = completion(
         {
@@ -129,7 +127,7 @@ async def test_strict_tools_are_parsed_by_the_sdk(face: Face) -> None:
     ],
     ids=["auto", "required", "none", "named"],
 )
-async def test_a_choice_among_tools_is_the_same_over_both(chat: Any, responses: Any) -> None:
+async def test_tool_choice_is_the_same_over_both_wires(chat: Any, responses: Any) -> None:
     offered = tools(WEATHER)
     async with behind(SCENES["call"].handler) as server:
         await server.whole("chat", tool_choice=chat, **offered["chat"])
@@ -148,8 +146,7 @@ PATCH = {"type": "custom", "name": "patch", "description": "Patches.", "format":
 DIFF = "*** Begin\n+a\n*** End\n"
 
 
-@FACES
-async def test_p16_a_custom_tool_before_a_server_that_has_none(face: Face) -> None:
+async def test_p16_custom_tool_is_emulated_on_a_chat_server() -> None:
     arguments = json.dumps({"input": DIFF})
     call = {"id": "c", "type": "function", "function": {"name": "patch", "arguments": ""}}
     halves = (arguments[:9], arguments[9:])
@@ -160,7 +157,7 @@ async def test_p16_a_custom_tool_before_a_server_that_has_none(face: Face) -> No
         plain(200, completion({"tool_calls": [whole]}, "tool_calls")),
         stream(*chunks, chunk(finish="tool_calls")),
     )
-    async with behind(handler, face=face) as server:
+    async with behind(handler) as server:
         response = await server.whole("responses", tools=[PATCH])
         events, final = await server.streamed("responses", tools=[PATCH])
         function = sent(server)["tools"][0]["function"]
@@ -182,7 +179,7 @@ async def test_p16_a_custom_tool_before_a_server_that_has_none(face: Face) -> No
     assert list(function["parameters"]["properties"]) == ["input"]
 
 
-async def test_p16_a_custom_tool_before_a_server_that_has_them() -> None:
+async def test_p16_custom_tool_passes_to_a_server_that_has_them() -> None:
     handler = answering(custom_call("patch", DIFF))
     async with behind(handler, wire="responses", profile="openai") as server:
         response = await server.whole("responses", tools=[PATCH])
@@ -197,21 +194,12 @@ async def test_p16_a_custom_tool_before_a_server_that_has_them() -> None:
     assert "".join(each.custom["input"] for each in fragments) == DIFF
 
 
-async def test_results_go_back_under_the_ids_of_their_calls() -> None:
+async def test_tool_results_keep_the_ids_of_their_calls() -> None:
+    call = {"type": "function_call", "name": "weather"}
     past = [
         {"role": "user", "content": "Weather in Rome and Bern?"},
-        {
-            "type": "function_call",
-            "call_id": "a",
-            "name": "weather",
-            "arguments": '{"city":"Rome"}',
-        },
-        {
-            "type": "function_call",
-            "call_id": "b",
-            "name": "weather",
-            "arguments": '{"city":"Bern"}',
-        },
+        call | {"call_id": "a", "arguments": '{"city":"Rome"}'},
+        call | {"call_id": "b", "arguments": '{"city":"Bern"}'},
         {"type": "function_call_output", "call_id": "a", "output": "sunny"},
         {"type": "function_call_output", "call_id": "b", "output": "rainy"},
     ]
@@ -236,7 +224,7 @@ async def test_results_go_back_under_the_ids_of_their_calls() -> None:
 # ---- what else is asked ------------------------------------------------------------------------
 
 
-async def test_pictures_reach_the_model_over_both() -> None:
+async def test_images_reach_the_model_over_both_wires() -> None:
     over_chat = [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}},
@@ -257,7 +245,23 @@ async def test_pictures_reach_the_model_over_both() -> None:
         assert sent(server)["input"][0]["content"] == over_responses
 
 
-async def test_how_much_and_how_hard_is_said_in_each_servers_words() -> None:
+@pytest.mark.parametrize("upstream", ["chat", "responses"])
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_p44_v16_image_url_is_passed_on_and_never_fetched(wire: str, upstream: str) -> None:
+    yes = {"chat": saying("A dot."), "responses": answering(message("A dot."))}
+    async with mock(plain(500, b"")) as pictures, behind(yes[upstream], wire=upstream) as server:
+        url = f"http://127.0.0.1:{pictures.port}/picture.png"
+        part = {
+            "chat": {"type": "image_url", "image_url": {"url": url}},
+            "responses": {"type": "input_image", "image_url": url},
+        }
+        said = [{"role": "user", "content": [part[wire]]}]
+        await server.whole(wire, **{"chat": {"messages": said}, "responses": {"input": said}}[wire])
+        assert url.encode() in server.up.asked[-1].body
+        assert pictures.connections == 0
+
+
+async def test_limits_and_effort_have_each_wires_field_names() -> None:
     async with behind(saying("Yes.")) as server:
         await server.whole(
             "responses", max_output_tokens=50, reasoning={"effort": "low"}, temperature=0.5
@@ -278,7 +282,7 @@ async def test_how_much_and_how_hard_is_said_in_each_servers_words() -> None:
         assert caught.value.param == "logit_bias"
 
 
-async def test_p29_usage_is_asked_for_and_shown_to_who_asked() -> None:
+async def test_p29_usage_is_shown_only_to_clients_that_asked() -> None:
     counted = {**chunk(), "choices": [], "usage": USAGE}
     chunks = [chunk({"content": "Yes."}), chunk(finish="stop"), counted]
     async with behind(stream(*chunks)) as server:
@@ -289,7 +293,7 @@ async def test_p29_usage_is_asked_for_and_shown_to_who_asked() -> None:
         assert all(each.to_dict()["usage"] is None for each in others)
 
 
-async def test_fields_nobody_knows_reach_a_server_of_the_same_protocol() -> None:
+async def test_unknown_fields_pass_to_a_server_of_the_same_wire() -> None:
     async with behind(saying("Yes.")) as server:
         await server.whole("chat", extra_body={"thinking": {"type": "enabled"}, "top_k": 3})
         assert (sent(server)["thinking"], sent(server)["top_k"]) == ({"type": "enabled"}, 3)

@@ -41,7 +41,7 @@ TOOLS = [_tool("weather"), _tool("clock"), {"type": "custom", "name": "apply_pat
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-async def test_responses_passes_as_it_is(name: str) -> None:
+async def test_responses_output_passes_unchanged(name: str) -> None:
     output = OUTPUTS[name]
     async with behind(answering(*output), wire="responses") as server:
         whole = await server.whole("responses", tools=TOOLS)
@@ -69,7 +69,7 @@ CHAT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CHAT)
-async def test_chat_hears_what_it_has_words_for(name: str) -> None:
+async def test_chat_client_gets_text_refusal_reasoning_and_calls(name: str) -> None:
     async with behind(answering(*OUTPUTS[name]), wire="responses") as server:
         whole = await server.whole("chat")
         _, final = await server.streamed("chat", stream_options={"include_usage": True})
@@ -85,7 +85,7 @@ async def test_chat_hears_what_it_has_words_for(name: str) -> None:
         assert answer.usage.completion_tokens_details.reasoning_tokens == 3
 
 
-async def test_p8_reasoning_comes_back_sealed_as_it_was() -> None:
+async def test_p8_encrypted_reasoning_is_sent_back_unchanged() -> None:
     """An agent resends its items; the seal on its thoughts is not touched on the way."""
     async with behind(answering(*OUTPUTS["summary"]), wire="responses") as server:
         first = await server.whole("responses", include=["reasoning.encrypted_content"])
@@ -99,7 +99,7 @@ async def test_p8_reasoning_comes_back_sealed_as_it_was() -> None:
     assert server.up.asked[0].json["store"] is False
 
 
-async def test_chat_gets_summaries_as_thoughts() -> None:
+async def test_chat_client_gets_summaries_as_reasoning() -> None:
     async with behind(answering(*OUTPUTS["summary"]), wire="responses") as server:
         whole = await server.whole("chat")
         _, final = await server.streamed("chat")

@@ -23,7 +23,7 @@ async def turn(connection: Any, **fields: Any) -> tuple[str, str]:
     raise AssertionError("the connection ended")
 
 
-async def test_the_sdk_takes_turns_on_one_connection() -> None:
+async def test_sdk_takes_turns_over_one_websocket() -> None:
     engine = Stub()
     app = App(engine, Settings(), Memory(MemoryStore()))
     async with (

@@ -199,6 +199,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda path: path.parent.rmdir() or path.parent.write_text(""),
         "cannot be made: File exists. Let this user write to it and to its folder, or choose",
     ),
+    "a folder": (Path.mkdir, "cannot be used: unable to open database file. Let this user write"),
     "not a database": (foreign, "cannot be used: file is not a database. It is damaged or another"),
     "of a later version": (later, "was written by a later Dragoman (step 99, known are 4). Run"),
     "of somebody else": (others, "cannot be used: table items already exists. It holds the tables"),

@@ -73,31 +73,23 @@ async def test_servers_that_start_together_migrate_once(postgres: Postgres) -> N
         await each.close()
 
 
-async def test_store_of_later_version_is_refused(postgres: Postgres) -> None:
-    address = await postgres.database()
-    first = PostgresStore(address)
-    await first.get("t", "a")
-    connection = await asyncpg.connect(address)
-    await connection.execute("INSERT INTO dragoman.steps VALUES (99)")
-    await connection.close()
-    second = PostgresStore(address)
-    with pytest.raises(StoreError, match="later Dragoman"):
-        await second.get("t", "a")
-    await first.close()
-    await second.close()
-
-
-async def test_append_on_one_server_wakes_waiter_on_another(
-    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ending", [False, True])
+async def test_write_on_one_server_wakes_waiter_on_another(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: bool
 ) -> None:
     monkeypatch.setattr(PostgresStore, "POLL", 1_000.0)
     here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
     await here.begin(record("a"))
     async with there._pubsub.subscribe("a") as notified:
         waiting = asyncio.create_task(there.wait("a", 0, 60.0))
-        await here.append("a", FIRST)
-        await waiting
-        await notified.wait()
+        if ending:
+            done = Response(id="a", created_at=50, model="m", status="completed")
+            assert await here.finish("a", done)
+        else:
+            await here.append("a", FIRST)
+        async with asyncio.timeout(20.0):
+            await waiting
+            await notified.wait()
     await here.close()
     await there.close()
 
@@ -128,23 +120,6 @@ def whole(id: str) -> Record:
     asked = Request(model="m", items=made.request.items, instructions="Be kind. " * 500)
     done = Response(id=id, created_at=50, model="m", status="completed")
     return replace(made, request=asked, status="completed", response=done)
-
-
-async def test_end_of_a_run_notifies_other_servers(
-    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PostgresStore, "POLL", 1_000.0)
-    here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))
-    await here.begin(record("a"))
-    done = Response(id="a", created_at=50, model="m", status="completed")
-    async with there._pubsub.subscribe("a") as notified:
-        waiting = asyncio.create_task(there.wait("a", 0, 60.0))
-        assert await here.finish("a", done)
-        async with asyncio.timeout(20.0):
-            await waiting
-            await notified.wait()
-    await here.close()
-    await there.close()
 
 
 async def test_run_that_another_server_is_ending_is_passed_over_not_waited_for(

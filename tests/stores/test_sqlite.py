@@ -31,26 +31,6 @@ from dragoman.stores.sqlite import SqliteStore
 BOUND = 10.0
 
 
-@pytest.mark.parametrize("content", [None, b"not a database" * 100])
-def test_path_that_is_no_store_is_refused(tmp_path: Path, content: bytes | None) -> None:
-    place = tmp_path / "store.db"
-    if content is None:
-        place.mkdir()
-    else:
-        place.write_bytes(content)
-    with pytest.raises(StoreError, match=r"store\.db cannot be"):
-        SqliteStore(place)
-
-
-def test_store_of_later_version_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "store.db"
-    connection = sqlite3.connect(place)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(StoreError, match="a later Dragoman"):
-        SqliteStore(place)
-
-
 async def test_sqlite_error_becomes_store_error(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     other = sqlite3.connect(tmp_path / "store.db")

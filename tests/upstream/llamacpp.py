@@ -1,7 +1,7 @@
 """The real upstream of the tests: llama.cpp serving the tiny test model, as a fixture.
 
 A folder that wants it imports the fixture `llamacpp` in its conftest. What the model knows stands
-in `tests/upstream/model/transcripts.py`; this module knows the process and its HTTP face only.
+in `training/tiny/transcripts.py`; this module knows the process and its HTTP face only.
 """
 
 import contextlib

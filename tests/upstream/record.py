@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.upstream.llamacpp import Llamacpp, run_llamacpp
-from tests.upstream.model.transcripts import GET_WEATHER, user
+from training.tiny.transcripts import GET_WEATHER, user
 
 RECORDED = Path(__file__).parent / "recorded"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"

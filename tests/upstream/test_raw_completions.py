@@ -24,7 +24,7 @@ from dragoman.formats.template import Template
 from tests.engines.asking import ask
 from tests.product import dragoman
 from tests.upstream.llamacpp import MODEL_FOLDER, Llamacpp
-from tests.upstream.model.transcripts import ADD, GET_WEATHER, HELLO
+from training.tiny.transcripts import ADD, GET_WEATHER, HELLO
 
 WEATHER, PLUS = (FunctionTool(**tool["function"]) for tool in (GET_WEATHER, ADD))
 CONTROLS = ("<|im_start|>", "<|im_end|>")
@@ -71,9 +71,7 @@ def said(response: Response) -> list[tuple[str, ...]]:
 
 QUESTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "greeting": (("Hello!",), {}),
-    "other letters": (("Say hello in Chinese.",), {}),
     "emoji": (("Send me an emoji.",), {}),
-    "quotes": (("Quote a path.",), {}),
     "thinking": (("Think. What is 2 plus 3?",), {}),
     "system": ((Message("system", "Be brief."), "Who are you?"), {}),
     "turns": (
@@ -86,7 +84,6 @@ QUESTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "one call": (("What is the weather in Paris?",), {"tools": (WEATHER,)}),
     "two calls": (("What is the weather in Paris and Rome?",), {"tools": (WEATHER,)}),
-    "two tools": (("What is the weather in Paris?",), {"tools": (PLUS, WEATHER)}),
     "results": (
         (
             "What is the weather in Paris and Rome?",

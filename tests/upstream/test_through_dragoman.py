@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tests.product import Product, dragoman
 from tests.upstream.llamacpp import SONG, Llamacpp
-from tests.upstream.model.transcripts import ADD, GET_WEATHER, HELLO, IDENTITY, NO_TOOL, user
+from training.tiny.transcripts import ADD, GET_WEATHER, HELLO, IDENTITY, NO_TOOL, user
 
 MODEL = "tiny-test"
 BOTH = "What is the weather in Paris and Rome?"

@@ -16,7 +16,7 @@ from dragoman.engines.remote import Remote
 from tests.engines.asking import ask, asking
 from tests.product import dragoman
 from tests.upstream.llamacpp import Llamacpp
-from tests.upstream.model.transcripts import HELLO
+from training.tiny.transcripts import HELLO
 
 _LINE = re.compile(rb"(?:GET|POST) \S+(?= HTTP/1\.1\r\n)")
 CHAT, RESPONSES = "POST /v1/chat/completions", "POST /v1/responses"

@@ -25,8 +25,8 @@ LISTEN_AFTER = 0.02
 class Outlet(Protocol):
     """The connection of one request, on which writing is a plain call that never waits.
 
-    A peer is told when the client disconnects or has read enough. `full` says that the client does
-    not keep up; what is written then is buffered all the same.
+    A peer is called when the client disconnects or has read enough. `full` says that the client
+    does not keep up; what is written then is buffered all the same.
     """
 
     @property

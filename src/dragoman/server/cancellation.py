@@ -61,7 +61,7 @@ class Peer(Protocol):
 
 
 class Connection(Protocol):
-    """What tells of its client."""
+    """What calls a peer about its client."""
 
     def listen(self, peer: Peer | None) -> None:
         """Tell this peer from now on, and no other."""

@@ -192,13 +192,13 @@ def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
 def format_problem(upstream: Upstream) -> str | None:
     """What is wrong with the format of an upstream, if anything."""
     if upstream.wire != "completions":
-        told = 'is for an upstream with the wire "completions"'
-        return None if upstream.format is None else told
+        problem = 'is for an upstream with the wire "completions"'
+        return None if upstream.format is None else problem
     known = ", ".join(sorted(NAMES))
     if upstream.format is None:
         return f"is missing: over completions a model is spoken to in one of {known}"
-    told = f"is {upstream.format!r}, and must be a model's folder or one of {known}"
-    return None if is_format(upstream.format) else told
+    problem = f"is {upstream.format!r}, and must be a model's folder or one of {known}"
+    return None if is_format(upstream.format) else problem
 
 
 # ---- values ------------------------------------------------------------------------------

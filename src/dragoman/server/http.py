@@ -459,7 +459,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _linger(self) -> None:
-        """Say that this was all, and hear the other side out for a moment.
+        """End our side, and let the client send on for a moment.
 
         To close at once while it is still sending would tear our answer out of its hands.
         """

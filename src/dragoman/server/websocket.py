@@ -114,9 +114,9 @@ def understood(text: str | bytes) -> Ask:
     fields.boolean("stream")  # Codex and the Agents SDK send it; a socket streams in any case
     if fields.boolean("background"):
         raise FaultError(bad_request("is not supported over WebSocket", "background"))
-    said = fields.rest()
-    said.pop("stream_id", None)
-    request = RESPONSES.decode_request(json.dump({**said, "stream": True}))
+    rest = fields.rest()
+    rest.pop("stream_id", None)
+    request = RESPONSES.decode_request(json.dump({**rest, "stream": True}))
     return Ask(request, lane_of(fields), generate is not False)
 
 

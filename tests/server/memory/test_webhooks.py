@@ -18,7 +18,7 @@ from dragoman.server.config import EVENTS, ConfigurationError, Webhook, read
 from dragoman.server.settings import Settings
 from dragoman.server.state import webhooks
 from dragoman.server.state.service import open_memory
-from dragoman.server.state.webhooks import Courier, Receiver, Webhooks
+from dragoman.server.state.webhooks import Receiver, Sender, Webhooks
 from dragoman.stores.base import OutboxMessage, StoreError
 from tests.server.memory.remembering import Server, opened, remembering
 from tests.server.stubs import OPENING, Stub
@@ -176,7 +176,7 @@ async def test_a_letter_outlives_the_server_that_wrote_it(tmp_path: Path) -> Non
     async with inbox() as box:
         hooks = telling(box.url)
         async with remembering(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as first:
-            first.memory._courier.begin = lambda: None  # it dies before it can send
+            first.memory._sender.begin = lambda: None  # it dies before it can send
             id = await ask(first)
             for run in tuple(first.memory.runs._live.values()):
                 await run.finished()
@@ -221,10 +221,10 @@ async def test_message_without_receiver_is_deleted() -> None:
             self.settled.set()
 
     outbox = Outbox()
-    courier = Courier(outbox, telling("http://other"))
-    courier.begin()
+    sender = Sender(outbox, telling("http://other"))
+    sender.begin()
     await outbox.settled.wait()
-    await courier.close()
+    await sender.close()
 
 
 async def test_a_receiver_that_says_nothing_is_not_waited_for(
@@ -234,14 +234,14 @@ async def test_a_receiver_that_says_nothing_is_not_waited_for(
     held: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda reader, writer: held.append(writer), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    courier = Courier(opened("memory", Path()), hooks := telling(url))
+    sender = Sender(opened("memory", Path()), hooks := telling(url))
     receiver = hooks.find(url)
     assert receiver is not None
     letter = OutboxMessage(id="a", target=url, body=b"{}", due=0.0)
-    problem, worth = await courier._attempt(letter, receiver)
+    problem, worth = await sender._attempt(letter, receiver)
     assert "0.05 s" in problem
     assert worth
-    await courier.close()
+    await sender.close()
     for writer in held:
         writer.close()
     server.close()
@@ -285,7 +285,7 @@ async def test_the_configured_ones_are_told() -> None:
         Settings(store="memory"), {"HOOK": SECRET}, [Webhook(url="http://x/", secret_env="HOOK")]
     )
     assert memory is not None
-    assert memory._courier._webhooks.find("http://x/") == Receiver(
+    assert memory._sender._webhooks.find("http://x/") == Receiver(
         url="http://x/", key=KEY, events=EVENTS
     )
     await memory.close()

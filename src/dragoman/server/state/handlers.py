@@ -390,10 +390,10 @@ def _completion(record: Record) -> dict[str, Any]:
     """A completion as it was answered, with its metadata."""
     if record.response is None:
         raise RuntimeError("only what was answered can be shown")
-    said: dict[str, Any] = json.load(
+    completion: dict[str, Any] = json.load(
         CHAT.encode_response(record.response, record.request, STANDARD)
     )
-    return {**said, "metadata": record.metadata or {}}
+    return {**completion, "metadata": record.metadata or {}}
 
 
 def _messages(record: Record) -> list[tuple[str, dict[str, Any]]]:
@@ -401,8 +401,8 @@ def _messages(record: Record) -> list[tuple[str, dict[str, Any]]]:
     asked, _ = CHAT.encode_request(record.request, STANDARD)
     ids = (f"{PREFIX}{record.id}-{place}" for place in count())
     return [
-        (id, {"id": id, **said})
-        for id, said in zip(ids, json.load(asked)["messages"], strict=False)
+        (id, {"id": id, **message})
+        for id, message in zip(ids, json.load(asked)["messages"], strict=False)
     ]
 
 

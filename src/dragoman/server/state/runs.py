@@ -47,8 +47,8 @@ class Runs:
     """The runs of this server.
 
     With `requeue`, a background run whose server died before it had an event is begun again instead
-    of ended. One that has events never is: nothing is answered twice. `launch` is set by whoever
-    has an engine to answer with.
+    of ended. One that has events never is: nothing is answered twice. `launch` is set by the
+    responder, which has the engine.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Runs:
         return [run for run in self._live.values() if run.record.background and not run.ended]
 
     async def close(self) -> None:
-        """Stop what still runs, wait until that is kept, and end the upkeep."""
+        """Stop what still runs, wait until that is stored, and end the upkeep."""
         if self._upkeep is not None:
             self._upkeep.cancel()
         runs = tuple(self._live.values())

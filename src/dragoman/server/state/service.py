@@ -39,10 +39,10 @@ from .resolve import (
 )
 from .run import Run
 from .runs import LEASE, Runs
-from .webhooks import Courier, Receiver, Webhooks
+from .webhooks import Receiver, Sender, Webhooks
 
 ENCODER_VERSION = 2
-"""Raised when the same events would be said in other bytes, so that no reader gets a mixture."""
+"""Raised when the same events are encoded to other bytes, so that no reader gets a mixture."""
 
 
 class Plan(Struct, frozen=True):
@@ -60,7 +60,7 @@ class Plan(Struct, frozen=True):
 
 class Memory:
     """A store and the runs of this server; without `upkeep`, a store that no other server shares
-    and that nobody keeps small."""
+    and that is never swept."""
 
     def __init__(
         self,
@@ -78,16 +78,16 @@ class Memory:
         self.store = store
         self.seal = seal
         self.runs = Runs(
-            store, lease=lease, upkeep=upkeep, announce=webhooks.letters, requeue=requeue
+            store, lease=lease, upkeep=upkeep, announce=webhooks.messages, requeue=requeue
         )
-        self._courier = Courier(store, webhooks)
+        self._sender = Sender(store, webhooks)
         self._dialect = dialect
         self._inherit = inherit
 
     def begin(self) -> None:
         """See to the runs, and send what there is to send, from now on."""
         self.runs.begin()
-        self._courier.begin()
+        self._sender.begin()
 
     def plan(
         self, wire: str, request: Request, caller: Caller, source: Source | None = None
@@ -178,7 +178,7 @@ class Memory:
     async def close(self) -> None:
         """End what runs and let go of the store."""
         await self.runs.close()
-        await self._courier.close()
+        await self._sender.close()
         await self.store.close()
 
 

@@ -36,8 +36,8 @@ PATIENCE = 30.0
 
 
 class Receiver(Struct, frozen=True, kw_only=True):
-    """Who is told of what. `key` is what messages are signed with; addresses that are not public
-    are sent to only where `allow` lists them, or their network."""
+    """A webhook: what is sent where. `key` is what messages are signed with; addresses that are not
+    public are sent to only where `allow` lists them, or their network."""
 
     url: str
     key: bytes
@@ -46,7 +46,7 @@ class Receiver(Struct, frozen=True, kw_only=True):
 
 
 class Webhooks:
-    """Those who are told."""
+    """All webhooks."""
 
     def __init__(self, receivers: Sequence[Receiver] = ()) -> None:
         self._receivers = {receiver.url: receiver for receiver in receivers}
@@ -55,22 +55,22 @@ class Webhooks:
         return bool(self._receivers)
 
     def find(self, url: str) -> Receiver | None:
-        """The one at this address."""
+        """The webhook with this address."""
         return self._receivers.get(url)
 
-    def letters(self, record: Record, response: Response) -> tuple[OutboxMessage, ...]:
-        """What is to be told of a run that ends so: nothing, unless it ran in the background."""
+    def messages(self, record: Record, response: Response) -> tuple[OutboxMessage, ...]:
+        """The messages about a run that ends so: none, unless it ran in the background."""
         name = f"response.{response.status}"
         if not record.background:
             return ()
         return tuple(
-            _letter(receiver.url, name, record.id)
+            _message(receiver.url, name, record.id)
             for receiver in self._receivers.values()
             if name in receiver.events
         )
 
 
-def _letter(url: str, name: str, response: str) -> OutboxMessage:
+def _message(url: str, name: str, response: str) -> OutboxMessage:
     id = f"evt_{new_id()}"
     said = {
         "id": id,
@@ -92,7 +92,7 @@ def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
     return f"v1,{b64encode(hmac.digest(key, signed, sha256)).decode()}"
 
 
-class Courier:
+class Sender:
     """Sends what is in the outbox, as long as it is not closed."""
 
     def __init__(self, store: Outbox, webhooks: Webhooks) -> None:
@@ -102,7 +102,7 @@ class Courier:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Send from now on, if there is anybody to send to."""
+        """Send from now on, if there are webhooks."""
         if self._webhooks and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -116,44 +116,44 @@ class Courier:
 
     async def _run(self) -> None:
         while True:
-            letters: Sequence[OutboxMessage] = ()
+            messages: Sequence[OutboxMessage] = ()
             with suppress(StoreError):  # a store that fails now is asked again
                 moment = time.time()
-                letters = await self._store.take_due(moment, moment + 2 * PATIENCE)
-                await asyncio.gather(*map(self._send, letters))
-            if not letters:
+                messages = await self._store.take_due(moment, moment + 2 * PATIENCE)
+                await asyncio.gather(*map(self._send, messages))
+            if not messages:
                 await asyncio.sleep(LOOK)
 
-    async def _send(self, letter: OutboxMessage) -> None:
-        receiver = self._webhooks.find(letter.target)
-        if receiver is None:  # nobody is to be told there any more
-            await self._store.settle(letter.id)
+    async def _send(self, message: OutboxMessage) -> None:
+        receiver = self._webhooks.find(message.target)
+        if receiver is None:  # it was removed from the configuration
+            await self._store.settle(message.id)
             return
-        problem, worth = await self._attempt(letter, receiver)
+        problem, worth = await self._attempt(message, receiver)
         if not problem:
-            await self._store.settle(letter.id)
-        elif worth and letter.attempts <= len(DELAYS):
-            await self._store.settle(letter.id, time.time() + DELAYS[letter.attempts - 1])
+            await self._store.settle(message.id)
+        elif worth and message.attempts <= len(DELAYS):
+            await self._store.settle(message.id, time.time() + DELAYS[message.attempts - 1])
         else:
-            await self._store.settle(letter.id)
-            told = f"A webhook was given up after {letter.attempts} attempts: {problem}."
-            sys.stderr.write(f"{told}\n")
+            await self._store.settle(message.id)
+            problem = f"A webhook was given up after {message.attempts} attempts: {problem}."
+            sys.stderr.write(f"{problem}\n")
 
-    async def _attempt(self, letter: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
+    async def _attempt(self, message: OutboxMessage, receiver: Receiver) -> tuple[str, bool]:
         """What went wrong, and whether it is worth to try again; empty if nothing."""
         moment = int(time.time())
         headers = (
             ("content-type", "application/json"),
             ("user-agent", f"dragoman/{VERSION}"),
-            ("webhook-id", letter.id),
+            ("webhook-id", message.id),
             ("webhook-timestamp", str(moment)),
-            ("webhook-signature", signature(receiver.key, letter.id, moment, letter.body)),
+            ("webhook-signature", signature(receiver.key, message.id, moment, message.body)),
         )
         try:
             async with asyncio.timeout(PATIENCE):
                 url = parse_url(receiver.url)
                 address = await Guard(("*", *receiver.allow)).resolve(url)
-                sending = self._client.stream("POST", url, headers, letter.body, address=address)
+                sending = self._client.stream("POST", url, headers, message.body, address=address)
                 async with sending as answer:
                     status = answer.status
         except TimeoutError:

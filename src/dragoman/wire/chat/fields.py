@@ -78,7 +78,7 @@ def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
     >>> restore({"id": "1", "function": {"name": "f"}}, to_extra({"id": "2"}, function={"b": 2}))
     {'id': '1', 'function': {'name': 'f', 'b': 2}}
     """
-    return merge(fields, from_extra(extra))
+    return merge(fields, from_extra(extra)) if extra else fields
 
 
 def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:

@@ -14,7 +14,7 @@ ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
 @dataclass
-class Heard:
+class Received:
     """An answer as a client understood it. `error` is the protocol's error object, if one came."""
 
     status: int
@@ -31,25 +31,27 @@ class Heard:
     """Whether `[DONE]` came."""
 
 
-def hear(protocol: str, status: int, headers: dict[str, str], body: bytes) -> Heard:
+def read_answer(protocol: str, status: int, headers: dict[str, str], body: bytes) -> Received:
     """Read an answer of `chat` or `responses`, streamed or whole."""
-    heard = Heard(status, headers.get("retry-after"))
+    received = Received(status, headers.get("retry-after"))
     kind = headers["content-type"].partition(";")[0]
     if kind == "text/event-stream":
         assert status == 200
         events = list(blocks(body))
-        _chat_stream(heard, events) if protocol == "chat" else _responses_stream(heard, events)
-        return heard
+        _chat_stream(received, events) if protocol == "chat" else _responses_stream(
+            received, events
+        )
+        return received
     assert kind == "application/json"
     assert int(headers["content-length"]) == len(body)
     value = json.loads(body)
     if status != 200:
-        heard.error = error_object(value)
+        received.error = error_object(value)
     elif protocol == "chat":
-        _chat_whole(heard, value)
+        _chat_whole(received, value)
     else:
-        _responses_whole(heard, value)
-    return heard
+        _responses_whole(received, value)
+    return received
 
 
 def blocks(body: bytes) -> list[tuple[str | None, str]]:
@@ -80,71 +82,71 @@ def error_object(value: dict[str, Any]) -> dict[str, Any]:
 # ---- Chat ----------------------------------------------------------------------------------
 
 
-def _chat_stream(heard: Heard, events: list[tuple[str | None, str]]) -> None:
+def _chat_stream(received: Received, events: list[tuple[str | None, str]]) -> None:
     ids: set[str] = set()
     for _, data in events:
-        assert not heard.done, "something came after [DONE]"
-        assert heard.error is None, "something came after the error"
+        assert not received.done, "something came after [DONE]"
+        assert received.error is None, "something came after the error"
         if data == "[DONE]":
-            heard.done = True
+            received.done = True
             continue
         chunk = json.loads(data)
         if "error" in chunk:
-            heard.error = error_object(chunk)
+            received.error = error_object(chunk)
             continue
         assert chunk["object"] == "chat.completion.chunk"
         assert {"id", "created", "model", "choices"} <= chunk.keys()
         ids.add(chunk["id"])
         if chunk.get("usage") is not None:
-            assert heard.finish, "usage came before the finish reason"
-            heard.usage = chunk["usage"]
+            assert received.finish, "usage came before the finish reason"
+            received.usage = chunk["usage"]
         for choice in chunk["choices"]:
-            _chat_choice(heard, choice)
+            _chat_choice(received, choice)
     assert len(ids) <= 1
-    heard.id = next(iter(ids), "")
+    received.id = next(iter(ids), "")
 
 
-def _chat_choice(heard: Heard, choice: dict[str, Any]) -> None:
+def _chat_choice(received: Received, choice: dict[str, Any]) -> None:
     assert choice["index"] == 0
-    assert heard.finish is None, "the choice went on after its finish reason"
+    assert received.finish is None, "the choice went on after its finish reason"
     delta = choice["delta"]
-    heard.text += delta.get("content") or ""
-    heard.refusal += delta.get("refusal") or ""
-    heard.reasoning += _thought(delta)
+    received.text += delta.get("content") or ""
+    received.refusal += delta.get("refusal") or ""
+    received.reasoning += _thought(delta)
     for fragment in delta.get("tool_calls") or ():
         index, function = fragment["index"], fragment["function"]
-        if index == len(heard.calls):
+        if index == len(received.calls):
             assert fragment["type"] == "function"
-            heard.calls.append([fragment["id"], function["name"], ""])
+            received.calls.append([fragment["id"], function["name"], ""])
         else:
-            assert 0 <= index < len(heard.calls), "an index was left out"
+            assert 0 <= index < len(received.calls), "an index was left out"
             assert not {"id", "type"} & fragment.keys(), "an id came twice"
             assert "name" not in function, "a name came twice"
-        heard.calls[index][2] += function["arguments"]
+        received.calls[index][2] += function["arguments"]
     if choice["finish_reason"] is not None:
         assert not delta.get("content"), "content stands beside the finish reason"
-        heard.finish = choice["finish_reason"]
+        received.finish = choice["finish_reason"]
 
 
-def _chat_whole(heard: Heard, value: dict[str, Any]) -> None:
+def _chat_whole(received: Received, value: dict[str, Any]) -> None:
     assert value["object"] == "chat.completion"
     assert {"id", "created", "model"} <= value.keys()
-    heard.id = value["id"]
-    heard.usage = value.get("usage")
+    received.id = value["id"]
+    received.usage = value.get("usage")
     (choice,) = value["choices"]
     assert choice["index"] == 0
     message = choice["message"]
     assert message["role"] == "assistant"
     assert "content" in message
-    heard.text = message["content"] or ""
-    heard.refusal = message.get("refusal") or ""
-    heard.reasoning = _thought(message)
+    received.text = message["content"] or ""
+    received.refusal = message.get("refusal") or ""
+    received.reasoning = _thought(message)
     for call in message.get("tool_calls") or ():
         assert call["type"] == "function"
         function = call["function"]
-        heard.calls.append([call["id"], function["name"], function["arguments"]])
-    heard.finish = choice["finish_reason"]
-    heard.done = True
+        received.calls.append([call["id"], function["name"], function["arguments"]])
+    received.finish = choice["finish_reason"]
+    received.done = True
 
 
 def _thought(said: dict[str, Any]) -> str:
@@ -156,9 +158,9 @@ def _thought(said: dict[str, Any]) -> str:
 # ---- Responses -----------------------------------------------------------------------------
 
 
-def _responses_stream(heard: Heard, events: list[tuple[str | None, str]]) -> None:
+def _responses_stream(received: Received, events: list[tuple[str | None, str]]) -> None:
     if events and events[-1] == (None, "[DONE]"):
-        heard.done = True
+        received.done = True
         events = events[:-1]
     parsed = [(name, json.loads(data)) for name, data in events]
     assert all(name == event["type"] for name, event in parsed)
@@ -168,13 +170,13 @@ def _responses_stream(heard: Heard, events: list[tuple[str | None, str]]) -> Non
     assert kinds[0] == "response.created"
     final = parsed[-1][1]["response"]
     assert {event["response"]["id"] for _, event in parsed if "response" in event} == {final["id"]}
-    _responses_whole(heard, final)
+    _responses_whole(received, final)
     streamed = _Streamed()
     for _, event in parsed:
         streamed.feed(event)
-    assert (heard.text, heard.refusal) == (streamed.text, streamed.refusal)
-    assert heard.reasoning == streamed.reasoning
-    assert [call[2] for call in heard.calls] == list(streamed.arguments.values())
+    assert (received.text, received.refusal) == (streamed.text, streamed.refusal)
+    assert received.reasoning == streamed.reasoning
+    assert [call[2] for call in received.calls] == list(streamed.arguments.values())
 
 
 class _Streamed:
@@ -212,29 +214,29 @@ class _Streamed:
             assert event["output_index"] in self.open, "something came for an item that is closed"
 
 
-def _responses_whole(heard: Heard, value: dict[str, Any]) -> None:
+def _responses_whole(received: Received, value: dict[str, Any]) -> None:
     assert value["object"] == "response"
-    heard.id = value["id"]
-    heard.usage = value["usage"]
+    received.id = value["id"]
+    received.usage = value["usage"]
     for item in value["output"]:
         assert item["id"]
         match item["type"]:
             case "message":
                 assert item["role"] == "assistant"
                 for part in item["content"]:
-                    heard.text += part.get("text", "")
-                    heard.refusal += part.get("refusal", "")
+                    received.text += part.get("text", "")
+                    received.refusal += part.get("refusal", "")
             case "reasoning":
                 parts = item.get("content") or item["summary"]
-                heard.reasoning += "".join(part["text"] for part in parts)
+                received.reasoning += "".join(part["text"] for part in parts)
             case "function_call":
-                heard.calls.append([item["call_id"], item["name"], item["arguments"]])
+                received.calls.append([item["call_id"], item["name"], item["arguments"]])
     status, details = value["status"], value["incomplete_details"]
     assert (status == "incomplete") == (details is not None)
     assert (status == "failed") == (value["error"] is not None)
-    heard.error = value["error"]
+    received.error = value["error"]
     if status == "completed":
-        heard.finish = "tool_calls" if heard.calls else "stop"
+        received.finish = "tool_calls" if received.calls else "stop"
     elif status == "incomplete":
         reasons = {"max_output_tokens": "length", "content_filter": "content_filter"}
-        heard.finish = reasons[details["reason"]]
+        received.finish = reasons[details["reason"]]

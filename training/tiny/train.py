@@ -1,7 +1,8 @@
 """Train the tiny test model from its transcripts and write it as `tiny.gguf`.
 
-Run by hand only, in an environment of its own (see README.md); no test imports it. Seeds and the
-number of threads are fixed, so one machine gives one file. Nothing here knows of Dragoman.
+Run by hand only, in an environment of its own (see tests/upstream/model/README.md); no test imports
+it. Seeds and the number of threads are fixed, so one machine gives one file. Nothing here knows of
+Dragoman.
 """
 
 import argparse
@@ -22,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transcripts import ROOMS, SYSTEMS, Message, Transcript, transcripts
 
-HERE = Path(__file__).parent
-TEMPLATE = (HERE / "template.jinja").read_text(encoding="utf-8")
+MODEL = Path(__file__).resolve().parents[2] / "tests" / "upstream" / "model"
+TEMPLATE = (MODEL / "template.jinja").read_text(encoding="utf-8")
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SECOND_CHOICE = 0.05
 BATCH_TOKENS = 320
@@ -333,7 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=24, help="passes over the transcripts")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
-    parser.add_argument("--output", type=Path, default=HERE / "tiny.gguf")
+    parser.add_argument("--output", type=Path, default=MODEL / "tiny.gguf")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
