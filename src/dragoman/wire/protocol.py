@@ -40,10 +40,6 @@ def _model(model: Model) -> dict[str, JSON]:
     }
 
 
-def _same_names(request: Request) -> Callable[[str], str]:
-    return str
-
-
 class Wire(Struct, frozen=True, kw_only=True):
     """One protocol. `name` is its key in every `extra`; the paths follow the base URL.
 
@@ -69,7 +65,7 @@ class Wire(Struct, frozen=True, kw_only=True):
     encode_response: Callable[[Response, Request, Dialect], bytes]
     decoder: Callable[[Turn], Decoder]
     losses: Losses
-    spelling: Callable[[Request], Callable[[str], str]] = _same_names
+    spelling: Callable[[Request], Callable[[str], str]] = lambda request: str
     encode_error: Callable[[Fault], tuple[int, bytes]] = encode_error
     models_path: str = "/models"
     encode_models: Callable[[Sequence[Model]], bytes] = encode_models
