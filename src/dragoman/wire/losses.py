@@ -200,20 +200,18 @@ class Search(Struct):
             return
         for field, name, row in rows.plain:
             lost = [at for at, value in found if getattr(value, field) not in _UNSET]
-            self._note_some(row, where + name, lost)
+            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
+                self.note(row, (where + name).lstrip("."), place)
         for name, row in rows.tested:
             test = row.test
             lost = [at for at, value in found if test is None or test(value, self.root)]
-            self._note_some(row, where + name, lost)
+            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
+                self.note(row, (where + name).lstrip("."), place)
         for place, value in found:
             if extra := getattr(value, "extra", None):
                 for wire, fields in extra.items():  # fields that only another wire has
                     if wire != self.wire and wire not in _INTERNAL:
                         self._unknown(fields, where, place)
-
-    def _note_some(self, row: Row, field: str, places: list[_Place]) -> None:
-        for place in places[:2]:  # two are as many as all: both are named as "somewhere"
-            self.note(row, field.lstrip("."), place)
 
     def one(self, value: Any, where: str = "", place: _Place = ()) -> None:
         """Judge one value."""
@@ -240,15 +238,15 @@ class Search(Struct):
             self.look(kind, where, found)
             if kind not in self.table.gone:
                 for field in _CONTENTS.get(kind, ()):
-                    self._parts(kind, field, where, found)
+                    parts = [(at, getattr(item, field)) for at, item in found]
+                    if parts := [(at, some) for at, some in parts if not isinstance(some, str)]:
+                        self._parts(kind, field, where, parts)
 
     def _parts(self, kind: str, field: str, where: str, found: _Found) -> None:
         kinds: dict[str, _Found] = {}
-        for place, item in found:
-            parts = getattr(item, field)
-            if not isinstance(parts, str):
-                for number, part in enumerate(parts):
-                    kinds.setdefault(type(part).__name__, []).append(((*place, number), part))
+        for place, parts in found:
+            for number, part in enumerate(parts):
+                kinds.setdefault(type(part).__name__, []).append(((*place, number), part))
         where = f"{where}.{field}[*]"
         for part_kind, parts in kinds.items():
             if kind == "Reasoning" and part_kind == "UnknownPart":
