@@ -13,7 +13,7 @@ from dragoman.core.request import (
     Request,
     UnknownTool,
 )
-from dragoman.core.response import default_guarantee, has_constraints
+from dragoman.core.response import default_guarantee
 
 
 def test_guarantee_of_the_end_wins_over_that_of_the_start() -> None:
@@ -46,4 +46,3 @@ def test_default_guarantee_follows_the_constraints_of_the_request(
     request_: Request, word: str | None
 ) -> None:
     assert default_guarantee(request_) == word
-    assert has_constraints(request_) is (word is not None)

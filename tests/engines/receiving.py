@@ -130,7 +130,7 @@ def _ours(task: asyncio.Task[object]) -> bool:
 
 def unused(engine: Remote) -> bool:
     """Whether every connection that stands is an idle one."""
-    return all(pool._standing == set(pool._idle) for pool in pools(engine)) and all(
+    return all(pool._standing == set(pool.idle) for pool in pools(engine)) and all(
         pool._places + len(pool._standing) == pool._limits.connections for pool in pools(engine)
     )
 

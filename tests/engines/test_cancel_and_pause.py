@@ -167,7 +167,7 @@ async def test_cancel_after_the_end_keeps_the_connection() -> None:
                 handle.resume()
                 handle.cancel()
         assert up.connections == 1
-        assert [len(pool._idle) for pool in pools(engine)] == [1]
+        assert [len(pool.idle) for pool in pools(engine)] == [1]
 
 
 async def test_cancel_after_close_ends_delivery() -> None:

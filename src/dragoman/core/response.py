@@ -34,31 +34,25 @@ CONSTRAINT_FIELDS = (
 """Fields beyond the protocols that constrain the whole answer."""
 
 
-def has_constraints(request: Request) -> bool:
-    """Whether the request constrains the answer.
+def default_guarantee(request: Request) -> Guarantee | None:
+    """The guarantee of an answer whose engine gave none; None where nothing constrains it.
 
-    >>> has_constraints(Request(model="m", format=JSONObject()))
-    True
+    >>> default_guarantee(Request(model="m", format=JSONObject()))
+    'best-effort'
     """
     if request.tool_choice is None and not (request.tools or request.format or request.extra):
-        return False  # most requests
-    if isinstance(request.format, JSONObject | JSONSchema):
-        return True
+        return None  # most requests
     match request.tool_choice:
         case "required" | NamedTool() | AllowedTools() | UnknownTool():
-            return True
+            bound = True
         case "none":
-            pass
-        case _ if any(map(_strict, request.tools)):
-            return True
-    if request.extra is None:
-        return False
-    return any(map(_binds, request.extra.values()))
-
-
-def default_guarantee(request: Request) -> Guarantee | None:
-    """The guarantee of an answer whose engine gave none."""
-    return "best-effort" if has_constraints(request) else None
+            bound = False
+        case _:
+            bound = any(map(_strict, request.tools))
+    bound = bound or isinstance(request.format, JSONObject | JSONSchema)
+    if bound or any(map(_binds, (request.extra or {}).values())):
+        return "best-effort"
+    return None
 
 
 def _binds(fields: dict[str, JSON]) -> bool:

@@ -13,7 +13,7 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Handle, Model, Secret, Sink
 from dragoman.core.item import JSON
 from dragoman.core.request import Request, completion_request
-from dragoman.net.client import CODINGS, Client, Exchange, HeaderFields, content_decoder
+from dragoman.net.client import CODINGS, Client, content_decoder
 from dragoman.net.connection import Connection, Timeouts
 from dragoman.net.decode import Decoder as ContentDecoder
 from dragoman.net.errors import DisconnectedError, NetError
@@ -67,7 +67,10 @@ class UpstreamAnswer:
         self._request = request
         self._sink = sink
         url = remote.upstream.url + request.wire.path
-        self._exchange = remote.exchange(url, request.headers, request.body)
+        fields = (JSON_BODY, *request.headers)
+        self._exchange = remote.upstream.client.stream(
+            "POST", url, fields, request.body, timeouts=remote.timeouts
+        )
         self._attempt = 0
         self._content: ContentDecoder | None = None  # where the body has a content coding
         self._late: list[Event] = []  # what came in TAIL
@@ -187,13 +190,17 @@ class UpstreamAnswer:
     # ---- how it ends ---------------------------------------------------------------------
 
     def _end(self, events: list[Event], error: NetError | None) -> None:
-        """No more of the body comes, or is waited for. An error after the end does no harm."""
+        """No more of the body comes, or is waited for: let go of the connection, and deliver the
+        last events. An error after the end does no harm."""
         request = self._request
         try:
             if error is None or request.decoder.ended:
-                self._finish(self._late + events + request.decoder.close())
+                events = self._late + events + request.decoder.close()
             else:
-                self._finish(events + request.broken(error))
+                events = events + request.broken(error)
+            self.cancel()
+            if events := request.restored(events):
+                self._sink.receive(events)
         except Exception as problem:
             self._fail(problem)
 
@@ -212,12 +219,6 @@ class UpstreamAnswer:
         if self._state != State.OVER:  # else nobody waits for the answer any more
             self.cancel()
             receive_last(request.restored(events), self._sink)
-
-    def _finish(self, events: list[Event]) -> None:
-        """Let go of the connection, and deliver the last events."""
-        self.cancel()
-        if events := self._request.restored(events):
-            self._sink.receive(events)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -294,7 +295,7 @@ class Remote:
         )
         self.retries = retries
         self.header_hold = header_hold
-        self._timeouts = timeouts
+        self.timeouts = timeouts
 
     @property
     def base_url(self) -> str:
@@ -346,9 +347,12 @@ class Remote:
     async def embed(self, request: dict[str, JSON], caller: Caller = ANYONE) -> dict[str, JSON]:
         """The server's own vectors. Raises FaultError."""
         upstream = self.upstream
-        url, said = self.base_url + embeddings.PATH, json.dump(request)
+        url, fields = self.base_url + embeddings.PATH, (JSON_BODY, *upstream.headers(caller))
+        exchange = upstream.client.stream(
+            "POST", url, fields, json.dump(request), timeouts=self.timeouts
+        )
         try:
-            async with self.exchange(url, upstream.headers(caller), said) as response:
+            async with exchange as response:
                 if response.status == 200:
                     return embeddings.decode_response(await response.read())
                 fault = await upstream.refusal(response, caller)
@@ -375,12 +379,5 @@ class Remote:
         """Close all connections."""
         await self.upstream.close()
 
-    # ---- one exchange --------------------------------------------------------------------
-
     def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
         return prepare(self.upstream, request, caller)
-
-    def exchange(self, url: str, headers: HeaderFields, body: bytes) -> Exchange:
-        """A request that is ready to be sent."""
-        fields = (JSON_BODY, *headers)
-        return self.upstream.client.stream("POST", url, fields, body, timeouts=self._timeouts)

@@ -29,17 +29,13 @@ class Pool:
         self._closed = False
         self._places = limits.connections
         self._standing: set[Connection] = set()
-        self._idle: list[Connection] = []  # the last one used is the first one taken
+        self.idle: list[Connection] = []  # the last one used is the first one taken
         self._waiting: deque[asyncio.Future[Connection | None]] = deque()
 
     @property
     def empty(self) -> bool:
         """Whether nothing stands, is being dialled or is waited for."""
         return self._places == self._limits.connections and not self._waiting
-
-    def take(self) -> Connection | None:
-        """An idle connection, or None; never waits."""
-        return self._idle.pop() if self._idle else None
 
     async def acquire(self, within: float | None, *, fresh: bool = False) -> Connection:
         """A connection to send on; with `fresh`, one that was never used.
@@ -48,13 +44,13 @@ class Pool:
         Raises NetTimeoutError with phase "pool", and what Dialer.dial raises.
         """
         while True:
-            if self._idle and not fresh:
-                return self._idle.pop()
+            if self.idle and not fresh:
+                return self.idle.pop()
             if self._places:
                 self._places -= 1
                 break
-            if self._idle:
-                self._idle.pop(0).abort()
+            if self.idle:
+                self.idle.pop(0).abort()
                 continue
             handed = await self._wait_turn(within)
             if handed is None:
@@ -73,9 +69,9 @@ class Pool:
         elif self._waiting:
             self._offer(connection)
         else:
-            self._idle.append(connection)
-            if len(self._idle) > self._limits.idle_connections:
-                self._idle[0].abort()
+            self.idle.append(connection)
+            if len(self.idle) > self._limits.idle_connections:
+                self.idle[0].abort()
 
     def close(self) -> None:
         """Close every connection, also those in use, and keep none from now on."""
@@ -95,8 +91,8 @@ class Pool:
 
     def _forget(self, connection: Connection) -> None:
         self._standing.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
         self._free_place()
 
     def _free_place(self) -> None:
@@ -105,7 +101,7 @@ class Pool:
 
     def _offer(self, connection: Connection) -> None:
         if not self._hand_over(connection):
-            self._idle.append(connection)
+            self.idle.append(connection)
 
     def _hand_over(self, what: Connection | None) -> bool:
         while self._waiting:
@@ -427,16 +423,15 @@ class Exchange:
     def begin(self, on_readable: Callable[[], None]) -> bool:
         """Send the request if a connection is idle; `on_readable` is called whenever something of
         the answer has come, or nothing more will."""
-        connection = self._pool.take()
-        if connection is None:
+        if not self._pool.idle:
             return False
-        self._listen(connection, on_readable)
+        self._send(self._pool.idle.pop(), on_readable)
         return True
 
     async def connect(self, on_readable: Callable[[], None], *, fresh: bool) -> None:
         """The same once there is a connection; with `fresh`, one that was never used. Raises
         NetError."""
-        self._listen(await self._connect(fresh=fresh), on_readable)
+        self._send(await self._connect(fresh=fresh), on_readable)
 
     def adopt(self) -> Response:
         """The response, to be awaited from now on: `on_readable` is called no more."""
@@ -450,15 +445,16 @@ class Exchange:
         """
         if self._opened:
             return self.response
-        connection = self._pool.take() or await self._connect(fresh=False)
+        idle = self._pool.idle
+        connection = idle.pop() if idle else await self._connect(fresh=False)
         try:
-            await self._send(connection)
+            await self._ask(connection)
         except DisconnectedError as error:
             if not (error.reused and error.before_first_byte):
                 raise
             # The peer had closed the idle connection: it never saw the request.
             connection = await self._connect(fresh=True)
-            await self._send(connection)
+            await self._ask(connection)
         return self._answered(connection)
 
     def close(self) -> None:
@@ -489,7 +485,7 @@ class Exchange:
                 await asyncio.sleep(_RETRY_DELAY)
         return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
 
-    def _listen(self, connection: Connection, on_readable: Callable[[], None]) -> None:
+    def _send(self, connection: Connection, on_readable: Callable[[], None] | None) -> None:
         self.connection, self._lent = connection, True
         connection.on_readable = on_readable
         timeouts = self._timeouts
@@ -502,23 +498,13 @@ class Exchange:
         )
 
     def _answered(self, connection: Connection) -> Response:
-        self.connection, self._lent = connection, True
         self.response = Response(connection, self._client.limits.body_bytes)
         self._opened = True
         return self.response
 
-    def _write(self, connection: Connection) -> None:
-        connection.send(
-            self._head,
-            self._body,
-            bodiless=self._bodiless,
-            first_byte=self._timeouts.first_byte,
-            idle=self._timeouts.idle,
-        )
-
-    async def _send(self, connection: Connection) -> None:
+    async def _ask(self, connection: Connection) -> None:
         try:
-            self._write(connection)
+            self._send(connection, None)
             await connection.read_head()
         except BaseException:
             connection.abort()

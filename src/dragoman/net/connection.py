@@ -154,7 +154,9 @@ class Connection(asyncio.Protocol):
         else:
             self.transport.write(head)
             self.transport.write(body)
-        self._allow(self._first_byte)
+        self._deadline = self._loop.time() + self._first_byte
+        if self._deadline < self._timer_at:
+            self._set_timer()
 
     async def read_head(self) -> None:
         """Wait until `status`, `reason` and `headers` are those of the final answer."""
@@ -222,7 +224,9 @@ class Connection(asyncio.Protocol):
             self._discard()
         self._state = _IDLE
         self.reused = True
-        self._allow(keep_alive)
+        self._deadline = self._loop.time() + keep_alive
+        if self._deadline < self._timer_at:
+            self._set_timer()
         return True
 
     def upgraded(self, transport: asyncio.Transport) -> None:
@@ -415,12 +419,15 @@ class Connection(asyncio.Protocol):
             self._allow(self._first_byte)
 
     def _allow(self, seconds: float) -> None:
-        when = self._deadline = self._loop.time() + seconds
-        if when < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(when, self._expire)
-            self._timer_at = when
+        self._deadline = self._loop.time() + seconds
+        if self._deadline < self._timer_at:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._deadline, self._expire)
+        self._timer_at = self._deadline
 
     def _expire(self) -> None:
         self._timer = None

@@ -89,19 +89,15 @@ class InFlight:
 
     def __init__(self) -> None:
         self.closing = False
-        self._works: set[Work] = set()
+        self.works: set[Work] = set()
         self._changed = asyncio.Event()
         self._due: dict[Work, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf  # uvloop's handles do not always know
 
-    def add(self, work: Work) -> None:
-        """A piece of work begins."""
-        self._works.add(work)
-
     def discard(self, work: Work) -> None:
-        """It has ended."""
-        self._works.discard(work)
+        """A piece of work has ended."""
+        self.works.discard(work)
         self._due.pop(work, None)
         if self.closing:
             self._changed.set()
@@ -133,11 +129,11 @@ class InFlight:
     @property
     def count(self) -> int:
         """How much work is going on."""
-        return len(self._works)
+        return len(self.works)
 
     def stop_all(self) -> None:
         """Stop all work; `drain` returns as soon as that has ended."""
-        for work in tuple(self._works):
+        for work in tuple(self.works):
             work.stop(SHUTTING_DOWN)
 
     async def drain(self, patience: float) -> None:
@@ -145,7 +141,7 @@ class InFlight:
         self.closing = True
         timer = asyncio.get_running_loop().call_later(patience, self.stop_all)
         try:
-            while self._works:
+            while self.works:
                 self._changed.clear()
                 await self._changed.wait()
         finally:
@@ -199,7 +195,7 @@ class Watch:
         """Nothing was written yet."""
 
     def __enter__(self) -> Watch:
-        self._roster.add(self)
+        self._roster.works.add(self)
         self._on = True
         if self._connection is not None:
             self._connection.listen(self)

@@ -119,7 +119,7 @@ class Responder(ABC):
     def attach(self, handle: Handle) -> None:
         """Send what an answer that was started with this sink gives."""
         self._handle = handle
-        self.service.roster.add(self)
+        self.service.roster.works.add(self)
         if self.listens:
             self.exchange.outlet.listen(self)
         if (seconds := self.service.settings.deadline) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -21,6 +21,7 @@ from dragoman.stores.memory import MemoryStore
 from dragoman.wire import error, json
 from dragoman.wire.json import Fields
 from dragoman.wire.responses import RESPONSES
+from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Scope, Send
 from .cancellation import GONE, TERMINAL, Watch, too_late
@@ -30,19 +31,6 @@ from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, understand
 from .state.run import Run
 from .state.service import Plan
-
-
-def frames(data: bytes, lane: str | None) -> Iterator[str]:
-    """The events in what an encoder gave, without comments and `[DONE]`.
-
-    >>> list(frames(b'event: a\\ndata: {"type":"a"}\\n\\ndata: [DONE]\\n\\n', "1"))
-    ['{"type":"a","stream_id":"1"}']
-    """
-    mark = b"" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
-    for frame in data.split(b"\n\n"):
-        _, found, text = frame.partition(b"data: ")
-        if found and text != b"[DONE]":
-            yield (text[:-1] + mark if mark else text).decode()
 
 
 def refusal(fault: Fault, lane: str | None) -> str:
@@ -160,7 +148,9 @@ class Turn(Responder):
         super().__init__(service, connection.exchange, connection.caller, plan.run)
         self._connection = connection
         self._lane = ask.lane
-        self._encoder = RESPONSES.encoder(plan.echoed, DIALECTS[service.settings.dialect])
+        # What ends each event: of which lane it is.
+        self._ending = b"}" if ask.lane is None else b',"stream_id":' + json.dump(ask.lane) + b"}"
+        self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
         self._begun = False  # an event was sent
         self.failed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -172,7 +162,8 @@ class Turn(Responder):
             self.fail(first.fault)
             self.leave()
             return
-        self._connection.write(*frames(self._encoder.feed(events), self._lane))
+        found = self._encoder.frames(events)
+        self._connection.write(*[(data[:-1] + self._ending).decode() for data in found])
         self._begun = True
         if isinstance(last, TERMINAL):
             self.failed = isinstance(last, Failed)

@@ -9,7 +9,6 @@ names of the client's wire.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, Literal, cast
@@ -23,7 +22,6 @@ from dragoman.core import response as core_response
 from dragoman.core.error import FaultError, unsupported
 from dragoman.core.item import (
     JSON,
-    Extra,
     Item,
     Message,
     UnknownPart,
@@ -35,7 +33,6 @@ from dragoman.core.request import (
     NamedTool,
     Namespace,
     Request,
-    Sampling,
     Tool,
     UnknownTool,
 )
@@ -50,9 +47,10 @@ class Row(Struct, frozen=True):
 
     `field` is a type and its field (`Message.phase`), or a type alone, for the value as a whole.
     `when` narrows the row to some values: those for which `test` is true, given the value that has
-    the field and the request (or response) it is part of. Without a test the row is for all values
-    but empty ones. `name` is the field's name in reports, where the core's is another. A `silent`
-    row stands in this table alone, and is not reported of every answer.
+    the field and the request (or response) it is part of; it is not asked where every field of the
+    value is as it is by default. Without a test the row is for all values but empty ones. `name` is
+    the field's name in reports, where the core's is another. A `silent` row stands in this table
+    alone, and is not reported of every answer.
     """
 
     field: str
@@ -81,8 +79,9 @@ def foreign(wire: str) -> Test:
 
 
 class _Kind:
-    """What values of one type lose. `unset` is what `values` gives for most of them: the fields
-    of `plain` rows, which are lost whatever is in them, are all empty."""
+    """What values of one type lose. Those for which `values` gives `unset` lose nothing: the fields
+    that rows name, and `extra`, are as they are by default. A row of the whole type leaves no such
+    value."""
 
     __slots__ = ("plain", "tested", "unset", "values")
 
@@ -90,12 +89,13 @@ class _Kind:
         named = [(row.field.partition(".")[2], _shown(row), row) for row in rows]
         self.plain = [(field, name, row) for field, name, row in named if field and not row.test]
         self.tested = [(name, row) for field, name, row in named if row.test or not field]
-        fields = [field for field, _, _ in self.plain]
-        defaults = {}
-        if fields:
-            defaults = {each.name: each.default for each in struct_fields(_TYPES[kind])}
-        self.values = attrgetter("__class__", *fields)
-        self.unset = (_TYPES.get(kind), *(defaults[field] for field in fields))
+        known = struct_fields(_TYPES[kind]) if kind in _TYPES else ()
+        wanted = {"extra", *(field for field, _, _ in named)}
+        used = [each for each in known if each.name in wanted]
+        self.values = attrgetter("__class__", "__class__", *(each.name for each in used))
+        self.unset: tuple[Any, ...] = ()
+        if "" not in wanted:
+            self.unset = (_TYPES[kind], _TYPES[kind], *(each.default for each in used))
 
 
 def _shown(row: Row) -> str:
@@ -107,19 +107,19 @@ def _shown(row: Row) -> str:
 class Table:
     """The rows of a wire for requests, or for answers.
 
-    `lossy` has the rows of each type that loses anything. `gone` are types that are dropped whole,
-    with all that is in them; `apart` has the rows that are looked up by a value.
+    `kinds` has what is lost of each type. `gone` are types that are dropped whole, with all that is
+    in them; `apart` has the rows that are looked up by a value.
     """
 
     def __init__(self, *groups: Row | tuple[Row, ...]) -> None:
         self.rows: list[Row] = []
         for group in groups:
             self.rows += (group,) if isinstance(group, Row) else group
-        found: dict[str, list[Row]] = {}
+        found: dict[str, list[Row]] = {kind: [] for kind in _TYPES}
         for row in self.rows:
             if row.action != "carried" and not row.silent and row.field not in _APART:
                 found.setdefault(row.field.partition(".")[0], []).append(row)
-        self.lossy = {kind: _Kind(kind, rows) for kind, rows in found.items()}
+        self.kinds = {kind: _Kind(kind, rows) for kind, rows in found.items()}
         self.gone = {row.field for row in self.rows if row.action == "dropped" and not row.test}
         self.apart = {
             (row.field, row.when): row
@@ -145,7 +145,12 @@ _NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}
 """Fields that Open Responses calls otherwise than the core."""
 _APART = ("Request.include", "Response.choices")
 """Rows that are looked up by a value."""
-_TYPES: dict[str, Any] = {**vars(core_item), **vars(core_request), **vars(core_response)}
+_TYPES: dict[str, type[Struct]] = {
+    name: kind
+    for module in (core_item, core_request, core_response)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, Struct)
+}
 _UNSET: tuple[JSON, ...] = (None, ())
 
 OTHER = Row("(any other field)", "dropped", "a field of one wire only, sent where it is spoken")
@@ -171,60 +176,46 @@ _Place = tuple[int, ...]
 _Found = list[tuple[_Place, Any]]
 
 
-class Search:
+class Search(Struct):
     """The losses of one value on one wire, as they are found."""
 
-    __slots__ = ("_found", "_gone", "_lossy", "_root", "wire")
-
-    def __init__(self, table: Table, wire: str, root: Request | Response) -> None:
-        self.wire = wire
-        self._lossy = table.lossy
-        self._gone = table.gone
-        self._root = root
-        self._found = LossList()
-
-    def losses(self) -> tuple[Loss, ...]:
-        """What was found, a kind of field named once."""
-        return self._found.losses()
+    table: Table
+    wire: str
+    root: Request | Response
+    found: LossList | None = None
 
     def note(self, row: Row, field: str, place: _Place = ()) -> None:
         """Enter a loss by this row at this place. Raises FaultError where the row refuses it."""
         if row.action == "refused":
             raise FaultError(unsupported(f"cannot be carried: {row.why}", path(field, place)))
-        self._found.note(field, cast(Literal["emulated", "dropped"], row.action), row.why, place)
+        if self.found is None:
+            self.found = LossList()
+        self.found.note(field, cast(Literal["emulated", "dropped"], row.action), row.why, place)
 
     def look(self, kind: str, where: str, found: _Found) -> None:
         """Judge all values of one kind, which may lie in several places."""
-        rows = self._lossy.get(kind)
-        if rows is not None:
-            if rows.plain:
-                values = list(map(rows.values, [value for _, value in found]))
-                if values.count(rows.unset) != len(values):
-                    for field, name, row in rows.plain:
-                        lost = [at for at, value in found if getattr(value, field) not in _UNSET]
-                        self._note_some(row, where + name, lost)
-            for name, row in rows.tested:
-                test = row.test
-                lost = [at for at, value in found if test is None or test(value, self._root)]
-                if lost:
-                    self._note_some(row, where + name, lost)
+        rows = self.table.kinds.get(kind)
+        values = [value for _, value in found]
+        if rows is None or list(map(rows.values, values)).count(rows.unset) == len(values):
+            return
+        for field, name, row in rows.plain:
+            lost = [at for at, value in found if getattr(value, field) not in _UNSET]
+            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
+                self.note(row, (where + name).lstrip("."), place)
+        for name, row in rows.tested:
+            test = row.test
+            lost = [at for at, value in found if test is None or test(value, self.root)]
+            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
+                self.note(row, (where + name).lstrip("."), place)
         for place, value in found:
-            if getattr(value, "extra", None):
-                self.unknown(value.extra, where, place)
-
-    def _note_some(self, row: Row, field: str, places: list[_Place]) -> None:
-        for place in places[:2]:  # two are as many as all: both are named as "somewhere"
-            self.note(row, field.lstrip("."), place)
+            if extra := getattr(value, "extra", None):
+                for wire, fields in extra.items():  # fields that only another wire has
+                    if wire != self.wire and wire not in _INTERNAL:
+                        self._unknown(fields, where, place)
 
     def one(self, value: Any, where: str = "", place: _Place = ()) -> None:
         """Judge one value."""
         self.look(type(value).__name__, where, [(place, value)])
-
-    def unknown(self, extra: Extra, where: str, place: _Place = ()) -> None:
-        """Fields that only another wire has."""
-        for wire, fields in extra.items():
-            if wire != self.wire and wire not in _INTERNAL:
-                self._unknown(fields, where, place)
 
     def _unknown(self, fields: dict[str, JSON], where: str, place: _Place) -> None:
         for name, value in fields.items():
@@ -245,24 +236,24 @@ class Search:
             kinds.setdefault(type(item).__name__, []).append(((index,), item))
         for kind, found in kinds.items():
             self.look(kind, where, found)
-            if kind not in self._gone:
+            if kind not in self.table.gone:
                 for field in _CONTENTS.get(kind, ()):
-                    self._parts(kind, field, where, found)
+                    parts = [(at, getattr(item, field)) for at, item in found]
+                    if parts := [(at, some) for at, some in parts if not isinstance(some, str)]:
+                        self._parts(kind, field, where, parts)
 
     def _parts(self, kind: str, field: str, where: str, found: _Found) -> None:
         kinds: dict[str, _Found] = {}
-        for place, item in found:
-            parts = getattr(item, field)
-            if not isinstance(parts, str):
-                for number, part in enumerate(parts):
-                    kinds.setdefault(type(part).__name__, []).append(((*place, number), part))
+        for place, parts in found:
+            for number, part in enumerate(parts):
+                kinds.setdefault(type(part).__name__, []).append(((*place, number), part))
         where = f"{where}.{field}[*]"
         for part_kind, parts in kinds.items():
             if kind == "Reasoning" and part_kind == "UnknownPart":
                 self._drop_foreign(parts, where)
                 continue
             self.look(part_kind, where, parts)
-            if field == "output" and f"{part_kind} in an output" in self._lossy:
+            if field == "output" and f"{part_kind} in an output" in self.table.kinds:
                 self.look(f"{part_kind} in an output", where, parts)
 
     def _drop_foreign(self, parts: Iterable[tuple[_Place, UnknownPart]], where: str) -> None:
@@ -299,9 +290,6 @@ class Search:
             self.one(choice, "tool_choice")
 
 
-_PLAIN = Sampling()
-
-
 def judge(request: Request, losses: Losses) -> tuple[Loss, ...]:
     """What the request loses on the wire that has this table; on its own wire that is nothing.
 
@@ -309,10 +297,12 @@ def judge(request: Request, losses: Losses) -> tuple[Loss, ...]:
     gets.
     """
     search = Search(losses.request, losses.wire, request)
-    search.look("Request", "", [((), request)])
+    root, sampling = losses.request.kinds["Request"], losses.request.kinds["Sampling"]
+    if root.values(request) != root.unset:
+        search.look("Request", "", [((), request)])
     if isinstance(request, Completion):
         search.one(request)
-    if request.sampling != _PLAIN:
+    if sampling.values(request.sampling) != sampling.unset:
         search.one(request.sampling)
     for name in ("reasoning", "audio", "stream_options", "format"):
         if (value := getattr(request, name)) is not None:
@@ -330,7 +320,7 @@ def judge(request: Request, losses: Losses) -> tuple[Loss, ...]:
     if isinstance(request.instructions, tuple):
         search.items(enumerate(request.instructions), "instructions[*]")
     search.items(enumerate(request.items), "items[*]")
-    return search.losses()
+    return search.found.losses() if search.found else ()
 
 
 def judge_answer(response: Response, losses: Losses) -> tuple[Loss, ...]:
@@ -338,7 +328,8 @@ def judge_answer(response: Response, losses: Losses) -> tuple[Loss, ...]:
     table = losses.answer
     search = Search(table, losses.wire, response)
     search.look("Response", "", [((), response)])
-    if response.usage is not None:
+    counts = table.kinds["Usage"]
+    if response.usage is not None and counts.values(response.usage) != counts.unset:
         search.one(response.usage, "usage")
     items: Iterable[tuple[int, Item]] = enumerate(response.output)
     one = table.apart.get(("Response.choices", ""))
@@ -347,15 +338,19 @@ def judge_answer(response: Response, losses: Losses) -> tuple[Loss, ...]:
             search.note(one, "choices[*]", (choice,))
         items = [each for each in items if not response.choices[each[0]]]
     search.items(items, "output[*]")
-    return search.losses()
+    return search.found.losses() if search.found else ()
 
 
 def several_messages(response: Any, _: Any) -> bool:
     """Whether one choice has more than one message."""
     choices = response.choices or (0,) * len(response.output)
-    pairs = zip(response.output, choices, strict=True)
-    counts = Counter(choice for item, choice in pairs if isinstance(item, Message))
-    return any(count > 1 for count in counts.values())
+    seen = set()
+    for item, choice in zip(response.output, choices, strict=True):
+        if isinstance(item, Message):
+            if choice in seen:
+                return True
+            seen.add(choice)
+    return False
 
 
 # ---- reports ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dragoman.core.request import (
     TextFormat,
     UnknownTool,
 )
-from dragoman.core.response import has_constraints
+from dragoman.core.response import default_guarantee
 from dragoman.formats.grammar.demand import Anything, Choice, JSONBody, Lark, Regex, demand, lark
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -48,7 +48,7 @@ def chat(**fields: Any) -> Request:
 )
 def test_most_requests_demand_nothing(request_: Request) -> None:
     assert demand(request_) is None
-    assert not has_constraints(request_)
+    assert not default_guarantee(request_)
 
 
 def test_a_schema_binds_the_text() -> None:
@@ -91,7 +91,7 @@ def test_a_choice_says_which_tools_and_whether_one_must_be_called(
     request = asked(tools=(ROLL, STRICT, PATCH), tool_choice=choice, parallel_tool_calls=False)
     found = demand(request)
     assert found is not None
-    assert has_constraints(request)
+    assert default_guarantee(request)
     assert [tool.name for tool in found.tools] == names
     assert (found.text is None) is must
     assert not found.several
@@ -101,7 +101,7 @@ def test_strict_tools_bind_calls_and_leave_the_text_free() -> None:
     for tool in (STRICT, PATCH, Namespace("git", (STRICT,))):
         found = demand(asked(tools=(ROLL, tool)))
         assert found is not None
-        assert has_constraints(asked(tools=(ROLL, tool)))
+        assert default_guarantee(asked(tools=(ROLL, tool)))
         assert isinstance(found.text, Anything)
         assert [each.strict for each in found.tools] == [False, True]
 
@@ -167,7 +167,7 @@ def test_p34_what_cannot_be_kept_is_refused(request_: Request, param: str) -> No
         demand(request_)
     assert raised.value.fault.param == param
     assert raised.value.fault.blame == "client"
-    assert has_constraints(request_)
+    assert default_guarantee(request_)
 
 
 WHOLE = [
@@ -199,7 +199,7 @@ def test_the_fields_that_other_servers_know_bind_the_whole_answer(
     found = demand(request_)
     assert found is not None
     assert (found.text, found.strict) == (body, True)
-    assert has_constraints(request_)
+    assert default_guarantee(request_)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dragoman.core.item import Message, Token
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered, Restore, lower, with_summary
 from dragoman.core.request import Request, Sampling
-from dragoman.core.response import CONSTRAINT_FIELDS, default_guarantee, has_constraints
+from dragoman.core.response import CONSTRAINT_FIELDS, default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.engines.base import unsupported_fields
 from dragoman.formats.format import Format, Parser, Setting
@@ -276,7 +276,7 @@ async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -
 
 def _is_quick(request: Request) -> bool:
     """Whether rendering takes microseconds."""
-    if request.tools or has_constraints(request):
+    if request.tools or default_guarantee(request):
         return False
     room = _QUICK
     for item in request.items:

@@ -242,25 +242,22 @@ class Run:
             await self._beginning
         if self._writing is not None:
             await self._writing
-        last = self.events[-1]
-        stored = not self._broken and await self._finish()
+        response, last, stored = self._fold.response, self.events[-1], False
+        turn = self._turn + response.output if response.status == "completed" else ()
+        if not self._broken:
+            messages = self._announce(self.record, response)
+            with suppress(StoreError):
+                if self._whole:
+                    whole = replace(self.record, status=response.status, response=response)
+                    await self._store.put(whole, turn, messages)
+                    stored = True
+                else:
+                    rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
+                    id = self.record.id
+                    stored = await self._store.finish(id, response, rest, turn, messages)
         if not stored and isinstance(last, Finished):
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
         self._close()
-
-    async def _finish(self) -> bool:
-        response = self._fold.response
-        rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
-        turn = self._turn + response.output if response.status == "completed" else ()
-        messages = self._announce(self.record, response)
-        try:
-            if self._whole:
-                whole = replace(self.record, status=response.status, response=response)
-                await self._store.put(whole, turn, messages)
-                return True
-            return await self._store.finish(self.record.id, response, rest, turn, messages)
-        except StoreError:
-            return False
 
     async def _delete(self) -> None:
         if self._beginning is not None:

@@ -337,7 +337,7 @@ def encode_usage(usage: Usage) -> dict[str, JSON]:
                 if inner is None:
                     inner = counted[outer] = {}
                 inner[name] = number
-    return restore(counted, usage.extra)
+    return restore(counted, usage.extra) if usage.extra else counted
 
 
 def _flat(value: dict[str, JSON]) -> dict[str, JSON]:

@@ -486,7 +486,8 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, losses: LossList) -
                     end_results()
                     turn = _AssistantTurn(dialect)
                 turn.add(item, losses, index)
-    end_results()
+    if turn is not None or moved:
+        end_results()
     if reasoning_missing:
         why = (
             "this server wants the reasoning that led to a call, and there is none: it gets a space"

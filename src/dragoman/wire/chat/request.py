@@ -272,45 +272,13 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
     elif request.instructions is not None:
         messages = [*encode_messages(request.instructions, dialect, LossList()), *messages]
     body: dict[str, JSON] = {"model": request.model, "messages": messages}
-    optional = _optional_fields(request, dialect)
-    if request.sampling != _NO_SAMPLING:
-        optional += _sampling_fields(request.sampling, dialect)
-    for name, value in optional:
-        if value is not None:
-            body[name] = value
-    if request.tools or request.tool_choice is not None or request.parallel_tool_calls is not None:
-        _add_tools(body, request, losses)
-    _add_stream(body, request, dialect, losses)
-    if request.extra:
-        body = restore(body, request.extra)
-    for name in sorted(dialect.drop & body.keys()):
-        del body[name]
-        losses.note(name, "dropped", "this server does not take it")
-    return json.dump(body), judged + losses.losses()
-
-
-def _sampling_fields(sampling: Sampling, dialect: Dialect) -> tuple[tuple[str, JSON], ...]:
-    return (
-        ("temperature", sampling.temperature),
-        ("top_p", sampling.top_p),
-        ("top_k", sampling.top_k),
-        ("min_p", sampling.min_p),
-        ("frequency_penalty", sampling.frequency_penalty),
-        ("presence_penalty", sampling.presence_penalty),
-        (dialect.repetition_penalty, sampling.repetition_penalty),
-        ("seed", sampling.seed),
-        ("stop", sampling.stop or None),
-        ("logit_bias", sampling.logit_bias),
-        ("top_logprobs", sampling.top_logprobs),
-        ("n", sampling.n),
-    )
-
-
-def _optional_fields(request: Request, dialect: Dialect) -> tuple[tuple[str, JSON], ...]:
-    reasoning = request.reasoning
-    return (
+    reasoning, sampling = request.reasoning, request.sampling
+    logprobs = sampling.logprobs
+    if logprobs is None and (sampling.top_logprobs or _LOGPROBS in request.include):
+        logprobs = True  # who asks for alternatives, or by `include`, asks for these
+    optional: tuple[tuple[str, JSON], ...] = (
         (dialect.max_tokens, request.max_output_tokens),
-        ("logprobs", _logprobs(request.sampling, request.include)),
+        ("logprobs", logprobs),
         ("response_format", None if request.format is None else _encode_format(request.format)),
         ("verbosity", request.verbosity),
         ("reasoning_effort", reasoning.effort if reasoning else None),
@@ -329,16 +297,45 @@ def _optional_fields(request: Request, dialect: Dialect) -> tuple[tuple[str, JSO
         ("moderation", request.moderation),
         ("web_search_options", request.web_search),
     )
+    if sampling != _NO_SAMPLING:
+        optional += (
+            ("temperature", sampling.temperature),
+            ("top_p", sampling.top_p),
+            ("top_k", sampling.top_k),
+            ("min_p", sampling.min_p),
+            ("frequency_penalty", sampling.frequency_penalty),
+            ("presence_penalty", sampling.presence_penalty),
+            (dialect.repetition_penalty, sampling.repetition_penalty),
+            ("seed", sampling.seed),
+            ("stop", sampling.stop or None),
+            ("logit_bias", sampling.logit_bias),
+            ("top_logprobs", sampling.top_logprobs),
+            ("n", sampling.n),
+        )
+    for name, value in optional:
+        if value is not None:
+            body[name] = value
+    if request.tools or request.tool_choice is not None or request.parallel_tool_calls is not None:
+        _add_tools(body, request, losses)
+    if request.stream:
+        options = request.stream_options or StreamOptions()
+        usage = True if dialect.ask_usage else options.include_usage
+        given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
+        body["stream"] = True
+        if encoded := restore(_given(given), options.extra):
+            body["stream_options"] = encoded
+    elif request.stream_options is not None:
+        losses.note("stream_options", "dropped", "the answer is not streamed")
+    if request.extra:
+        body = restore(body, request.extra)
+    for name in sorted(dialect.drop & body.keys()):
+        del body[name]
+        losses.note(name, "dropped", "this server does not take it")
+    return json.dump(body), judged + losses.losses()
 
 
 def _given(fields: dict[str, JSON]) -> dict[str, JSON]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _logprobs(sampling: Sampling, include: tuple[str, ...]) -> bool | None:
-    """Who asks for alternatives, or by the `include` of Responses, asks for these."""
-    asked = bool(sampling.top_logprobs) or _LOGPROBS in include
-    return True if sampling.logprobs is None and asked else sampling.logprobs
 
 
 def _encode_format(format: OutputFormat) -> JSON:
@@ -371,19 +368,3 @@ def _add_tools(body: dict[str, JSON], request: Request, losses: LossList) -> Non
             losses.note(name, "dropped", "there are no tools to choose from")
         elif value is not None:
             body[name] = value
-
-
-def _add_stream(
-    body: dict[str, JSON], request: Request, dialect: Dialect, losses: LossList
-) -> None:
-    options = request.stream_options
-    if not request.stream:
-        if options is not None:
-            losses.note("stream_options", "dropped", "the answer is not streamed")
-        return
-    options = options or StreamOptions()
-    usage = True if dialect.ask_usage else options.include_usage
-    given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
-    body["stream"] = True
-    if encoded := restore(_given(given), options.extra):
-        body["stream_options"] = encoded

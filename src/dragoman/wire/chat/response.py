@@ -414,7 +414,7 @@ def _logprobs(content: tuple[Token, ...] | None, refusal: tuple[Token, ...] | No
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
-    extra = dict(from_extra(response.extra))
+    extra = dict(response.extra.get(NAME, ())) if response.extra else {}
     ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())}
     legacy = bool(request.extra and LEGACY in request.extra)
     choices: list[JSON] = []
@@ -434,7 +434,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
                 "content": content if content or wanted else None,
                 "refusal": encode_logprobs(refusal_tokens) or None,
             }
-        choices.append(merge(choice, end))
+        choices.append(merge(choice, end) if end else choice)
     body: dict[str, JSON] = {
         "id": ID_PREFIX + response.id,
         "object": "chat.completion",
@@ -444,7 +444,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     }
     if response.usage is not None:
         body["usage"] = encode_usage(response.usage)
-    return json.dump(merge(body, extra))
+    return json.dump(merge(body, extra) if extra else body)
 
 
 def _message(
@@ -471,9 +471,10 @@ def _message(
                     match part:
                         case Text():
                             content = [] if content is None else content
-                            offset = sum(map(len, content)) if part.annotations else 0
-                            encoded = (encode_annotation(a, offset) for a in part.annotations)
-                            annotations += (each for each in encoded if each is not None)
+                            if part.annotations:
+                                offset = sum(map(len, content))
+                                encoded = [encode_annotation(a, offset) for a in part.annotations]
+                                annotations += [each for each in encoded if each is not None]
                             content.append(part.text)
                             tokens += part.tokens
                         case Refusal():
@@ -481,7 +482,8 @@ def _message(
                             refusal_tokens += part.tokens
                         case Audio():
                             audio = merge(_encode_audio(part), audio)
-                merge(more, from_extra(item.extra))
+                if item.extra:
+                    merge(more, from_extra(item.extra))
             case Reasoning():
                 texts = [
                     t for t in (*item.summary, *item.content) if isinstance(t, Thought | Summary)
@@ -516,7 +518,7 @@ def _message(
         message["tool_calls"] = calls
     if function_call is not None:
         message["function_call"] = function_call
-    return merge(message, more), tokens, refusal_tokens
+    return merge(message, more) if more else message, tokens, refusal_tokens
 
 
 def _encode_audio(audio: Audio) -> dict[str, JSON]:
