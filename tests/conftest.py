@@ -32,7 +32,7 @@ def pytest_asyncio_loop_factories() -> dict[str, object]:
 def patience() -> Iterator[None]:
     """Silence is long here: a machine may stop for seconds. Tests of silence have a shorter one."""
     from dragoman.engines import discover, router
-    from dragoman.engines import errors as failure
+    from dragoman.engines import upstream as failure
     from dragoman.engines import upstream as probe
 
     with pytest.MonkeyPatch.context() as patched:

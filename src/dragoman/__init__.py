@@ -8,9 +8,8 @@ imported from the room it lives in.
 import typing as _typing
 
 from .client import Answer, AnswerError, Client, Stream, arguments, connect, connect_sync
-from .core import version
 from .core.error import Fault, FaultError
-from .core.interfaces import Engine
+from .core.interfaces import VERSION, Engine
 from .core.item import (
     Audio,
     CustomToolCall,
@@ -29,7 +28,7 @@ from .core.response import Response, Usage
 if _typing.TYPE_CHECKING:
     from .server.settings import Settings
 
-__version__ = version.VERSION
+__version__ = VERSION
 
 __all__ = [
     "Answer",

@@ -19,7 +19,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from dragoman.wire.responses import RESPONSES
 from tests.chaos.cases import load
 from tests.chaos.received import blocks

@@ -3,7 +3,7 @@
 import pytest
 
 from dragoman.cli.main import parser
-from dragoman.core.version import VERSION
+from dragoman.core.interfaces import VERSION
 
 
 def output(words: str, capsys: pytest.CaptureFixture[str], status: str) -> str:

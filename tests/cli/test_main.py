@@ -9,11 +9,10 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.version import VERSION
+from dragoman.core.interfaces import VERSION
 from dragoman.net.errors import NetError
 from dragoman.server.config import ConfigurationError
-from dragoman.server.host import HostError
-from dragoman.server.workers import WorkersError
+from dragoman.server.host import HostError, WorkersError
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> list[Namespace]:

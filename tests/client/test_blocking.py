@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 
-from dragoman.client.blocking import Blocking, _Loop
+from dragoman.client.client import Blocking, _Loop
 
 
 class Thing:

@@ -19,9 +19,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from dragoman.engines.find_format import by_name
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.prompt import ByteTokenizer, Control, Prompt
-from dragoman.formats.registry import by_name
 from dragoman.server.testing import transport
 from dragoman.wire.responses import RESPONSES
 from tests.compliance import readers

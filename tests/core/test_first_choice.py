@@ -12,7 +12,7 @@ from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.lifecycle import FirstChoice, check
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from dragoman.wire.responses import RESPONSES
 
 ITEMS = (

@@ -10,7 +10,7 @@ from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer
-from dragoman.formats.registry import NAMES
+from dragoman.engines.find_format import NAMES
 from tests.engines.stage import answered
 from tests.mock import mock, stream
 

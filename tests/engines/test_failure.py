@@ -4,7 +4,7 @@ import pytest
 
 from dragoman.core.error import Fault
 from dragoman.core.interfaces import Secret
-from dragoman.engines.errors import without
+from dragoman.engines.upstream import without
 
 
 def test_half_a_character_in_a_refusal_does_no_harm() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines.upstream import PATIENCE, Answer, Found, entries, look, question
+from dragoman.engines.upstream import PROBE_TIMEOUT, Answer, Found, entries, look, question
 from dragoman.net.client import Client
 from tests.mock import Asked, Mock, Reply, mock, plain
 
@@ -53,7 +53,7 @@ async def test_any_other_status_means_chat(client: Client, status: int) -> None:
 async def test_silence_for_a_second_means_chat(
     client: Client, monkeypatch: pytest.MonkeyPatch, silence: Reply
 ) -> None:
-    assert PATIENCE == 1.0
+    assert PROBE_TIMEOUT == 1.0
     monkeypatch.setattr(question, "__defaults__", (None, 0.05))
     answer, up = await found(client, plain(200, listing()), silence)
     assert answer.wires == ("chat",)

@@ -19,12 +19,12 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import ReasoningOptions, Request
 from dragoman.core.turn import Turn
 from dragoman.engines.completions import CompletionServer
+from dragoman.engines.find_format import by_name
 from dragoman.engines.function import Function
 from dragoman.engines.remote import Remote
 from dragoman.engines.token import TokenEngine
 from dragoman.formats.prompt import ByteTokenizer
-from dragoman.formats.registry import by_name
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
 from tests.engines.stage import heard

@@ -18,7 +18,7 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
-from dragoman.engines import errors
+from dragoman.engines import upstream
 from dragoman.engines.remote import Remote
 from dragoman.net.connection import Timeouts
 from dragoman.wire import error as wire_error
@@ -141,8 +141,8 @@ async def test_slow_is_not_dead() -> None:
 async def test_a_refusal_that_does_not_end_is_told_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tail: str
 ) -> None:
-    monkeypatch.setattr(errors, "PATIENCE", 0.5)
-    monkeypatch.setattr(errors, "LONGEST_REFUSAL", 1000)
+    monkeypatch.setattr(upstream, "PATIENCE", 0.5)
+    monkeypatch.setattr(upstream, "LONGEST_REFUSAL", 1000)
     words = [head(503, "retry-after: 4", type="text/plain"), b"full "]
     more = [b"x" * 500] * 10 if tail == "endless" else []
     async with remote(Reply(words + more, hang=True)) as (engine, up), asyncio.timeout(60):
@@ -230,7 +230,7 @@ async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int)
         ("3", 0, 3.0),
         ("0", 4, 0.0),
         ("-5", 0, 0.5),
-        ("86400", 0, errors.LONGEST_WAIT),
+        ("86400", 0, upstream.LONGEST_WAIT),
         (None, 0, 0.5),
         (None, 2, 2.0),
         ("Wed, 21 Oct 2026 07:28:00 GMT", 1, 1.0),
@@ -238,7 +238,7 @@ async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int)
     ],
 )
 def test_how_long_a_configured_retry_waits(said: str | None, attempt: int, wait: float) -> None:
-    assert errors.wait(said, attempt) == wait
+    assert upstream.wait(said, attempt) == wait
 
 
 # ---- keys ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import FunctionTool
 from dragoman.engines.profiles import GENERIC
-from dragoman.engines.upstream_request import new_turn
+from dragoman.engines.remote import new_turn
 from tests.engines.asking import ask, asking, remote
 from tests.mock import chunk, completion, plain, stream
 

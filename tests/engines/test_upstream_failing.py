@@ -15,8 +15,7 @@ from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import Caller, Decoder
 from dragoman.core.request import Request
 from dragoman.engines import remote as remote_module
-from dragoman.engines.remote import Remote
-from dragoman.engines.upstream_request import UpstreamRequest
+from dragoman.engines.remote import Remote, UpstreamRequest
 from dragoman.net.client import Pool
 from dragoman.net.connection import Connection, Timeouts
 from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.formats.registry import NAMES, by_name
+from dragoman.engines.find_format import NAMES, by_name
 from dragoman.formats.template import strftime
 
 

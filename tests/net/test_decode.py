@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dragoman.net.decode import Decoder
+from dragoman.net.client import Decoder
 from dragoman.net.errors import RemoteProtocolError
 
 TEXT = b"".join(b"data: token %d\n\n" % n for n in range(2000))

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from dragoman.core.interfaces import Secret
-from dragoman.formats.registry import NAMES
+from dragoman.engines.find_format import NAMES
 from dragoman.server.config import (
     Configuration,
     ConfigurationError,

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.interfaces import ANYONE, Caller, Model
-from dragoman.core.version import HOPS_HEADER, VERSION
+from dragoman.core.interfaces import ANYONE, HOPS_HEADER, VERSION, Caller, Model
 from dragoman.server.app import MAX_HOPS, App
 from dragoman.server.settings import Settings
 from tests.server.stubs import PATHS, Call, Stub, asking

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dragoman.server import workers as room
-from dragoman.server.workers import WorkersError, run_workers
+from dragoman.server import host as room
+from dragoman.server.host import WorkersError, run_workers
 
 Act = Callable[[], object]
 MADE_BY_US = (101, 102)

@@ -13,8 +13,7 @@ from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
-from dragoman.wire.protocol import Wire
+from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.responses import RESPONSES
 from tests.strategies import responses
 from tests.wire.chat.strategies import responses as chat_responses

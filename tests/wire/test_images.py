@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
-from dragoman.wire.protocol import Wire
+from dragoman.wire.protocol import STANDARD, Wire
 from dragoman.wire.responses import RESPONSES
 
 ADDRESSES = [

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dragoman.core.version import VERSION
+from dragoman.core.interfaces import VERSION
 
 _EPILOG = """\
 examples:
@@ -66,8 +66,7 @@ def _explains_itself(error: Exception) -> bool:
     from dragoman.core.error import FaultError
     from dragoman.net.errors import NetError
     from dragoman.server.config import ConfigurationError
-    from dragoman.server.host import HostError
-    from dragoman.server.workers import WorkersError
+    from dragoman.server.host import HostError, WorkersError
     from dragoman.stores.base import StoreError
 
     kinds = FaultError | NetError | ConfigurationError | HostError | StoreError | WorkersError

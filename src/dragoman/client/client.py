@@ -1,8 +1,13 @@
-"""Connects to an engine by address or name, and asks it with plain arguments."""
+"""A client: an engine as an object, by address, by name, or given; asynchronous or blocking."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+import asyncio
+import atexit
+import inspect
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
 
@@ -27,15 +32,109 @@ from dragoman.engines.base import Wrapper
 from dragoman.engines.local import SHIPPED
 
 from .answer import Answer, AnswerError
-from .blocking import Blocking
 from .stream import Stream
+
+_T = TypeVar("_T")
+_END = object()
+
+
+class Blocking:
+    """Drives an object: awaitables are awaited, asynchronous iterators become plain ones.
+
+    Not to be called on a running event loop, which it would block.
+
+    >>> async def double(n): return 2 * n
+    >>> Blocking(double)(21)
+    42
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return _driven(getattr(self._target, name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        async def call() -> Any:
+            result = self._target(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+        return _driven(_LOOP.run(call()))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        async def step() -> Any:
+            return await anext(self._target, _END)
+
+        if (value := _LOOP.run(step())) is _END:
+            raise StopIteration
+        return value
+
+    def __enter__(self) -> Self:
+        _LOOP.run(self._target.__aenter__())
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return _LOOP.run(self._target.__aexit__(*error))
+
+    def __repr__(self) -> str:
+        return f"Blocking({self._target!r})"
+
+
+def _driven(value: Any) -> Any:
+    """The value itself, or a driver of it where it is asynchronous or a function."""
+    asynchronous = hasattr(value, "__anext__") or hasattr(value, "__aenter__")
+    return Blocking(value) if asynchronous or inspect.isroutine(value) else value
+
+
+class _Loop:
+    """An event loop in a daemon thread, started when first needed, stopped at exit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run something there and give its result; an interrupt cancels it."""
+        loop = self._started()
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("the synchronous client cannot be used from its own event loop")
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="dragoman-sync", daemon=True
+                )
+                self._thread.start()
+                atexit.register(self._stop, self._loop, self._thread)
+            return self._loop
+
+    @staticmethod
+    def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        with suppress(RuntimeError):  # it is closed or blocked, and the process ends
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(1.0)
+            loop.close()
+
+
+_LOOP = _Loop()
+
 
 Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request
 """What can be asked: a user's text, one item, a conversation, or a whole request. An item may be a
 dict, as in the official SDK's `responses.create(input=…)`."""
-
-
-_T = TypeVar("_T")
 
 
 class Settings(TypedDict, total=False):
@@ -125,9 +224,7 @@ def _item(given: object, place: str) -> Item:
     if not isinstance(given, dict):
         problem = f"is of type {type(given).__name__}, and must be an item or a dict"
         raise TypeError(f"{place}: {problem}")
-    from dragoman.wire.responses.items import (
-        decode_items as decode,  # doubles the time `import dragoman` takes
-    )
+    from dragoman.wire.responses.items import decode_items as decode
 
     return _decoded(decode, given, place)
 

@@ -1,5 +1,5 @@
-"""Protocols that engines, encoders and decoders implement, and the values that describe a caller
-and a model.
+"""Protocols that engines, encoders and decoders implement, and the values that describe callers and
+models.
 """
 
 from __future__ import annotations
@@ -12,6 +12,14 @@ from msgspec import Struct
 from .event import Event
 from .item import JSON, Extra
 from .request import Request
+
+VERSION = "0.1.0"
+
+VERSION_HEADER = "x-dragoman"
+"""The header of every answer; its value is the version."""
+
+HOPS_HEADER = "x-dragoman-hops"
+"""The request header that counts the gateways passed so far."""
 
 
 class Secret:

@@ -24,14 +24,13 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
 from dragoman.wire.completions import COMPLETIONS
-from dragoman.wire.dialect import Dialect
+from dragoman.wire.protocol import Dialect
 from dragoman.wire.registry import spell_losses
 
 from .base import unsupported_fields
 from .find_format import find_format
-from .remote import Remote
+from .remote import Remote, UpstreamRequest
 from .upstream import Upstream
-from .upstream_request import UpstreamRequest
 
 GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
 """What may be hoped for where a form was asked for: a server of text enforces none."""

@@ -1,13 +1,35 @@
-"""Finds a token format by its name or in a model folder, whose files it reads."""
+"""Finds a token format by its name, or by the folder of a model that brings one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from dragoman.formats.format import Format
-from dragoman.formats.registry import NAMES, by_name
+from dragoman.formats.harmony import Harmony
+from dragoman.formats.markup.families import PROFILES
+from dragoman.formats.markup.format import Markup
+
+NAMES: dict[str, Callable[[], Format]] = {"harmony": Harmony} | {
+    profile.name: partial(Markup, profile) for profile in PROFILES
+}
+"""Constructors of the formats, by name."""
+
+
+def by_name(name: str) -> Format:
+    """The format of this name. Raises ValueError listing the known names.
+
+    >>> by_name("hermes").name
+    'hermes'
+    """
+    make = NAMES.get(name)
+    if make is None:
+        known = ", ".join(sorted(NAMES))
+        raise ValueError(f"There is no format {name!r}. Formats: {known}.")
+    return make()
+
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"

@@ -26,7 +26,7 @@ from dragoman.core.turn import Think, Turn
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from dragoman.wire.registry import spell_fault, spell_losses
 
 from .base import enforce_contract, new_id, now

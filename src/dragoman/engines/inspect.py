@@ -104,7 +104,7 @@ def prompt_tokens(
 ) -> tuple[list[ShownToken], tuple[Loss, ...]]:
     """The prompt of a request, and what it could not express. Raises FaultError.
 
-    >>> from dragoman.formats.registry import by_name
+    >>> from dragoman.engines.find_format import by_name
     >>> harmony, request = by_name("harmony"), Request(model="m", items=(Message("user", "hi"),))
     >>> tokens, _ = prompt_tokens(harmony, request, word_tokens(harmony, request, ""))
     >>> [(token.piece, token.kind) for token in tokens][-3:]

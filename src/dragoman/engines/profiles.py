@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dragoman.core.lower import UNLIMITED, UpstreamLimits
 from dragoman.core.turn import Think
-from dragoman.wire.dialect import Dialect
+from dragoman.wire.protocol import Dialect
 
 
 class Marks(Struct, frozen=True, kw_only=True):

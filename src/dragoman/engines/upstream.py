@@ -1,29 +1,145 @@
-"""What is known of a server behind an address: its wires, its kind, its keys, its models."""
+"""A server behind an address: its wires, kind, keys and models, and what its failures mean."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Code, Fault, FaultError, bad_request
-from dragoman.core.interfaces import Caller, Model, Secret
+from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Model, Secret
 from dragoman.core.item import JSON
 from dragoman.core.lower import UpstreamLimits
-from dragoman.core.version import HOPS_HEADER, VERSION_HEADER
+from dragoman.core.turn import CUT
 from dragoman.net.client import Client, HeaderFields, Response
-from dragoman.net.errors import ConnectError, NetError, ProxyError, TLSError
+from dragoman.net.errors import (
+    ConnectError,
+    DisconnectedError,
+    NetError,
+    NetTimeoutError,
+    ProxyError,
+    RemoteProtocolError,
+    TLSError,
+    TooLargeError,
+)
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
 
-from . import errors
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
 
-PATIENCE = 1.0
+PATIENCE = 2.0
+"""Seconds a refusal has to say why."""
+LONGEST_REFUSAL = 256 * 1024
+"""How many bytes of a refusal are read."""
+LONGEST_WAIT = 60.0
+"""Seconds a configured retry waits at the most, whatever Retry-After says."""
+SHORTEST_SECRET = 8
+"""Characters below which a key is a placeholder that may well be a word of the message."""
+
+
+def broken(error: NetError) -> Fault:
+    """The fault that an error of the net is."""
+    match error:
+        case NetTimeoutError():
+            return Fault(
+                "upstream_timeout", f"The model's server is too slow: {error}.", "upstream"
+            )
+        case DisconnectedError(before_first_byte=False):
+            return CUT
+        case RemoteProtocolError() | TooLargeError():
+            return Fault(
+                "upstream_error", f"The model's server does not speak HTTP: {error}.", "upstream"
+            )
+        case _:
+            return unreachable(str(error))
+
+
+def unreachable(what: str) -> Fault:
+    """Nobody answers there."""
+    return Fault(
+        "upstream_unreachable",
+        f"The model's server cannot be reached: {what}. Is it running, and at this address?",
+        "upstream",
+    )
+
+
+def key_refused(base_url: str, status: int, key: Secret | None) -> Fault:
+    """A server did not take the key that we, not our client, have for it, or wants one."""
+    said = (
+        f"{base_url} asks for a key, and none was given for it ({status}). Give it one"
+        if key is None
+        else f"{base_url} refused the key that was given for it ({status}). Give it a working one"
+    )
+    return Fault(
+        "upstream_authentication",
+        f"{said} (--upstream-key-env; for ask, chat and models --key-env).",
+        "server",
+        status=status,
+    )
+
+
+async def words(refusal: Response) -> bytes:
+    """What a refusal says, as far as it comes: cut, endless or slow, its status counts."""
+    said = b""
+    with suppress(TimeoutError, NetError):
+        async with asyncio.timeout(PATIENCE):
+            async for data in refusal.chunks():
+                said += data
+                if len(said) >= LONGEST_REFUSAL:
+                    break
+    return said
+
+
+def wait(retry_after: str | None, attempt: int) -> float:
+    """Seconds before a configured retry.
+
+    >>> wait("3", 0), wait("86400", 0), wait(None, 2)
+    (3.0, 60.0, 2.0)
+    """
+    asked = retry_after or ""
+    seconds = float(asked) if asked.isdecimal() else 0.5 * 2**attempt
+    return min(seconds, LONGEST_WAIT)
+
+
+def without(fault: Fault, key: Secret | None) -> Fault:
+    """The fault with the key taken out of its words: some servers quote what they refuse.
+
+    >>> without(Fault("internal", "No such key: sk-12345678."), Secret("sk-12345678")).message
+    'No such key: ***.'
+    """
+    hidden = key.reveal() if key is not None else ""
+    if len(hidden) < SHORTEST_SECRET:
+        return fault
+    hidden = json.text(hidden)[1:-1]  # as it stands in JSON
+    told = json.text(msgspec.to_builtins(fault))
+    if hidden not in told:
+        return fault
+    return msgspec.json.decode(told.replace(hidden, str(key)), type=Fault)
+
+
+def sendable(key: Secret | str | None) -> Secret | None:
+    """The key, if a header can carry it. Raises ValueError, which does not show it, if none can.
+
+    >>> sendable("a\\nb")
+    Traceback (most recent call last):
+        ...
+    ValueError: the key holds characters that no header can carry
+    """
+    value = key.reveal() if isinstance(key, Secret) else key
+    if value is None:
+        return None
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError("the key holds characters that no header can carry")
+    return Secret(value)
+
+
+PROBE_TIMEOUT = 1.0
 """Seconds a server has for each question."""
 
 
@@ -120,7 +236,7 @@ async def question(
     url: str,
     headers: HeaderFields,
     content: bytes | None = None,
-    patience: float = PATIENCE,
+    patience: float = PROBE_TIMEOUT,
 ) -> Answer:
     """Ask, and take silence, a broken answer or a refusal for what it is."""
     if content is not None:
@@ -132,7 +248,7 @@ async def question(
             ours = fields.get(VERSION_HEADER) is not None
             return Answer(reply.status, fields.get("server"), _json(raw), ours)
     except (ConnectError, TLSError, ProxyError) as error:
-        return Answer(fault=errors.broken(error))
+        return Answer(fault=broken(error))
     except (NetError, TimeoutError):
         return Answer()
 
@@ -165,7 +281,7 @@ class Upstream:
     ) -> None:
         self.url = base_url.rstrip("/")
         parse_url(self.url)  # says at once what is wrong with an address
-        self._key = errors.sendable(key)
+        self._key = sendable(key)
         self.passes_client_key = pass_client_key
         self._own_client = client is None
         self.client = client or Client(proxies=Proxies.from_environ(os.environ))
@@ -199,14 +315,14 @@ class Upstream:
         if answer.fault is not None:
             raise FaultError(answer.fault)
         if not answer.status:
-            raise FaultError(errors.unreachable(f"{self.url} did not answer"))
+            raise FaultError(unreachable(f"{self.url} did not answer"))
         if answer.status in (401, 403):
-            raise FaultError(errors.key_refused(self.url, answer.status, self.key_for(caller)))
+            raise FaultError(key_refused(self.url, answer.status, self.key_for(caller)))
         if answer.status != 200:
             said = f"{self.url} has no model listing"
             if "/" not in self.url.partition("://")[2]:
                 said += f" (many servers have theirs at {self.url}/v1)"
-            raise FaultError(errors.unreachable(said))
+            raise FaultError(unreachable(said))
         self._recognise(recognise(answer))
         listing = entries(answer.value)
         self._senses = senses(listing)
@@ -240,7 +356,7 @@ class Upstream:
             return known
         headers: list[tuple[str, str]] = [(HOPS_HEADER, str(caller.hops + 1))]
         try:
-            key = errors.sendable(self.key_for(caller))
+            key = sendable(self.key_for(caller))
         except ValueError as error:  # which does not show the key
             raise FaultError(bad_request(str(error))) from None
         if key:
@@ -262,10 +378,10 @@ class Upstream:
 
     async def refusal(self, response: Response, caller: Caller) -> Fault:
         """The fault that an answer with another status than 200 is."""
-        said = await errors.words(response)
+        said = await words(response)
         fault = wire_error.decode(response.status, said, response.headers.get("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
-            return errors.key_refused(self.url, response.status, self._key)
+            return key_refused(self.url, response.status, self._key)
         if response.status in (401, 403):
             code: Code = "authentication" if response.status == 401 else "permission"
             return replace(fault, code=code, blame="client")

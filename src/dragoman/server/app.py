@@ -8,8 +8,7 @@ from collections.abc import Awaitable
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
-from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.core.version import HOPS_HEADER
+from dragoman.core.interfaces import ANYONE, HOPS_HEADER, Caller, Engine
 from dragoman.engines.compaction import Compacting, Truncating
 from dragoman.engines.reasoning_cache import CachingReasoning, ReasoningCache
 from dragoman.engines.reasoning_encryption import EncryptingReasoning, Seal
@@ -25,9 +24,8 @@ from .endpoints import COMPACTING_PATH as COMPACTING
 from .endpoints import COUNTING_PATH as COUNTING
 from .endpoints import EMBEDDINGS_PATH as EMBEDDINGS
 from .endpoints import Compactions, Counting, Embeddings, Models
-from .exchange import Exchange, MethodNotAllowedError, Route, Router, fault_of
+from .exchange import Entry, Exchange, MethodNotAllowedError, Route, Router, fault_of
 from .limits import Gate
-from .log import Entry
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import routes as stored_routes

@@ -16,8 +16,7 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Secret
-from dragoman.engines.find_format import is_format
-from dragoman.formats.registry import NAMES
+from dragoman.engines.find_format import NAMES, is_format
 from dragoman.wire.json import Fields
 
 from .settings import Settings

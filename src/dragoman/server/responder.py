@@ -30,16 +30,7 @@ from dragoman.wire.protocol import Wire
 from dragoman.wire.responses import RESPONSES
 
 from .asgi import Headers
-from .cancellation import (
-    GONE,
-    TERMINAL,
-    UNFINISHED,
-    InFlight,
-    Watch,
-    end_for,
-    stalled,
-    too_late,
-)
+from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
 from .exchange import Exchange, Handler, fault_of, report_headers
 from .limits import Gate, check_head, read_body, too_large
 from .settings import DIALECTS, Settings

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from dragoman.core.interfaces import Secret
-from dragoman.wire.dialect import Dialect
+from dragoman.wire.protocol import Dialect
 
 DIALECTS = {
     "openai": Dialect(),

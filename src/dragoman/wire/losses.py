@@ -20,12 +20,7 @@ from dragoman.core import item as core_item
 from dragoman.core import request as core_request
 from dragoman.core import response as core_response
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import (
-    JSON,
-    Item,
-    Message,
-    UnknownPart,
-)
+from dragoman.core.item import JSON, Item, Message, UnknownPart
 from dragoman.core.loss import Loss, LossList, path
 from dragoman.core.request import (
     AllowedTools,

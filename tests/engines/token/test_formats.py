@@ -30,9 +30,9 @@ from dragoman.core.request import (
     ToolChoice,
     UnknownTool,
 )
+from dragoman.engines.find_format import NAMES, by_name
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.prompt import ByteTokenizer, Control, Piece, Prompt
-from dragoman.formats.registry import NAMES, by_name
 from tests.engines.stage import answered
 from tests.engines.token.models import Says
 from tests.engines.token.plain import TOY

@@ -9,7 +9,7 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Message, Token
 from dragoman.core.lifecycle import check
 from dragoman.core.tool_calls import CallFragment
-from dragoman.engines.token.sequence_decoder import StoppingTurn, StopScanner
+from dragoman.engines.token.engine import StoppingTurn, StopScanner
 
 letters = st.text("abé", max_size=30)
 stops = st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3)

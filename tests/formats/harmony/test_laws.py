@@ -16,8 +16,8 @@ from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reas
 from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 from dragoman.formats.harmony import HARMONY
+from dragoman.formats.harmony.format import history_message
 from dragoman.formats.harmony.layout import HistoryItem
-from dragoman.formats.harmony.render import history_message
 from dragoman.formats.prompt import Piece, Prompt
 from tests.samples import samples
 

@@ -38,8 +38,8 @@ from dragoman.core.loss import LossList
 from dragoman.core.request import FunctionTool, ReasoningOptions, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
+from dragoman.formats.harmony.format import history_message
 from dragoman.formats.harmony.layout import HistoryItem
-from dragoman.formats.harmony.render import history_message
 from dragoman.formats.prompt import Prompt
 from tests.samples import samples
 

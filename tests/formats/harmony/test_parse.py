@@ -16,7 +16,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import FunctionTool, NamedTool, Namespace, Request, UnknownTool
 from dragoman.core.turn import Turn
-from dragoman.engines.token.sequence_decoder import StoppingTurn
+from dragoman.engines.token.engine import StoppingTurn
 from dragoman.formats.harmony import HARMONY
 
 from .parsing import BYTES, PLAIN, TOOLS, called, parse, read, spelt

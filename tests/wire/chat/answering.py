@@ -13,7 +13,7 @@ from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response
 from dragoman.core.turn import Think, Turn
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.sse import SSEDecoder
 
 DONE = b"data: [DONE]\n\n"

@@ -10,7 +10,7 @@ from dragoman.core.item import Item, Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import Dialect
+from dragoman.wire.protocol import Dialect
 
 USER = {"role": "user", "content": "hello"}
 HELLO = Message("user", "hello")

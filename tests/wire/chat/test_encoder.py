@@ -23,7 +23,7 @@ from dragoman.core.item import (
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 from tests.wire.chat.answering import (
     ASKED,
     WITH_USAGE,

@@ -26,7 +26,7 @@ from dragoman.core.item import (
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from tests.wire.chat.answering import (
     ASKED,
     DONE,

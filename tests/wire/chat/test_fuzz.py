@@ -12,7 +12,7 @@ from dragoman.core.event import Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.request import Request
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from tests.samples import samples
 from tests.wire.chat.answering import body, hear, tell
 from tests.wire.chat.test_cases import ALL, REQUESTS, STREAMS

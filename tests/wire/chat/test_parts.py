@@ -22,7 +22,7 @@ from dragoman.core.item import (
 from dragoman.core.loss import LossList
 from dragoman.wire.chat.fields import Details, decode_annotation, readable
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from tests.wire.chat.answering import answer, body
 
 

@@ -19,7 +19,7 @@ from dragoman.core.request import (
     TextFormat,
 )
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 from tests.wire.chat.asking import HELLO, PLAIN, USER, hear, losses, lost, refused, tell
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"default": 0}}}

@@ -13,7 +13,7 @@ from dragoman.core.event import Event, Failed
 from dragoman.core.fold import fold
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from tests.oracle import problems, request_problems, sdk_problems
 from tests.wire.chat.answering import ASKED, body, chunk, chunks, hear, sse, tell
 from tests.wire.chat.test_request import FIELDS

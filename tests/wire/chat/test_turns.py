@@ -24,7 +24,7 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.request import Request
-from dragoman.wire.dialect import Dialect
+from dragoman.wire.protocol import Dialect
 from tests.wire.chat.asking import PLAIN, USER, hear, items, losses, messages
 
 ASK = Message("user", "hello")

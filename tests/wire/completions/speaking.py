@@ -12,7 +12,7 @@ from dragoman.core.request import Completion, Sampling, StreamOptions
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire.completions import COMPLETIONS
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from dragoman.wire.sse import SSEDecoder
 
 DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,7 @@ from dragoman.core.item import Message, Refusal, Text, Token
 from dragoman.core.response import Response, Usage
 from dragoman.wire import json
 from dragoman.wire.completions import COMPLETIONS, encode_response
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from tests.wire.completions.speaking import ALL, ASKED, events
 
 OPENING = (

@@ -13,7 +13,7 @@ from dragoman.core.request import Completion
 from dragoman.core.response import Response
 from dragoman.wire import json
 from dragoman.wire.completions import decode_request, encode_request, encode_response
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 from tests.samples import samples
 from tests.wire.completions.speaking import ALL, ASKED, events, hear, told
 from tests.wire.completions.strategies import completions, responses

@@ -9,7 +9,7 @@ from dragoman.core.item import Message
 from dragoman.core.request import Completion, Request, Sampling, StreamOptions, completion_request
 from dragoman.wire import json
 from dragoman.wire.completions import decode_request, encode_request
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 
 
 def heard(**fields: Any) -> Completion:

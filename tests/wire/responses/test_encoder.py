@@ -33,7 +33,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
 from dragoman.core.response import Usage
 from dragoman.core.turn import CUT
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
 from tests.sdk import offline

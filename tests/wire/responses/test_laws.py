@@ -18,7 +18,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from tests import strategies as values
 from tests.samples import samples

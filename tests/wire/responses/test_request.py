@@ -35,8 +35,8 @@ from dragoman.core.request import (
 )
 from dragoman.wire import error
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD, Dialect
 from dragoman.wire.losses import judge
+from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import decode_all
 from tests import oracle

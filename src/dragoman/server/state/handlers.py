@@ -22,7 +22,7 @@ from dragoman.server.settings import DIALECTS, Settings
 from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
-from dragoman.wire.dialect import STANDARD
+from dragoman.wire.protocol import STANDARD
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import shown
 from dragoman.wire.responses.response import (

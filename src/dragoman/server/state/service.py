@@ -27,16 +27,7 @@ from dragoman.stores.base import Record, Retention, Store, StoreError
 from dragoman.stores.factory import data_directory, open_store
 from dragoman.wire.registry import WIRES
 
-from .resolve import (
-    NOT_SEALED,
-    Source,
-    bare,
-    for_engine,
-    named,
-    needs_lookup,
-    recalled,
-    understand,
-)
+from .resolve import NOT_SEALED, Source, bare, for_engine, named, needs_lookup, recalled, understand
 from .run import Run
 from .runs import LEASE, Runs
 from .webhooks import Receiver, Sender, Webhooks

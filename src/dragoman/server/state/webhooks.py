@@ -13,8 +13,8 @@ from hashlib import sha256
 
 from msgspec import Struct
 
+from dragoman.core.interfaces import VERSION
 from dragoman.core.response import Response
-from dragoman.core.version import VERSION
 from dragoman.engines.base import new_id, now
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts

@@ -35,8 +35,8 @@ from dragoman.core.item import (
 )
 from dragoman.core.loss import LossList
 from dragoman.wire import json
-from dragoman.wire.dialect import Dialect
 from dragoman.wire.json import ABSENT, Reader
+from dragoman.wire.protocol import Dialect
 
 from .fields import NAME, from_extra, merge, restore, to_extra
 

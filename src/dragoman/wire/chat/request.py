@@ -24,9 +24,9 @@ from dragoman.core.request import (
 )
 from dragoman.wire import json
 from dragoman.wire.choices import logit_bias, stop
-from dragoman.wire.dialect import Dialect
 from dragoman.wire.json import ABSENT, Fields, Reader
 from dragoman.wire.losses import judge
+from dragoman.wire.protocol import Dialect
 
 from . import tools
 from .fields import from_extra, restore, to_extra

@@ -33,7 +33,7 @@ from dragoman.core.item import (
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
-from dragoman.wire.dialect import Dialect
+from dragoman.wire.protocol import Dialect
 
 from .fields import (
     NAME,

@@ -9,9 +9,9 @@ from dragoman.core.request import Completion, Prompt, Request, Sampling, StreamO
 from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import json
 from dragoman.wire.choices import decode as decode_sampling
-from dragoman.wire.dialect import Dialect
 from dragoman.wire.json import Fields
 from dragoman.wire.losses import judge
+from dragoman.wire.protocol import Dialect
 
 from .losses import LOSSES
 

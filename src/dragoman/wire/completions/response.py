@@ -14,9 +14,9 @@ from dragoman.core.response import Response, Usage
 from dragoman.core.turn import MAX_CHOICES, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.choices import ChunkedDecoder
-from dragoman.wire.dialect import Dialect
 from dragoman.wire.error import describe
 from dragoman.wire.json import whole
+from dragoman.wire.protocol import Dialect
 
 from .request import CHOICES, NAME, from_extra, merge, to_extra
 

@@ -35,7 +35,7 @@ from dragoman.core.lifecycle import FirstChoice, ItemSerializer
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
-from dragoman.wire.dialect import STANDARD, Dialect
+from dragoman.wire.protocol import STANDARD, Dialect
 
 from .items import (
     WIRE,

@@ -38,9 +38,9 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
-from dragoman.wire.dialect import STANDARD, Dialect
 from dragoman.wire.json import ABSENT, Fields, Reader, kind
 from dragoman.wire.losses import judge
+from dragoman.wire.protocol import STANDARD, Dialect
 
 from . import tools
 from .items import (
