@@ -31,14 +31,12 @@ def pytest_asyncio_loop_factories() -> dict[str, object]:
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> Iterator[None]:
     """Silence is long here: a machine may stop for seconds. Tests of silence have a shorter one."""
-    from dragoman.engines import discover, router
-    from dragoman.engines import upstream as failure
-    from dragoman.engines import upstream as probe
+    from dragoman.engines import discover, router, upstream
 
     with pytest.MonkeyPatch.context() as patched:
-        for room in (discover, failure, router):
-            patched.setattr(room, "PATIENCE", 60.0)
-        patched.setattr(probe.question, "__defaults__", (None, 60.0))
+        for module in (discover, router, upstream):
+            patched.setattr(module, "PATIENCE", 60.0)
+        patched.setattr(upstream.question, "__defaults__", (None, 60.0))
         yield
 
 

@@ -8,8 +8,9 @@ imported from the room it lives in.
 import typing as _typing
 
 from .client import Answer, AnswerError, Client, Stream, arguments, connect, connect_sync
+from .core import interfaces as _interfaces
 from .core.error import Fault, FaultError
-from .core.interfaces import VERSION, Engine
+from .core.interfaces import Engine
 from .core.item import (
     Audio,
     CustomToolCall,
@@ -28,7 +29,8 @@ from .core.response import Response, Usage
 if _typing.TYPE_CHECKING:
     from .server.settings import Settings
 
-__version__ = VERSION
+
+__version__ = _interfaces.VERSION
 
 __all__ = [
     "Answer",

@@ -448,7 +448,7 @@ def alive(pid: int) -> bool:
 
 INTERRUPTED = """
 import os, signal, time
-from dragoman.server.workers import run_workers
+from dragoman.server.host import run_workers
 
 fork = os.fork
 
