@@ -1,8 +1,7 @@
 """Any client that speaks an OpenAI protocol, in front of any model, with nothing lost in between.
 
-`connect` gives an engine a handle, `serve` puts the protocols in front of one, `transport` puts
-them in front of one without a network. What asks and answers is named here; everything else is
-imported from the room it lives in.
+`connect` gives a client for an engine, `serve` serves one over the protocols, `transport` does so
+in process. Requests and answers are exported here; import the rest from its module.
 """
 
 import typing as _typing
@@ -28,7 +27,6 @@ from .core.response import Response, Usage
 
 if _typing.TYPE_CHECKING:
     from .server.settings import Settings
-
 
 __version__ = _interfaces.VERSION
 
