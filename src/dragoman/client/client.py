@@ -29,7 +29,6 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.base import Wrapper
-from dragoman.engines.local import SHIPPED
 
 from .answer import Answer, AnswerError
 from .stream import Stream
@@ -444,10 +443,11 @@ def _engine(target: str | Engine, options: dict[str, Any]) -> Engine:
         from dragoman.engines.completions import remote
 
         return remote(target, **options)
+    # Local engines import wires and formats, which `import dragoman` alone does not need.
+    from dragoman.engines.local import KINDS, SHIPPED, find_target, is_local
+
     if target in SHIPPED:
         return SHIPPED[target](**options)
-    from dragoman.engines.local import KINDS, find_target, is_local
-
     if not is_local(target):
         known = ", ".join((*SHIPPED, *(f"{kind}:…" for kind in KINDS)))
         raise ValueError(f"{target!r} is neither an http(s) address nor a name; names: {known}")
