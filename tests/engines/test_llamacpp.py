@@ -100,7 +100,7 @@ async def test_the_tokens_of_a_demanded_form_are_those_of_its_text(
             max_output_tokens=30,
             stream=seed % 2 == 0,
         )
-        assert engine.aside(request, ANYONE) is None
+        assert engine.prepare(request, ANYONE) is not None
         response = await answered(engine, request)
         assert tokens(response) == response.text
         raw = await answered(engine.engine, request)
@@ -110,8 +110,8 @@ async def test_the_tokens_of_a_demanded_form_are_those_of_its_text(
 
 async def test_other_tokens_are_as_they_come(engine: LlamaCpp) -> None:
     request = replace(asking("Hello!"), sampling=Sampling(temperature=0, logprobs=True))
-    assert engine.aside(request, ANYONE) is engine.engine
-    assert engine.aside(replace(asking("Hello!"), format=SHAPE), ANYONE) is engine.engine
+    assert engine.prepare(request, ANYONE) is None
+    assert engine.prepare(replace(asking("Hello!"), format=SHAPE), ANYONE) is None
     assert tokens(await answered(engine, request)) == HELLO
 
 

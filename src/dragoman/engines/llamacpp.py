@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
-from dragoman.core.interfaces import ANYONE, Caller, Engine, Secret
+from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import Item, Message, Part, Text, Token
 from dragoman.core.request import JSONObject, JSONSchema, Request
 
-from .base import Wrapper, new_id
+from .base import Prepared, Wrapper, new_id
 from .completions import remote
 from .find_format import find_format
 
@@ -131,21 +130,13 @@ class LlamaCpp(Wrapper):
         super().__init__(remote(address, key=key, profile=PROFILE, format=format))
         self._running = [server]
 
-    async def stream(
-        self, request: Request, caller: Caller = ANYONE
-    ) -> AsyncGenerator[Event, None]:
-        """What the server answers, its tokens those of its text."""
-        aligner = Aligner() if self.aside(request, caller) is None else None
-        async with aclosing(self.engine.stream(request, caller)) as events:
-            async for event in events:
-                fit = event if aligner is None else aligner.feed(event)
-                if fit is not None:
-                    yield fit
-
-    def aside(self, request: Request, caller: Caller) -> Engine | None:
-        """The engine inside, unless log-probabilities of a required format are requested."""
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Aligns log-probabilities of a required format; there is nothing else to do."""
         formed = isinstance(request.format, JSONObject | JSONSchema)
-        return None if formed and request.sampling.logprobs else self.engine
+        if not (formed and request.sampling.logprobs):
+            return None
+        align = Aligner().feed
+        return Prepared(request, lambda events: [new for old in events if (new := align(old))])
 
     async def close(self) -> None:
         """Close the connections, then the server; it stops with its last reference."""
