@@ -1,4 +1,4 @@
-"""Blobs of our own: what they hold, for whom they open, and what they leave alone."""
+"""Reasoning encryption: what is encrypted, who can decrypt it, and what passes unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from dragoman.core.event import ItemDone, Started
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import FunctionCall, Item, Message, Reasoning, Summary, Thought, Token
+from dragoman.core.item import FunctionCall, Item, Message, Reasoning, Summary, Thought
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
@@ -100,13 +100,6 @@ def test_blobs_of_others_are_told_apart() -> None:
     assert not seal.is_ours("")
     assert not seal.is_ours(MARK)
     assert sealer().is_ours(seal.close(THOUGHT, "", "m"))
-
-
-def test_log_probabilities_are_not_taken_along() -> None:
-    seal = sealer()
-    weighed = Reasoning((Thought("Hm.", tokens=(Token("Hm.", -0.5),)),))
-    opened = seal.open(seal.close(weighed, "", "m"), "", "m")
-    assert opened == Reasoning((Thought("Hm."),))
 
 
 def test_a_reference_ends_with_its_process_and_when_there_is_no_more_room() -> None:
