@@ -106,9 +106,10 @@ def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
             yield from _members(given, "structured_outputs")
         case _:
             raise FaultError(bad_request("must be an object", "structured_outputs"))
-    match fields.get("response_format"):
-        case {"type": "regex" | "grammar", **rest}:
-            yield from _members(rest, "response_format")
+    format = fields.get("response_format")
+    match format:
+        case {"type": "regex" | "grammar"} if isinstance(format, dict):
+            yield from _members(format, "response_format")
         case {"type": kind}:
             problem = f"{kind} is not known here; use regex, grammar or json_schema"
             raise FaultError(unsupported(problem, "response_format.type"))
@@ -168,16 +169,13 @@ def demand(request: Request) -> Demand | None:
     """What a request demands; None where it demands nothing. Raises FaultError naming the field for
     a demand that is invalid or cannot be enforced."""
     text, choice = structured_output(request), request.tool_choice
-    match request.format:
-        case JSONObject():
-            format: Body | None = JSONBody("format", ANY_OBJECT)
-        case JSONSchema(schema=schema):
-            format = JSONBody("format.schema", enforceable(schema or {}, "format.schema"))
-        case _:
-            format = None
-    if format is not None and text is not None:
-        raise FaultError(bad_request("the answer cannot be bound twice", text.param))
-    text = format or text
+    if isinstance(request.format, JSONObject | JSONSchema):
+        if text is not None:
+            raise FaultError(bad_request("the answer cannot be bound twice", text.param))
+        text = JSONBody("format", ANY_OBJECT)
+        if isinstance(request.format, JSONSchema):
+            schema = enforceable(request.format.schema or {}, "format.schema")
+            text = JSONBody("format.schema", schema)
     tools = tuple(_allowed_tools(request))
     must = False
     match choice:
