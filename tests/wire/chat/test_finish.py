@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.wire.chat.fields import decode_finish, encode_finish
+from dragoman.wire.chat.response import FINISH_WORDS, encode_finish
+from dragoman.wire.choices import decode_finish
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ from dragoman.wire.chat.fields import decode_finish, encode_finish
     ],
 )
 def test_the_reason_of_any_server_is_one_of_the_protocol(given: Any, reason: str | None) -> None:
-    assert decode_finish(given) == reason
+    assert decode_finish(given, FINISH_WORDS) == reason
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "content_filter"])

@@ -20,8 +20,9 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.loss import LossList
-from dragoman.wire.chat.fields import Details, decode_annotation, readable
+from dragoman.wire.chat.fields import decode_annotation
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
+from dragoman.wire.chat.stream import Details, readable
 from dragoman.wire.protocol import STANDARD
 from tests.wire.chat.answering import answer, body
 
