@@ -252,7 +252,10 @@ def test_open_reasoning_is_emitted_as_summary_and_events_stay_legal(response: Re
     for item, own in zip(seen.output, response.output, strict=True):
         if isinstance(own, Reasoning) and isinstance(item, Reasoning) and not own.summary:
             thoughts = (part for part in own.content if isinstance(part, Thought))
-            assert item == replace(own, summary=tuple(Summary(part.text) for part in thoughts))
+            expected = replace(own, summary=tuple(Summary(part.text) for part in thoughts))
+            if own.status == "in_progress":  # its text follows the summary, which is not done yet
+                expected = replace(expected, content=item.content)
+            assert item == expected
         elif response.status == "completed":
             assert item == own
 

@@ -33,10 +33,10 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer
-from dragoman.engines.demo import rehearsal
 from dragoman.engines.find_format import NAMES
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Prompted, Route, Router, embed
+from dragoman.engines.script import demo
 from dragoman.formats.format import Setting
 from tests.engines.stage import answered
 from tests.formats.plain import PlainFormat
@@ -318,7 +318,7 @@ async def test_prompts_and_choices_are_in_order() -> None:
 
 async def test_engine_without_completions_is_reported() -> None:
     request = Completion(model="m", prompts=("x",))
-    for engine in (rehearsal(), Router([Route(rehearsal())])):
+    for engine in (demo(), Router([Route(demo())])):
         (last,) = await heard(engine, request)
         assert isinstance(last, Failed)
         assert (last.fault.code, last.fault.param) == ("unsupported", "model")

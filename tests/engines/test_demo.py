@@ -37,7 +37,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.engines.demo import fill, rehearsal
+from dragoman.engines.script import demo, fill
 from tests.engines.stage import answered, heard
 from tests.strategies import json as json_values
 from tests.strategies import word
@@ -58,7 +58,7 @@ QUESTION = "What's the weather like in San Francisco?"
 
 async def ask(*said: str | Item, **settings: Any) -> Response:
     items = tuple(Message("user", each) if isinstance(each, str) else each for each in said)
-    return await answered(rehearsal(0), Request(model="script", items=items, **settings))
+    return await answered(demo(0), Request(model="script", items=items, **settings))
 
 
 def call_of(response: Response) -> FunctionCall:
@@ -72,7 +72,7 @@ def call_of(response: Response) -> FunctionCall:
 
 async def test_answer_says_that_it_is_no_model_and_quotes_the_question() -> None:
     said = (await ask("Hello!")).text
-    assert "rehearsal, not a model" in said
+    assert "demo, not a model" in said
     assert "Hello!" in said
     assert "You said nothing" in (await ask()).text
 
@@ -133,7 +133,7 @@ async def test_reasoning_is_given_on_request_only() -> None:
 
 async def test_v12_logprobs_are_zero() -> None:
     events = await heard(
-        rehearsal(0),
+        demo(0),
         Request(
             model="script",
             items=(Message("user", "count to 2"),),
@@ -277,7 +277,7 @@ async def test_schema_is_filled_in() -> None:
     value = json.loads((await ask("A week in Rome", format=JSONSchema("trip", schema))).text)
     jsonschema.validate(value, schema)
     assert value["city"] == "Rome"
-    assert json.loads((await ask("Hi", format=JSONObject())).text)["rehearsal"] is True
+    assert json.loads((await ask("Hi", format=JSONObject())).text)["demo"] is True
     forced = await ask("Hi", format=JSONObject(), tools=(WEATHER,), tool_choice="required")
     assert call_of(forced).name == "get_weather"
 
@@ -375,6 +375,6 @@ def test_endless_schemas_are_bounded() -> None:
     assert fill(wide)
     wide["required"] = list(wide["properties"])
     assert fill(wide)
-    assert fill({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}) == "rehearsal"
+    assert fill({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}) == "example"
     assert len(fill({"type": "array", "minItems": 10**9})) == 100
     assert len(fill({"type": "string", "minLength": 10**9})) == 10_000

@@ -1,4 +1,4 @@
-"""Encrypted reasoning that a server rejects: retried once without it, and reported."""
+"""Encrypted reasoning that a server cannot decrypt: asked once more without, and reported."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Message, Reasoning, Summary
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
-from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
-from dragoman.engines.reasoning_retry import CODE, NOT_OPENED, RetryingReasoning
+from dragoman.engines.reasoning import ASKING, CODE, ENCRYPTED, RETRIED, RetryingReasoning
 from dragoman.engines.script import Script, spoken
 from tests.engines.receiving import Receiver
 from tests.engines.stage import heard
 
-SEALED = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA", id="rs_1")
+ENCRYPTED_ITEM = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA", id="rs_1")
 BLOB = Reasoning(encrypted="gBBB", id="rs_2")
 CALL = FunctionCall("call_1", "clock", "{}")
 ASK = Message("user", "Go.")
-TALK = Request(model="m", items=(ASK, SEALED, BLOB, CALL))
+TALK = Request(model="m", items=(ASK, ENCRYPTED_ITEM, BLOB, CALL))
 TOOLS = Request(model="m", items=(ASK,), tools=(FunctionTool("clock"),))
 CHAT, RESPONSES = Caller(wire="chat"), Caller(wire="responses")
 
@@ -47,7 +46,7 @@ class Server(Script):
 
     def __init__(self, fault: Fault = INVALID, *before: Event, refused: Any = None) -> None:
         self.asked: list[Request] = []
-        self.refused = refused or (lambda request: _seals(request))
+        self.refused = refused or (lambda request: _has_encrypted(request))
         self.refusal = (*before, Failed(fault))
         super().__init__(self.play)
 
@@ -62,7 +61,7 @@ class Server(Script):
         return [replace(started, losses=lost), *rest]
 
 
-def _seals(request: Request) -> bool:
+def _has_encrypted(request: Request) -> bool:
     return any(isinstance(item, Reasoning) and item.encrypted for item in request.items)
 
 
@@ -77,10 +76,10 @@ async def test_p12_a_blob_that_cannot_be_opened_is_left_out_at_the_second_try(
     server = Server(fault)
     answer = fold(await heard(RetryingReasoning(server), TALK))
     assert answer.text == "Hello."
-    assert answer.losses == (NOT_OPENED,)
+    assert answer.losses == (RETRIED,)
     first, second = server.asked
     assert first is TALK
-    assert second.items == (ASK, replace(SEALED, encrypted=None, id=None), CALL)
+    assert second.items == (ASK, replace(ENCRYPTED_ITEM, encrypted=None, id=None), CALL)
 
 
 def about_anything(request: Request) -> bool:
@@ -133,13 +132,13 @@ async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None
     assert [type(event) for event in events].count(Started) == 1
     assert fold(events).text == "Hello."
     assert isinstance(events[-1], Finished)
-    assert events[-1].losses == (NOT_OPENED,)
+    assert events[-1].losses == (RETRIED,)
 
 
 async def test_p12_a_refusal_that_comes_with_the_beginning_is_not_seen() -> None:
     first, *_, last = await heard(RetryingReasoning(Server(INVALID, STARTED)), TALK)
     assert isinstance(first, Started)
-    assert first.losses == (NOT_OPENED,)
+    assert first.losses == (RETRIED,)
     assert isinstance(last, Finished)
 
 
@@ -190,7 +189,7 @@ async def test_p9_encrypted_reasoning_is_requested_where_the_client_cannot(
 
 @pytest.mark.parametrize("fault", [UNSUPPORTED, NO_FIELD, NO_FIELD_EITHER])
 @pytest.mark.parametrize("again", [True, False])
-async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(
+async def test_p9_a_model_that_encrypts_nothing_is_asked_without_and_remembered(
     again: bool, fault: Fault
 ) -> None:
     server = Server(fault, refused=lambda request: ENCRYPTED in request.include)

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Delta, Failed, Finished, ItemAdded, Started
@@ -22,7 +23,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines.script import Said, Script, cut, in_words, length, pieces, shortened
+from dragoman.engines.script import Script, in_words, length, shortened, words
 from tests.engines.stage import ASKED, answered, heard
 from tests.engines.test_chaos import CALLS
 
@@ -56,13 +57,13 @@ async def test_a_response_is_played_in_words_and_folds_back_to_itself() -> None:
 async def test_a_text_with_tokens_is_played_in_tokens() -> None:
     tokens = (Token("un"), Token("known"))
     spelled, misspelled = Text("unknown", tokens=tokens), Text("other", tokens=tokens)
-    for part, words in ((spelled, ["un", "known"]), (misspelled, ["other"])):
+    for part, pieces in ((spelled, ["un", "known"]), (misspelled, ["other"])):
         said = Message("assistant", (part,), id="m", status="completed")
         whole = Response(
             id="r", created_at=0, model="m", status="completed", output=(said,), reasons=("stop",)
         )
         events = await heard(Script(whole))
-        assert [e.data for e in events if isinstance(e, Delta)] == words
+        assert [e.data for e in events if isinstance(e, Delta)] == pieces
         assert await answered(Script(whole)) == whole
 
 
@@ -119,7 +120,7 @@ async def test_a_script_says_what_it_is() -> None:
 
 def test_words_join_to_the_text() -> None:
     for text in ("", " ", "one", " one  two\n", "\n\n"):
-        assert "".join(pieces(text)) == text
+        assert "".join(words(text)) == text
 
 
 def test_events_in_words_fold_to_the_same_answer() -> None:
@@ -136,21 +137,26 @@ def test_item_without_words_has_no_length() -> None:
     ("item", "left"),
     [
         (Message("assistant", "one two"), Message("assistant", (Text("one"),))),
-        (Message("assistant", (Refusal("no"),)), Message("assistant", (Refusal("no"),))),
+        (
+            Message("assistant", (Refusal("no"), Text("one two"))),
+            Message("assistant", (Refusal("no"), Text(""))),
+        ),
         (Reasoning((Thought("one two"),)), Reasoning((Thought("one"),))),
         (FunctionCall("c", "f", '{"a": 1}'), FunctionCall("c", "f", '{"a":')),
         (CustomToolCall("c", "f", "ls -l"), CustomToolCall("c", "f", "ls")),
     ],
 )
-def test_cut_item_is_incomplete(item: Said, left: Item) -> None:
-    assert cut(item, 1) == type(left)(**{f: getattr(left, f) for f in left.__struct_fields__} | {
-        "status": "incomplete"
-    })  # fmt: skip
+def test_an_item_cut_at_the_limit_is_incomplete(item: Item, left: Item) -> None:
+    assert shortened([item], 1) == ((replace(left, status="incomplete"),), True)
 
 
 def test_limit_cuts_the_item_it_falls_into() -> None:
     one, two = Message("assistant", "one two"), Message("assistant", "three four")
-    assert shortened([one, two], None) == ([one, two], False)
-    assert shortened([one, two], 4) == ([one, two], False)
-    assert shortened([one, two], 3) == ([one, cut(two, 1)], True)
-    assert shortened([one, two], 1) == ([cut(one, 1)], True)
+    assert shortened([one, two], None) == ((one, two), False)
+    assert shortened([one, two], 4) == ((one, two), False)
+    for limit, texts in ((3, ["one two", "three"]), (2, ["one two", ""]), (1, ["one"])):
+        items, short = shortened([one, two], limit)
+        assert [item.text for item in items if isinstance(item, Message)] == texts
+        assert short
+        assert isinstance(items[-1], Message)
+        assert items[-1].status == "incomplete"

@@ -22,7 +22,7 @@ from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from tests import strategies as values
 from tests.samples import samples
-from tests.wire.responses.damage import damaged
+from tests.wire.damage import damaged
 from tests.wire.responses.narrow import responses
 from tests.wire.responses.order_checker import check_order, parse
 from tests.wire.responses.scenes import FAILED, SCENES, play

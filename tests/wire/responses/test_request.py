@@ -40,7 +40,7 @@ from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import decode_all
 from tests import oracle
-from tests.wire.responses.damage import damaged
+from tests.wire.damage import damaged
 
 CASES = Path(__file__).with_name("cases")
 ACCEPTED: dict[str, Any] = json.loads((CASES / "accepted.json").read_text())

@@ -1,13 +1,29 @@
-"""Counts are read under every name servers give them, and said under the protocol's own."""
+"""Small values in Chat answers: usage, finish reasons, annotations and reasoning details."""
 
 from typing import Any
 
 import pytest
 from hypothesis import given
 
+from dragoman.core.item import Annotation
 from dragoman.core.response import Usage
-from dragoman.wire.chat.fields import USAGE_NAMES, decode_usage, encode_usage
+from dragoman.wire.chat.fields import (
+    USAGE_NAMES,
+    decode_annotation,
+    decode_usage,
+    encode_usage,
+)
+from dragoman.wire.chat.response import encode_finish
+from dragoman.wire.chat.stream import Details, readable
 from tests.strategies import usages
+
+
+def test_finish_reason_is_encoded_in_the_words_of_the_protocol() -> None:
+    reasons = ("stop", "length", "tool_calls", "content_filter")
+    assert tuple(map(encode_finish, reasons)) == reasons
+    assert encode_finish("max_tool_calls") == "stop"
+    assert encode_finish("tool_calls", legacy=True) == "function_call"
+    assert encode_finish("stop", legacy=True) == "stop"
 
 
 @pytest.mark.parametrize(
@@ -43,11 +59,13 @@ from tests.strategies import usages
         (7, None),
     ],
 )
-def test_r1_9_counts_are_read_under_all_their_names(said: Any, read: Usage | None) -> None:
+def test_r1_9_usage_is_decoded_under_the_names_of_every_server(
+    said: Any, read: Usage | None
+) -> None:
     assert decode_usage(said) == read
 
 
-def test_the_total_is_the_sum_of_what_was_reported_and_nothing_else_is_computed() -> None:
+def test_total_is_computed_from_both_counts_and_nothing_else_is() -> None:
     assert encode_usage(Usage(1, 2)) == {
         "prompt_tokens": 1,
         "completion_tokens": 2,
@@ -59,10 +77,52 @@ def test_the_total_is_the_sum_of_what_was_reported_and_nothing_else_is_computed(
 
 
 @given(usages)
-def test_p30_counts_said_are_read_again_zero_and_absent_apart(counts: Usage) -> None:
+def test_p30_encoded_usage_decodes_to_the_same_with_zero_and_absent_apart(counts: Usage) -> None:
     again = decode_usage(encode_usage(counts))
     expected = {name: getattr(counts, name) for name in USAGE_NAMES}
     if expected["total_tokens"] is None and None not in (counts.input_tokens, counts.output_tokens):
         expected["total_tokens"] = (counts.input_tokens or 0) + (counts.output_tokens or 0)
     found = again or Usage()
     assert {name: getattr(found, name) for name in USAGE_NAMES} == expected
+
+
+@pytest.mark.parametrize(
+    ("wire", "read"),
+    [
+        ({"type": "url_citation", "url": "http://x"}, Annotation("url_citation", url="http://x")),
+        (
+            {"type": "url_citation", "url_citation": {"start_index": "1", "title": None, "z": 2}},
+            Annotation(
+                "url_citation",
+                extra={"chat": {"url_citation": {"start_index": "1", "z": 2}}},
+            ),
+        ),
+        ({"type": "other", "a": 1, "b": None}, Annotation("other", extra={"chat": {"a": 1}})),
+        ({"type": 7}, None),
+        ({}, None),
+        ("x", None),
+    ],
+)
+def test_annotations_are_decoded_in_every_shape(wire: Any, read: Annotation | None) -> None:
+    assert decode_annotation(wire) == read
+
+
+def test_reasoning_details_of_one_index_and_type_are_merged() -> None:
+    details = Details()
+    details.add([{"index": 0, "type": "a", "text": "x", "id": None}, "odd", {"type": "a"}])
+    details.add([{"index": 0, "type": "a", "text": "y", "id": "i", "data": 7}])
+    details.add([{"index": 0, "type": "a", "text": None, "id": None, "data": "z"}])
+    details.add([{"index": 1, "type": "a", "text": "w"}, {"index": 0, "type": "b", "text": "v"}])
+    assert details.take() == [
+        {"index": 0, "type": "a", "text": "xy", "id": "i", "data": "z"},
+        "odd",
+        {"type": "a"},
+        {"index": 1, "type": "a", "text": "w"},
+        {"index": 0, "type": "b", "text": "v"},
+    ]
+    assert details.take() == []
+
+
+def test_readable_text_of_reasoning_details() -> None:
+    pieces = [{"text": "a"}, {"summary": "b"}, {"text": ""}, {"data": "c"}, {"text": 7}, None]
+    assert readable(pieces) == ["a", "b"]
