@@ -292,28 +292,6 @@ def test_p37_what_chat_cannot_say_is_told_or_refused() -> None:
     assert caught.value.fault.param == "previous_response_id"
 
 
-def test_r1_3_a_request_says_what_its_caller_set() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-    schema = {"name": "s", "schema": SCHEMA, "strict": True}
-    request = hear(
-        tools=[tool],
-        tool_choice="auto",
-        temperature=0.0,
-        stream=True,
-        response_format={"type": "json_schema", "json_schema": schema},
-    )
-    assert tell(request, STANDARD) == {
-        "model": "m",
-        "messages": [USER],
-        "tools": [tool],
-        "tool_choice": "auto",
-        "temperature": 0.0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "response_format": {"type": "json_schema", "json_schema": schema},
-    }
-
-
 def test_p31_the_same_history_gives_the_same_bytes_and_growing_it_the_same_prefix() -> None:
     turn = [
         {"role": "system", "content": "s"},
