@@ -228,8 +228,6 @@ def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:
     assert [loss.field for loss in response.losses] == ["tool_choice"]
 
 
-
-
 def test_choice_is_dropped_with_the_last_tool() -> None:
     choice = AllowedTools("required", (NamedTool("gone"),))
     lowered = lower(asked(tools=(READ,), tool_choice=choice), UpstreamLimits(allowed_tools=False))
