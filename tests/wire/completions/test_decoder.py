@@ -237,7 +237,7 @@ def test_several_choices_each_have_their_text_and_reason() -> None:
         (b'event: error\ndata: {"message": "no room"}\n\n', "no room"),
         (b'event: error\ndata: {"error": {"message": "no room"}}\n\n', "no room"),
         (sse(chunk("a", error={"message": "no room"})), "no room"),
-        (sse(chunk("a", "abort")), "broke the text off"),
+        (sse(chunk("a", "abort")), "broke the answer off"),
         (sse(chunk("a")) + b"x", ""),
     ],
 )
