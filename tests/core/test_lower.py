@@ -634,3 +634,20 @@ def test_items_without_missing_modalities_are_unchanged() -> None:
         FunctionCallOutput("c", (Text("x"),)),
     )
     assert replace_modalities(history, ALL, LossList()) is history
+
+
+def test_an_image_alone_is_replaced_where_the_model_cannot_see() -> None:
+    history = (USER, FunctionCallOutput("c", (Text("x"), Image("u"))))
+    lowered = lower(Request(model="m", items=history), UpstreamLimits(images=False))
+    assert lowered.request.items[0] is USER
+    placeholder = Text("[image: this model cannot see it]")
+    assert lowered.request.items[1] == FunctionCallOutput("c", (Text("x"), placeholder))
+    assert fields_of(lowered) == [("items[1].output[1]", "dropped")]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_late_system_message_moves_to_the_front(role: Any) -> None:
+    items = (Message("user", "Hello"), Message(role, "Be brief."))
+    request = Request(model="m", items=items)
+    asked = lower(request, UpstreamLimits(developer_role="system", system_messages="front")).request
+    assert [getattr(item, "role", "") for item in asked.items] == ["system", "user"]

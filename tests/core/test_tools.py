@@ -252,3 +252,10 @@ def test_extra_fields_of_an_entry_are_preserved() -> None:
 
 def test_expanded_entry_has_the_kind_of_its_tool() -> None:
     assert allowed(NamedTool("patch")).expanded == (NamedTool("patch", "custom", "files"),)
+
+
+def test_hosted_tools_are_unchanged() -> None:
+    hosted = UnknownTool("responses", "web_search", {})
+    toolbox, _ = box(hosted, Namespace("n", (hosted,)))
+    assert toolbox.tools == (hosted, hosted)
+    assert not toolbox.renames
