@@ -10,7 +10,7 @@ from dragoman.core.item import Refusal, Summary, Text, Thought, UnknownPart
 from dragoman.wire.chat import CHAT
 from dragoman.wire.chat.stream import learn
 from dragoman.wire.responses import RESPONSES
-from dragoman.wire.responses.items import encode_parts
+from dragoman.wire.responses.items import encode_part
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_a_choice_among_tools_that_are_there_is_taken(choice: object) -> None:
 
 
 def test_every_kind_of_part_is_said() -> None:
-    assert encode_parts(Text("a", tokens=()), full=True) == {
+    assert encode_part(Text("a", tokens=()), full=True) == {
         "type": "input_text",
         "text": "a",
         "logprobs": [],
     }
-    assert encode_parts(Text("a")) == {"type": "input_text", "text": "a"}
-    assert encode_parts(Refusal("no")) == {"type": "refusal", "refusal": "no"}
-    assert encode_parts(Thought("hm")) == {"type": "reasoning_text", "text": "hm"}
-    assert encode_parts(Summary("s")) == {"type": "summary_text", "text": "s"}
-    assert encode_parts(UnknownPart("chat", {"type": "video_url"})) is None
+    assert encode_part(Text("a")) == {"type": "input_text", "text": "a"}
+    assert encode_part(Refusal("no")) == {"type": "refusal", "refusal": "no"}
+    assert encode_part(Thought("hm")) == {"type": "reasoning_text", "text": "hm"}
+    assert encode_part(Summary("s")) == {"type": "summary_text", "text": "s"}
+    assert encode_part(UnknownPart("chat", {"type": "video_url"})) is None
