@@ -158,7 +158,3 @@ def test_fit_estimates_each_item_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "weight", counting)
     fit([Message("user", "word")] * 2000, 500)
     assert counted == 2000
-
-
-def test_empty_conversation_fits_any_budget() -> None:
-    assert fit((), -5) == ()

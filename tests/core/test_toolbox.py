@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from dragoman.core.item import (
     Call,
     CustomToolCall,
-    CustomToolCallOutput,
     FunctionCall,
-    FunctionCallOutput,
 )
 from dragoman.core.loss import LossList
-from dragoman.core.request import CustomTool, FunctionTool, NamedTool, Namespace, Tool, UnknownTool
+from dragoman.core.request import CustomTool, FunctionTool, Namespace, Tool
 from dragoman.core.tools import Toolbox
 
 LARK = CustomTool("patch", "Edit files.", "lark", "start: WORD")
@@ -75,28 +73,6 @@ def test_custom_tool_in_a_native_namespace_becomes_a_function() -> None:
     assert ("tools[0].tools[1]", "emulated") in losses(ledger)
 
 
-def test_hosted_tools_are_unchanged() -> None:
-    hosted = UnknownTool("responses", "web_search", {})
-    toolbox, _ = box(hosted, Namespace("n", (hosted,)))
-    assert toolbox.tools == (hosted, hosted)
-    assert not toolbox.renames
-
-
-def test_tool_choice_is_renamed_with_its_tool() -> None:
-    toolbox, _ = box(CRM, LARK)
-    assert toolbox.choose(NamedTool("find", "function", "crm")) == NamedTool("crm__find")
-    assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch")
-    toolbox, _ = box(CRM, LARK, custom=True)
-    assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch", "custom")
-
-
-def test_custom_output_becomes_a_function_output() -> None:
-    output = CustomToolCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
-    lowered = FunctionCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
-    assert box()[0].lower_output(output) == lowered
-    assert box(custom=True)[0].lower_output(output) == output
-
-
 @pytest.mark.parametrize(
     ("arguments", "input"),
     [
@@ -135,30 +111,12 @@ def test_taken_long_and_illegal_names_become_unique_legal_ones() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
 
 
-def test_two_namespaced_tools_with_one_flat_name_get_two() -> None:
-    groups = Namespace("a", (FunctionTool("b__c"),)), Namespace("a__b", (FunctionTool("c"),))
-    toolbox, _ = box(*groups)
-    first, second = toolbox.tools
-    assert (first.name, second.name) == ("a__b__c", second.name)
-    assert first.name != second.name
-    for group in groups:
-        call = FunctionCall("c", group.tools[0].name, "{}", group.name)
-        assert toolbox.restore(toolbox.lower(call)) == call
-
-
 def test_derived_name_that_is_taken_is_counted_on() -> None:
     group = Namespace("a", (FunctionTool("b!"),))
     (made,) = box(group)[0].tools
     toolbox, _ = box(FunctionTool(made.name), group)
     first, second = toolbox.tools
     assert first.name != second.name
-
-
-def test_past_call_of_a_removed_tool_is_renamed() -> None:
-    toolbox, _ = box()
-    call = FunctionCall("c", "find", "{}", "crm")
-    assert toolbox.lower(call).name == "crm__find"
-    assert toolbox.restore(toolbox.lower(call)) == call
 
 
 def test_offered_tool_wins_over_a_past_one_of_its_name() -> None:

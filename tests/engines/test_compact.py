@@ -21,11 +21,11 @@ from dragoman.engines.compaction import (
     OPENING,
     ORDER,
     Compacting,
+    decode_summary,
+    encode_summary,
     expanded,
-    seal,
     summarise,
     threshold,
-    unseal,
 )
 from dragoman.engines.script import Script, spoken
 
@@ -68,16 +68,21 @@ def folded(events: list[Event]) -> Response:
 
 @given(st.text())
 def test_a_blob_of_ours_opens_and_says_what_was_put_in(text: str) -> None:
-    assert unseal(seal(text)) == text
+    assert decode_summary(encode_summary(text)) == text
 
 
 @pytest.mark.parametrize("blob", ["", "gAAAA", "dragoman.summary.1.@@@", "dragoman.summary.1.a"])
 def test_other_blobs_do_not_open(blob: str) -> None:
-    assert unseal(blob) is None
+    assert decode_summary(blob) is None
 
 
 def test_a_summary_stands_for_what_came_before_it() -> None:
-    items = (*TALK, Compaction(seal("old")), Message("user", "a"), Compaction(seal("She is Ada.")))
+    items = (
+        *TALK,
+        Compaction(encode_summary("old")),
+        Message("user", "a"),
+        Compaction(encode_summary("She is Ada.")),
+    )
     asked = expanded(Request(model="m", items=(*items, Message("user", "And now?"))))
     assert asked.items == (
         TALK[0],
@@ -111,7 +116,7 @@ async def test_beyond_the_threshold_a_summary_comes_first() -> None:
     response = folded(events)
     compaction, answer = response.output
     assert isinstance(compaction, Compaction)
-    assert unseal(compaction.encrypted) == "She is Ada."
+    assert decode_summary(compaction.encrypted) == "She is Ada."
     assert isinstance(answer, Message)
     assert answer.text == "Ada."
     assert response.usage == Usage(input_tokens=1, output_tokens=2)
@@ -158,7 +163,7 @@ async def test_trigger_as_last_item_is_answered_by_a_summary_alone(rules: Any) -
     response = folded(events)
     (item,) = response.output
     assert isinstance(item, Compaction)
-    assert unseal(item.encrypted) == "She is Ada."
+    assert decode_summary(item.encrypted) == "She is Ada."
     assert (response.status, response.usage) == ("completed", used)
     (order,) = model.asked
     assert order.items == (*TALK, Message("user", ORDER))
@@ -188,7 +193,7 @@ async def test_trigger_before_other_items_is_left_to_the_engine() -> None:
 
 async def test_without_a_threshold_the_engine_answers() -> None:
     model = Model()
-    blob = Compaction(seal("She is Ada."))
+    blob = Compaction(encode_summary("She is Ada."))
     await heard(Compacting(model), Request(model="m", items=(blob, TALK[-1])))
     assert model.asked[0].items == (Message("user", OPENING + "She is Ada."), TALK[-1])
 

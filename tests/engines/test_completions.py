@@ -26,9 +26,9 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer
-from dragoman.engines.demo import rehearsal
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Prompted, Route, Router, embed
+from dragoman.engines.script import demo
 from dragoman.formats.format import Setting
 from tests.engines.stage import answered
 from tests.formats.plain import PlainFormat
@@ -361,7 +361,7 @@ async def test_several_prompts_and_choices_stand_in_order() -> None:
 
 async def test_an_engine_of_conversations_only_says_so() -> None:
     request = Completion(model="m", prompts=("x",))
-    for engine in (rehearsal(), Router([Route(rehearsal())])):
+    for engine in (demo(), Router([Route(demo())])):
         (last,) = await heard(engine, request)
         assert isinstance(last, Failed)
         assert (last.fault.code, last.fault.param) == ("unsupported", "model")

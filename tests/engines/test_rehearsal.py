@@ -1,4 +1,4 @@
-"""The rehearsal keeps to what it is asked, says what it is, and is the same every time."""
+"""The demo keeps to what it is asked, says what it is, and is the same every time."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.engines.demo import rehearsal, rehearse
+from dragoman.engines.script import demo, demo_answer
 from tests.engines.stage import answered, heard
 
 WEATHER = FunctionTool(
@@ -55,7 +55,7 @@ QUESTION = "What's the weather like in San Francisco?"
 
 async def ask(*said: str | Item, **settings: Any) -> Response:
     items = tuple(Message("user", each) if isinstance(each, str) else each for each in said)
-    return await answered(rehearsal(0), Request(model="script", items=items, **settings))
+    return await answered(demo(0), Request(model="script", items=items, **settings))
 
 
 def call_of(response: Response) -> FunctionCall:
@@ -69,7 +69,7 @@ def call_of(response: Response) -> FunctionCall:
 
 async def test_it_says_that_it_is_no_model_and_what_it_heard() -> None:
     said = (await ask("Hello!")).text
-    assert "rehearsal, not a model" in said
+    assert "demo, not a model" in said
     assert "Hello!" in said
     assert "You said nothing" in (await ask()).text
 
@@ -133,7 +133,7 @@ async def test_it_thinks_only_when_asked_to() -> None:
 
 async def test_v12_probabilities_are_those_of_something_certain() -> None:
     events = await heard(
-        rehearsal(0),
+        demo(0),
         Request(
             model="script",
             items=(Message("user", "count to 2"),),
@@ -282,7 +282,7 @@ async def test_a_schema_is_filled_in() -> None:
     value = json.loads((await ask("A week in Rome", format=JSONSchema("trip", schema))).text)
     jsonschema.validate(value, schema)
     assert value["city"] == "Rome"
-    assert json.loads((await ask("Hi", format=JSONObject())).text)["rehearsal"] is True
+    assert json.loads((await ask("Hi", format=JSONObject())).text)["demo"] is True
 
 
 async def test_a_forced_tool_comes_before_a_form() -> None:
@@ -290,8 +290,8 @@ async def test_a_forced_tool_comes_before_a_form() -> None:
     assert call_of(response).name == "get_weather"
 
 
-def test_what_is_played_is_what_was_rehearsed() -> None:
+def test_what_is_played_is_what_was_answered() -> None:
     request = Request(model="script", items=(Message("user", "Hello!"),))
-    response = rehearse(request)
+    response = demo_answer(request)
     assert response.model == "script"
     assert fold([]) != response

@@ -1,4 +1,4 @@
-"""Sealed reasoning that a server cannot open: asked once more without, and told."""
+"""Encrypted reasoning that a server cannot decrypt: asked once more without, and reported."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import FunctionCall, Message, Reasoning, Summary
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
-from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
-from dragoman.engines.reasoning_retry import CODE, NOT_OPENED, RetryingReasoning
+from dragoman.engines.reasoning import ASKING, CODE, ENCRYPTED, RETRIED, RetryingReasoning
 from dragoman.engines.script import Script, spoken
 from tests.engines.receiving import Receiver
 from tests.engines.stage import heard
 
-SEALED = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA", id="rs_1")
+ENCRYPTED_ITEM = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA", id="rs_1")
 BLOB = Reasoning(encrypted="gBBB", id="rs_2")
 CALL = FunctionCall("call_1", "clock", "{}")
 ASK = Message("user", "Go.")
-TALK = Request(model="m", items=(ASK, SEALED, BLOB, CALL))
+TALK = Request(model="m", items=(ASK, ENCRYPTED_ITEM, BLOB, CALL))
 TOOLS = Request(model="m", items=(ASK,), tools=(FunctionTool("clock"),))
 CHAT, RESPONSES = Caller(wire="chat"), Caller(wire="responses")
 
@@ -46,7 +45,7 @@ class Server(Script):
 
     def __init__(self, fault: Fault = INVALID, *before: Event, refused: Any = None) -> None:
         self.asked: list[Request] = []
-        self.refused = refused or (lambda request: _seals(request))
+        self.refused = refused or (lambda request: _has_encrypted(request))
         self.refusal = (*before, Failed(fault))
         super().__init__(self.play)
 
@@ -61,7 +60,7 @@ class Server(Script):
         return [replace(started, losses=lost), *rest]
 
 
-def _seals(request: Request) -> bool:
+def _has_encrypted(request: Request) -> bool:
     return any(isinstance(item, Reasoning) and item.encrypted for item in request.items)
 
 
@@ -76,10 +75,10 @@ async def test_p12_a_blob_that_cannot_be_opened_is_left_out_at_the_second_try(
     server = Server(fault)
     answer = fold(await heard(RetryingReasoning(server), TALK))
     assert answer.text == "Hello."
-    assert answer.losses == (NOT_OPENED,)
+    assert answer.losses == (RETRIED,)
     first, second = server.asked
     assert first is TALK
-    assert second.items == (ASK, replace(SEALED, encrypted=None, id=None), CALL)
+    assert second.items == (ASK, replace(ENCRYPTED_ITEM, encrypted=None, id=None), CALL)
 
 
 async def test_p12_nothing_is_asked_a_third_time() -> None:
@@ -106,7 +105,9 @@ async def test_p12_a_refusal_stands_where_that_is_set() -> None:
         (replace(TALK, items=(ASK,)), INVALID),
     ],
 )
-async def test_p12_only_what_is_about_seals_is_asked_again(request_: Request, fault: Fault) -> None:
+async def test_p12_only_what_is_about_encryption_is_asked_again(
+    request_: Request, fault: Fault
+) -> None:
     server = Server(fault, refused=lambda request: True)
     assert fold(await heard(RetryingReasoning(server), request_)).error == fault
     assert len(server.asked) == 1
@@ -132,13 +133,13 @@ async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None
     assert [type(event) for event in events].count(Started) == 1
     assert fold(events).text == "Hello."
     assert isinstance(events[-1], Finished)
-    assert events[-1].losses == (NOT_OPENED,)
+    assert events[-1].losses == (RETRIED,)
 
 
 async def test_p12_a_refusal_that_comes_with_the_beginning_is_not_seen() -> None:
     first, *_, last = await heard(RetryingReasoning(Server(INVALID, STARTED)), TALK)
     assert isinstance(first, Started)
-    assert first.losses == (NOT_OPENED,)
+    assert first.losses == (RETRIED,)
     assert isinstance(last, Finished)
 
 
@@ -166,7 +167,7 @@ async def test_p12_what_has_been_said_is_never_said_again() -> None:
 # ---- asking for what a client of Chat cannot ask for ------------------------------------------
 
 
-async def test_p9_sealed_reasoning_is_asked_for_where_the_client_cannot() -> None:
+async def test_p9_encrypted_reasoning_is_asked_for_where_the_client_cannot() -> None:
     server = Server()
     answer = fold(await ask(RetryingReasoning(server), TOOLS, CHAT))
     assert server.asked[0].include == (ENCRYPTED,)
@@ -182,7 +183,7 @@ async def test_p9_sealed_reasoning_is_asked_for_where_the_client_cannot() -> Non
     assert [loss.field for loss in answer.losses] == [ASKING]
 
 
-async def test_p9_sealed_reasoning_is_asked_for_where_the_answer_is_kept_here() -> None:
+async def test_p9_encrypted_reasoning_is_asked_for_where_the_answer_is_kept_here() -> None:
     server = Server()
     engine, plain = RetryingReasoning(server), replace(TOOLS, tools=())
     kept = replace(RESPONSES, stored=True)
@@ -198,7 +199,7 @@ async def test_p9_sealed_reasoning_is_asked_for_where_the_answer_is_kept_here() 
 
 @pytest.mark.parametrize("fault", [UNSUPPORTED, NO_FIELD, NO_FIELD_EITHER])
 @pytest.mark.parametrize("again", [True, False])
-async def test_p9_a_model_that_seals_nothing_is_asked_without_and_remembered(
+async def test_p9_a_model_that_encrypts_nothing_is_asked_without_and_remembered(
     again: bool, fault: Fault
 ) -> None:
     server = Server(fault, refused=lambda request: ENCRYPTED in request.include)

@@ -18,10 +18,14 @@ from dragoman.core.turn import CUT
 from dragoman.engines.base import LRU, Driver, Immediate, Prepared, Wrapper, enforce_contract
 from dragoman.engines.chaos import Chaos, Mischief
 from dragoman.engines.compaction import Compacting, Truncating
-from dragoman.engines.compaction import seal as summed
-from dragoman.engines.reasoning_cache import CachingReasoning
-from dragoman.engines.reasoning_encryption import ENCRYPTED, EncryptingReasoning, Seal
-from dragoman.engines.reasoning_retry import RetryingReasoning
+from dragoman.engines.compaction import encode_summary as summed
+from dragoman.engines.reasoning import (
+    ENCRYPTED,
+    CachingReasoning,
+    EncryptingReasoning,
+    ReasoningCipher,
+    RetryingReasoning,
+)
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script
 from tests.engines.receiving import Receiver, received
@@ -204,7 +208,7 @@ class Awaited(Tagged):
 def all_around(engine: Engine) -> Engine:
     """Every middleware that may have nothing to do, around one engine."""
     engine = RetryingReasoning(
-        CachingReasoning(EncryptingReasoning(engine, Seal(lambda: b"k" * 32)))
+        CachingReasoning(EncryptingReasoning(engine, ReasoningCipher(lambda: b"k" * 32)))
     )
     return Compacting(Truncating(Router([Route(Wrapper(engine))])))
 
@@ -328,8 +332,8 @@ async def test_a_subclass_of_middleware_that_overrides_stream_is_not_bypassed(
 
 
 SEALED = (*ASKED.items, Reasoning(encrypted="gAAA"), Message("user", "And?"))
-OURS = Seal(lambda: b"k" * 32)
-OUR_BLOB = OURS.close(Reasoning((Thought("hm"),)), "", ASKED.model)
+OURS = ReasoningCipher(lambda: b"k" * 32)
+OUR_BLOB = OURS.encrypt(Reasoning((Thought("hm"),)), "", ASKED.model)
 WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, object]]] = {
     "a user's stream": (Changing, {}),
     "mischief": (lambda engine: Chaos(engine, Mischief()), {}),

@@ -84,7 +84,7 @@ def _told(started: Started, missing: int) -> Started:
 
 
 MARK = "dragoman.summary.1."
-"""What a blob of ours begins with."""
+"""What the content of our compaction items begins with."""
 
 ORDER = (
     "Write a summary of this conversation that lets somebody go on with it who has not read it: "
@@ -133,7 +133,7 @@ class Compacting(Wrapper):
         yield ItemAdded(0, blank)
         yield Progress(0, "compacting")
         summary, used = await summarise(self.engine, request, caller)
-        yield ItemDone(0, replace(blank, encrypted=seal(summary)))
+        yield ItemDone(0, replace(blank, encrypted=encode_summary(summary)))
         if alone:
             yield Finished("completed", usage=used, completed_at=now())
             return
@@ -206,27 +206,29 @@ def triggered(request: Request) -> bool:
     return isinstance(last, Unknown) and last.kind == "compaction_trigger"
 
 
-def seal(summary: str) -> str:
-    """A summary as an opaque blob. It hides nothing from whoever took part in the conversation.
+def encode_summary(summary: str) -> str:
+    """A summary as the content of a compaction item. It hides nothing, as there is nothing in it
+    that its client does not know.
 
-    >>> unseal(seal("They said hello."))
+    >>> decode_summary(encode_summary("They said hello."))
     'They said hello.'
     """
     return MARK + base64.urlsafe_b64encode(summary.encode("utf-8", "replace")).decode()
 
 
-def unseal(blob: str) -> str | None:
-    """The summary in a blob of ours; None for one of somebody else."""
-    if not blob.startswith(MARK):
+def decode_summary(content: str) -> str | None:
+    """The summary in content of ours; None for that of another server."""
+    if not content.startswith(MARK):
         return None
     try:
-        return base64.b64decode(blob[len(MARK) :], b"-_", validate=True).decode("utf-8", "replace")
+        summary = base64.b64decode(content[len(MARK) :], b"-_", validate=True)
+        return summary.decode("utf-8", "replace")
     except (binascii.Error, ValueError):
         return None
 
 
 def _summary(item: Item) -> str | None:
-    return unseal(item.encrypted) if isinstance(item, Compaction) else None
+    return decode_summary(item.encrypted) if isinstance(item, Compaction) else None
 
 
 def _rules(items: Sequence[Item]) -> list[Item]:

@@ -9,13 +9,12 @@ from dragoman.core.item import Annotation
 from dragoman.core.response import Usage
 from dragoman.wire.chat.fields import (
     USAGE_NAMES,
-    Details,
     decode_annotation,
     decode_usage,
-    encode_finish,
     encode_usage,
-    readable,
 )
+from dragoman.wire.chat.response import encode_finish
+from dragoman.wire.chat.stream import Details, readable
 from tests.strategies import usages
 
 

@@ -592,9 +592,4 @@ def shown(items: Iterable[Item], include: Collection[str] = ()) -> tuple[Item, .
     """
     if SEALED in include:
         return tuple(items)
-    return tuple(
-        [
-            replace(i, encrypted=None) if isinstance(i, Reasoning) and i.encrypted else i
-            for i in items
-        ]
-    )
+    return tuple([replace(i, encrypted=None) if isinstance(i, Reasoning) else i for i in items])
