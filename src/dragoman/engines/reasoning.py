@@ -208,6 +208,8 @@ class EncryptingReasoning(Wrapper):
     """Middleware that encrypts reasoning in answers where a request includes it, and decrypts what
     it has encrypted in requests."""
 
+    acts_on = frozenset(("include", Reasoning))
+
     def __init__(self, engine: Engine, cipher: ReasoningCipher) -> None:
         super().__init__(engine)
         self._cipher = cipher
@@ -479,6 +481,8 @@ def _digest(item: Reasoning) -> bytes:
 class CachingReasoning(Wrapper):
     """Middleware that stores what led to calls, and restores it in requests that lack it."""
 
+    acts_on = frozenset(("tools", Reasoning))
+
     def __init__(self, engine: Engine, cache: ReasoningCache | None = None) -> None:
         super().__init__(engine)
         self.cache = ReasoningCache() if cache is None else cache
@@ -562,6 +566,8 @@ class RetryingReasoning(Wrapper):
     """Middleware that asks once more without encrypted reasoning where a server cannot decrypt it,
     and without requesting it where a server does not know how. With `again` false, a refusal to
     decrypt stands."""
+
+    acts_on = frozenset(("stored", "tools", Reasoning))
 
     def __init__(self, engine: Engine, *, again: bool = True) -> None:
         super().__init__(engine)
