@@ -228,7 +228,8 @@ class Encoder:
                         name = f"response.{self._names['reasoning']}.done"
                         self._emit(name, {**content, "text": part.text})
                 self._emit("response.content_part.done", {**content, "part": encoded})
-            case ItemDone(item=item):
+            case _:
+                item = event.item
                 match item:
                     case FunctionCall():
                         done = {"name": item.name, "arguments": item.arguments}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -170,7 +170,7 @@ class _Item(Struct, kw_only=True):
 class _EasyMessage(_Item, kw_only=True):
     """A message without a type, as people write them."""
 
-    role: Role
+    role: str
     content: Raw = ABSENT
     phase: str | None = None
 
@@ -301,6 +301,9 @@ def _item(value: Any, rest: dict[str, JSON], path: str) -> Item:
     extra = {WIRE: rest} if rest else None
     match value:
         case _EasyMessage():
+            if value.role not in _ROLES:
+                problem = f"is {value.role!r}, and must be one of {', '.join(_ROLES)}"
+                raise _wrong(path, "role", problem)
             content = _content(value.content, path, "content")
             if content is None and value.role != "assistant":
                 raise _wrong(path, "content")
@@ -329,6 +332,7 @@ def _item(value: Any, rest: dict[str, JSON], path: str) -> Item:
             return outputs(value.call_id, output, id, status, extra)
 
 
+_ROLES = sorted(get_args(Role))
 _STATUSES: tuple[ItemStatus | None, ...] = (None, "completed", "in_progress", "incomplete")
 
 
