@@ -161,7 +161,8 @@ class Encoder:
             return
         if self._hides and isinstance(only, ItemAdded | ItemDone):
             only = replace(only, item=shown((only.item,))[0])
-        self._unfolded.append(only)
+        self._fold.feed_all((*self._unfolded, only))
+        self._unfolded.clear()
         for ready in self._serial.feed(only):
             self._encode(ready)
 
@@ -240,8 +241,6 @@ class Encoder:
                 encoded = encode_item(item, where["item_id"])
                 done = {"output_index": where["output_index"], "item": encoded}
                 self._emit("response.output_item.done", done)
-                self._fold.feed_all(self._unfolded)
-                self._unfolded.clear()
 
     def _delta(self, position: _Position, event: Delta) -> None:
         """Encode a delta, and remember the template for those that follow."""
@@ -290,7 +289,7 @@ class Encoder:
     def _start(self, event: Started) -> None:
         """The first events; a run in the background begins as one that waits its turn."""
         self._id = event.id
-        response = self._response()
+        response = self._fold.response
         self._in_progress = opening = encode_object(response, self._echo)
         if self._queued:
             opening = encode_object(replace(response, status="queued"), self._echo)
@@ -301,7 +300,7 @@ class Encoder:
 
     def _end(self, name: str) -> None:
         self._in_progress, self._over, self._key = b"", True, None
-        self._snapshot(name, encode_object(self._response(), self._echo))
+        self._snapshot(name, encode_object(self._fold.response, self._echo))
 
     def _error(self, event: Failed) -> None:
         """A failure of an answer that never began, and so has no response to fail."""
@@ -309,11 +308,6 @@ class Encoder:
         fields = error.error_object(event.fault)
         flat = {name: fields[name] for name in ("code", "message", "param")}
         self._emit("error", {"error": fields} if self._nested_error else flat)
-
-    def _response(self) -> Response:
-        self._fold.feed_all(self._unfolded)
-        self._unfolded.clear()
-        return self._fold.response
 
     def _snapshot(self, name: str, response: bytes) -> None:
         number, self._number, label = self._number, self._number + 1, name.encode()

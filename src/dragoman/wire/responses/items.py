@@ -301,20 +301,15 @@ def _item(value: Any, rest: dict[str, JSON], path: str) -> Item:
     extra = {WIRE: rest} if rest else None
     match value:
         case _EasyMessage():
-            if value.role not in _ROLES:
-                problem = f"is {value.role!r}, and must be one of {', '.join(_ROLES)}"
+            role: Any = value.role
+            if role not in _ROLES:
+                problem = f"is {role!r}, and must be one of {', '.join(_ROLES)}"
                 raise _wrong(path, "role", problem)
             content = _content(value.content, path, "content")
-            if content is None and value.role != "assistant":
+            if content is None and role != "assistant":
                 raise _wrong(path, "content")
-            return Message(
-                value.role,
-                () if content is None else content,
-                id,
-                status,
-                phase=value.phase,
-                extra=extra,
-            )
+            content = () if content is None else content
+            return Message(role, content, id, status, phase=value.phase, extra=extra)
         case _FunctionCall(call_id=call_id, name=name):
             return FunctionCall(call_id, name, value.arguments, value.namespace, id, status, extra)
         case _CustomToolCall(call_id=call_id, name=name):
