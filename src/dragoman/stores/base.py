@@ -259,6 +259,26 @@ def _number(text: str) -> float | int:
 # ---- the store -----------------------------------------------------------------------------
 
 
+class Source(Protocol):
+    """Where is looked up what a request goes on from."""
+
+    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
+        """A response and all before it through `previous`, the earliest first; empty when one of
+        them is not known."""
+
+    async def find_item(self, tenant: str, item: str) -> Item | None:
+        """The item with this id in the input or output of any response."""
+
+    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
+        """The responses with reasoning that made the calls with these digests, each once. Of
+        several that made the same call, it is the latest."""
+
+    async def list_items(
+        self, tenant: str, id: str, paging: Paging | None = None
+    ) -> ItemPage | None:
+        """A page of a conversation's items, or all of them in their order."""
+
+
 class Outbox(Protocol):
     """Messages, until they are delivered."""
 
@@ -270,7 +290,7 @@ class Outbox(Protocol):
         """Delete a message, or have it sent again at another time."""
 
 
-class Store(Outbox, Protocol):
+class Store(Source, Outbox, Protocol):
     """All that a server stores."""
 
     # Responses, and the event log of each.
@@ -306,17 +326,6 @@ class Store(Outbox, Protocol):
 
     async def get(self, tenant: str, id: str) -> Record | None:
         """A response."""
-
-    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all before it through `previous`, the earliest first; empty when one of
-        them is not known."""
-
-    async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item with this id in the input or output of any response."""
-
-    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        """The responses with reasoning that made the calls with these digests, each once. Of
-        several that made the same call, it is the latest."""
 
     async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
         """The log from this index on, in order; nothing at its end."""
@@ -365,11 +374,6 @@ class Store(Outbox, Protocol):
 
     async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
         """Add items, each with an id of its own, at the end."""
-
-    async def list_items(
-        self, tenant: str, id: str, paging: Paging | None = None
-    ) -> ItemPage | None:
-        """A page of a conversation's items, or all of them in their order."""
 
     async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
         """One item."""

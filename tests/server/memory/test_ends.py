@@ -88,7 +88,7 @@ async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
         call = asked(server.app)
         task = asyncio.create_task(call())
         await slow.asked.wait()
-        (run,) = server.memory.runs._live.values()
+        (run,) = server.memory.runs.live.values()
         while not run._complete:
             await asyncio.sleep(0)
         call.hang_up()
@@ -104,7 +104,7 @@ async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
     async with app._sockets._service.gate:
         for stream in (False, True):
             assert (await asked(app, stream=stream)()).status == 429
-    assert not memory.runs._live
+    assert not memory.runs.live
     assert await statuses(store) == []
     await app.close()
 
@@ -117,7 +117,7 @@ async def test_a_background_run_that_cannot_be_begun_leaves_nothing(store: Store
 
         store.begin = fail  # type: ignore[method-assign]
         assert (await server.ask(background=True)).status == 500
-        assert not server.memory.runs._live
+        assert not server.memory.runs.live
 
 
 async def test_a_run_whose_end_could_not_be_kept_is_ended_later(store: Store) -> None:
@@ -145,7 +145,7 @@ async def test_who_is_stopped_by_time_has_the_stream_that_is_kept(store: Store) 
     stub = Stub(*OPENING, word("Hel"), asyncio.Event())
     app = App(stub, replace(SETTINGS, deadline=0.1), memory)
     call = await asked(app)()
-    while memory.runs._live:
+    while memory.runs.live:
         await asyncio.sleep(0)
     again = Call(app, f"{PATH}/{identity(call)}", method="GET")
     again._scope["query_string"] = b"stream=true"
