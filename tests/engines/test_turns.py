@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from dragoman.core.interfaces import Caller
 from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import FunctionTool
 from dragoman.engines.profiles import GENERIC
@@ -47,3 +48,9 @@ def test_text_that_is_wanted_raw_stays_so() -> None:
     turn.text("<think>x")
     turn.end(complete=True)
     assert [event.data for event in turn.take() if hasattr(event, "data")] == ["<think>x"]
+
+
+async def test_answer_and_its_items_have_the_id_that_it_is_stored_under() -> None:
+    async with remote(plain(200, completion({"content": "Hello"}))) as (engine, _):
+        answer = await ask(engine, ASKED, Caller(response="018f"))
+    assert (answer.id, answer.output[0].id) == ("018f", "msg_018f_0")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.core.event import Delta
+from dragoman.core.fold import fold
 from dragoman.core.request import Request
 from dragoman.engines.base import now
 from dragoman.server.app import App
@@ -24,7 +26,7 @@ from tests.server.memory.remembering import (
     opened,
     remembering,
 )
-from tests.server.stubs import OPENING, STARTED, Call, Stub, word
+from tests.server.stubs import OPENING, STARTED, Call, Stub, closing, word
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -175,3 +177,32 @@ async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(
         assert b"event: response.failed" in call.body
         await all_ended(server)
         assert await statuses(store) == ["failed"]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+@pytest.mark.parametrize("kind", ["unary", "stream", "background"])
+async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
+    store: Store, kind: str, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
+    lost = Delta(7, 0, "text", "nobody opened this")
+    stub = Stub(*OPENING, word("Hel"), pause, lost, pause, *closing("Hel"))
+    async with remembering(stub, store) as server:
+        await server.ask(stream=kind == "stream", background=kind == "background")
+        await all_ended(server)
+        (record,) = (await store.list_responses("", None, Paging())).records
+        assert record.status == "failed"
+        assert record.response is not None
+        assert [item.text for item in record.response.output] == ["Hel"]
+        log = [event for segment in await store.log(record.id) for event in segment.events]
+        assert fold(log) == record.response
+        assert lost not in log
+
+
+async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path: Path) -> None:
+    store = opened("sqlite", tmp_path)
+    async with remembering(Stub(), store) as server:
+        await server.ask()
+        caller = server.app._engine.asked[0][1]
+        (record,) = (await store.list_responses("", None, Paging())).records
+        assert caller.response == record.id
