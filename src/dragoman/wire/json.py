@@ -132,7 +132,7 @@ def dump(value: JSON) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=value_of)
         units = text.encode("utf-16-le", "surrogatepass")
         return units.decode("utf-16-le", "replace").encode()
 
