@@ -162,8 +162,11 @@ async def test_who_is_cancelled_by_another_has_the_stream_that_is_kept(store: St
         call = asked(server.app)
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
-        await server.sdk.responses.cancel(identity(call))
+        cancelled = await server.sdk.responses.cancel(identity(call))
         await task
+        assert cancelled.status == "cancelled"
+        assert b"event: response.incomplete" in call.body
+        assert server.app._engine.running == 0
         replay = await server.get(f"/{identity(call)}?stream=true")
         assert frames(replay.body) == frames(call.body)
 
