@@ -297,3 +297,9 @@ def test_call_complete_before_its_name_stays_open() -> None:
     assert turn.item(0) is not None
     turn.call(F(index=1, id="b", name="g"))
     assert turn.item(0) is None
+
+
+def test_call_gets_unknown_fields_that_came_late() -> None:
+    early, late = {"chat": {"signature": "s"}}, {"chat": {"more": 1}}
+    (call,) = fold(heard(F(0, "x", "f", extra=early), F(0, arguments="{}", extra=late))).calls
+    assert call.extra == {"chat": {"signature": "s", "more": 1}}

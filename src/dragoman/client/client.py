@@ -223,7 +223,7 @@ def _item(given: object, place: str) -> Item:
     if not isinstance(given, dict):
         problem = f"is of type {type(given).__name__}, and must be an item or a dict"
         raise TypeError(f"{place}: {problem}")
-    from dragoman.wire.responses.items import decode_items as decode
+    from dragoman.wire.responses.items import decode_item as decode
 
     return _decoded(decode, given, place)
 

@@ -29,7 +29,7 @@ from .exchange import JSON_TYPE, Exchange, fault_of
 from .responder import Responder, Service
 from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, understand
-from .state.run import Run
+from .state.run import Runs
 from .state.service import Plan
 
 
@@ -55,6 +55,7 @@ class Near:
     def __init__(self, store: Store | None) -> None:
         self._store = store
         self.own = MemoryStore(Retention(max_age=float("inf"), max_responses=MOST))
+        self.runs = Runs(self.own, upkeep=False)
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
         """A response and all that came before it."""
@@ -299,7 +300,7 @@ class Connection:
             plan = memory.plan(RESPONSES.name, request, self.caller, self._near)
             return plan if isinstance(plan, Plan) else await plan
         id, tenant = new_id(), self.caller.tenant
-        asked = await understand(request, self._near, tenant, id)
+        asked = await understand(request, self._near, tenant)
         record = Record(
             id=id,
             tenant=tenant,
@@ -308,7 +309,7 @@ class Connection:
             request=asked.whole,
         )
         losses = (NOT_STORED,) if request.store else ()
-        run = Run(record, self._near.own, whole=True)
+        run = self._near.runs.open(record, whole=True)
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
     # ---- frames --------------------------------------------------------------------------

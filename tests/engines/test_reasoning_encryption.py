@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from dragoman.core.event import ItemDone, Started
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import FunctionCall, Item, Message, Reasoning, Summary, Thought, Token
+from dragoman.core.item import FunctionCall, Item, Message, Reasoning, Summary, Thought
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
@@ -101,13 +101,6 @@ def test_blobs_of_others_are_told_apart() -> None:
     assert not cipher.is_ours("")
     assert not cipher.is_ours(MARK)
     assert ciphered().is_ours(cipher.encrypt(THOUGHT, "", "m"))
-
-
-def test_log_probabilities_are_not_taken_along() -> None:
-    cipher = ciphered()
-    weighed = Reasoning((Thought("Hm.", tokens=(Token("Hm.", -0.5),)),))
-    opened = cipher.decrypt(cipher.encrypt(weighed, "", "m"), "", "m")
-    assert opened == Reasoning((Thought("Hm."),))
 
 
 def test_a_reference_ends_with_its_process_and_when_there_is_no_more_room() -> None:
