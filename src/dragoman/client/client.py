@@ -136,12 +136,13 @@ class Settings(TypedDict, total=False):
 
 
 _SAMPLING = frozenset(Sampling.__struct_fields__)
-_TYPES = {
-    field.name: field.type
-    for struct in (Sampling, Request)
-    for field in fields(struct)
-    if field.name not in ("items", "sampling")
-}
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    """The type of each setting; worked out when the first is given, which takes milliseconds."""
+    found = {field.name: field.type for kind in (Sampling, Request) for field in fields(kind)}
+    return {name: type for name, type in found.items() if name not in ("items", "sampling")}
 
 
 def build_request(given: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
@@ -171,7 +172,7 @@ def build_request(given: Input, settings: Mapping[str, JSON], *, stream: bool) -
 
 def _shaped(name: str, value: JSON) -> JSON:
     """A value in the shape the core has for it. Raises TypeError where it has none."""
-    if name not in _TYPES:
+    if name not in _types():
         raise TypeError(f"there is no setting {name!r}")
     match name, value:
         case "reasoning", str():
@@ -183,7 +184,7 @@ def _shaped(name: str, value: JSON) -> JSON:
         case _, list():
             value = tuple(value)
     try:
-        msgspec.convert(value, _TYPES[name])
+        msgspec.convert(value, _types()[name])
     except msgspec.ValidationError as error:
         raise TypeError(f"{name}: {error}") from None
     return value

@@ -6,11 +6,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault
+from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
 from dragoman.core.item import JSON
 from dragoman.core.request import Sampling
-from dragoman.core.turn import CUT, EMPTY, Turn
+from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json
 from .json import Fields
