@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
 import sys
 from base64 import urlsafe_b64decode
 from collections.abc import Callable
@@ -223,3 +224,14 @@ async def test_who_asks_for_nothing_gets_nothing() -> None:
     engine = EncryptingReasoning(model, sealer())
     events = await heard(engine, Request(model="m", items=(ASK,)))
     assert all(e.item == model.output[0] for e in events if isinstance(e, ItemDone))
+
+
+def test_cipher_is_imported_when_the_first_reasoning_is_sealed() -> None:
+    """It takes six megabytes, which a server whose clients never ask for it does without."""
+    probe = (
+        "import sys\nfrom dragoman.engines.reasoning_encryption import Seal\n"
+        "seal = Seal(lambda: bytes(32))\nprint('cryptography' in sys.modules)\n"
+        "seal._ready()\nprint('cryptography' in sys.modules)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", probe], text=True)
+    assert said.split() == ["False", "True"]

@@ -90,7 +90,7 @@ class Seal:
 
     def __init__(self, key: Callable[[], bytes], way: Callable[[bytes], Way] | None = None) -> None:
         self._key = key
-        self._make = way or find_way()
+        self._make = way  # found when first needed: `cryptography` takes 6 MB
         self._way: Way | None = None
         self._opening = ""
 
@@ -120,7 +120,7 @@ class Seal:
     def _ready(self) -> Way:
         if self._way is None:
             key = self._key()
-            self._way = self._make(_derived(key, "seal"))
+            self._way = (self._make or find_way())(_derived(key, "seal"))
             name = base64.urlsafe_b64encode(_derived(key, "name")[:_NAME]).decode().rstrip("=")
             self._opening = f"{MARK}{self._way.kind}.{name}."
         return self._way
