@@ -5,7 +5,7 @@ import sys
 from typing import Annotated, Any, Literal
 
 import pytest
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed, Finished, PartAdded
@@ -98,6 +98,18 @@ def test_an_answer_nested_without_end_is_a_fault_of_the_upstream(field: str) -> 
 def wire_input(wire: Wire) -> str:
     """The field that holds the conversation."""
     return "messages" if wire is CHAT else "input"
+
+
+def test_lone_surrogate_beside_raw_json_is_replaced() -> None:
+    assert (
+        body.dump({"a": "\ud83d", "b": Raw(b'[1, "\\ude00"]')})
+        == '{"a":"\ufffd","b":[1,"\ufffd"]}'.encode()
+    )
+
+
+@pytest.mark.parametrize("texts", [["a"], ["a", "b\n", "é"], ["a", "half \ud83d", "b"]])
+def test_many_values_are_encoded_each_on_a_line(texts: list[str]) -> None:
+    assert body.dump_all(texts) == b"\n".join(map(body.dump, texts))
 
 
 def test_a_whole_number_may_be_written_as_a_float() -> None:

@@ -206,7 +206,7 @@ def _decoded(given: object, place: str, *, tool: bool = False) -> Any:
     from dragoman.wire.responses import items, tools
 
     try:
-        return tools.decode(given, place) if tool else items.decode_items(given, place)
+        return tools.decode(given, place) if tool else items.decode_item(given, place)
     except FaultError as error:
         raise TypeError(error.fault.message) from None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import compress
 from typing import Literal, TypeGuard
 
 import msgspec
@@ -61,6 +62,7 @@ Restore = Callable[[list[Event]], list[Event]]
 """Maps a batch of the upstream's events to what the client gets. It has state: one per answer."""
 
 Modality = type[Image] | type[Audio] | type[File]
+_MODALITIES: tuple[Modality, ...] = (Image, Audio, File)
 
 
 class UpstreamLimits(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -134,77 +136,61 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
     >>> lower(request, UpstreamLimits(developer_role="system")).request.items[0].role
     'system'
     """
-    modalities: tuple[Modality, ...] = ()
-    if False in (limits.images, limits.audio, limits.files):
-        pairs = ((Image, limits.images), (Audio, limits.audio), (File, limits.files))
-        modalities = tuple([modality for modality, taken in pairs if taken is False])
-    if _within(request, limits, modalities):
-        return Lowered(request)
+    refused = (limits.images is False, limits.audio is False, limits.files is False)
+    modalities = tuple(compress(_MODALITIES, refused))
+    front, renamed = limits.system_messages == "front", limits.developer_role == "system"
+    own_tools = limits.custom_tools and limits.namespaces
+    tools, choice = set(map(type, request.tools)), request.tool_choice
+    # Nearly all requests are within the limits. This says so at any size without another call;
+    # where it does not, the rewriting looks closer. Calls of tools that are not allowed are
+    # filtered even where the upstream knows that choice.
+    if not isinstance(choice, AllowedTools) and (
+        limits == UNLIMITED
+        or not (
+            (UnknownTool in tools and not limits.hosted_tools)
+            or (CustomTool in tools and not limits.custom_tools)
+            or (Namespace in tools and not (own_tools and limits.hosted_tools))
+            or (choice == "none" and tools and not limits.idle_tools)
+            or (isinstance(choice, UnknownTool) and not limits.hosted_tools)
+            or (
+                isinstance(choice, NamedTool)
+                and not (limits.named_tool and (own_tools or choice == NamedTool(choice.name)))
+            )
+            or (
+                request.format is not None
+                and not (
+                    limits.json_schema and (choice is None or limits.format_beside_forced_tool)
+                )
+            )
+        )
+    ):
+        for number, item in enumerate(request.items):
+            match item:
+                case Message(role="developer") if front or renamed:
+                    break
+                case Message(role="system") if front and (number or request.instructions):
+                    break
+                case FunctionCall(namespace=str()) | CustomToolCall() | CustomToolCallOutput() if (
+                    not own_tools
+                ):
+                    break
+                case (
+                    Message(content=tuple(parts))
+                    | FunctionCallOutput(output=tuple(parts))
+                    | CustomToolCallOutput(output=tuple(parts))
+                ) if modalities and not set(modalities).isdisjoint(map(type, parts)):
+                    break
+        else:
+            return Lowered(request)
     losses = LossList()
     lowered, restore, positions, described = _lower_tools(request, limits, losses)
     lowered = _lower_format(lowered, limits, losses)
     if modalities:
         items = replace_modalities(lowered.items, modalities, losses)
         lowered = replace(lowered, items=items)
-    front = limits.system_messages == "front"
     lowered = lower_system(lowered, losses, role=limits.developer_role, front=front)
     lowered = request if lowered == request else lowered
     return Lowered(lowered, losses.losses(), restore, positions, described)
-
-
-def _within(request: Request, limits: UpstreamLimits, modalities: tuple[Modality, ...]) -> bool:
-    """Whether a request is surely within the limits, as nearly all are; one call at any size.
-
-    False decides nothing: the rewriting looks closer.
-    """
-    choice = request.tool_choice
-    if type(choice) is AllowedTools:
-        return False  # calls of other tools are filtered even where the upstream knows the choice
-    if limits == UNLIMITED:
-        return True
-    own_tools = limits.custom_tools and limits.namespaces
-    tools = set(map(type, request.tools))
-    if (
-        (UnknownTool in tools and not limits.hosted_tools)
-        or (CustomTool in tools and not limits.custom_tools)
-        or (Namespace in tools and not (own_tools and limits.hosted_tools))
-    ):
-        return False
-    match choice:
-        case NamedTool(kind=kind, namespace=namespace):
-            as_it_is = own_tools or (kind == "function" and namespace is None)
-            if not (limits.named_tool and as_it_is):
-                return False
-        case UnknownTool() if not limits.hosted_tools:
-            return False
-        case "none" if tools and not limits.idle_tools:
-            return False
-    if request.format is not None and not (
-        limits.json_schema and (choice is None or limits.format_beside_forced_tool)
-    ):
-        return False
-    front, renamed = limits.system_messages == "front", limits.developer_role == "system"
-    if own_tools and not (front or renamed or modalities):
-        return True
-    for number, item in enumerate(request.items):
-        match item:
-            case Message(role="developer") if front or renamed:
-                return False
-            case Message(role="system") if front and (number or request.instructions):
-                return False
-            case FunctionCall(namespace=str()) | CustomToolCall() | CustomToolCallOutput() if (
-                not own_tools
-            ):
-                return False
-            case (
-                Message(content=tuple(parts))
-                | FunctionCallOutput(output=tuple(parts))
-                | CustomToolCallOutput(output=tuple(parts))
-            ) if modalities:
-                for part in parts:
-                    if type(part) in modalities:
-                        return False
-    return True
 
 
 # ---- tools -----------------------------------------------------------------------------------

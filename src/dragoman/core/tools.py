@@ -248,7 +248,7 @@ class ToolFilter:
         extra = entry.extra if isinstance(entry, NamedTool) else None
         return [
             NamedTool(tool.name, _kind(tool), group, extra)
-            for group, tool in _flat(self._offered)
+            for group, tool in flat(self._offered)
             if not isinstance(tool, UnknownTool) and _means(entry, group, tool.name)
         ]
 
@@ -275,8 +275,11 @@ def _kind(tool: Tool) -> Literal["function", "custom"]:
     return "custom" if isinstance(tool, CustomTool) else "function"
 
 
-def _flat(tools: tuple[Tool, ...]) -> list[tuple[str | None, Tool]]:
-    flat: list[tuple[str | None, Tool]] = []
+def flat(
+    tools: Iterable[Tool],
+) -> list[tuple[str | None, FunctionTool | CustomTool | UnknownTool]]:
+    """Each tool with its namespace, if it is in one."""
+    flat: list[tuple[str | None, FunctionTool | CustomTool | UnknownTool]] = []
     for tool in tools:
         if isinstance(tool, Namespace):
             flat += [(tool.name, member) for member in tool.tools]

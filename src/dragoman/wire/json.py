@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, Union, cast
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import fields as struct_fields
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
@@ -132,7 +133,7 @@ def dump(value: JSON) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=value_of)
         units = text.encode("utf-16-le", "surrogatepass")
         return units.decode("utf-16-le", "replace").encode()
 
@@ -245,18 +246,11 @@ class Reader(Generic[_S]):
     dragoman.core.error.FaultError: points[0].x: is a string, and must be an integer
     """
 
-    def __init__(self, *kinds: type[_S], **inner: Reader[Any]) -> None:
-        """`inner` are readers of the arrays in Raw fields: where no object in them has unknown
-        fields either, such a field is the list of the objects, decoded in the same step."""
-        fields = [(name, reader.strict_list) for name, reader in inner.items()]
-        strict: Any = Union[  # noqa: UP007 - the kinds are known when this runs
-            tuple(
-                msgspec.defstruct(
-                    kind.__name__, fields, bases=(kind,), forbid_unknown_fields=True, kw_only=True
-                )
-                for kind in kinds
-            )
-        ]
+    def __init__(self, *kinds: type[_S], **inner: Any) -> None:
+        """`inner` are the types that Raw fields have where no object in them has unknown fields
+        either: such a field is decoded in the same step."""
+        each = tuple(_strict(kind, inner) for kind in kinds)
+        strict: Any = Union[each]  # noqa: UP007 - the kinds are known when this runs
         self.strict_list: Any = list[strict]
         self._strict = msgspec.json.Decoder(strict).decode
         self._strict_list = msgspec.json.Decoder(self.strict_list).decode
@@ -297,6 +291,18 @@ class Reader(Generic[_S]):
         both = [self.read(raw, f"{path}[{number}]") for number, raw in enumerate(each)]
         values = [value for value, _ in both]
         return values, {number: rest for number, (_, rest) in enumerate(both) if rest}
+
+
+def _strict(kind: type[Struct], inner: dict[str, Any]) -> type[Struct]:
+    """The type without unknown fields, and with these types of its fields."""
+    fields = [
+        (each.name, inner[each.name], *(() if each.required else (each.default,)))
+        for each in struct_fields(kind)
+        if each.name in inner
+    ]
+    return msgspec.defstruct(
+        kind.__name__, fields, bases=(kind,), forbid_unknown_fields=True, kw_only=True
+    )
 
 
 class Cache(Generic[_T]):

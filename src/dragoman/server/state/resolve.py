@@ -22,8 +22,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.engines.reasoning_cache import ReasoningCache
-from dragoman.engines.reasoning_encryption import ASKING, ENCRYPTED
+from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
 from dragoman.stores.base import (
     ItemPage,
     Paging,
@@ -35,7 +34,9 @@ from dragoman.stores.base import (
 )
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
-NOT_SEALED = Loss(ASKING, "dropped", "this server seals no reasoning; what the model sent is kept")
+NOT_ENCRYPTED = Loss(
+    ASKING, "dropped", "this server encrypts no reasoning; what the model sent is stored"
+)
 NOTHING_STORED = "this server stores nothing that could be referred to"
 
 
@@ -62,7 +63,7 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     elif request.store is None:
         request = decided(request)
     if ENCRYPTED in request.include:
-        losses.append(NOT_SEALED)
+        losses.append(NOT_ENCRYPTED)
     return request, tuple(losses)
 
 
@@ -299,18 +300,18 @@ def no_conversation(id: str, param: str | None = None) -> Fault:
 
 async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, tuple[Loss, ...]]:
     """The whole request with the thoughts that are missing in it, and what was left out because
-    another model sealed it. The same request, where nothing is to be done."""
+    another model encrypted it. The same request, where nothing is to be done."""
     whole = asked.whole
     # The thoughts of a chain are in it; only whose they are may matter.
     others = [answer for answer in asked.answers if answer.model != whole.model]
     answers = [*others, *await _found(asked, source, tenant)]
     if not answers:
         return whole, ()
-    vault = ReasoningCache()
+    cache = ReasoningCache()
     for answer in answers:
         for choice in sorted(set(answer.response.choices)) or (0,):
-            vault.keep(tenant, answer.model, answer.response.choice(choice))
-    items, losses = vault.recall(tenant, whole.model, whole.items)
+            cache.store(tenant, answer.model, answer.response.choice(choice))
+    items, losses = cache.restore(tenant, whole.model, whole.items)
     return (whole if items is whole.items else replace(whole, items=items)), losses
 
 

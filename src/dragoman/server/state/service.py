@@ -18,7 +18,7 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.base import new_id, now
-from dragoman.engines.reasoning_encryption import ENCRYPTED, Seal
+from dragoman.engines.reasoning import ENCRYPTED, ReasoningCipher
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.config import ConfigurationError, Webhook
@@ -27,7 +27,16 @@ from dragoman.stores.base import Record, Retention, Store, StoreError
 from dragoman.stores.factory import data_directory, open_store
 from dragoman.wire.registry import WIRES
 
-from .resolve import NOT_SEALED, Source, bare, for_engine, named, needs_lookup, recalled, understand
+from .resolve import (
+    NOT_ENCRYPTED,
+    Source,
+    bare,
+    for_engine,
+    named,
+    needs_lookup,
+    recalled,
+    understand,
+)
 from .run import Run
 from .runs import LEASE, Runs
 from .webhooks import Receiver, Sender, Webhooks
@@ -62,12 +71,12 @@ class Memory:
         lease: float = LEASE,
         upkeep: bool = True,
         webhooks: Webhooks | None = None,
-        seal: Seal | None = None,
+        cipher: ReasoningCipher | None = None,
         requeue: bool = False,
     ) -> None:
         webhooks = webhooks or Webhooks()
         self.store = store
-        self.seal = seal
+        self.cipher = cipher
         self.runs = Runs(
             store, lease=lease, upkeep=upkeep, announce=webhooks.messages, requeue=requeue
         )
@@ -149,7 +158,7 @@ class Memory:
         return Plan(whole, record.request, (*self._losses(own), *losses), run, background)
 
     def _losses(self, request: Request) -> tuple[Loss, ...]:
-        return (NOT_SEALED,) if self.seal is None and ENCRYPTED in request.include else ()
+        return (NOT_ENCRYPTED,) if self.cipher is None and ENCRYPTED in request.include else ()
 
     async def reread(self, record: Record) -> Request:
         """What a record asked for, with all that it builds on. Raises FaultError when something it
@@ -173,30 +182,30 @@ class Memory:
         await self.store.close()
 
 
-FILE = "seal.key"
+FILE = "encryption.key"
 LENGTH = 32
 SHORTEST = 16
 """Characters of a key in the environment, at the least."""
 
 
-def open_seal(settings: Settings, environ: Mapping[str, str]) -> Seal:
-    """The seal that the settings describe. Raises ConfigurationError for a variable that holds no
+def open_cipher(settings: Settings, environ: Mapping[str, str]) -> ReasoningCipher:
+    """The cipher that the settings describe. Raises ConfigurationError for a variable that holds no
     key."""
-    if settings.seal_key_env is not None:
-        value = environ.get(settings.seal_key_env, "").strip().encode()
+    if settings.encryption_key_env is not None:
+        value = environ.get(settings.encryption_key_env, "").strip().encode()
         if len(value) < SHORTEST:
             raise ConfigurationError(
-                f"The environment variable {settings.seal_key_env} should hold the key that seals "
-                f"reasoning, at least {SHORTEST} characters of it."
+                f"The environment variable {settings.encryption_key_env} should hold the key that "
+                f"encrypts reasoning, at least {SHORTEST} characters of it."
             )
-        return Seal(lambda: value)
+        return ReasoningCipher(lambda: value)
     if settings.store == "memory":
-        return Seal(_fresh)
+        return ReasoningCipher(_fresh)
     try:
         folder = data_directory(environ)
-    except StoreError:  # a user without a home, which is no reason to have no seal
-        return Seal(_fresh)
-    return Seal(file_key(folder / FILE))
+    except StoreError:  # a user without a home, which is no reason to have no cipher
+        return ReasoningCipher(_fresh)
+    return ReasoningCipher(file_key(folder / FILE))
 
 
 def file_key(path: Path) -> Callable[[], bytes]:
@@ -247,8 +256,8 @@ def open_memory(
         max_log_age=settings.log_retention,
         max_responses=settings.max_responses,
     )
-    seal = open_seal(settings, environ)
-    store = open_store(settings.store, keeping, environ, settings.news)
+    cipher = open_cipher(settings, environ)
+    store = open_store(settings.store, keeping, environ, settings.pubsub)
     if store is None:
         return None
     return Memory(
@@ -258,7 +267,7 @@ def open_memory(
         lease=settings.lease,
         requeue=settings.requeue,
         webhooks=receivers,
-        seal=seal,
+        cipher=cipher,
     )
 
 

@@ -35,10 +35,11 @@ from dragoman.core.item import (
 )
 from dragoman.core.loss import LossList
 from dragoman.wire import json
+from dragoman.wire.choices import merge
 from dragoman.wire.json import ABSENT, Reader
 from dragoman.wire.protocol import Dialect
 
-from .fields import NAME, from_extra, merge, restore, to_extra
+from .fields import NAME, from_extra, restore, to_extra
 
 VENDOR_PARTS = frozenset(
     {

@@ -88,7 +88,7 @@ class _Body(Struct, kw_only=True):
     service_tier: str | None = None
 
 
-_body = Reader(_Body, messages=message_reader)
+_body = Reader(_Body, messages=message_reader.strict_list)
 _INTEGERS = ("max_completion_tokens", "max_tokens", "n", "seed", "top_k", "top_logprobs")
 _NO_SAMPLING = Sampling()
 

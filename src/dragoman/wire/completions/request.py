@@ -8,7 +8,7 @@ from dragoman.core.loss import Loss, LossList
 from dragoman.core.request import Completion, Prompt, Request, Sampling, StreamOptions
 from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import json
-from dragoman.wire.choices import decode as decode_sampling
+from dragoman.wire.choices import logit_bias, merge, stop
 from dragoman.wire.json import Fields
 from dragoman.wire.losses import judge
 from dragoman.wire.protocol import Dialect
@@ -17,9 +17,6 @@ from .losses import LOSSES
 
 NAME = "completions"
 """The key of this wire in every `extra`."""
-
-CHOICES = "choices"
-"""The key, in the extra of an answer, of the unknown fields of each choice."""
 
 
 def to_extra(rest: dict[str, JSON]) -> Extra | None:
@@ -30,15 +27,6 @@ def to_extra(rest: dict[str, JSON]) -> Extra | None:
 def from_extra(extra: Extra | None) -> dict[str, JSON]:
     """The unknown fields of this wire."""
     return extra.get(NAME, {}) if extra else {}
-
-
-def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
-    """The fields, and the unknown ones with them; a field that is there stands.
-
-    >>> merge({"text": "a", "stop_reason": None}, {"text": "b", "stop_reason": 7})
-    {'text': 'a', 'stop_reason': 7}
-    """
-    return fields | {name: value for name, value in more.items() if fields.get(name) is None}
 
 
 # ---- decoding ----------------------------------------------------------------------------
@@ -120,7 +108,24 @@ def _check_counts(fields: Fields, prompts: int, n: int) -> None:
 
 def _sampling(fields: Fields) -> Sampling:
     top = fields.integer("logprobs", 0, 20)
-    return decode_sampling(fields, logprobs=None if top is None else True, top_logprobs=top)
+    repetition = fields.number("repetition_penalty", 0)
+    if repetition is None:
+        repetition = fields.number("repeat_penalty", 0)
+    return Sampling(
+        temperature=fields.number("temperature", 0, 2),
+        top_p=fields.number("top_p", 0, 1),
+        top_k=fields.integer("top_k", -1),
+        min_p=fields.number("min_p", 0, 1),
+        frequency_penalty=fields.number("frequency_penalty", -2, 2),
+        presence_penalty=fields.number("presence_penalty", -2, 2),
+        repetition_penalty=repetition,
+        seed=fields.integer("seed"),
+        stop=stop(fields),
+        logit_bias=logit_bias(fields),
+        logprobs=None if top is None else True,
+        top_logprobs=top,
+        n=fields.integer("n", 1, 128),
+    )
 
 
 def _stream_options(fields: Fields) -> StreamOptions | None:
