@@ -57,7 +57,9 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     `key` is the client's own key; it goes upstream only where the configuration says so. `wire` is
     the protocol the caller speaks: an engine that could ask over several prefers that one. `hops`
     counts the Dragomans this request has passed. `stored` is true where the answer is kept here and
-    may be gone on from: then we carry what the caller does not, whatever its wire.
+    may be gone on from: then we carry what the caller does not, whatever its wire. `response` is
+    the id it is kept under: an engine that names its answer and the items so saves the store an
+    index of them.
     """
 
     tenant: str = ""
@@ -67,6 +69,7 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     hops: int = 0
     wire: str | None = None
     stored: bool = False
+    response: str | None = None
 
 
 ANYONE = Caller()

@@ -29,7 +29,7 @@ from .exchange import JSON_TYPE, Exchange, fault_of
 from .responder import Responder, Service
 from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, understand
-from .state.run import Run
+from .state.run import Runs
 from .state.service import Plan
 
 
@@ -202,6 +202,7 @@ class Connection:
         self._receive = receive
         self._send = send
         self._near = Near(None if service.memory is None else service.memory.store)
+        self._runs = Runs(self._near, upkeep=False)
         self._lanes: dict[str | None, deque[tuple[Frame, Request]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
@@ -305,12 +306,12 @@ class Connection:
     async def _remembered(self, request: Request) -> Plan:
         """The plan of a turn that only the connection remembers."""
         id, tenant = new_id(), self.caller.tenant
-        asked = await understand(request, self._near, tenant, id)
+        asked = await understand(request, self._near, tenant)
         record = Record(
             id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
         )
         losses = (NOT_STORED,) if request.store else ()
-        run = Run(record, self._near, whole=True)
+        run = self._runs.open(record, whole=True)
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
     # ---- frames --------------------------------------------------------------------------
