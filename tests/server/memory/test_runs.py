@@ -16,7 +16,7 @@ from dragoman.core.item import Message
 from dragoman.core.request import Request
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from dragoman.server.state.runs import Runs
+from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
 from dragoman.stores.memory import MemoryStore
