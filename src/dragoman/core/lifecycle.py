@@ -223,7 +223,7 @@ class ItemSerializer:
             self._head += 1
             waiting = self._waiting.pop(self._head, [])
             ready += waiting
-            done = any([isinstance(each, ItemDone) for each in waiting])
+            done = ItemDone in map(type, waiting)
         return ready
 
 
