@@ -471,6 +471,12 @@ def test_raw_text_is_not_parsed() -> None:
     assert [event.data for event in turn.take() if hasattr(event, "data")] == ["<think>x"]
 
 
+async def test_answer_and_its_items_have_the_id_that_it_is_stored_under() -> None:
+    async with remote(plain(200, completion({"content": "Hello"}))) as (engine, _):
+        answer = await ask(engine, ASKED, Caller(response="018f"))
+    assert (answer.id, answer.output[0].id) == ("018f", "msg_018f_0")
+
+
 # ---- keys in quoted text -------------------------------------------------------------------
 
 

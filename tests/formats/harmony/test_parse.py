@@ -18,9 +18,17 @@ from dragoman.core.item import (
     Thought,
     Token,
 )
-from dragoman.core.request import FunctionTool, NamedTool, Namespace, Request, UnknownTool
+from dragoman.core.request import (
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    ReasoningOptions,
+    Request,
+    UnknownTool,
+)
 from dragoman.core.turn import Turn
 from dragoman.engines.token.engine import StoppingTurn
+from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
 
 from .parsing import BYTES, PLAIN, TOOLS, called, parse, read, spelt
@@ -308,3 +316,28 @@ def test_r4_w6_what_a_tool_would_say_is_no_item() -> None:
     parsed = parse(f"{call}{output}<|start|>assistant<|channel|>final<|message|>2<|return|>")
     assert parsed.items == [preamble("1+1"), final("2")]
     assert parsed.parser.reasoning_tokens == 0
+
+
+# ---- openai-harmony as an oracle ---------------------------------------------------------------
+
+ORACLE = json.loads(Path(__file__).with_name("cases").joinpath("oracle.json").read_text())
+"""What openai-harmony made of these, recorded by record_oracle.py."""
+
+
+@pytest.mark.parametrize("case", ORACLE["prompts"], ids=range(len(ORACLE["prompts"])))
+def test_prompt_is_that_of_openai_harmony(case: Any) -> None:
+    messages = (Message(m["role"], m["text"], phase=m["phase"]) for m in case["messages"])
+    request = Request(
+        model="m",
+        items=tuple(messages),
+        tools=tuple(FunctionTool(**tool) for tool in case["tools"]),
+        instructions=case["instructions"],
+        reasoning=ReasoningOptions(case["effort"]),
+    )
+    assert HARMONY.render(request, Setting(case["today"])).text == case["prompt"]
+
+
+@pytest.mark.parametrize("case", ORACLE["answers"], ids=range(len(ORACLE["answers"])))
+def test_answer_is_parsed_as_by_openai_harmony(case: Any) -> None:
+    parsed = parse(case["text"], Request(model="m", tools=(FunctionTool("f"),)))
+    assert [show(item) for item in parsed.items] == case["items"]
