@@ -269,9 +269,9 @@ def test_an_event_that_is_too_large_ends_the_answer() -> None:
 def test_a_call_without_a_name_holds_no_content() -> None:
     turn = Turn("1", 0, "m")
     heard = ItemState(turn, FunctionCall("", "", ""), 0)
-    heard.begin_part(Text("x"), 0)
+    heard.part(Text("x"), 0, done=False)
     heard.annotate(Annotation("file_path"), 0)
-    heard.end_part(Text("x"), 0)
+    heard.part(Text("x"), 0, done=True)
     assert turn.take() == []
 
 

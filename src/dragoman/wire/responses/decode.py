@@ -124,21 +124,15 @@ Fields = dict[str, JSON]
 Types = tuple[type[Item], ...]
 
 
-class Target(NamedTuple):
-    """Where the next piece of a delta goes."""
-
-    item: OpenItem
-    kind: DeltaKind
-    part: int | None
-
-
 class LastDelta(NamedTuple):
     """The last delta: the field that numbers its part, where it belongs for the upstream (item,
-    output, part), and where it goes here."""
+    output, part), and where more of it is written here."""
 
     number: str
     place: tuple[JSON, JSON, JSON]
-    target: Target
+    item: OpenItem
+    kind: DeltaKind
+    part: int | None
 
 
 class _Family(NamedTuple):
@@ -187,8 +181,6 @@ _ANY_PART = _TEXT._replace(types=(Message, Reasoning))
 class _PartNumbers:
     """The numbers of the parts in one list of an item: as the upstream counts, and as we do."""
 
-    __slots__ = ("_count", "_known", "_open")
-
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
         self._open: dict[str, int] = {}  # the last part of each kind, while it is open
@@ -218,20 +210,6 @@ class _PartNumbers:
 
 class ItemState:
     """An item under the names the upstream has for it: id, call id, place in the output."""
-
-    __slots__ = (
-        "_announced",
-        "_numbers",
-        "_turn",
-        "_waiting",
-        "call_id",
-        "done",
-        "id",
-        "index",
-        "kind",
-        "place",
-        "type",
-    )
 
     def __init__(self, turn: Turn, item: Item, place: JSON) -> None:
         self.type = type(item)
@@ -267,7 +245,7 @@ class ItemState:
 
     def write(
         self, kind: DeltaKind, data: str, given: JSON = None, tokens: tuple[Token, ...] = ()
-    ) -> Target | None:
+    ) -> tuple[OpenItem, DeltaKind, int | None] | None:
         """More of the item, in the part the upstream gives a number for. Gives where the next piece
         of the same goes; None where that is not known."""
         if self.index is None:
@@ -280,7 +258,7 @@ class ItemState:
             number = self._numbers[kind == "summary"].find(kind, given)
         self._turn.write(self.index, kind, data, number, tokens)
         item = self._item
-        return None if item is None else Target(item, kind, number)
+        return None if item is None else (item, kind, number)
 
     def whole(self, kind: DeltaKind, data: str, given: JSON, tokens: tuple[Token, ...]) -> None:
         """The whole of a part or of a call; it counts where no delta brought any of it."""
@@ -301,23 +279,19 @@ class ItemState:
         if (item := self._item) is not None:
             self._turn.emit(item.annotate(note, self._numbers[False].find("text", given)))
 
-    def begin_part(self, part: Part, given: JSON) -> None:
-        """A part begins, as a rule still empty."""
-        if (item := self._item) is not None:
-            kind = part_kind(part)
-            number = self._numbers[isinstance(part, Summary)].begin(kind, given)
-            self._turn.emit(item.at(kind, number, empty_part(part))[0])
-            if text := getattr(part, "text", ""):
-                self._turn.write(item.index, kind, text, number)
-
-    def end_part(self, part: Part, given: JSON) -> None:
-        """A part is done; it is here whole."""
-        if (item := self._item) is not None:
-            numbers, kind = self._numbers[isinstance(part, Summary)], part_kind(part)
-            number = numbers.find(kind, given)
-            events, opened = item.at(kind, number, empty_part(part))
-            self._turn.emit([*events, *item.close_part(opened, part)])
+    def part(self, part: Part, given: JSON, *, done: bool) -> None:
+        """A part begins, as a rule still empty, or is done, and is here whole."""
+        if (item := self._item) is None:
+            return
+        numbers, kind = self._numbers[isinstance(part, Summary)], part_kind(part)
+        number = numbers.find(kind, given) if done else numbers.begin(kind, given)
+        events, opened = item.at(kind, number, empty_part(part))
+        self._turn.emit(events)
+        if done:
+            self._turn.emit(item.close_part(opened, part))
             numbers.end(kind, number)
+        elif text := getattr(part, "text", ""):
+            self._turn.write(item.index, kind, text, number)
 
     def end(self, final: Item) -> None:
         """The item is done; it is here whole."""
@@ -369,7 +343,7 @@ class ItemTracker:
                 target = state.write(known.kind, delta, number, tokens)
                 if target is not None:
                     at = (fields.get("item_id"), place, number)
-                    self.last_delta = LastDelta(known.number, at, target)
+                    self.last_delta = LastDelta(known.number, at, *target)
         elif known is not None and verb == "done":
             text = fields.get(known.whole)
             if isinstance(text, str) and text:
@@ -382,7 +356,7 @@ class ItemTracker:
             if part is not None:
                 number = fields.get("summary_index", fields.get("content_index"))
                 state = self._meant(fields, _PART_FAMILIES.get(type(part), _ANY_PART))
-                (state.begin_part if verb == "added" else state.end_part)(part, number)
+                state.part(part, number, done=verb == "done")
         elif name == "response.output_text.annotation.added":
             note = fields.get("annotation")
             if isinstance(note, dict):
@@ -591,7 +565,7 @@ class Decoder:
     def _read_deltas(self, last: LastDelta, data: bytes, events: list[Event]) -> bytes:
         """Read the deltas like the last one that the bytes begin with, typed and at once, as most
         of a stream is such deltas. Gives the bytes after them, which are read one by one."""
-        number, place, (item, kind, part) = last
+        number, place, item, kind, part = last
         label, frames = self._label, data.split(b"\n\n")
         frames.pop()  # which is not whole, or empty
         lines = []
