@@ -281,11 +281,17 @@ class SqlStore(ABC):
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
         between the two statements."""
         found: list[Row] = []
-        for some in chunks({digest for row in rows for digest in digests(row[_PARTS])}):
+        for some in chunks(
+            {digest for row in rows if row[_PARTS] for digest in digests(row[_PARTS])}
+        ):
             statement = f"SELECT digest, data FROM parts WHERE digest IN ({places(len(some))})"
             found += await self._read(statement, *some)
         parts = Parts(found)
-        return [unpack_record(row, parts) for row in rows if parts.have(digests(row[_PARTS]))]
+        return [
+            unpack_record(row, parts)
+            for row in rows
+            if not row[_PARTS] or parts.have(digests(row[_PARTS]))
+        ]
 
     # ---- leases --------------------------------------------------------------------------
 
