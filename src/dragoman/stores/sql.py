@@ -120,9 +120,13 @@ class SqlStore(ABC):
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         """The rows that a statement finds."""
 
-    @abstractmethod
     async def _write(self, statement: str, *values: object) -> Sequence[Row]:
         """The rows that a statement changed, as far as it gives them back."""
+
+        def steps() -> Steps[Sequence[Row]]:
+            return (yield statement, values)
+
+        return await self._transact((), steps)
 
     @abstractmethod
     def _transact(
