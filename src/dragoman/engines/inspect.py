@@ -23,7 +23,7 @@ from dragoman.wire.chat import CHAT
 from dragoman.wire.responses import RESPONSES
 
 from .find_format import find_format, format_of, warning_of
-from .token.planner import raw_ids
+from .token.engine import raw_ids
 
 if TYPE_CHECKING:
     from .token.source import ScoringModel
