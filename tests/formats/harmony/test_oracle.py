@@ -39,7 +39,6 @@ from dragoman.core.request import FunctionTool, ReasoningOptions, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.harmony.format import history_message
-from dragoman.formats.harmony.layout import HistoryItem
 from dragoman.formats.prompt import Prompt
 from tests.samples import samples
 
@@ -241,7 +240,7 @@ def test_answers_are_read_the_same(answer: list[Item], size: int) -> None:
     pieces = []
     for item in answer:
         final = isinstance(item, Message) and item.phase == "final_answer"
-        pieces += history_message(HistoryItem(item, 0, final), LossList())
+        pieces += history_message(item, 0, final, LossList())
     ids = Prompt(tuple(pieces[2:])).ids(vocabulary())
     groups = [ids[at : at + size] for at in range(0, len(ids), size)]
     request = Request(model="m", tools=(FunctionTool("f"),))
