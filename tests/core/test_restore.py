@@ -193,13 +193,6 @@ def test_namespace_of_a_call_is_checked_unless_it_is_missing() -> None:
     assert [call.namespace for call in response.calls] == [None, "files"]
 
 
-def test_allowed_events_pass_unchanged() -> None:
-    suppressor = CallFilter(frozenset({(None, "read")}))
-    for event in unfold(answer(SAID, READ, reasons=("tool_calls",))):
-        assert suppressor.feed([event]) == [event]
-    assert suppressor.feed([failed := Failed(Fault("internal", "x"))]) == [failed]
-
-
 def test_progress_gets_the_index_of_its_item() -> None:
     restore = CallFilter(frozenset()).feed
     assert restore([Started("1", 0, "m")]) == [Started("1", 0, "m")]

@@ -56,6 +56,7 @@ def test_stream_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(
     events = hear(data, think=think)
     assert described(events) == case["expect"]
     assert hear(*(data[n : n + 1] for n in range(len(data))), think=think) == events
+    assert CHAT.encoder(ALL, STANDARD).feed(events) == tell(events, ALL)  # in one batch
     response, again = fold(events), fold(hear(tell(events, ALL), think=think))
     assert without_upstream(again).output == response.output
     assert (again.reasons, again.usage) == (response.reasons, _summed(response.usage))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.event import Delta, Finished, ItemAdded, ItemDone, Started
+from dragoman.core.event import Delta, Finished, ItemAdded, ItemDone
 from dragoman.core.fold import fold
-from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning, Text, Token
+from dragoman.core.item import FunctionCall, Message, Reasoning, Text, Token
 from dragoman.core.response import Usage
 from dragoman.core.turn import Turn
 from dragoman.wire.chat import CHAT
@@ -20,7 +20,6 @@ from tests.wire.chat.answering import (
     STOP,
     TEXT,
     UPSTREAM,
-    WITH_USAGE,
     body,
     call,
     calls,
@@ -40,12 +39,6 @@ from tests.wire.chat.answering import (
 )
 
 # ---- a stream ----------------------------------------------------------------------------
-
-
-def test_r1_10_a_stream_opens_with_one_started_and_an_error_at_once_opens_nothing() -> None:
-    assert kinds(hear(sse(TEXT, STOP))).count("Started") == 1
-    assert isinstance(hear(sse(TEXT, STOP))[0], Started)
-    assert kinds(hear(sse({"error": {"message": "No."}}))) == ["Failed"]
 
 
 def test_r1_12_every_part_of_a_chunk_is_read_whichever_come_together() -> None:
@@ -107,13 +100,6 @@ def test_r1_w2_w9_cached_tokens_are_read_and_repeated_usage_is_not_added_up() ->
     assert response.usage == Usage(5, 2, cached_tokens=4)
 
 
-def test_p29_usage_that_was_null_first_is_read_last_also_without_choices() -> None:
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    last = {**UPSTREAM, "choices": [], "usage": usage}
-    events = hear(sse({**TEXT, "usage": None}, {**STOP, "usage": None}, last))
-    assert chunks(tell(events, WITH_USAGE))[-2]["usage"] == usage
-
-
 def test_r1_w4_a_legacy_call_in_a_stream_is_a_call_like_any_other() -> None:
     pieces = [{"name": "f"}, {"arguments": '{"a"'}, {"arguments": ":1}"}]
     response = heard(*(chunk({"function_call": p}) for p in pieces), chunk({}, "function_call"))
@@ -151,14 +137,6 @@ def test_r1_w6_an_error_object_in_the_stream_ends_it_as_failed() -> None:
     assert (said["message"], said["code"]) == ("Out of memory", "oom")
 
 
-def test_p24_an_error_glued_to_half_an_event_is_not_swallowed() -> None:
-    half = (
-        sse(TEXT, done=False)
-        + b'data: {"choices": [{"delta": {"con{"error": {"message": "Gone"}}\n\n'
-    )
-    assert failed(half).message == "Gone"
-
-
 def test_r1_w8_two_data_lines_with_no_blank_line_between_are_two_events() -> None:
     two = b"data: %s\ndata: %s\n\n" % (json.dumps(TEXT).encode(), json.dumps(STOP).encode())
     assert heard(two.removeprefix(b"data: ").removesuffix(b"\n\n")).text == "Hi"
@@ -182,14 +160,6 @@ def test_r1_w10_every_choice_keeps_its_own_items_text_and_reason() -> None:
     assert (response.text, second.text) == ("b", "ac")
     assert response.reasons == ("tool_calls", "length")
     assert [c["finish_reason"] for c in body(response)["choices"]] == ["tool_calls", "length"]
-
-
-def test_r1_w11_a_stream_that_breaks_off_is_failed_and_keeps_what_came() -> None:
-    events = hear(sse(TEXT, done=False))
-    assert fold(events).text == "Hi"
-    assert failed(sse(TEXT, done=False)).code == "upstream_cut"
-    one_of_two = sse(chunk({"content": "a"}, index=1), TEXT, STOP, done=False)
-    assert failed(one_of_two).code == "upstream_cut"
 
 
 def test_an_end_with_blanks_around_it_is_the_end() -> None:
@@ -230,11 +200,6 @@ def test_r2_28_none_yet_is_none_yet() -> None:
         assert failed(sse(TEXT, chunk({}, none), done=False)).code == "upstream_cut"
 
 
-@pytest.mark.parametrize("word", ["error", "abort"])
-def test_a_reason_that_tells_of_a_failure_is_one(word: str) -> None:
-    assert failed(sse(TEXT, chunk({}, word))).code == "upstream_error"
-
-
 @pytest.mark.parametrize("none", [None, [], ()])
 def test_r2_29_a_null_and_an_empty_list_are_no_calls(none: Any) -> None:
     assert heard(chunk({"content": "Hi", "tool_calls": none}), STOP).calls == ()
@@ -264,14 +229,6 @@ def test_r2_30_v12_tokens_keep_text_bytes_value_and_alternatives_doubles_include
         assert body(response)["choices"][0]["logprobs"] == logprobs["logprobs"]
 
 
-@pytest.mark.parametrize(
-    "none", [None, 7, [], {}, {"content": None}, {"content": 7}, {"content": [None, 7]}]
-)
-def test_r2_30_log_probabilities_may_be_missing_at_every_level(none: Any) -> None:
-    response = heard(chunk({"content": "H"}, choice={"logprobs": none}), STOP)
-    assert response.output == (Message("assistant", (Text("H"),), "msg_R_0", "completed"),)
-
-
 def test_tokens_of_half_a_character_stay_with_the_text() -> None:
     half = {"token": "\\xf0", "logprob": -1, "bytes": [240], "top_logprobs": []}
     first = chunk({"content": ""}, choice={"logprobs": {"content": [half]}})
@@ -279,13 +236,6 @@ def test_tokens_of_half_a_character_stay_with_the_text() -> None:
     (item,) = response.output
     assert isinstance(item, Message)
     assert item.parts == (Text("😀", tokens=(Token("\\xf0", -1, b"\xf0"),)),)
-
-
-def test_tokens_of_calls_alone_are_kept_in_a_whole_answer() -> None:
-    logprobs = {"logprobs": {"content": [WEIGHED], "refusal": None}}
-    response = read(whole({"content": None, "tool_calls": [CALL]}, "tool_calls", choice=logprobs))
-    assert [type(item) for item in response.output] == [FunctionCall]
-    assert body(response)["choices"][0]["logprobs"] == logprobs["logprobs"]
 
 
 def test_r2_32_text_before_calls_and_nothing_for_nothing() -> None:
@@ -378,22 +328,6 @@ def test_v11_a_filter_and_a_refusal_keep_their_meaning_whole_and_streamed() -> N
         assert (choice["message"]["refusal"], choice["finish_reason"]) == ("No.", "content_filter")
 
 
-@pytest.mark.parametrize("text", ['{ "b":1, "a" : "\\u00e9" }', '{"n": 1.0, "e": 1e5}', "[1,  2]"])
-def test_v14_arguments_pass_byte_for_byte_whole_and_streamed(text: str) -> None:
-    assert calls(call(index=0, id="c", name="f", arguments=text)) == [("c", "f", text)]
-    entry = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
-    response = read(whole({"tool_calls": [entry]}))
-    assert body(response)["choices"][0]["message"]["tool_calls"] == [entry]
-
-
-def test_v17_everything_that_is_not_text_is_carried_too() -> None:
-    note = {"type": "url_citation", "url_citation": {"url": "http://x", "start_index": 0}}
-    audio = {"id": "a1", "data": "QUJD", "transcript": "Hi.", "expires_at": 9}
-    message = {"content": "Hi", "annotations": [note], "audio": audio, "reasoning_content": "Hm"}
-    said = body(read(whole(message)))["choices"][0]["message"]
-    assert (said["annotations"], said["audio"], said["reasoning_content"]) == ([note], audio, "Hm")
-
-
 def test_v18_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     hear(sse(b"garbage", call(index=0, id="c", name="f", arguments="oops"), chunk({}, "x-y")))
     assert capfd.readouterr() == ("", "")
@@ -429,21 +363,6 @@ def test_p5_think_tags_become_reasoning_where_the_profile_says_so_in_any_split()
         alone = heard(*pieces, STOP, think=None)
         assert (alone.reasoning, alone.text) == ("", text)
     assert fold(hear(whole({"content": text}))).output == inline.output
-
-
-def test_p16_custom_calls_and_namespaces_come_back_as_they_are() -> None:
-    custom = {"id": "c1", "type": "custom", "custom": {"name": "g", "input": "x", "z": 1}}
-    spaced = {
-        "id": "c2",
-        "type": "function",
-        "function": {"name": "f", "namespace": "s", "arguments": "{}"},
-    }
-    response = read(whole({"tool_calls": [custom, spaced]}, "tool_calls"))
-    first, second = response.calls
-    assert isinstance(first, CustomToolCall)
-    assert (first.name, first.input, first.extra) == ("g", "x", {"chat": {"custom": {"z": 1}}})
-    assert (second.name, second.namespace) == ("f", "s")
-    assert body(response)["choices"][0]["message"]["tool_calls"] == [custom, spaced]
 
 
 def test_p30_a_reported_zero_is_zero_and_nothing_reported_is_absent() -> None:

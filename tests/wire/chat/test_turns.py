@@ -26,7 +26,6 @@ from dragoman.core.item import (
     Unknown,
     UnknownPart,
 )
-from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
 from dragoman.wire.protocol import STANDARD, Dialect
@@ -368,4 +367,4 @@ def test_part_without_a_form_is_encoded_as_text(part: Part) -> None:
 
 def test_refused_items_give_no_message() -> None:
     items = (ItemReference("i"), Message("user", "hello"), Compaction("blob"))
-    assert encode_messages(items, STANDARD, LossList()) == [{"role": "user", "content": "hello"}]
+    assert encode_messages(items, STANDARD, []) == [{"role": "user", "content": "hello"}]

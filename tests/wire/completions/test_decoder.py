@@ -252,21 +252,6 @@ def test_garbage_in_a_stream_that_goes_on_is_skipped() -> None:
     assert heard(chunk("a"), b"nope", b'"x"', chunk("b", "stop")).text == "ab"
 
 
-def test_an_end_with_blanks_around_it_is_an_end() -> None:
-    stream = sse(chunk("a"), done=False) + b"data:   [DONE] \n\n"
-    assert fold(hear(stream)).status == "completed"
-
-
-def test_events_with_no_blank_line_between_are_several() -> None:
-    stream = b"data: " + body.dump(chunk("a")) + b"\ndata: " + body.dump(chunk("b", "stop"))
-    assert fold(hear(stream + b"\n\n" + DONE)).text == "ab"
-
-
-def test_an_error_after_half_an_event_is_found() -> None:
-    stream = sse(chunk("a"), b'{"choices": [{"te{"error": {"message": "no room"}}', done=False)
-    assert failed(stream).message == "no room"
-
-
 def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "MAX_ANSWER", 10)
     assert "more than 10 bytes" in failed(b'{"choices": []}').message

@@ -1,4 +1,4 @@
-"""Reasoning that led to calls: kept, put back where it was, and given to nobody else."""
+"""The reasoning cache: reasoning before calls is restored, for its tenant and model only."""
 
 from __future__ import annotations
 
@@ -26,31 +26,36 @@ from dragoman.core.item import (
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
 from dragoman.core.turn import CUT
-from dragoman.engines.reasoning_cache import CachingReasoning, ReasoningCache
-from dragoman.engines.reasoning_encryption import ENCRYPTED, in_words, is_opaque
+from dragoman.engines.reasoning import (
+    ENCRYPTED,
+    CachingReasoning,
+    ReasoningCache,
+    is_opaque,
+    readable,
+)
 from dragoman.engines.script import Script
 from tests import strategies
 from tests.engines.stage import heard
 
 ASK = Message("user", "What is the time in Rome?")
 SAID = Message("assistant", "One moment.")
-SEALED = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA+/==\ud83d", id="rs_1")
+ENCRYPTED_ITEM = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA+/==\ud83d", id="rs_1")
 OPEN = Reasoning((Thought("I need a clock."),))
 CALL = FunctionCall("call_1", "clock", '{"city": "Rome"}')
 RESULT = FunctionCallOutput("call_1", "12:00")
 TURN = {"turn": {"new": True}}
 
 
-def vault(*items: Item, model: str = "m") -> ReasoningCache:
+def cache(*items: Item, model: str = "m") -> ReasoningCache:
     kept = ReasoningCache()
-    kept.keep("ada", model, items)
+    kept.store("ada", model, items)
     return kept
 
 
 def recalled(
     kept: ReasoningCache, *items: Item, model: str = "m", tenant: str = "ada"
 ) -> tuple[Item, ...]:
-    return kept.recall(tenant, model, items)[0]
+    return kept.restore(tenant, model, items)[0]
 
 
 # ---- what is put back ------------------------------------------------------------------------
@@ -59,60 +64,62 @@ def recalled(
 @pytest.mark.parametrize(
     "answer",
     [
-        (SEALED, CALL),
-        (SEALED, SAID, CALL),
-        (SAID, SEALED, CALL),
-        (OPEN, SAID, SEALED, CALL, FunctionCall("call_2", "clock", "{}")),
-        (OPEN, CALL, SEALED, CustomToolCall("call_2", "sh", "ls")),
+        (ENCRYPTED_ITEM, CALL),
+        (ENCRYPTED_ITEM, SAID, CALL),
+        (SAID, ENCRYPTED_ITEM, CALL),
+        (OPEN, SAID, ENCRYPTED_ITEM, CALL, FunctionCall("call_2", "clock", "{}")),
+        (OPEN, CALL, ENCRYPTED_ITEM, CustomToolCall("call_2", "sh", "ls")),
     ],
 )
 def test_p9_what_led_to_a_call_is_put_back_where_it_was(answer: tuple[Item, ...]) -> None:
-    kept = vault(*answer)
+    kept = cache(*answer)
     bare = [item for item in answer if not isinstance(item, Reasoning)]
     assert recalled(kept, ASK, *bare, RESULT, ASK) == (ASK, *answer, RESULT, ASK)
 
 
 def test_p9_one_of_several_calls_is_enough_and_none_brings_it_twice() -> None:
     second = FunctionCall("call_2", "clock", "{}")
-    kept = vault(SEALED, CALL, second)
-    assert recalled(kept, ASK, second, RESULT) == (ASK, SEALED, second, RESULT)
-    assert recalled(kept, ASK, second, CALL) == (ASK, SEALED, second, CALL)
+    kept = cache(ENCRYPTED_ITEM, CALL, second)
+    assert recalled(kept, ASK, second, RESULT) == (ASK, ENCRYPTED_ITEM, second, RESULT)
+    assert recalled(kept, ASK, second, CALL) == (ASK, ENCRYPTED_ITEM, second, CALL)
+    tight = replace(CALL, arguments='{"city":"Rome"}')
+    assert recalled(kept, tight) == (ENCRYPTED_ITEM, tight)
 
 
-def test_p9_words_that_came_back_alone_get_their_seal_again() -> None:
+def test_p9_words_that_came_back_alone_get_their_encrypted_content_again() -> None:
     """Chat shows a summary as reasoning, and a client may bring that back."""
     shown = Reasoning((Thought(" A clock.\n\nI need a clock. "),))
-    both = replace(SEALED, content=OPEN.content)
-    assert recalled(vault(both, CALL), ASK, shown, SAID, CALL) == (ASK, both, SAID, CALL)
+    both = replace(ENCRYPTED_ITEM, content=OPEN.content)
+    assert recalled(cache(both, CALL), ASK, shown, SAID, CALL) == (ASK, both, SAID, CALL)
     summary = Reasoning((Thought("A clock."),))
-    assert recalled(vault(SEALED, CALL), ASK, summary, CALL) == (ASK, SEALED, CALL)
+    assert recalled(cache(ENCRYPTED_ITEM, CALL), ASK, summary, CALL) == (ASK, ENCRYPTED_ITEM, CALL)
 
 
 @pytest.mark.parametrize(
     "brought",
     [
-        SEALED,
+        ENCRYPTED_ITEM,
         Reasoning((Thought("Something else."),)),
         Reasoning((Thought("A clock."),), extra={"chat": {"reasoning_details": [1]}}),
     ],
 )
 def test_what_a_client_says_itself_stands(brought: Reasoning) -> None:
     asked = (ASK, brought, CALL, RESULT)
-    assert vault(SEALED, CALL).recall("ada", "m", asked) == (asked, ())
+    assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
 
 
 def test_reasoning_inside_the_text_is_not_put_beside_it() -> None:
     inline = Reasoning((Thought("Hm."),), extra={"inline": {"open": "<think>"}})
     asked = (ASK, Message("assistant", "<think>Hm.</think>"), CALL)
-    assert recalled(vault(inline, CALL), *asked) == asked
+    assert recalled(cache(inline, CALL), *asked) == asked
 
 
 def test_a_turn_begins_with_what_was_put_back() -> None:
     """A mark says that a message of the assistant follows another; the first item has it."""
     begun = replace(CALL, extra={**TURN, "chat": {"x": 1}})
-    kept = vault(SEALED, CALL)
+    kept = cache(ENCRYPTED_ITEM, CALL)
     asked = (ASK, SAID, begun, RESULT)
-    marked, plain = replace(SEALED, extra=TURN), replace(CALL, extra={"chat": {"x": 1}})
+    marked, plain = replace(ENCRYPTED_ITEM, extra=TURN), replace(CALL, extra={"chat": {"x": 1}})
     assert recalled(kept, *asked) == (ASK, SAID, marked, plain, RESULT)
     spoken = replace(SAID, extra=TURN)
     assert recalled(kept, ASK, SAID, spoken, CALL)[2:] == (marked, SAID, CALL)
@@ -127,88 +134,60 @@ def test_a_turn_begins_with_what_was_put_back() -> None:
         replace(CALL, name="other"),
         replace(CALL, arguments='{"city": "Oslo"}'),
         replace(CALL, arguments='{"city": '),
+        replace(CALL, arguments="[" * 100_000),
         replace(CALL, call_id="call_9"),
     ],
 )
 def test_another_call_of_the_same_id_gets_nothing(other: FunctionCall) -> None:
     """Some servers count their calls from 0 in every conversation."""
     asked = (ASK, other)
-    assert vault(SEALED, CALL).recall("ada", "m", asked) == (asked, ())
-
-
-def test_conversations_whose_calls_are_counted_alike_do_not_meet() -> None:
-    kept, calls = (
-        ReasoningCache(),
-        [replace(CALL, arguments=f'{{"city": "{n}"}}') for n in range(9)],
-    )
-    thoughts = [Reasoning((Thought(f"City {n}."),)) for n in range(9)]
-    for thought, call in zip(thoughts, calls, strict=True):
-        kept.keep("ada", "m", (thought, call))
-    for thought, call in zip(thoughts, calls, strict=True):
-        assert recalled(kept, ASK, call, RESULT) == (ASK, thought, call, RESULT)
-
-
-def test_arguments_of_any_depth_are_compared() -> None:
-    deep = replace(CALL, arguments="[" * 100_000)
-    assert recalled(vault(SEALED, CALL), deep) == (deep,)
-
-
-def test_arguments_may_be_written_in_other_white_space() -> None:
-    kept, tight = vault(SEALED, CALL), replace(CALL, arguments='{"city":"Rome"}')
-    assert recalled(kept, tight) == (SEALED, tight)
-
-
-def test_another_tenant_gets_nothing() -> None:
-    asked = (ASK, CALL)
-    assert vault(SEALED, CALL).recall("bob", "m", asked)[0] is asked
+    assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
 
 
 def test_the_oldest_goes_when_there_is_no_more_room() -> None:
     kept = ReasoningCache(2_000)
     for number in range(10):
         call = replace(CALL, call_id=f"call_{number}")
-        kept.keep("ada", "m", (Reasoning((Thought("x" * 500),)), call))
+        kept.store("ada", "m", (Reasoning((Thought("x" * 500),)), call))
     there = [
         len(recalled(kept, replace(CALL, call_id=f"call_{number}"))) == 2 for number in range(10)
     ]
     assert not there[0]
     assert there[-1]
     assert there == sorted(there)
-
-
-def test_a_vault_without_room_keeps_nothing() -> None:
-    kept = ReasoningCache(0)
-    kept.keep("ada", "m", (SEALED, CALL))
-    assert recalled(kept, CALL) == (CALL,)
+    empty = ReasoningCache(0)
+    empty.store("ada", "m", (ENCRYPTED_ITEM, CALL))
+    assert recalled(empty, CALL) == (CALL,)
 
 
 # ---- when the model changes ------------------------------------------------------------------
 
 
-def test_p13_for_another_model_words_stay_and_what_is_sealed_goes_and_is_told() -> None:
-    items, losses = vault(SEALED, CALL).recall("ada", "other", (ASK, CALL))
-    assert items == (ASK, replace(SEALED, encrypted=None, id=None), CALL)
+def test_p13_for_another_model_words_stay_and_encrypted_content_is_dropped_and_reported() -> None:
+    items, losses = cache(ENCRYPTED_ITEM, CALL).restore("ada", "other", (ASK, CALL))
+    assert items == (ASK, replace(ENCRYPTED_ITEM, encrypted=None, id=None), CALL)
     assert [(loss.field, loss.action) for loss in losses] == [(ENCRYPTED, "dropped")]
-    assert "sealed by m" in losses[0].why
-    items, losses = vault(OPEN, CALL).recall("ada", "other", (ASK, CALL))
+    assert "encrypted by m" in losses[0].why
+    items, losses = cache(OPEN, CALL).restore("ada", "other", (ASK, CALL))
     assert (items, losses) == ((ASK, OPEN, CALL), ())
-    items, losses = vault(Reasoning(encrypted="x"), CALL).recall("ada", "other", (ASK, CALL))
+    items, losses = cache(Reasoning(encrypted="x"), CALL).restore("ada", "other", (ASK, CALL))
     assert items == (ASK, CALL)
     assert losses
 
 
 @pytest.mark.parametrize(
-    "sealed", [SEALED, replace(OPEN, extra={"chat": {"reasoning_details": [{"signature": "s"}]}})]
+    "opaque",
+    [ENCRYPTED_ITEM, replace(OPEN, extra={"chat": {"reasoning_details": [{"signature": "s"}]}})],
 )
-def test_p13_a_blob_that_a_client_carries_is_known_by_its_maker(sealed: Reasoning) -> None:
-    kept = vault(sealed)
-    asked = (ASK, sealed, SAID, ASK)
-    assert kept.recall("ada", "m", asked) == (asked, ())
-    items, losses = kept.recall("ada", "other", asked)
-    assert items == (ASK, in_words(sealed), SAID, ASK)
+def test_p13_a_blob_that_a_client_carries_is_known_by_its_maker(opaque: Reasoning) -> None:
+    kept = cache(opaque)
+    asked = (ASK, opaque, SAID, ASK)
+    assert kept.restore("ada", "m", asked) == (asked, ())
+    items, losses = kept.restore("ada", "other", asked)
+    assert items == (ASK, readable(opaque), SAID, ASK)
     assert losses
     # Of one whose maker nobody knows nothing is said.
-    assert kept.recall("bob", "other", asked) == (asked, ())
+    assert kept.restore("bob", "other", asked) == (asked, ())
 
 
 # ---- laws ------------------------------------------------------------------------------------
@@ -249,19 +228,21 @@ def history(turns: list[list[Item]], *, bare: bool) -> tuple[Item, ...]:
 def test_p13_what_comes_back_is_what_there_was_to_the_byte(turns: list[list[Item]]) -> None:
     kept = ReasoningCache()
     for turn in turns:
-        kept.keep("ada", "m", turn)
+        kept.store("ada", "m", turn)
     whole, bare = history(turns, bare=False), history(turns, bare=True)
-    assert kept.recall("ada", "m", bare) == (whole, ())
-    assert kept.recall("ada", "m", whole) == (whole, ())
-    assert kept.recall("bob", "m", bare) == (bare, ())
+    assert kept.restore("ada", "m", bare) == (whole, ())
+    assert kept.restore("ada", "m", whole) == (whole, ())
+    assert kept.restore("bob", "m", bare) == (bare, ())
 
 
 @given(answers())
-def test_p13_nothing_sealed_reaches_another_model_and_all_words_do(turns: list[list[Item]]) -> None:
+def test_p13_nothing_encrypted_reaches_another_model_and_all_words_do(
+    turns: list[list[Item]],
+) -> None:
     kept = ReasoningCache()
     for turn in turns:
-        kept.keep("ada", "m", turn)
-    items, losses = kept.recall("ada", "other", history(turns, bare=True))
+        kept.store("ada", "m", turn)
+    items, losses = kept.restore("ada", "other", history(turns, bare=True))
     thoughts = [item for turn in turns for item in turn if isinstance(item, Reasoning)]
     back = [item for item in items if isinstance(item, Reasoning)]
     assert not any(map(is_opaque, back))
@@ -289,7 +270,7 @@ class Model(Script):
 
     def __init__(self, *output: Item, **fields: Any) -> None:
         self.asked: list[Request] = []
-        self.answer = answered(*(output or (SEALED, CALL)), **fields)
+        self.answer = answered(*(output or (ENCRYPTED_ITEM, CALL)), **fields)
         super().__init__(self.play)
 
     def play(self, request: Request) -> Response:
@@ -317,7 +298,7 @@ async def test_p13_an_engine_of_another_model_is_told_of() -> None:
 
 async def test_every_choice_is_remembered_for_itself() -> None:
     other = replace(CALL, call_id="call_2")
-    model = Model(SEALED, OPEN, CALL, other, choices=(0, 1, 0, 1))
+    model = Model(ENCRYPTED_ITEM, OPEN, CALL, other, choices=(0, 1, 0, 1))
     model.answer = replace(model.answer, reasons=("tool_calls", "tool_calls"))
     engine = CachingReasoning(model)
     await heard(engine, FIRST)
@@ -328,21 +309,16 @@ async def test_every_choice_is_remembered_for_itself() -> None:
     assert model.asked[-1].items[1] == thoughts[1]
 
 
-async def test_what_came_before_a_cut_is_remembered() -> None:
-    events = [event for event in unfold(answered(SEALED, CALL)) if type(event) is not Finished]
+@pytest.mark.parametrize("left", [False, True], ids=["cut", "closed by the reader"])
+async def test_reasoning_before_a_cut_is_cached(left: bool) -> None:
+    events = [e for e in unfold(answered(ENCRYPTED_ITEM, CALL)) if type(e) is not Finished]
     engine = CachingReasoning(Script([*events, Failed(CUT)]))
-    await heard(engine, FIRST)
-    assert len(engine.vault.recall("", "m", AGAIN.items)[0]) == 4
-
-
-async def test_who_leaves_in_the_middle_may_still_come_back() -> None:
-    engine = CachingReasoning(Script(list(unfold(answered(SEALED, CALL)))))
     answer = engine.stream(FIRST)
     async for event in answer:
-        if isinstance(event, ItemDone) and isinstance(event.item, FunctionCall):
+        if left and isinstance(event, ItemDone) and isinstance(event.item, FunctionCall):
             break
     await answer.aclose()
-    assert len(engine.vault.recall("", "m", AGAIN.items)[0]) == 4
+    assert len(engine.cache.restore("", "m", AGAIN.items)[0]) == 4
 
 
 async def test_an_item_that_is_open_at_the_end_does_not_hide_a_call_after_it() -> None:
@@ -351,13 +327,13 @@ async def test_an_item_that_is_open_at_the_end_does_not_hide_a_call_after_it() -
             self, request: Request, caller: Caller = ANYONE
         ) -> AsyncGenerator[Event, None]:
             yield Started("r", 0, "m")
-            for index, item in enumerate((Message("assistant"), SEALED, CALL)):
+            for index, item in enumerate((Message("assistant"), ENCRYPTED_ITEM, CALL)):
                 yield ItemAdded(index, item)
             yield ItemDone(2, CALL)
-            yield ItemDone(1, SEALED)
+            yield ItemDone(1, ENCRYPTED_ITEM)
             yield Failed(CUT)
 
     engine = CachingReasoning(Overlapping(SAID))
     async for _ in engine.stream(FIRST):
         pass
-    assert SEALED in engine.vault.recall("", "m", (ASK, CALL))[0]
+    assert ENCRYPTED_ITEM in engine.cache.restore("", "m", (ASK, CALL))[0]

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core import context
-from dragoman.core.context import estimate, fit, weight
 from dragoman.core.item import (
     Audio,
     Compaction,
@@ -28,6 +26,8 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.core.request import FunctionTool, Request
+from dragoman.engines import compaction
+from dragoman.engines.compaction import estimate, fit, weight
 
 
 @pytest.mark.parametrize(
@@ -148,17 +148,13 @@ def test_conversation_without_a_user_message_is_unchanged() -> None:
 
 def test_fit_estimates_each_item_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = 0
-    real = context.weight
+    real = compaction.weight
 
     def counting(item: Item) -> int:
         nonlocal counted
         counted += 1
         return real(item)
 
-    monkeypatch.setattr(context, "weight", counting)
+    monkeypatch.setattr(compaction, "weight", counting)
     fit([Message("user", "word")] * 2000, 500)
     assert counted == 2000
-
-
-def test_empty_conversation_fits_any_budget() -> None:
-    assert fit((), -5) == ()

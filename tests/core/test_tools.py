@@ -1,4 +1,4 @@
-"""Tools get names an upstream can take, the same every time, and get their own names back."""
+"""Tools: names an upstream can take and their own names back, and a choice of allowed ones."""
 
 import re
 from typing import Any
@@ -10,13 +10,19 @@ from hypothesis import strategies as st
 from dragoman.core.item import (
     Call,
     CustomToolCall,
-    CustomToolCallOutput,
     FunctionCall,
-    FunctionCallOutput,
 )
 from dragoman.core.loss import LossList
-from dragoman.core.request import CustomTool, FunctionTool, NamedTool, Namespace, Tool, UnknownTool
-from dragoman.core.tools import Toolbox
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    Tool,
+    UnknownTool,
+)
+from dragoman.core.tools import Toolbox, ToolFilter
 
 LARK = CustomTool("patch", "Edit files.", "lark", "start: WORD")
 CRM = Namespace("crm", (FunctionTool("find", "Find a customer."), LARK), "Customers.")
@@ -75,28 +81,6 @@ def test_custom_tool_in_a_native_namespace_becomes_a_function() -> None:
     assert ("tools[0].tools[1]", "emulated") in losses(ledger)
 
 
-def test_hosted_tools_are_unchanged() -> None:
-    hosted = UnknownTool("responses", "web_search", {})
-    toolbox, _ = box(hosted, Namespace("n", (hosted,)))
-    assert toolbox.tools == (hosted, hosted)
-    assert not toolbox.renames
-
-
-def test_tool_choice_is_renamed_with_its_tool() -> None:
-    toolbox, _ = box(CRM, LARK)
-    assert toolbox.choose(NamedTool("find", "function", "crm")) == NamedTool("crm__find")
-    assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch")
-    toolbox, _ = box(CRM, LARK, custom=True)
-    assert toolbox.choose(NamedTool("patch", "custom")) == NamedTool("patch", "custom")
-
-
-def test_custom_output_becomes_a_function_output() -> None:
-    output = CustomToolCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
-    lowered = FunctionCallOutput("c", "done", "id", "completed", {"chat": {"x": 1}})
-    assert box()[0].lower_output(output) == lowered
-    assert box(custom=True)[0].lower_output(output) == output
-
-
 @pytest.mark.parametrize(
     ("arguments", "input"),
     [
@@ -135,30 +119,12 @@ def test_taken_long_and_illegal_names_become_unique_legal_ones() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
 
 
-def test_two_namespaced_tools_with_one_flat_name_get_two() -> None:
-    groups = Namespace("a", (FunctionTool("b__c"),)), Namespace("a__b", (FunctionTool("c"),))
-    toolbox, _ = box(*groups)
-    first, second = toolbox.tools
-    assert (first.name, second.name) == ("a__b__c", second.name)
-    assert first.name != second.name
-    for group in groups:
-        call = FunctionCall("c", group.tools[0].name, "{}", group.name)
-        assert toolbox.restore(toolbox.lower(call)) == call
-
-
 def test_derived_name_that_is_taken_is_counted_on() -> None:
     group = Namespace("a", (FunctionTool("b!"),))
     (made,) = box(group)[0].tools
     toolbox, _ = box(FunctionTool(made.name), group)
     first, second = toolbox.tools
     assert first.name != second.name
-
-
-def test_past_call_of_a_removed_tool_is_renamed() -> None:
-    toolbox, _ = box()
-    call = FunctionCall("c", "find", "{}", "crm")
-    assert toolbox.lower(call).name == "crm__find"
-    assert toolbox.restore(toolbox.lower(call)) == call
 
 
 def test_offered_tool_wins_over_a_past_one_of_its_name() -> None:
@@ -208,3 +174,88 @@ def test_p31_the_same_tools_and_calls_get_the_same_names(tools: list[Tool], text
     calls = calls_of(tools, text)
     assert first.tools == second.tools
     assert [first.lower(call) for call in calls] == [second.lower(call) for call in calls]
+
+
+READ, WRITE, PATCH = FunctionTool("read"), FunctionTool("write"), CustomTool("patch")
+MCP = UnknownTool("responses", "mcp", {"server_label": "deepwiki", "server_url": "x"})
+SEARCH = UnknownTool("responses", "web_search", {})
+FILES = Namespace("files", (READ, PATCH, SEARCH), "Files.")
+MAIL = Namespace("mail", (READ, FunctionTool("send")))
+OFFERED: tuple[Tool, ...] = (READ, WRITE, FILES, MAIL, MCP, SEARCH)
+
+
+def allowed(*entries: NamedTool | UnknownTool) -> ToolFilter:
+    return ToolFilter(AllowedTools("auto", entries), OFFERED)
+
+
+def entry(kind: str, **value: str) -> UnknownTool:
+    return UnknownTool("responses", kind, value)
+
+
+@pytest.mark.parametrize(
+    ("entries", "kept", "names"),
+    [
+        ([NamedTool("write")], [(1, WRITE)], {(None, "write")}),
+        (
+            [NamedTool("patch", "custom", "files")],
+            [(2, Namespace("files", (PATCH,), "Files."))],
+            {("files", "patch")},
+        ),
+        (
+            [NamedTool("read")],
+            [
+                (0, READ),
+                (2, Namespace("files", (READ,), "Files.")),
+                (3, Namespace("mail", (READ,))),
+            ],
+            {(None, "read"), ("files", "read"), ("mail", "read")},
+        ),
+        ([entry("namespace", name="mail")], [(3, MAIL)], {("mail", "read"), ("mail", "send")}),
+        ([entry("mcp", server_label="deepwiki")], [(4, MCP)], set()),
+        ([entry("mcp", server_label="other")], [], set()),
+        (
+            [entry("web_search"), NamedTool("write")],
+            [(1, WRITE), (2, Namespace("files", (SEARCH,), "Files.")), (5, SEARCH)],
+            {(None, "write")},
+        ),
+        ([NamedTool("nowhere")], [], set()),
+    ],
+    ids=["one", "grouped", "anywhere", "group", "hosted", "not offered", "two", "none"],
+)
+def test_allowed_entries_select_tools_and_names(
+    entries: list[NamedTool | UnknownTool],
+    kept: list[tuple[int, Tool]],
+    names: set[tuple[str | None, str]],
+) -> None:
+    choice = allowed(*entries)
+    assert choice.tools == kept
+    assert choice.names == names
+
+
+def test_allowed_entries_expand_in_order() -> None:
+    hosted = entry("web_search")
+    choice = allowed(hosted, entry("namespace", name="mail"), NamedTool("write"), NamedTool("send"))
+    assert choice.expanded == (
+        hosted,
+        NamedTool("read", "function", "mail"),
+        NamedTool("send", "function", "mail"),
+        NamedTool("write"),
+    )
+
+
+def test_extra_fields_of_an_entry_are_preserved() -> None:
+    odd = NamedTool("patch", extra={"chat": {"odd": 1}})
+    assert allowed(odd, odd).expanded == (
+        NamedTool("patch", "custom", "files", {"chat": {"odd": 1}}),
+    )
+
+
+def test_expanded_entry_has_the_kind_of_its_tool() -> None:
+    assert allowed(NamedTool("patch")).expanded == (NamedTool("patch", "custom", "files"),)
+
+
+def test_hosted_tools_are_unchanged() -> None:
+    hosted = UnknownTool("responses", "web_search", {})
+    toolbox, _ = box(hosted, Namespace("n", (hosted,)))
+    assert toolbox.tools == (hosted, hosted)
+    assert not toolbox.renames
