@@ -18,7 +18,6 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
-from dragoman.engines.token.source import NextTokenModel
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt, Tokenizer
 from tests.engines.stage import answered, heard
@@ -400,14 +399,6 @@ async def test_ends_of_ones_own() -> None:
     with pytest.raises(KeyError):
         async with serving(Says(""), ends=["<|nothing|>"]):
             pass
-
-
-async def test_the_base_of_naming_models_promises_nothing() -> None:
-    bare = NextTokenModel()
-    for call in (lambda: bare.open([1], Sampling()), lambda: bare.step([])):
-        with pytest.raises(NotImplementedError):
-            call()
-    bare.close(None)
 
 
 async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
