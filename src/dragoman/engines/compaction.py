@@ -53,6 +53,8 @@ class Truncating(Wrapper):
     """Middleware that leaves out the oldest turns where a request allows it and its model's context
     is known and too small."""
 
+    acts_on = frozenset(("truncation",))
+
     def prepare(self, request: Request, caller: Caller) -> Awaitable[Prepared | None] | None:
         """Look up the size of the context, where turns may be left out."""
         return self._prepare(request) if request.truncation == "auto" else None
@@ -96,6 +98,8 @@ OPENING = "A summary of the conversation so far:\n\n"
 
 class Compacting(Wrapper):
     """Middleware that understands summaries of ours, and writes one where a request asks for it."""
+
+    acts_on = frozenset((Compaction, Unknown, "context_management"))
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Answer out of the last summary and what follows it."""

@@ -267,6 +267,8 @@ def _weight(key: _Key, led: _Led) -> int:
 class CachingReasoning(Wrapper):
     """Middleware that stores what led to calls, and restores it in requests that lack it."""
 
+    acts_on = frozenset(("tools", Reasoning))
+
     def __init__(self, engine: Engine, vault: ReasoningCache | None = None) -> None:
         super().__init__(engine)
         self.vault = ReasoningCache() if vault is None else vault

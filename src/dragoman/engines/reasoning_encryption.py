@@ -195,6 +195,8 @@ class EncryptingReasoning(Wrapper):
     """Middleware that encrypts reasoning in answers where a request includes it, and decrypts what
     it has encrypted in requests."""
 
+    acts_on = frozenset(("include", Reasoning))
+
     def __init__(self, engine: Engine, seal: Seal) -> None:
         super().__init__(engine)
         self._seal = seal

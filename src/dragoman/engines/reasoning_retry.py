@@ -43,6 +43,8 @@ class RetryingReasoning(Wrapper):
     and without asking for it where a server does not know how. With `again` false, a refusal to
     decrypt stands."""
 
+    acts_on = frozenset(("stored", "tools", Reasoning))
+
     def __init__(self, engine: Engine, *, again: bool = True) -> None:
         super().__init__(engine)
         self._again = again
