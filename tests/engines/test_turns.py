@@ -3,9 +3,7 @@
 from msgspec.structs import replace
 
 from dragoman.core.item import FunctionCall, Message
-from dragoman.core.request import FunctionTool
-from dragoman.engines.profiles import GENERIC
-from dragoman.engines.remote import new_turn
+from dragoman.core.request import FunctionTool, completion_request
 from tests.engines.asking import ask, asking, remote
 from tests.mock import chunk, completion, plain, stream
 
@@ -41,9 +39,10 @@ async def test_without_a_profile_for_it_text_is_text() -> None:
         assert (await ask(engine, ASKED)).text == LEAK
 
 
-def test_text_that_is_wanted_raw_stays_so() -> None:
-    profile = replace(GENERIC, markup="hermes")
-    turn = new_turn(profile, ASKED, (), raw=True)
-    turn.text("<think>x")
-    turn.end(complete=True)
-    assert [event.data for event in turn.take() if hasattr(event, "data")] == ["<think>x"]
+async def test_text_that_is_wanted_raw_stays_so() -> None:
+    text = "<think>x"
+    body = {"choices": [{"index": 0, "text": text, "finish_reason": "stop"}]}
+    async with remote(plain(200, body)) as (engine, _):
+        engine.upstream.profile = replace(engine.profile, markup="hermes")
+        answer = await ask(engine, completion_request(replace(ASKED, tools=(), items=()), ("Hi",)))
+    assert (answer.text, answer.reasoning) == (text, "")

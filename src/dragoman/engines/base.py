@@ -161,17 +161,20 @@ ENDS = (Finished, Failed)
 # ---- start: how servers ask an engine ------------------------------------------------------
 
 
-def start(engine: Engine, request: Request, caller: Caller, sink: Sink) -> Handle:
+def start(
+    engine: Engine, request: Request, caller: Caller, sink: Sink, own: _Start | None = None
+) -> Handle:
     """Begin to answer a request: the one way servers ask an engine.
 
-    An engine's own `start` is used where its class has one (a subclass that overrides `stream` but
+    An engine's `own` start is used where its class has one (a subclass that overrides `stream` but
     not `start` is never bypassed); else one task drives its `stream`. This never raises for a
     request: what was refused, or failed, is a `Failed` event. An engine that stops without a
     terminal event was cut. A sink that raises is given a `Failed` event instead, once.
     """
     traits: set[object] | None = None
     try:
-        while (own := _own_start(type(engine))) is Wrapper.start:
+        while (own := own or _own_start(type(engine))) is Wrapper.start:
+            own = None
             wrapper = cast(Wrapper, engine)
             if wrapper.acts_on is not None:
                 if traits is None:  # what middleware may act on, found once
@@ -206,7 +209,7 @@ def start(engine: Engine, request: Request, caller: Caller, sink: Sink) -> Handl
 _TRAITS = ("tools", "include", "truncation", "context_management")
 """The fields of a request that middleware may act on."""
 
-_Start = Callable[[Engine, Request, Caller, Sink], Handle]
+_Start = Callable[[Any, Request, Caller, Sink], Handle]
 
 
 @cache
@@ -481,7 +484,7 @@ class Wrapper:
 
     def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
         """Let all middleware from here inwards prepare the request, and start the engine inside."""
-        return start(self, request, caller, sink)
+        return start(self, request, caller, sink, Wrapper.start)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The same as an async generator."""
