@@ -119,10 +119,15 @@ class Router(Wrapper):
         found = self._named.get(name)
         if found is None and name and len(self._open) == 1:
             found = self._open[0], name
-        return self._prepare(request, caller) if found is None else _at(request, *found)
+        if found is None:
+            return self._look_for(request, caller)
+        engine, model = found
+        asked = request if model == request.model else replace(request, model=model)
+        return Prepared(asked, engine=engine)
 
-    async def _prepare(self, request: Request, caller: Caller) -> Prepared:
-        return _at(request, *await self.route(request.model, caller))
+    async def _look_for(self, request: Request, caller: Caller) -> Prepared:
+        engine, model = await self.route(request.model, caller)
+        return Prepared(replace(request, model=model), engine=engine)
 
     async def complete(
         self,
@@ -226,12 +231,6 @@ class Router(Wrapper):
         wanted = f"There is no model {name!r}." if name else "The request names no model."
         message = f"{wanted} The models are: {shown}{more}."
         return Fault("model_not_found", message, "client", "model")
-
-
-def _at(request: Request, engine: Engine, model: str) -> Prepared:
-    if model != request.model:
-        request = replace(request, model=model)
-    return Prepared(request, engine=engine)
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:

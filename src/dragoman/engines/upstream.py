@@ -205,7 +205,7 @@ def senses(listing: list[dict[str, Any]]) -> Senses:
                 found[name] = frozenset(map(str, taken))
             case {"id": str(name)}:
                 found[name] = None
-    return found
+    return found if any(taken is not None for taken in found.values()) else {}
 
 
 _CONTEXT = ("context_window", "max_model_len", "context_length", "max_context_length")

@@ -145,7 +145,7 @@ class Turn(Responder):
 
     def __init__(self, connection: Connection, ask: Ask, plan: Plan) -> None:
         service = connection.service
-        super().__init__(service, connection.exchange, connection.caller, plan.run)
+        super().__init__(service, connection.exchange, connection.caller, plan, RESPONSES)
         self._connection = connection
         self._lane = ask.lane
         # What ends each event: of which lane it is.
@@ -281,7 +281,7 @@ class Connection:
                 plan = await self._plan(ask.request)
                 await service.gate.enter()
             turn = Turn(self, ask, plan)
-            turn.start(plan, None if ask.generate else Warmup(service.engine))
+            turn.start(None if ask.generate else Warmup(service.engine))
         except Exception as error:
             self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), ask.lane))
             return False
