@@ -42,6 +42,6 @@ asyncio.run(main())
 
 # Run, it prints:
 #     get_weather({"city": "Paris"})
-#     This is a rehearsal, not a model. The tools have answered: get_weather returned 18 degrees and
+#     This is a demo, not a model. The tools have answered: get_weather returned 18 degrees and
 #     sunny in Paris. Put a model behind me with `dragoman serve --upstream URL`, and it will answer
 #     instead.

@@ -189,7 +189,7 @@ def test_without_a_server_the_demo_engine_answers(
 ) -> None:
     monkeypatch.setattr(local, "available", lambda: False)
     assert seen("ask", "Count to two.") == "1, 2.\n"
-    said = "No model server found: this is a rehearsal, not a model (script)."
+    said = "No model server found: this is a demo, not a model (script)."
     assert said in capsys.readouterr().err
 
 

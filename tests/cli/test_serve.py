@@ -63,7 +63,7 @@ def test_with_nothing_found_and_no_extra_the_demo_engine_is_served(
     served: list[str] = []
     shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
     assert served == ["script"]
-    assert "  script  this server  (a rehearsal, not a model)\n" in shown
+    assert "  script  this server  (a demo, not a model)\n" in shown
     assert capsys.readouterr().err == (
         f"{LOOKING}No model was found: this is the demo engine. The pocket model needs "
         "the local extra: pip install 'dragoman[local]'\n"
@@ -179,7 +179,7 @@ def test_the_lines_for_the_sdk_work_when_pasted() -> None:
 
     screen = Screen()
     serve("script", "--port", "0", "--generate-key", then=paste, screen=screen)
-    both = [line for line in said[0].splitlines() if "This is a rehearsal" in line]
+    both = [line for line in said[0].splitlines() if "This is a demo" in line]
     assert len(both) == 2
     assert both[0] == both[1]
 

@@ -1,4 +1,4 @@
-"""The servers under test: Dragoman as it is started, before its rehearsal and before llama.cpp."""
+"""The servers under test: Dragoman as it is started, before its demo and before llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Target:
     document: Document
 
     @property
-    def rehearses(self) -> bool:
+    def is_demo(self) -> bool:
         """Whether there is no model, so that what is said is no answer."""
         return self.model == "script"
 
@@ -37,8 +37,8 @@ class Setup:
 
 
 TARGETS = {
-    "rehearsal": Setup(),
-    "rehearsal-open": Setup(document="openresponses"),
+    "demo": Setup(),
+    "demo-open": Setup(document="openresponses"),
     "llamacpp-auto": Setup("auto"),
     "llamacpp-responses": Setup("responses"),
 }

@@ -166,7 +166,7 @@ def test_answer_fits_the_schemas_and_says_what_the_model_learned(
         assert problems_of_messages(found) == []
         assert found["status"] == "completed"
         said = words(found, CHECKS[name])
-        assert said if target.rehearses else said == CHECKS[name].answer
+        assert said if target.is_demo else said == CHECKS[name].answer
 
 
 def words(found: dict[str, Any], check: Check) -> str:
@@ -236,7 +236,7 @@ def test_problems_of_messages_finds_a_wrong_role_or_phase(wrong: dict[str, str])
 THOUGHTS = {"openai": "response.reasoning_text", "openresponses": "response.reasoning"}
 
 
-@pytest.mark.parametrize("target", ["rehearsal", "rehearsal-open"], indirect=True)
+@pytest.mark.parametrize("target", ["demo", "demo-open"], indirect=True)
 def test_reasoning_has_the_event_names_of_the_dialect(target: Target) -> None:
     asked = {"model": target.model, "input": "Count to two.", "reasoning": {"effort": "high"}}
     *events, done = target.product.post("responses", {**asked, "stream": True}).data

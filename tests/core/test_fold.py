@@ -8,25 +8,17 @@ from dragoman.core.event import (
     Finished,
     ItemAdded,
     PartAdded,
-    PartDone,
     Progress,
     Started,
 )
 from dragoman.core.fold import Fold, fold, unfold
 from dragoman.core.item import (
-    Annotation,
     Audio,
     CustomToolCall,
     FunctionCall,
-    Image,
     Item,
     Message,
-    Reasoning,
-    Refusal,
-    Summary,
     Text,
-    Thought,
-    Token,
     Unknown,
 )
 from dragoman.core.lifecycle import check
@@ -47,46 +39,6 @@ def test_fold_of_nothing_is_in_progress_and_empty() -> None:
 
 def test_progress_adds_nothing() -> None:
     assert fold([START, Progress(None, "alive")]) == fold([START])
-
-
-def test_open_message_has_the_text_so_far() -> None:
-    note, token = Annotation("url_citation"), Token("lo", -0.5)
-    said = open_item(
-        Message("assistant"),
-        PartAdded(0, 0, Text("")),
-        Delta(0, 0, "text", "Hel"),
-        Delta(0, 0, "text", "lo", (token,)),
-        Delta(0, 0, "annotation", note),
-        PartAdded(0, 1, Refusal("")),
-        Delta(0, 1, "refusal", "no", (token,)),
-        PartAdded(0, 2, Audio(id="a")),
-        Delta(0, 2, "audio", "QUJD"),
-        Delta(0, 2, "transcript", "abc"),
-        PartAdded(0, 3, Image("u")),
-        PartDone(0, 3, Image("u")),
-    )
-    assert said == Message(
-        "assistant",
-        (
-            Text("Hello", (note,), (token,)),
-            Refusal("no", (token,)),
-            Audio("QUJD", transcript="abc", id="a"),
-            Image("u"),
-        ),
-    )
-
-
-def test_open_reasoning_has_the_text_so_far() -> None:
-    thought = open_item(
-        Reasoning(),
-        PartAdded(0, 0, Summary("")),
-        Delta(0, 0, "summary", "s"),
-        PartAdded(0, 0, Thought("")),
-        Delta(0, 0, "reasoning", "t"),
-        Delta(0, 0, "reasoning", "u", (Token("u"),)),
-        PartDone(0, 0, Summary("s")),
-    )
-    assert thought == Reasoning((Thought("tu", (Token("u"),)),), (Summary("s"),))
 
 
 def test_open_calls_have_the_arguments_so_far() -> None:

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.core.error import FaultError, bad_request
-from dragoman.core.event import ItemDone
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import (
+    Audio,
     CustomToolCall,
     CustomToolCallOutput,
+    File,
     FunctionCall,
     FunctionCallOutput,
     Image,
@@ -22,8 +23,16 @@ from dragoman.core.item import (
     Message,
     Text,
 )
-from dragoman.core.loss import Loss
-from dragoman.core.lower import UNLIMITED, Lowered, UpstreamLimits, lower
+from dragoman.core.loss import Loss, LossList
+from dragoman.core.lower import (
+    UNLIMITED,
+    Lowered,
+    Modality,
+    UpstreamLimits,
+    lower,
+    lower_system,
+    replace_modalities,
+)
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -124,12 +133,37 @@ TURNS = (USER, PARTS, FunctionCall("c", "tool_1", "{}"), FunctionCallOutput("c",
     ],
     ids=["long", "tools", "named", "custom", "hosted", "output", "format"],
 )
-def test_request_within_the_limits_costs_few_calls_at_any_size(
+def test_request_within_the_limits_costs_one_call_at_any_size(
     request_: Request, limits: UpstreamLimits
 ) -> None:
     lowered, calls = counted(lambda: lower(request_, limits))
     assert lowered.request is request_
-    assert calls <= 5
+    assert calls == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "limits", "lowered"),
+    [
+        (Message("system", "x"), UpstreamLimits(system_messages="front"), Message("system", "x")),
+        (
+            Message("user", (Image("https://example.com/a.png"),)),
+            UpstreamLimits(images=False),
+            Message("user", (Text("[image: this model cannot see it]"),)),
+        ),
+        (
+            FunctionCallOutput("c", (Image(file_id="f1"),)),
+            UpstreamLimits(images=False),
+            FunctionCallOutput("c", (Text("[image: this model cannot see it]"),)),
+        ),
+    ],
+    ids=["late", "image", "output"],
+)
+def test_item_beyond_the_limits_is_rewritten(
+    item: Item, limits: UpstreamLimits, lowered: Item
+) -> None:
+    items = lower(asked(item), limits).request.items
+    assert lowered in items
+    assert items != (USER, item)
 
 
 def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
@@ -169,24 +203,6 @@ def test_p16_tools_and_history_are_lowered_and_reported() -> None:
         ("tools[2]", "emulated"),
         ("items[*]", "emulated"),
     ]
-
-
-def test_p16_answers_are_restored() -> None:
-    lowered = lower(EVERYTHING, UpstreamLimits(custom_tools=False, namespaces=False))
-    assert lowered.restore is not None
-    note = FunctionCall("c3", "crm__note", '{"input": "hello"}', id="fc_1", status="completed")
-    answer = Response(
-        id="1",
-        created_at=0,
-        model="m",
-        status="completed",
-        output=(note,),
-        reasons=("tool_calls",),
-    )
-    events = lowered.restore([*unfold(answer)])
-    own = CustomToolCall("c3", "note", "hello", "crm", "ctc_1", "completed")
-    assert ItemDone(0, own) in events
-    assert fold(events).output == (own,)
 
 
 @pytest.mark.parametrize(
@@ -245,12 +261,6 @@ def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:
     response = heard(lowered, "read", "write")
     assert [call.name for call in response.calls] == ["write"]
     assert [loss.field for loss in response.losses] == ["tool_choice"]
-
-
-def test_losses_keep_the_client_position_of_tools() -> None:
-    choice = AllowedTools("auto", (NamedTool("patch", "custom"),))
-    lowered = lower(asked(tools=(READ, PATCH), tool_choice=choice), OLD)
-    assert ("tools[1]", "emulated") in fields_of(lowered)
 
 
 def test_choice_is_dropped_with_the_last_tool() -> None:
@@ -332,15 +342,6 @@ def test_format_without_schema_is_unchanged() -> None:
         assert (
             lower(asked(format=format), UpstreamLimits(json_schema=False)).request.format == format
         )
-
-
-def test_an_image_alone_is_replaced_where_the_model_cannot_see() -> None:
-    history = (USER, FunctionCallOutput("c", (Text("x"), Image("u"))))
-    lowered = lower(Request(model="m", items=history), UpstreamLimits(images=False))
-    assert lowered.request.items[0] is USER
-    placeholder = Text("[image: this model cannot see it]")
-    assert lowered.request.items[1] == FunctionCallOutput("c", (Text("x"), placeholder))
-    assert fields_of(lowered) == [("items[1].output[1]", "dropped")]
 
 
 # ---- all of it -------------------------------------------------------------------------------
@@ -443,14 +444,6 @@ def test_no_tools_are_offered_for_choice_none_where_idle_tools_are_called() -> N
 OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)
 
 
-@pytest.mark.parametrize("role", ["system", "developer"])
-def test_late_system_message_moves_to_the_front(role: Any) -> None:
-    items = (Message("user", "Hello"), Message(role, "Be brief."))
-    request = Request(model="m", items=items)
-    asked = lower(request, UpstreamLimits(developer_role="system", system_messages="front")).request
-    assert [getattr(item, "role", "") for item in asked.items] == ["system", "user"]
-
-
 # ---- hosted tools --------------------------------------------------------------------------
 
 LOCAL = UpstreamLimits(hosted_tools=False)
@@ -513,3 +506,173 @@ def test_hosted_tools_among_the_allowed_are_dropped() -> None:
     alone = lower(asked(tools=tools, tool_choice=AllowedTools("auto", (SEARCH,))), LOCAL)
     assert (alone.request.tools, alone.request.tool_choice) == ((), None)
     assert fields_of(alone) == [("tools[0]", "dropped"), ("tool_choice", "dropped")]
+
+
+SYSTEM, DEVELOPER = Message("system", "Be kind."), Message("developer", "Be brief.")
+
+
+def lowered(
+    *items: Item, instructions: Any = None, **how: Any
+) -> tuple[Request, list[tuple[str, str]]]:
+    ledger = LossList()
+    request = Request(model="m", instructions=instructions, items=items)
+    how = {"role": "system", "front": True, **how}
+    result = lower_system(request, ledger, **how)
+    return result, [(loss.field, loss.action) for loss in ledger.losses()]
+
+
+def test_p19_system_messages_are_joined_in_front_in_their_order() -> None:
+    request, losses = lowered(SYSTEM, USER, DEVELOPER, USER, instructions="Be yourself.")
+    assert request.instructions is None
+    assert request.items == (
+        Message("system", "Be yourself.\n\nBe kind.\n\nBe brief."),
+        USER,
+        USER,
+    )
+    assert losses == [("items", "emulated")]
+
+
+def test_p19_a_late_message_moves_to_the_front() -> None:
+    late = Message("developer", (Text("Be brief."),), name="Ada")
+    request, losses = lowered(USER, late)
+    assert request.items == (Message("system", late.content, name="Ada"), USER)
+    assert losses == [("items", "emulated")]
+
+
+def test_p19_a_developer_message_becomes_a_system_message() -> None:
+    request, losses = lowered(USER, DEVELOPER, SYSTEM, front=False)
+    assert request.items == (USER, Message("system", "Be brief."), SYSTEM)
+    assert losses == [("items[1].role", "emulated")]
+    request, losses = lowered(DEVELOPER, USER)
+    assert request.items == (Message("system", "Be brief."), USER)
+    assert losses == [("items[0].role", "emulated")]
+
+
+def test_joined_system_messages_take_the_system_role() -> None:
+    request, _ = lowered(DEVELOPER, DEVELOPER, role="developer")
+    assert request.items[0].role == "developer"
+    request, _ = lowered(DEVELOPER, SYSTEM, role="developer")
+    assert request.items[0].role == "system"
+
+
+def test_joined_content_with_other_parts_stays_parts() -> None:
+    marked = Message("system", (Text("a", extra={"chat": {"mark": 1}}), Image("u")))
+    request, losses = lowered(marked, Message("system", ""), DEVELOPER)
+    (joined,) = request.items
+    assert isinstance(joined, Message)
+    assert joined.content == (*marked.parts, Text("\n\n"), Text("Be brief."))
+    assert losses == [("items", "emulated")]
+
+
+def test_text_in_parts_is_joined_to_a_string() -> None:
+    request, _ = lowered(Message("system", (Text("a"), Text("b"))), SYSTEM)
+    assert request.items == (Message("system", "ab\n\nBe kind."),)
+
+
+def test_names_lost_in_joining_are_reported() -> None:
+    _, losses = lowered(Message("system", "a", name="Ada"), SYSTEM)
+    assert losses == [("items", "emulated"), ("items", "dropped")]
+
+
+def test_instructions_given_as_items_are_joined_too() -> None:
+    other = FunctionCall("c", "f", "{}")
+    request, _ = lowered(SYSTEM, instructions=(DEVELOPER, other))
+    assert request.items == (Message("system", "Be brief.\n\nBe kind."), other)
+
+
+@pytest.mark.parametrize(
+    ("items", "instructions", "how"),
+    [
+        ((USER,), "Be kind.", {}),
+        ((SYSTEM, USER), None, {}),
+        ((SYSTEM, USER), "", {}),
+        ((USER, SYSTEM, DEVELOPER), "Be.", {"role": "developer", "front": False}),
+        ((USER, SYSTEM), "Be.", {"front": False}),
+    ],
+    ids=["instructions only", "in front", "empty instructions", "native", "anywhere"],
+)
+def test_supported_system_messages_are_unchanged(
+    items: tuple[Item, ...], instructions: str | None, how: dict[str, Any]
+) -> None:
+    request = Request(model="m", instructions=instructions, items=items)
+    how = {"role": "system", "front": True, **how}
+    assert lower_system(request, LossList(), **how) is request
+
+
+PICTURE = Image("data:image/png;base64,AAAA")
+ALL: tuple[Modality, ...] = (Image, Audio, File)
+
+
+def words(*parts: object, senses: tuple[Modality, ...] = ALL) -> tuple[str, list[tuple[str, str]]]:
+    ledger = LossList()
+    (item,) = replace_modalities((Message("user", parts),), senses, ledger)
+    assert isinstance(item, Message)
+    return item.text, [(loss.field, loss.action) for loss in ledger.losses()]
+
+
+def test_p32_image_becomes_a_placeholder_and_is_reported() -> None:
+    text, losses = words(Text("Look: "), PICTURE)
+    assert text == "Look: [image: this model cannot see it]"
+    assert losses == [("items[0].content[1]", "dropped")]
+
+
+def test_p32_an_image_in_a_tool_result_becomes_a_placeholder_and_never_text() -> None:
+    history: tuple[Item, ...] = (
+        FunctionCallOutput("c1", (Text("a screenshot"), PICTURE)),
+        CustomToolCallOutput("c2", (PICTURE,)),
+    )
+    ledger = LossList()
+    first, second = replace_modalities(history, (Image,), ledger)
+    assert isinstance(first, FunctionCallOutput)
+    assert isinstance(second, CustomToolCallOutput)
+    placeholder = Text("[image: this model cannot see it]")
+    assert first.output == (Text("a screenshot"), placeholder)
+    assert second.output == (placeholder,)
+    assert [loss.field for loss in ledger.losses()] == ["items[*].output[*]"]
+    assert "base64" not in repr((first, second))
+
+
+def test_audio_is_replaced_by_its_transcript_or_a_placeholder() -> None:
+    assert words(Audio("AAAA", "wav")) == (
+        "[audio: this model cannot hear it]",
+        [("items[0].content[0]", "dropped")],
+    )
+    assert words(Audio("AAAA", transcript="hello")) == (
+        "hello",
+        [("items[0].content[0]", "emulated")],
+    )
+
+
+def test_a_file_becomes_a_placeholder() -> None:
+    assert words(File("f1"))[0] == "[file: this model cannot read it]"
+
+
+def test_only_missing_modalities_are_replaced() -> None:
+    assert words(PICTURE, File("f1"), senses=(File,))[1] == [("items[0].content[1]", "dropped")]
+
+
+def test_items_without_missing_modalities_are_unchanged() -> None:
+    history: tuple[Item, ...] = (
+        Message("user", "hi"),
+        Message("user", (Text("hi"),)),
+        FunctionCallOutput("c", "x"),
+        FunctionCallOutput("c", (Text("x"),)),
+    )
+    assert replace_modalities(history, ALL, LossList()) is history
+
+
+def test_an_image_alone_is_replaced_where_the_model_cannot_see() -> None:
+    history = (USER, FunctionCallOutput("c", (Text("x"), Image("u"))))
+    lowered = lower(Request(model="m", items=history), UpstreamLimits(images=False))
+    assert lowered.request.items[0] is USER
+    placeholder = Text("[image: this model cannot see it]")
+    assert lowered.request.items[1] == FunctionCallOutput("c", (Text("x"), placeholder))
+    assert fields_of(lowered) == [("items[1].output[1]", "dropped")]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_late_system_message_moves_to_the_front(role: Any) -> None:
+    items = (Message("user", "Hello"), Message(role, "Be brief."))
+    request = Request(model="m", items=items)
+    asked = lower(request, UpstreamLimits(developer_role="system", system_messages="front")).request
+    assert [getattr(item, "role", "") for item in asked.items] == ["system", "user"]

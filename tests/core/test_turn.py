@@ -2,9 +2,15 @@
 
 from collections.abc import Callable
 
-import pytest
-
-from dragoman.core.event import Delta, Event, Failed, Finished, Started
+from dragoman.core.event import (
+    DeltaKind,
+    Event,
+    Failed,
+    Finished,
+    ItemDone,
+    Progress,
+    Started,
+)
 from dragoman.core.fold import fold
 from dragoman.core.item import (
     Annotation,
@@ -14,14 +20,13 @@ from dragoman.core.item import (
     Message,
     Reasoning,
     Refusal,
-    Summary,
     Text,
     Thought,
     Token,
     Unknown,
 )
 from dragoman.core.lifecycle import check
-from dragoman.core.response import Response, Usage
+from dragoman.core.response import Response
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import CUT, EMPTY, Think, Turn
 
@@ -65,16 +70,6 @@ def test_late_upstream_fields_are_sent_with_the_end() -> None:
     assert end.extra == {"upstream": {"x": 1}}
 
 
-def test_r1_13_reason_and_usage_come_with_the_one_end() -> None:
-    events = played(
-        lambda t: t.text("Hi"),
-        lambda t: t.finish("stop"),
-        lambda t: setattr(t, "usage", Usage(1, 2, 3)),
-        lambda t: t.end(complete=True),
-    )
-    assert events[-1] == Finished("completed", ("stop",), Usage(1, 2, 3))
-
-
 def test_r1_w11_cut_is_a_failure_and_output_so_far_remains() -> None:
     turn = Turn("r", 0, "m")
     turn.text("Hel")
@@ -97,11 +92,6 @@ def test_finish_reason_before_the_transport_breaks_is_an_end() -> None:
     assert turn.all_finished
     turn.end(complete=False)
     assert fold(turn.take()).status == "completed"
-
-
-def test_an_end_without_a_reason_is_stop_or_tool_calls() -> None:
-    assert answer(lambda t: t.text("Hi")).reasons == ("stop",)
-    assert answer(lambda t: t.call(CallFragment(0, "x", "f"))).reasons == ("tool_calls",)
 
 
 def test_empty_answer_is_a_fault() -> None:
@@ -130,10 +120,6 @@ def test_nothing_follows_the_end() -> None:
     assert played(lambda t: t.fail(CUT), *late) == [Failed(CUT)]
 
 
-def test_v2_the_last_reason_given_counts() -> None:
-    assert answer(lambda t: t.finish("stop"), lambda t: t.finish("length")).reasons == ("length",)
-
-
 def test_text_after_the_finish_reason_is_closed_at_the_end() -> None:
     response = answer(
         lambda t: t.text("Hi"),
@@ -145,71 +131,7 @@ def test_text_after_the_finish_reason_is_closed_at_the_end() -> None:
     assert response.calls[0] == FunctionCall("x", "f", "{}", id="fc_r_2", status="completed")
 
 
-@pytest.mark.parametrize("reason", ["length", "content_filter"])
-def test_a_short_answer_is_incomplete(reason: str) -> None:
-    response = answer(lambda t: t.text("Hi"), lambda t: t.finish(reason))
-    assert (response.status, response.reasons) == ("incomplete", (reason,))
-    assert response.output[0] == Message(
-        "assistant", (Text("Hi"),), id="msg_r_0", status="incomplete"
-    )
-
-
-def test_r1_w10_choices_keep_their_own_items_and_reasons() -> None:
-    response = answer(
-        lambda t: t.text("a", 0),
-        lambda t: t.text("x", 2),
-        lambda t: t.text("b", 0),
-        lambda t: t.finish("length", 2),
-        lambda t: t.finish("stop", 0),
-    )
-    assert response.choices == (0, 2)
-    assert response.reasons == ("stop", "stop", "length")
-    assert (response.text, response.choice(2)[0]) == (
-        "ab",
-        Message("assistant", (Text("x"),), id="msg_r_1", status="incomplete"),
-    )
-
-
-@pytest.mark.parametrize("number", [-1, 10**9])
-def test_choice_number_out_of_bounds_counts_as_the_first(number: int) -> None:
-    assert answer(lambda t: t.text("a"), lambda t: t.text("b", number)).text == "ab"
-
-
 # ---- by choice ---------------------------------------------------------------------------
-
-
-def test_r1_w3_reasoning_and_refusal_are_items_and_parts_of_their_own() -> None:
-    response = answer(
-        lambda t: t.reasoning("hm"),
-        lambda t: t.reasoning(""),
-        lambda t: t.summary("short"),
-        lambda t: t.text("I "),
-        lambda t: t.refusal("won't", 0, (Token("won't", -1.0),)),
-        lambda t: t.refusal(""),
-    )
-    assert response.output == (
-        Reasoning((Thought("hm"),), (Summary("short"),), id="rs_r_0", status="completed"),
-        Message(
-            "assistant",
-            (Text("I "), Refusal("won't", (Token("won't", -1.0),))),
-            id="msg_r_1",
-            status="completed",
-        ),
-    )
-
-
-def test_empty_deltas_give_no_events() -> None:
-    events = played(lambda t: t.text(""), lambda t: t.summary(""), lambda t: t.finish("stop"))
-    assert not [e for e in events if isinstance(e, Delta)]
-
-
-def test_v12_tokens_go_with_their_text() -> None:
-    a, b = Token("a", -0.1), Token("b", -0.2)
-    events = played(lambda t: t.text("a", 0, (a,)), lambda t: t.text("", 0, (b,)))
-    assert [(e.data, e.tokens) for e in events if isinstance(e, Delta)] == [("a", (a,)), ("", (b,))]
-    assert fold(events).output[0] == Message(
-        "assistant", (Text("a", tokens=(a, b)),), id="msg_r_0", status="completed"
-    )
 
 
 def test_encrypted_content_is_attached_to_its_reasoning() -> None:
@@ -245,67 +167,9 @@ def test_wire_fields_are_attached_to_the_last_item() -> None:
     assert response.output[0].extra == {"chat": {"first": 1, "x": 1}}
 
 
-def test_audio_is_one_part_with_its_transcript() -> None:
-    response = answer(
-        lambda t: t.audio(id="au", data="QU"),
-        lambda t: t.audio(transcript="Hi"),
-        lambda t: t.audio(data="JD", format="wav", expires_at=9),
-        lambda t: t.text("and text"),
-        lambda t: t.audio(id="two"),
-    )
-    assert response.output[0] == Message(
-        "assistant",
-        (
-            Audio("QUJD", "wav", "Hi", "au", 9),
-            Text("and text"),
-            Audio(id="two"),
-        ),
-        id="msg_r_0",
-        status="completed",
-    )
-
-
-def test_annotations_are_in_the_text_they_are_about() -> None:
-    response = answer(lambda t: t.text("Hi"), lambda t: t.annotate(NOTE), lambda t: t.text("!"))
-    assert response.output[0] == Message(
-        "assistant", (Text("Hi!", (NOTE,)),), id="msg_r_0", status="completed"
-    )
-
-
-def test_v10_text_beside_a_call_stays_in_order() -> None:
-    response = answer(
-        lambda t: t.text("before"),
-        lambda t: t.call(CallFragment(0, "x", "f", "{}")),
-        lambda t: t.text("after"),
-    )
-    assert [type(item) for item in response.output] == [Message, FunctionCall, Message]
-    assert response.text == "beforeafter"
-
-
 # ---- think tags --------------------------------------------------------------------------
 
 THOUGHT = "<think>\nhm\n</think>\n\nYes"
-
-
-def test_p5_inline_reasoning_remembers_its_tags() -> None:
-    for response in (
-        answer(lambda t: t.text(THOUGHT), think="inline"),
-        answer(*[lambda t, c=c: t.text(c) for c in THOUGHT], think="inline"),
-    ):
-        assert response.output == (
-            Reasoning(
-                (Thought("hm"),),
-                id="rs_r_0",
-                status="completed",
-                extra={"inline": {"open": "<think>\n", "close": "\n</think>\n\n"}},
-            ),
-            Message("assistant", (Text("Yes"),), id="msg_r_1", status="completed"),
-        )
-
-
-def test_p5_reasoning_may_forget_its_tags_or_stay_text() -> None:
-    assert answer(lambda t: t.text(THOUGHT), think="reasoning").output[0].extra is None
-    assert answer(lambda t: t.text(THOUGHT), think=None).text == THOUGHT
 
 
 def test_text_held_back_by_a_tag_is_emitted_first() -> None:
@@ -357,3 +221,169 @@ def test_v19_ids_are_derived_where_they_are_missing_or_taken() -> None:
         *("m", "msg_r_1", "msg_r_3", "msg_r_3_", "fc_r_4", "ctc_r_5", "item_r_6", None)
     ]
     assert [call.call_id for call in response.calls] == ["c", "call_r_1"]
+
+
+def by_index(*steps: Callable[[Turn], object]) -> Response:
+    return answer(*steps, lambda t: t.complete("completed", ("stop",)))
+
+
+def test_items_by_index_may_interleave() -> None:
+    events = played(
+        lambda t: t.open(FunctionCall("a", "f", "")),
+        lambda t: t.open(FunctionCall("b", "g", "")),
+        lambda t: t.write(1, "arguments", '{"b":'),
+        lambda t: t.write(0, "arguments", "{}"),
+        lambda t: t.write(1, "arguments", "2}"),
+        lambda t: t.close(1),
+        lambda t: t.close(1),
+        lambda t: t.write(1, "arguments", "noise"),
+        lambda t: t.complete("completed", ("tool_calls",)),
+    )
+    assert [c.arguments for c in fold(events).calls if isinstance(c, FunctionCall)] == [
+        "{}",
+        '{"b":2}',
+    ]
+    assert [e.index for e in events if isinstance(e, ItemDone)] == [1, 0]
+
+
+def test_a_finished_call_without_arguments_has_the_empty_object() -> None:
+    response = by_index(
+        lambda t: t.open(FunctionCall("a", "f", "")),
+        lambda t: t.open(FunctionCall("b", "g", "")),
+        lambda t: t.close(0, FunctionCall("a", "f", "", status="incomplete")),
+    )
+    assert [c.arguments for c in response.calls if isinstance(c, FunctionCall)] == ["", "{}"]
+
+
+def test_a_final_item_adds_only_what_the_deltas_left_out() -> None:
+    final = Message(
+        "assistant",
+        (Text("Hello", (NOTE,)), Audio("QUJDREVG", transcript="abcd"), Audio()),
+        status="in_progress",
+    )
+    events = played(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "Hel"),
+        lambda t: t.write(0, "audio", "QUJDRA"),
+        lambda t: t.write(0, "transcript", "ab"),
+        lambda t: t.close(0, final),
+        lambda t: t.complete("completed", ("stop",)),
+    )
+    assert fold(events).output[0] == Message(
+        "assistant",
+        (Text("Hel"), Audio("QUJDREVG", transcript="abcd"), Audio()),
+        id="m",
+        status="completed",
+    )
+
+
+def test_deltas_win_over_a_final_item_that_disagrees() -> None:
+    response = by_index(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "Hel", 0),
+        lambda t: t.close(0, Message("assistant", (Text("Bye"), Text("more")))),
+        lambda t: t.open(Message("assistant", id="n")),
+        lambda t: t.write(1, "text", "a"),
+        lambda t: t.close(1, FunctionCall("x", "f", "{}")),
+        lambda t: t.open(FunctionCall("x", "f", "")),
+        lambda t: t.write(2, "arguments", '{"a":1}'),
+        lambda t: t.close(2, FunctionCall("other", "g", "{}")),
+    )
+    assert response.output == (
+        Message("assistant", (Text("Hel"), Text("more")), id="m", status="completed"),
+        Message("assistant", (Text("a"),), id="n", status="completed"),
+        FunctionCall("x", "f", '{"a":1}', id="fc_r_2", status="completed"),
+    )
+
+
+def test_parts_with_numbers_may_be_open_side_by_side() -> None:
+    response = by_index(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "a", 3),
+        lambda t: t.write(0, "text", "x", 4),
+        lambda t: t.write(0, "text", "b", 3),
+        lambda t: t.write(0, "refusal", "no", 3),
+        lambda t: t.write(0, "text", "y", 4),
+    )
+    assert response.output[0] == Message(
+        "assistant", (Text("ab"), Text("xy"), Refusal("no")), id="m", status="completed"
+    )
+
+
+def test_delta_for_a_closed_part_is_ignored() -> None:
+    def shut_part(turn: Turn) -> None:
+        item = turn.item(0)
+        assert item is not None
+        part = item.at("text", 0)[1]
+        turn.emit(item.close_part(part, Text("abc")))
+        turn.emit(item.close_part(part))
+        turn.emit(item.annotate(NOTE, 0))
+
+    response = by_index(
+        lambda t: t.open(Message("assistant", id="m")),
+        lambda t: t.write(0, "text", "ab", 0),
+        shut_part,
+        lambda t: t.write(0, "text", "late", 0),
+        lambda t: t.write(0, "text", "next"),
+    )
+    assert response.output[0] == Message(
+        "assistant", (Text("abc"), Text("next")), id="m", status="completed"
+    )
+
+
+def test_delta_of_a_wrong_kind_is_ignored() -> None:
+    items = (
+        Message("assistant", id="m", status="completed"),
+        Reasoning(id="r", status="completed"),
+        FunctionCall("c", "f", "{}", id="f", status="completed"),
+        CustomToolCall("d", "g", "", id="g", status="completed"),
+    )
+    wrong: list[DeltaKind] = ["arguments", "text", "input", "arguments"]
+    steps = [lambda t, i=item: t.open(i) for item in items]
+    steps += [lambda t, n=n, k=kind: t.write(n, k, "x") for n, kind in enumerate(wrong)]
+    assert by_index(*steps).output == items
+
+
+def test_item_closed_by_index_is_closed_for_its_choice() -> None:
+    response = answer(lambda t: t.text("a"), lambda t: t.close(0), lambda t: t.text("b"))
+    assert [i.text for i in response.output if isinstance(i, Message)] == ["a", "b"]
+
+
+def test_progress_of_an_unknown_item_is_of_the_answer() -> None:
+    events = played(
+        lambda t: t.progress(3, "searching"),
+        lambda t: t.open(Message("assistant")),
+        lambda t: t.progress(0, "raw", {"chat": {"x": 1}}),
+        lambda t: t.complete("completed", ("stop",)),
+    )
+    assert [e for e in events if isinstance(e, Progress)] == [
+        Progress(None, "searching"),
+        Progress(0, "raw", {"chat": {"x": 1}}),
+    ]
+
+
+def test_items_without_a_choice_close_at_the_end() -> None:
+    assert answer(lambda t: t.open(Message("assistant"))).reasons == ("stop",)
+
+
+def test_text_goes_into_the_item_that_was_opened() -> None:
+    response = answer(
+        lambda t: t.next_item(Reasoning()),
+        lambda t: t.reasoning("Hm"),
+        lambda t: t.next_item(Message("assistant", phase="commentary")),
+        lambda t: t.text("One"),
+        lambda t: t.close_message(),
+        lambda t: t.text("Two"),
+        lambda t: t.next_item(FunctionCall("c", "f", "")),
+        lambda t: t.text("Three"),
+        lambda t: t.finish("stop"),
+        lambda t: t.end(complete=True),
+    )
+    assert [item.text for item in response.output if isinstance(item, Message)] == [
+        "One",
+        "Two",
+        "Three",
+    ]
+    assert [type(item) for item in response.output[::3]] == [Reasoning, FunctionCall]
+    assert isinstance(first := response.output[1], Message)
+    assert first.phase == "commentary"

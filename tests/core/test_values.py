@@ -1,10 +1,12 @@
-"""What the plain values know about themselves."""
+"""Plain values: messages, responses, faults, losses, guarantees, secrets."""
 
 import pickle
 
 import pytest
 
 from dragoman.core.error import FaultError, bad_request, unsupported
+from dragoman.core.event import Finished, Started
+from dragoman.core.fold import fold, unfold
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.item import (
     FunctionCall,
@@ -17,7 +19,17 @@ from dragoman.core.item import (
     Thought,
     UnknownPart,
 )
-from dragoman.core.response import Response
+from dragoman.core.loss import Loss, LossList, path
+from dragoman.core.request import (
+    AllowedTools,
+    FunctionTool,
+    JSONObject,
+    NamedTool,
+    Namespace,
+    Request,
+    UnknownTool,
+)
+from dragoman.core.response import Response, default_guarantee
 
 
 def test_a_message_reads_as_text_and_parts_either_way() -> None:
@@ -68,3 +80,65 @@ def test_p45_a_caller_and_a_secret_do_not_print_keys() -> None:
     assert canary not in repr(key) + str(key) + f"{[key]}" + repr(Caller(tenant="t", key=key))
     with pytest.raises(TypeError):
         pickle.dumps(key)
+
+
+def test_guarantee_of_the_end_wins_over_that_of_the_start() -> None:
+    start = Started("1", 0, "m", guarantee="enforced")
+    assert fold([start, Finished("completed")]).guarantee == "enforced"
+    assert fold([start, Finished("completed", guarantee="best-effort")]).guarantee == "best-effort"
+    verified = fold([Started("1", 0, "m"), Finished("completed", guarantee="verified")])
+    assert fold(unfold(verified)) == verified
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"),
+    [
+        (Request(model="m"), None),
+        (Request(model="m", format=JSONObject()), "best-effort"),
+        (Request(model="m", extra={"chat": {"response_format": {"type": "regex"}}}), "best-effort"),
+        (Request(model="m", extra={"chat": {"response_format": {"vendor": 1}}}), None),
+        (
+            Request(model="m", tools=(Namespace("n", (FunctionTool("f", strict=True),)),)),
+            "best-effort",
+        ),
+        (Request(model="m", tools=(UnknownTool("chat", "x", {}),)), None),
+        (Request(model="m", tool_choice=AllowedTools("auto", (NamedTool("f"),))), "best-effort"),
+        (Request(model="m", tool_choice=NamedTool("f")), "best-effort"),
+        (Request(model="m", tool_choice="required"), "best-effort"),
+        (Request(model="m", tool_choice="none", tools=(FunctionTool("f", strict=True),)), None),
+    ],
+)
+def test_default_guarantee_follows_the_constraints_of_the_request(
+    request_: Request, word: str | None
+) -> None:
+    assert default_guarantee(request_) == word
+
+
+def test_places_are_filled_in_from_the_left() -> None:
+    assert path("a[*].b[*].c", (1, 2)) == "a[1].b[2].c"
+    assert path("a[*].b[*].c", (1,)) == "a[1].b[*].c"
+    assert path("a", ()) == "a"
+
+
+def test_losses_keep_the_order_of_their_first_occurrence() -> None:
+    ledger = LossList()
+    ledger.note("b[*]", "dropped", "why", (0,))
+    ledger.note("a", "emulated", "how")
+    ledger.note("b[*]", "dropped", "why", (1,))
+    assert ledger.losses() == (Loss("b[*]", "dropped", "why"), Loss("a", "emulated", "how"))
+
+
+def test_the_same_place_twice_is_one_place() -> None:
+    ledger = LossList()
+    for _ in range(2):
+        ledger.note("a[*]", "dropped", "why", (3,))
+    assert ledger.losses() == (Loss("a[3]", "dropped", "why"),)
+
+
+def test_two_reasons_are_two_losses() -> None:
+    ledger = LossList()
+    ledger.note("a", "dropped", "one")
+    ledger.note("a", "dropped", "other")
+    assert len(ledger.losses()) == 2
+    assert ledger.contains("a", "one")
+    assert not ledger.contains("a", "third")

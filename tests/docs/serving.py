@@ -16,7 +16,7 @@ READY = re.compile(r"ready at (http://\S+)/v1$")
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Run the pocket model and the rehearsal on a free port; yield the address, stop at the end."""
+    """Run the pocket model and the demo on a free port; yield the address, stop at the end."""
     words = ["serve", "pocket", "script", "--store", "memory", "--port", "0"]
     command = [sys.executable, "-m", "dragoman", *words]
     environment = {"PATH": os.environ["PATH"], "NO_COLOR": "1"}

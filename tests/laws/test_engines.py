@@ -24,11 +24,10 @@ from dragoman.core.response import Response
 from dragoman.core.turn import CUT
 from dragoman.engines.base import Wrapper
 from dragoman.engines.chaos import Chaos, Mischief
-from dragoman.engines.demo import rehearsal
 from dragoman.engines.fan_out import fan_out
 from dragoman.engines.function import Function
 from dragoman.engines.router import Route, Router
-from dragoman.engines.script import Script
+from dragoman.engines.script import Script, demo
 from dragoman.engines.token import TokenEngine
 from tests.engines.stage import heard, others
 from tests.engines.token.models import Says
@@ -83,9 +82,9 @@ class FanOut(Wrapper):
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "script": lambda: Script(ANSWER),
-    "rehearsal": lambda: rehearsal(0),
+    "demo": lambda: demo(0),
     "function": lambda: Function(words),
-    "fan-out": lambda: FanOut(rehearsal(0)),
+    "fan-out": lambda: FanOut(demo(0)),
     "token": lambda: OneChoice(TOKEN),
 }
 WRAPPERS: dict[str, Callable[[Engine], Engine]] = {
@@ -94,7 +93,7 @@ WRAPPERS: dict[str, Callable[[Engine], Engine]] = {
     "router": lambda engine: Router([Route(engine)]),
     "client": Client,
 }
-BOTH = {**ENGINES, **{name: lambda w=wrap: w(rehearsal(0)) for name, wrap in WRAPPERS.items()}}
+BOTH = {**ENGINES, **{name: lambda w=wrap: w(demo(0)) for name, wrap in WRAPPERS.items()}}
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -226,24 +226,6 @@ async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection() -> 
     assert wire.aborted
 
 
-async def test_a_bodiless_answer_ends_with_its_headers() -> None:
-    connection, _ = connected()
-    connection.send(b"", bodiless=True)
-    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nA: b\r\n\r\n")
-    assert await whole(connection) == b""
-    assert (b"content-length", b"5") in connection.headers
-
-
-async def test_trailers_are_kept_apart() -> None:
-    connection, _ = connected()
-    connection.send(b"")
-    connection.data_received(chunked(b"hello", trailer="T: 1\r\n"))
-    assert await whole(connection) == b"hello"
-    assert connection.trailers == [(b"t", b"1")]
-    assert connection.headers == [(b"transfer-encoding", b"chunked")]
-    connection.abort()
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -457,14 +439,6 @@ async def test_an_idle_connection_expires() -> None:
     connection.on_close = closed.set_result
     assert await closed is connection
     assert wire.aborted
-
-
-async def test_no_limit_arms_no_timer() -> None:
-    connection, _ = connected()
-    connection.send(b"")
-    connection.data_received(plain(b"hello")[:-1])
-    assert connection._timer is None
-    connection.abort()
 
 
 async def test_closing_is_told_once() -> None:

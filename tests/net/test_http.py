@@ -1,13 +1,14 @@
-"""The client against raw servers: what it writes, what it makes of answers, what it refuses."""
+"""The client against raw servers: requests, answers, content codings, limits."""
 
 import asyncio
 import gzip
 import traceback
 import zlib
+from collections.abc import Iterable
 
 import pytest
 
-from dragoman.net.client import Client
+from dragoman.net.client import Client, Decoder
 from dragoman.net.connection import Limits, Timeouts
 from dragoman.net.errors import (
     DisconnectedError,
@@ -178,24 +179,6 @@ async def test_a_stream_is_handed_on_as_it_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        plain(b"hello " * 20),
-        chunked(*[b"hello "] * 20),
-        plain(gzip.compress(b"hello " * 20, mtime=0), "Content-Encoding: gzip"),
-    ],
-    ids=["length", "chunked", "gzip"],
-)
-async def test_one_byte_at_a_time(answer: bytes) -> None:
-    async def serve(line: Line) -> None:
-        await line.request()
-        await line.write(*(bytes([byte]) for byte in answer))
-
-    async with Peer(serve) as peer, Client() as client:
-        assert await fetch(client, peer.url) == b"hello " * 20
-
-
-@pytest.mark.parametrize(
     ("headers", "body"),
     [
         (["Content-Encoding: gzip"], gzip.compress(b"hello", mtime=0)),
@@ -222,28 +205,6 @@ async def test_a_transfer_coding_is_undone() -> None:
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
     async with Peer(answering(answer % (len(coded), coded))) as peer, Client() as client:
         assert await fetch(client, peer.url) == b"hello"
-
-
-async def test_a_coded_stream_comes_event_by_event() -> None:
-    deflater = zlib.compressobj(wbits=31)
-    step = asyncio.Event()
-
-    async def serve(line: Line) -> None:
-        await line.request()
-        await line.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n")
-        for n in range(3):
-            coded = deflater.compress(b"data %d" % n) + deflater.flush(zlib.Z_SYNC_FLUSH)
-            await line.write(coded)
-            await step.wait()
-            step.clear()
-        await line.write(deflater.flush())
-
-    async with Peer(serve) as peer, Client() as client, client.stream("GET", peer.url) as response:
-        seen = []
-        async for chunk in response.chunks():
-            seen.append(chunk)
-            step.set()
-    assert seen == [b"data 0", b"data 1", b"data 2"]
 
 
 async def test_a_coding_that_is_cut_or_unknown_is_a_protocol_error() -> None:
@@ -396,3 +357,84 @@ async def test_many_failures_leave_nothing() -> None:
                 await fetch(client, peer.url)
             except (DisconnectedError, RemoteProtocolError):
                 continue
+
+
+TEXT = b"".join(b"data: token %d\n\n" % n for n in range(2000))
+
+
+def raw_deflate(data: bytes) -> bytes:
+    deflater = zlib.compressobj(wbits=-15)
+    return deflater.compress(data) + deflater.flush()
+
+
+CODED = {
+    "gzip": (["gzip"], gzip.compress(TEXT, mtime=0)),
+    "x-gzip": (["x-gzip"], gzip.compress(TEXT, mtime=0)),
+    "deflate": (["deflate"], zlib.compress(TEXT)),
+    "raw deflate": (["deflate"], raw_deflate(TEXT)),
+    "two members": (
+        ["gzip"],
+        gzip.compress(TEXT[:999], mtime=0) + gzip.compress(TEXT[999:], mtime=0),
+    ),
+    "padded": (["gzip"], gzip.compress(TEXT, mtime=0) + b"\0" * 99),
+    "two codings": (["deflate", "gzip"], gzip.compress(zlib.compress(TEXT), mtime=0)),
+    "none": ([], TEXT),
+}
+
+
+def decode(codings: list[str], pieces: Iterable[bytes]) -> bytes:
+    decoder = Decoder(codings)
+    data = b"".join(b"".join(decoder.feed(piece)) for piece in pieces)
+    decoder.finish()
+    return data
+
+
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 1 << 20])
+def test_any_grouping_decodes_to_the_same(name: str, size: int) -> None:
+    codings, coded = CODED[name]
+    pieces = [coded[at : at + size] for at in range(0, len(coded), size)]
+    assert decode(codings, pieces) == TEXT
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate", "raw deflate", "two codings"])
+def test_a_coding_cut_short_is_an_error(name: str) -> None:
+    codings, coded = CODED[name]
+    for cut in (1, 2, 20, len(coded) - 1):
+        with pytest.raises(RemoteProtocolError, match="ends too early"):
+            decode(codings, [coded[:cut]])
+
+
+def test_no_bytes_are_no_broken_coding() -> None:
+    assert decode(["gzip"], []) == b""
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_bytes_that_are_not_so_coded_are_an_error(coding: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"not valid {coding}"):
+        decode([coding], [b"\xff\xff\xff hello"])
+
+
+def test_an_unknown_coding_is_an_error_once_there_is_a_body() -> None:
+    assert decode(["br"], []) == b""
+    with pytest.raises(RemoteProtocolError, match="unknown content coding 'br'"):
+        decode(["br"], [b"x"])
+
+
+def test_a_flushed_event_comes_out_at_once() -> None:
+    deflater = zlib.compressobj(wbits=31)
+    decoder = Decoder(["gzip"])
+    for n in range(3):
+        event = b"data: %d\n\n" % n
+        coded = deflater.compress(event) + deflater.flush(zlib.Z_SYNC_FLUSH)
+        assert b"".join(decoder.feed(coded)) == event
+
+
+def test_pieces_are_bounded_whatever_went_in() -> None:
+    bomb = gzip.compress(gzip.compress(b"\0" * 30_000_000, mtime=0))
+    decoder = Decoder(["gzip", "gzip"])
+    size = 0
+    for piece in decoder.feed(bomb):
+        assert 0 < len(piece) <= 64 * 1024
+        size += len(piece)
+    assert size == 30_000_000

@@ -321,17 +321,6 @@ async def test_closing_the_client_closes_what_is_in_use_and_what_is_not() -> Non
         assert pool.empty
 
 
-async def test_a_connection_that_comes_after_the_end_is_not_kept() -> None:
-    async with Peer(serve_forever) as peer:
-        client = Client()
-        pool = client._pool(parse_url(peer.url), None)
-        pool.close()
-        late = await pool.acquire(1)
-        pool.give_back(late)
-        assert late.closed
-        await until(lambda: peer.open == 0)
-
-
 async def test_pools_of_many_origins_are_forgotten() -> None:
     async with Peer(answering(plain(b"x", "Connection: close"))) as peer, Client() as client:
         for n in range(200):
@@ -339,22 +328,3 @@ async def test_pools_of_many_origins_are_forgotten() -> None:
             async with client.stream("GET", url, address="127.0.0.1") as response:
                 await response.read()
         assert len(client._pools) <= 64
-
-
-async def test_a_fresh_connection_takes_the_place_of_an_idle_one() -> None:
-    async with Peer(serve_forever) as peer, Client(limits=Limits(connections=1)) as client:
-        await post(client, peer.url)
-        pool = client._pool(parse_url(peer.url), None)
-        fresh = await pool.acquire(60, fresh=True)
-        assert not fresh.reused
-        fresh.abort()
-        assert peer.accepted == 2
-
-
-async def test_an_idle_connection_is_preferred_to_a_new_one() -> None:
-    async with Peer(serve_forever) as peer, Client() as client:
-        await post(client, peer.url)
-        pool = client._pool(parse_url(peer.url), None)
-        connection = await pool.acquire(1)
-        assert connection.reused
-        connection.abort()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines.reasoning_encryption import Seal
+from dragoman.engines.reasoning import ReasoningCipher
 from dragoman.server.app import App
 from dragoman.server.build import assemble
 from dragoman.server.config import Upstream
@@ -146,7 +146,7 @@ async def test_p8_required_reasoning_is_restored_for_a_client_that_drops_it(stre
 
 
 async def test_p8_without_a_cache_required_reasoning_is_a_space() -> None:
-    async with behind(wordy, profile="deepseek", settings=Settings(reasoning_vault=0)) as server:
+    async with behind(wordy, profile="deepseek", settings=Settings(reasoning_cache=0)) as server:
         messages: list[JSON] = [{"role": "user", "content": "What is the time?"}]
         for _ in range(2):
             said = await one_turn(server, messages, streamed=False)
@@ -188,7 +188,7 @@ async def test_p12_undecryptable_reasoning_is_dropped_at_a_second_try_and_report
         assert raw.parse().output_text == "Noon."
         assert ENCRYPTED in raw.headers["x-dragoman-loss"]
         assert [len(each.json["input"]) for each in server.up.asked] == [3, 2]
-    off = Settings(resend_unsealed=False)
+    off = Settings(reasoning_retry=False)
     async with behind(locked, wire="responses", settings=off) as server:
         with pytest.raises(Exception, match="could not be verified"):
             await server.whole("responses", input=past, store=False)
@@ -197,9 +197,9 @@ async def test_p12_undecryptable_reasoning_is_dropped_at_a_second_try_and_report
 
 @asynccontextmanager
 async def remembering(handler: Any, wire: str = "chat") -> AsyncIterator[Behind]:
-    """Dragoman with a memory and a seal, before a server."""
+    """Dragoman with a memory and a cipher, before a server."""
     settings = Settings()
-    memory = Memory(MemoryStore(), seal=Seal(lambda: bytes(32)))
+    memory = Memory(MemoryStore(), cipher=ReasoningCipher(lambda: bytes(32)))
     async with mock(handler) as up:
         engine = assemble([Upstream(name="mock", url=up.base_url, wire=wire)], (), settings, {})
         async with served(App(engine, settings, memory), settings) as port:

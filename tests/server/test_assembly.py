@@ -30,13 +30,13 @@ def at(up: Mock, **more: object) -> Upstream:
 
 
 @pytest.mark.parametrize("targets", [(), ("script",)])
-async def test_with_nothing_behind_it_rehearses(
+async def test_with_nothing_behind_it_the_demo_answers(
     targets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "available", lambda: False)
     engine = assemble((), targets, SETTINGS, {})
     assert [model.id for model in await engine.models()] == ["script"]
-    assert (await answered(engine, asking("script"))).text.startswith("This is a rehearsal")
+    assert (await answered(engine, asking("script"))).text.startswith("This is a demo")
     failed = await answered(engine, asking("other"))
     assert failed.error is not None
     assert failed.error.code == "model_not_found"
@@ -72,10 +72,10 @@ async def test_any_name_goes_to_an_upstream_as_it_is() -> None:
     assert [asked.json["model"] for asked in up.asked] == ["any-name"]
 
 
-async def test_the_rehearsal_can_stand_beside_an_upstream() -> None:
+async def test_the_demo_can_stand_beside_an_upstream() -> None:
     async with mock(saying("I am the upstream.")) as up:
         engine = assemble([at(up)], ("script",), SETTINGS, {})
-        assert (await answered(engine, asking("script"))).text.startswith("This is a rehearsal")
+        assert (await answered(engine, asking("script"))).text.startswith("This is a demo")
         assert (await answered(engine, asking("other"))).text == "I am the upstream."
         await engine.close()
 

@@ -43,16 +43,16 @@ stall = 10
 drain = 0
 request_log = true
 store = "memory"
-news = "redis://news.example"
+pubsub = "redis://news.example"
 retention = 100.0
 log_retention = 50.0
 max_responses = 10
 inherit_instructions = true
 lease = 5.0
 requeue = true
-seal_key_env = "A_SEAL"
-reasoning_vault = 1000
-resend_unsealed = false
+encryption_key_env = "A_KEY"
+reasoning_cache = 1000
+reasoning_retry = false
 dialect = "open-responses"
 
 [[upstreams]]

@@ -5,7 +5,7 @@ import sys
 from typing import Annotated, Any, Literal
 
 import pytest
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed, Finished, PartAdded
@@ -100,6 +100,18 @@ def wire_input(wire: Wire) -> str:
     return "messages" if wire is CHAT else "input"
 
 
+def test_lone_surrogate_beside_raw_json_is_replaced() -> None:
+    assert (
+        body.dump({"a": "\ud83d", "b": Raw(b'[1, "\\ude00"]')})
+        == '{"a":"\ufffd","b":[1,"\ufffd"]}'.encode()
+    )
+
+
+@pytest.mark.parametrize("texts", [["a"], ["a", "b\n", "é"], ["a", "half \ud83d", "b"]])
+def test_many_values_are_encoded_each_on_a_line(texts: list[str]) -> None:
+    assert body.dump_all(texts) == b"\n".join(map(body.dump, texts))
+
+
 def test_a_whole_number_may_be_written_as_a_float() -> None:
     assert body.Fields({"n": 3.0}).integer("n") == 3
     with pytest.raises(FaultError, match="n: is a number, and must be an integer"):
@@ -183,5 +195,5 @@ def test_a_cache_forgets_what_was_used_least_recently() -> None:
     assert cache.get("a") == 0
     cache.put("d", 3, 3)
     assert [cache.get(key) for key in "abcd"] == [0, None, 2, 3]
-    cache.put("d", 4, 11)  # larger than the limit: nothing is left
-    assert [cache.get(key) for key in "abcd"] == [None] * 4
+    cache.put("e", 4, 11)  # larger than the limit: nothing is left
+    assert [cache.get(key) for key in "abcde"] == [None] * 5

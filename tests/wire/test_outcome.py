@@ -25,7 +25,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.loss import Loss
 from dragoman.core.response import Response, Status, Usage
-from dragoman.wire.losses import OTHER, judge_answer
+from dragoman.wire.losses import OTHER, judge
 from dragoman.wire.registry import WIRES
 
 ANNOTATIONS = "output[0].content[0].annotations"
@@ -116,7 +116,7 @@ CASES: list[tuple[str, Response, str, str]] = [
 
 
 def lost(response: Response, target: str) -> list[Loss]:
-    return list(judge_answer(response, WIRES[target].losses))
+    return list(judge(response, WIRES[target].losses))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ async def _opened(options: Namespace) -> AsyncGenerator[History, None]:
     file = store_path(word, os.environ)
     if file is not None and not file.exists():  # reading does not create a store
         raise ConfigurationError(f"There is no store at {file}: nothing has been stored there yet.")
-    store = open_store(word, Retention(), os.environ, settings.news)
+    store = open_store(word, Retention(), os.environ, settings.pubsub)
     if store is None or word == "memory":
         problem = f"The store {word!r} has nothing that could be read from here; see --store."
         raise ConfigurationError(problem)

@@ -1,16 +1,21 @@
-"""Fits long conversations into a context: counts tokens, truncates, or summarises them."""
+"""Fits long conversations into a context: estimates tokens, drops the oldest turns, or has them
+summarised.
+
+Turns are dropped whole: no output without its call, no reasoning without the message it led to.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-from dragoman.core.context import estimate, fit
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import (
     Delta,
@@ -26,7 +31,25 @@ from dragoman.core.event import (
 )
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine
-from dragoman.core.item import Compaction, Item, Message, Unknown
+from dragoman.core.item import (
+    Audio,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    File,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    Refusal,
+    Summary,
+    Text,
+    Thought,
+    Unknown,
+)
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
@@ -34,8 +57,72 @@ from dragoman.core.response import Usage
 from .base import Driver, Prepared, Wrapper, new_id, now
 from .fan_out import add_usage
 
-ANSWER = 4
-"""The part of a context that is left for the answer, where no limit is given: one in so many."""
+# ---- estimates -------------------------------------------------------------------------------
+
+BYTES_PER_TOKEN = 4
+"""Of English text and JSON in common vocabularies; other scripts take more bytes per character,
+which evens out."""
+PER_ITEM = 4
+"""Tokens that frame an item."""
+PER_IMAGE = 800
+"""A picture of ordinary size; its bytes do not matter."""
+PER_AUDIO_BYTE = 1 / 4000
+"""Audio as base64 of PCM: about ten tokens per second."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def estimate(request: Request) -> int:
+    """About how many tokens the prompt of a request has.
+
+    >>> estimate(Request(model="m", items=(Message("user", "Good morning to you"),)))
+    9
+    """
+    instructions = request.instructions or ()
+    if isinstance(instructions, str):
+        instructions = (Message("system", instructions),)
+    items = sum(map(weight, (*instructions, *request.items)))
+    return items + sum(map(_value, request.tools))
+
+
+def weight(item: Item) -> int:
+    """About how many tokens an item takes."""
+    match item:
+        case Message():
+            tokens = sum(map(_part, item.parts))
+        case Reasoning():
+            tokens = sum(map(_part, item.content or item.summary)) or _text(item.encrypted or "")
+        case FunctionCall(name=name, arguments=text) | CustomToolCall(name=name, input=text):
+            tokens = _text(name) + _text(text)
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            tokens = _text(output) if isinstance(output, str) else sum(map(_part, output))
+        case Compaction():
+            tokens = _text(item.encrypted)
+        case _:
+            tokens = _value(item)
+    return PER_ITEM + tokens
+
+
+def _part(part: Part) -> int:
+    match part:
+        case Text(text=text) | Refusal(text=text) | Thought(text=text) | Summary(text=text):
+            return _text(text)
+        case Image():
+            return PER_IMAGE
+        case Audio():
+            return _text(part.transcript or "") + int(len(part.data or "") * PER_AUDIO_BYTE)
+        case File():
+            return _text(part.data or "")
+        case _:
+            return _value(part)
+
+
+def _text(text: str) -> int:
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+
+
+def _value(value: Any) -> int:
+    return -(-len(_encode(value)) // BYTES_PER_TOKEN)
 
 
 async def count(engine: Engine, request: Request) -> tuple[int, bool]:
@@ -49,44 +136,97 @@ async def count(engine: Engine, request: Request) -> tuple[int, bool]:
     return estimate(request), False
 
 
+# ---- truncation ------------------------------------------------------------------------------
+
+ANSWER = 4
+"""The part of a context that is left for the answer, where no limit is given: one in so many."""
+
+
 class Truncating(Wrapper):
-    """Middleware that leaves out the oldest turns where a request allows it and its model's context
-    is known and too small."""
+    """Middleware that drops the oldest turns where a request allows it and its model's context is
+    known and too small."""
 
     acts_on = frozenset(("truncation",))
 
     def prepare(self, request: Request, caller: Caller) -> Awaitable[Prepared | None] | None:
-        """Look up the size of the context, where turns may be left out."""
+        """Look up the size of the context, where turns may be dropped."""
         return self._prepare(request) if request.truncation == "auto" else None
 
     async def _prepare(self, request: Request) -> Prepared | None:
-        fitting = await self._fitting(request)
-        missing = len(request.items) - len(fitting.items)
-
-        def reported(events: list[Event]) -> list[Event]:
-            if isinstance(events[0], Started):
-                return [_told(events[0], missing), *events[1:]]
-            return events
-
-        return Prepared(fitting, reported) if missing else None
-
-    async def _fitting(self, request: Request) -> Request:
         context = (await self.engine.capabilities(request.model)).context
         if context is None:
-            return request
+            return None
         room = context - (request.max_output_tokens or context // ANSWER)
-        rest = estimate(replace(request, items=()))
-        return replace(request, items=fit(request.items, room - rest))
+        items = fit(request.items, room - estimate(replace(request, items=())))
+        missing = len(request.items) - len(items)
+        if not missing:
+            return None
+        dropped = "the earliest item was" if missing == 1 else f"the {missing} earliest items were"
+        why = f"{dropped} left out, so that the rest fits the model's context"
+        loss = Loss("input", "dropped", why)
+
+        def reported(events: list[Event]) -> list[Event]:
+            if isinstance(started := events[0], Started):
+                return [replace(started, losses=(*started.losses, loss)), *events[1:]]
+            return events
+
+        return Prepared(replace(request, items=items), reported)
 
 
-def _told(started: Started, missing: int) -> Started:
-    items = "the earliest item was" if missing == 1 else f"the {missing} earliest items were"
-    loss = Loss("input", "dropped", f"{items} left out, so that the rest fits the model's context")
-    return replace(started, losses=(*started.losses, loss))
+def fit(items: Sequence[Item], budget: int) -> tuple[Item, ...]:
+    """The latest turns of at most `budget` tokens, and all system and developer messages.
 
+    The last turn stays even where it alone is over the budget. The work is linear in the number of
+    items.
+
+    >>> turns = [Message("user", "a" * 400), Message("assistant", "b" * 400), Message("user", "c")]
+    >>> [item.text for item in fit(turns, 50)]
+    ['c']
+    """
+    weights = list(map(weight, items))
+    if not items or sum(weights) <= budget:
+        return tuple(items)
+    rules = list(map(_is_rule, items))
+    free = budget - sum(w for w, rule in zip(weights, rules, strict=True) if rule)
+    place = start = len(items)
+    total = 0
+    complete = _complete(items)
+    while total <= free or start == len(items):  # all of them are too much, so this has an end
+        place -= 1
+        total += 0 if rules[place] else weights[place]
+        if complete[place] and (total <= free or start == len(items)):
+            start = place
+    return tuple(item for place, item in enumerate(items) if place >= start or rules[place])
+
+
+def _complete(items: Sequence[Item]) -> list[bool]:
+    """Whether the items from each place on are complete: a turn begins there with a user's message,
+    and no output after it belongs to a call before it."""
+    owed: set[str] = set()
+    complete = [False] * len(items)
+    for place in range(len(items) - 1, -1, -1):
+        item = items[place]
+        match item:
+            case FunctionCallOutput() | CustomToolCallOutput():
+                owed.add(item.call_id)
+            case FunctionCall() | CustomToolCall():
+                owed.discard(item.call_id)
+            case Message(role="user") if not owed:
+                complete[place] = True
+    if not any(complete):
+        complete[0] = True
+    return complete
+
+
+def _is_rule(item: Item) -> bool:
+    """Whether an item holds for the whole conversation."""
+    return isinstance(item, Message) and item.role in ("system", "developer")
+
+
+# ---- summaries -------------------------------------------------------------------------------
 
 MARK = "dragoman.summary.1."
-"""What a blob of ours begins with."""
+"""What the content of our compaction items begins with."""
 
 ORDER = (
     "Write a summary of this conversation that lets somebody go on with it who has not read it: "
@@ -103,12 +243,9 @@ class Compacting(Wrapper):
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Answer out of the last summary and what follows it."""
-        items = request.items
-        known = expanded(request) if Compaction in map(type, items) else request
-        last = items[-1] if items else None  # which is no message where it is a trigger
-        limited = request.context_management and threshold(request) is not None
-        if limited or (type(last) is Unknown and triggered(known)):
-            return Prepared(known, start=partial(Driver, self._measured(known, caller)))
+        known = expanded(request)
+        if threshold(request) is not None or triggered(known):
+            return Prepared(known, start=partial(Driver, self._compacted(known, caller)))
         return None if known is request else Prepared(known)
 
     async def count(self, request: Request) -> int | None:
@@ -116,39 +253,36 @@ class Compacting(Wrapper):
         counted, exact = await count(self.engine, expanded(request))
         return counted if exact else None
 
-    async def _measured(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+    async def _compacted(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
+        """The answer; where the conversation is too long or a summary is to be all, a summary as
+        its first item, and the rest out of that."""
         alone, limit = triggered(request), threshold(request)
         long = alone or (limit is not None and (await count(self.engine, request))[0] > limit)
         items = request.items[:-1] if alone else request.items
         asked = replace(request, items=items, context_management=None)
-        answer = self._shortened(asked, caller, alone=alone) if long else None
-        async with aclosing(answer or self.engine.stream(asked, caller)) as events:
+        begun = Started(new_id(), now(), request.model)
+        used: Usage | None = None
+        if long:
+            blank = Compaction("", f"cmp_{begun.id}")
+            yield begun
+            yield ItemAdded(0, blank)
+            yield Progress(0, "compacting")
+            summary, used = await summarise(self.engine, asked, caller)
+            yield ItemDone(0, replace(blank, encrypted=encode_summary(summary)))
+            if alone:
+                yield Finished("completed", usage=used, completed_at=now())
+                return
+            asked = replace(
+                asked, items=(*filter(_is_rule, items), _as_message(summary), *_last_turn(items))
+            )
+        async with aclosing(self.engine.stream(asked, caller)) as events:
             async for event in events:
-                yield event
-
-    async def _shortened(
-        self, request: Request, caller: Caller, *, alone: bool
-    ) -> AsyncGenerator[Event, None]:
-        """A summary, shown as the first item, and unless it is to be alone the answer out of it."""
-        id = new_id()
-        blank = Compaction("", f"cmp_{id}")
-        begun = Started(id, now(), request.model)
-        yield begun
-        yield ItemAdded(0, blank)
-        yield Progress(0, "compacting")
-        summary, used = await summarise(self.engine, request, caller)
-        yield ItemDone(0, replace(blank, encrypted=seal(summary)))
-        if alone:
-            yield Finished("completed", usage=used, completed_at=now())
-            return
-        shorter = replace(request, items=(*_rules(request.items), _words(summary), *_last(request)))
-        hidden = begun
-        async with aclosing(self.engine.stream(shorter, caller)) as events:
-            async for event in events:
-                if isinstance(event, Started):  # the answer has begun before: with the summary
-                    hidden = event
+                if not long:
+                    yield event
+                elif isinstance(event, Started):  # the answer has begun before: with the summary
+                    begun = event
                 else:
-                    yield _moved(event, used, hidden)
+                    yield _moved(event, used, begun)
 
 
 async def summarise(
@@ -179,25 +313,24 @@ async def summarise(
 
 
 def expanded(request: Request) -> Request:
-    """The request with its last summary in words, and without what that stands for."""
+    """The request with its last summary as a message, and without what that stands for; the same
+    one, where it has no summary of ours."""
     items = request.items
-    if Compaction not in map(type, items):
-        return request
-    places = [place for place, item in enumerate(items) if _summary(item) is not None]
-    if not places:
-        return request
-    last = places[-1]
-    summary = _summary(request.items[last]) or ""
-    before, after = request.items[:last], request.items[last + 1 :]
-    return replace(request, items=(*_rules(before), _words(summary), *after))
+    for place in range(len(items) - 1, -1, -1):
+        match items[place]:
+            case Compaction(encrypted=content) if (summary := decode_summary(content)) is not None:
+                before, after = filter(_is_rule, items[:place]), items[place + 1 :]
+                return replace(request, items=(*before, _as_message(summary), *after))
+    return request
 
 
 def threshold(request: Request) -> int | None:
     """The number of tokens beyond which a request asks for a summary."""
     for rule in request.context_management or ():
-        if isinstance(rule, dict) and rule.get("type") == "compaction":
-            limit = rule.get("compact_threshold")
-            if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+        match rule:
+            case {"type": "compaction", "compact_threshold": int(limit)} if (
+                limit > 0 and not isinstance(limit, bool)
+            ):
                 return limit
     return None
 
@@ -210,70 +343,58 @@ def triggered(request: Request) -> bool:
     return isinstance(last, Unknown) and last.kind == "compaction_trigger"
 
 
-def seal(summary: str) -> str:
-    """A summary as an opaque blob. It hides nothing from whoever took part in the conversation.
+def encode_summary(summary: str) -> str:
+    """A summary as the content of a compaction item. It hides nothing, as there is nothing in it
+    that its client does not know.
 
-    >>> unseal(seal("They said hello."))
+    >>> decode_summary(encode_summary("They said hello."))
     'They said hello.'
     """
     return MARK + base64.urlsafe_b64encode(summary.encode("utf-8", "replace")).decode()
 
 
-def unseal(blob: str) -> str | None:
-    """The summary in a blob of ours; None for one of somebody else."""
-    if not blob.startswith(MARK):
+def decode_summary(content: str) -> str | None:
+    """The summary in content of ours; None for that of another server."""
+    if not content.startswith(MARK):
         return None
     try:
-        return base64.b64decode(blob[len(MARK) :], b"-_", validate=True).decode("utf-8", "replace")
+        summary = base64.b64decode(content[len(MARK) :], b"-_", validate=True)
+        return summary.decode("utf-8", "replace")
     except (binascii.Error, ValueError):
         return None
 
 
-def _summary(item: Item) -> str | None:
-    return unseal(item.encrypted) if isinstance(item, Compaction) else None
-
-
-def _rules(items: Sequence[Item]) -> list[Item]:
-    """What holds for the whole conversation."""
-    return [i for i in items if isinstance(i, Message) and i.role in ("system", "developer")]
-
-
-def _words(summary: str) -> Message:
+def _as_message(summary: str) -> Message:
     return Message("user", OPENING + summary)
 
 
-def _last(request: Request) -> tuple[Item, ...]:
-    """What was said last, and is to be answered: from the last words of the user on."""
-    for place in range(len(request.items) - 1, -1, -1):
-        item = request.items[place]
-        if isinstance(item, Message) and item.role == "user":
-            return tuple(i for i in request.items[place:] if i not in _rules([i]))
+def _last_turn(items: Sequence[Item]) -> Iterable[Item]:
+    """What is to be answered: from the last message of the user on."""
+    for place in range(len(items) - 1, -1, -1):
+        match items[place]:
+            case Message(role="user"):
+                return (item for item in items[place:] if not _is_rule(item))
     return ()
 
 
-_INDEXED = (ItemAdded, PartAdded, Delta, PartDone, ItemDone)
-
-
-def _total(*reports: Usage | None) -> Usage | None:
-    return add_usage([report for report in reports if report is not None])
-
-
-def _moved(event: Event, used: Usage | None, hidden: Started) -> Event:
-    """An event of the answer, one place further on, as the summary stands before it. What was told
-    at a beginning that nobody sees is told at the end."""
+def _moved(event: Event, used: Usage | None, begun: Started) -> Event:
+    """An event of the answer, one place further on, as the summary stands before it. What its own
+    beginning reported, which is not shown, is reported at its end."""
     match event:
-        case Progress(index=int(index)):
+        case Finished() | Failed():
+            usage = add_usage([each for each in (event.usage, used) if each is not None])
+            if isinstance(event, Failed):
+                return replace(event, usage=usage)
+            losses, guarantee = begun.losses + event.losses, event.guarantee or begun.guarantee
+            return replace(event, usage=usage, losses=losses, guarantee=guarantee)
+        case (
+            ItemAdded(index=int(index))
+            | PartAdded(index=int(index))
+            | Delta(index=int(index))
+            | PartDone(index=int(index))
+            | ItemDone(index=int(index))
+            | Progress(index=int(index))
+        ):
             return replace(event, index=index + 1)
-        case Finished():
-            return replace(
-                event,
-                usage=_total(event.usage, used),
-                losses=hidden.losses + event.losses,
-                guarantee=event.guarantee or hidden.guarantee,
-            )
-        case Failed():
-            return replace(event, usage=_total(event.usage, used))
-        case _ if isinstance(event, _INDEXED):
-            return replace(event, index=event.index + 1)
         case _:
             return event

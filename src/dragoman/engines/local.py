@@ -10,14 +10,14 @@ from msgspec import Struct
 from dragoman.core.interfaces import Engine
 
 from . import transformers
-from .demo import rehearsal
 from .llamacpp import name_of, prepare
 from .pocket import available, pocket
+from .script import demo
 
 POCKET, SCRIPT = "pocket", "script"
-SHIPPED: Mapping[str, Callable[..., Engine]] = {POCKET: pocket, SCRIPT: rehearsal}
+SHIPPED: Mapping[str, Callable[..., Engine]] = {POCKET: pocket, SCRIPT: demo}
 """Engines in the package, by name. They raise ImportError where an extra is missing."""
-NOTES = {POCKET: "a demonstration model", SCRIPT: "a rehearsal, not a model"}
+NOTES = {POCKET: "a demonstration model", SCRIPT: "a demo, not a model"}
 """A few words about each."""
 
 

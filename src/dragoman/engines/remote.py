@@ -31,7 +31,7 @@ from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request, completion_request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
-from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
+from dragoman.formats.markup.format import TextToolCallTurn
 from dragoman.net.client import CODINGS, Client, HeaderFields, content_decoder
 from dragoman.net.client import Decoder as ContentDecoder
 from dragoman.net.connection import Connection, Timeouts
@@ -494,7 +494,7 @@ class Remote:
                 and wire.losses.request.action("ReasoningOptions.summary") != "carried"
             ):
                 lowered = replace(lowered, restore=with_summary(request, lowered.restore))
-            id, at = new_id(), int(time.time())
+            id, at = caller.response or new_id(), int(time.time())
             if raw or profile.markup is None:
                 think = None if raw else profile.think
                 turn = Turn(id, at, asked.model, losses=losses, think=think)

@@ -1,67 +1,89 @@
-"""Plays given events, responses or text at a pace: for tests, docs and replays."""
+"""Plays given events, responses or text at a pace: for tests, docs and replays.
+
+The demo, which answers a first run without a model and says so, is such a script.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import cycle
+from typing import Any
 
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event
-from dragoman.core.fold import unfold
+from dragoman.core.fold import Fold, unfold
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
 from dragoman.core.item import (
+    JSON,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
+    Image,
     Item,
-    ItemStatus,
     Message,
     Reasoning,
+    Summary,
     Text,
     Thought,
+    Token,
 )
-from dragoman.core.request import Request
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    Request,
+    Tool,
+    UnknownTool,
+)
 from dragoman.core.response import Response, Usage
+from dragoman.core.tools import ToolFilter, flat
 
 from .base import enforce_contract, new_id, now
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
-Said = Message | Reasoning | FunctionCall | CustomToolCall
-"""What an engine without a model can say."""
-
-_WORDED = ("text", "refusal", "reasoning", "summary", "arguments", "input")
+_OF_WORDS = ("text", "refusal", "reasoning", "summary", "arguments", "input")
 
 
-def pieces(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     """A text in words.
 
-    >>> pieces("one  two ")
+    >>> words("one  two ")
     ['one', '  two', ' ']
     """
     return _WORD.findall(text)
 
 
 def in_words(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events with every piece of text cut into words, or into its tokens where known."""
+    """The same events with every delta of text cut into words, or into its tokens where known."""
     for event in events:
         match event:
-            case Delta(tokens=(_, _, *_) as tokens) if _spells(event):
+            case Delta(data=data, tokens=(_, _, *_) as tokens) if data == "".join(
+                token.text for token in tokens
+            ):
                 for token in tokens:
                     yield replace(event, data=token.text, tokens=(token,))
-            case Delta(kind=kind, data=str(text), tokens=()) if kind in _WORDED and text:
-                for word in pieces(text):
+            case Delta(kind=kind, data=str(text), tokens=()) if kind in _OF_WORDS and text:
+                for word in words(text):
                     yield replace(event, data=word)
             case _:
                 yield event
-
-
-def _spells(delta: Delta) -> bool:
-    spelled = "".join(token.text for token in delta.tokens)
-    return bool(delta.data == spelled)
 
 
 def length(item: Item) -> int:
@@ -75,52 +97,32 @@ def length(item: Item) -> int:
             text = output if isinstance(output, str) else Message("user", output).text
         case _:
             return 0
-    return len(pieces(text))
+    return len(words(text))
 
 
-def shortened(items: list[Said], limit: int | None) -> tuple[list[Said], bool]:
-    """As many words as the limit allows, and whether that cut anything off."""
-    if limit is None:
-        return items, False
-    kept: list[Said] = []
-    for item in items:
-        words = length(item)
-        if words > limit:
-            return [*kept, cut(item, limit)], True
-        limit -= words
-        kept.append(item)
-    return kept, False
-
-
-def cut(item: Said, words: int) -> Said:
-    """An item broken off after so many words; of a message or a reasoning, its first part."""
-
-    def first(text: str) -> str:
-        return "".join(pieces(text)[:words])
-
-    status: ItemStatus = "incomplete"
-    match item:
-        case Message(parts=(Text() as part, *_)):
-            part = replace(part, text=first(part.text), tokens=part.tokens[:words])
-            return replace(item, content=(part,), status=status)
-        case Reasoning(content=(Thought(text=text), *_)):
-            return replace(item, content=(Thought(first(text)),), summary=(), status=status)
-        case FunctionCall():
-            return replace(item, arguments=first(item.arguments), status=status)
-        case CustomToolCall():
-            return replace(item, input=first(item.input), status=status)
-        case _:  # there is nothing in it to be cut
-            return replace(item, status=status)
+def shortened(items: Sequence[Item], limit: int | None) -> tuple[tuple[Item, ...], bool]:
+    """As many words as the limit allows, and whether that cut anything off: the item it falls into
+    is incomplete."""
+    if limit is None or sum(map(length, items)) <= limit:
+        return tuple(items), False
+    so_far = Fold()
+    whole = Response(id="", created_at=0, model="", status="completed", output=tuple(items))
+    for event in in_words(unfold(whole)):
+        if isinstance(event, Delta) and event.kind != "summary":
+            if limit == 0:
+                break
+            limit -= 1
+        so_far.feed(event)
+    *before, last = so_far.response.output
+    return (*before, replace(last, status="incomplete")), True
 
 
 def usage(request: Request, output: Iterable[Item]) -> Usage:
     """Words counted: an honest number, if none that a model would give."""
     instructions = request.instructions
     if isinstance(instructions, str):
-        asked = len(pieces(instructions))
-    else:
-        asked = sum(map(length, instructions or ()))
-    asked += sum(map(length, request.items))
+        instructions = (Message("system", instructions),)
+    asked = sum(map(length, (*(instructions or ()), *request.items)))
     answered = thought = 0
     for item in output:
         answered += length(item)
@@ -184,7 +186,9 @@ class Script:
         take = next(self._takes)
         if callable(take):
             take = take(request)
-        for cue in self._cues(take):
+        if isinstance(take, str):
+            take = spoken(take, self.name)
+        for cue in in_words(unfold(take)) if isinstance(take, Response) else take:
             match cue:
                 case int() | float():
                     await asyncio.sleep(cue)
@@ -198,21 +202,373 @@ class Script:
                 case _:
                     yield cue
 
-    def _cues(self, take: Take) -> Iterable[Cue]:
-        if isinstance(take, str):
-            return in_words(unfold(spoken(take, self.name)))
-        return in_words(unfold(take)) if isinstance(take, Response) else take
-
 
 def spoken(text: str, model: str = NAME) -> Response:
     """The response that says this text and no more."""
     id = new_id()
-    said = Message("assistant", (Text(text),), id=f"msg_{id}_0", status="completed")
+    message = Message("assistant", (Text(text),), id=f"msg_{id}_0", status="completed")
     return Response(
         id=id,
         created_at=now(),
         model=model,
         status="completed",
-        output=(said,),
+        output=(message,),
         reasons=("stop",),
     )
+
+
+# ---- the demo --------------------------------------------------------------------------------
+
+PACE = 0.02
+"""Seconds between two words: quick, and still to be seen."""
+MOST_NUMBERS = 1_000
+MOST_CALLS = 4
+MOST_QUOTED = 500
+
+_DISCLAIMER = "This is a demo, not a model."
+_ADVICE = "Put a model behind me with `dragoman serve --upstream URL`, and it will answer instead."
+_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_COUNT = re.compile(
+    rf"\bcount(?:\s+up)?(?:\s+from\s+\w+)?\s+to\s+(\d{{1,6}}|{'|'.join(_NUMBERS)})\b", re.IGNORECASE
+)
+_CAPITAL = re.compile(r"(?<=[\w,:;] )[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
+_LETTERS = re.compile(r"[^\W_]+")
+_COMMON = frozenset(
+    _LETTERS.findall(
+        "about also answer call called calls current does from function give given have help into "
+        "like make need only please return returns some that them then there these this tool tools "
+        "user using value values want what when where which will with would your"
+    )
+)
+"""Words that say nothing about what a tool is for."""
+_PREFIXES = {Message: "msg", Reasoning: "rs", FunctionCall: "fc", CustomToolCall: "ctc"}
+_Answer = Message | Reasoning | FunctionCall | CustomToolCall
+
+
+def demo(pace: float = PACE) -> Script:
+    """A script that answers every request by itself; `pace` is in seconds a word."""
+    return Script(demo_answer, pace=pace)
+
+
+def demo_answer(request: Request) -> Response:
+    """The answer to a request, as a function of that request (and a fresh id).
+
+    >>> demo_answer(Request(model="script", items=(Message("user", "count to 3"),))).text
+    '1, 2, 3.'
+    """
+    id = new_id()
+    output: list[Item] = []
+    choices: list[int] = []
+    reasons: list[str] = []
+    messages = (item for item in reversed(request.items) if isinstance(item, Message))
+    question = next((item.text.strip() for item in messages if item.role == "user"), "")
+    calls = _calls(request, question)
+    for choice in range(request.sampling.n or 1):
+        items: list[_Answer] = [*_thoughts(request)]
+        items += calls or [_message(request, question, choice)]
+        whole, short = shortened(items, request.max_output_tokens)
+        reasons.append("length" if short else "tool_calls" if calls else "stop")
+        for item in whole:
+            number = f"{id}_{len(output)}"
+            ids = {"id": f"{_PREFIXES[type(item)]}_{number}"}
+            if isinstance(item, FunctionCall | CustomToolCall):
+                ids["call_id"] = f"call_{number}"
+            output.append(replace(item, **ids))
+            choices.append(choice)
+    return Response(
+        id=id,
+        created_at=now(),
+        model=NAME,
+        status="incomplete" if "length" in reasons else "completed",
+        output=tuple(output),
+        choices=tuple(choices) if len(reasons) > 1 else (),
+        reasons=tuple(reasons),
+        usage=usage(request, output),
+    )
+
+
+def _thoughts(request: Request) -> Iterator[Reasoning]:
+    options = request.reasoning
+    if options is not None and options.effort not in (None, "none"):
+        thought = f"There is nothing to think about in a demo, {options.effort} effort or not."
+        summary = () if options.summary is None else (Summary("Nothing was thought."),)
+        yield Reasoning((Thought(thought),), summary, status="completed")
+
+
+def _message(request: Request, question: str, choice: int) -> Message:
+    sampling = request.sampling
+    text = _text(request, question, choice)
+    for stop in sampling.stop or ():
+        text = text.partition(stop)[0] if stop else text
+    tokens: tuple[Token, ...] = ()
+    if sampling.logprobs:  # of each word: it could not have been another
+        tokens = tuple(Token(w, 0.0, w.encode("utf-8", "replace")) for w in words(text))
+        if sampling.top_logprobs:
+            tokens = tuple(replace(token, top=(token,)) for token in tokens)
+    return Message("assistant", (Text(text, tokens=tokens),), status="completed")
+
+
+def _text(request: Request, question: str, choice: int) -> str:
+    match request.format:
+        case JSONSchema(schema=schema):
+            return json.dumps(fill(schema, _subject(question)), ensure_ascii=False)
+        case JSONObject():
+            return json.dumps({"demo": True, "question": question}, ensure_ascii=False)
+    if count := _COUNT.search(question):
+        named = count[1].lower()
+        last = _NUMBERS.index(named) + 1 if named in _NUMBERS else int(named)
+        return ", ".join(map(str, range(1, min(last, MOST_NUMBERS) + 1))) + "."
+    if results := _results(request):
+        about = f"The tools have answered: {'; '.join(results)}."
+    else:
+        shown = (i.parts for i in request.items if isinstance(i, Message))
+        pictures = sum(isinstance(part, Image) for parts in shown for part in parts)
+        more = "…" if len(question) > MOST_QUOTED else ""
+        about = f"You said: “{question[:MOST_QUOTED]}{more}”" if question else "You said nothing."
+        about += f" I was shown {pictures} image(s) and cannot see." if pictures else ""
+    take = f" (Take {choice + 1}.)" if choice else ""
+    return f"{_DISCLAIMER}{take} {about} {_ADVICE}"
+
+
+def _results(request: Request) -> list[str]:
+    """What tools have returned since the user's last message."""
+    names: dict[str, str] = {}
+    results: list[str] = []
+    for item in request.items:
+        match item:
+            case Message(role="user"):
+                results.clear()
+            case FunctionCall() | CustomToolCall():
+                names[item.call_id] = item.name
+            case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+                text = output if isinstance(output, str) else Message("assistant", output).text
+                results.append(f"{names.get(item.call_id, 'a tool')} returned {text}")
+    return results
+
+
+def _subject(question: str) -> str:
+    """What a question is about, by its capital letters: good enough to fill in a form."""
+    names = _CAPITAL.findall(question)
+    return names[-1] if names else "example"
+
+
+def _calls(request: Request, question: str) -> list[_Answer]:
+    tools: Iterable[Tool] = request.tools
+    forced = False
+    match request.tool_choice:
+        case "none":
+            return []
+        case "required":
+            forced = True
+        case NamedTool() | AllowedTools() as choice:
+            if isinstance(choice, NamedTool):
+                choice = AllowedTools("required", (choice,))
+            forced = choice.mode == "required"
+            tools = [tool for _, tool in ToolFilter(choice, request.tools).tools]
+    offers = [(space, tool) for space, tool in flat(tools) if not isinstance(tool, UnknownTool)]
+    chosen = offers[:1] if forced else []
+    if not _results(request) and not _COUNT.search(question):
+        chosen = _wanted(question, offers) or chosen
+    most = MOST_CALLS if request.max_tool_calls is None else max(request.max_tool_calls, 0)
+    if request.parallel_tool_calls is False:
+        most = min(most, 1)
+    subject = _subject(question)
+    calls: list[_Answer] = []
+    for space, tool in chosen[:most]:
+        if isinstance(tool, CustomTool):
+            calls.append(CustomToolCall("", tool.name, subject, space, status="completed"))
+        else:
+            arguments = fill(tool.parameters or {"type": "object"}, subject)
+            text = json.dumps(arguments, ensure_ascii=False)
+            calls.append(FunctionCall("", tool.name, text, space, status="completed"))
+    return calls
+
+
+_Offer = tuple[str | None, FunctionTool | CustomTool]
+
+
+def _wanted(question: str, offers: list[_Offer]) -> list[_Offer]:
+    """The tools whose names share a word with a question, or else the first whose description does;
+    of a question that speaks of tools, the first."""
+    asked = _topics(question)
+    by_name = [offer for offer in offers if asked & _topics(offer[1].name)]
+    described = [offer for offer in offers if asked & _topics(offer[1].description or "")]
+    if re.search(r"\b(?:tool|function)s?\b", question, re.IGNORECASE):
+        described = described or offers
+    return by_name or described[:1]
+
+
+def _topics(text: str) -> set[str]:
+    """The words of a text that say what it is about."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text).lower()
+    return {word for word in _LETTERS.findall(spaced) if len(word) > 3} - _COMMON
+
+
+# ---- example values --------------------------------------------------------------------------
+
+_DEEP = 6
+"""The depth from which only what is required is filled in, so that recursive schemas end."""
+_DEEPEST = 40
+_MOST = 2_000
+"""Values made for one schema at the most."""
+_LARGEST = 1e15
+_FORMATS = {
+    "date": "2026-01-01",
+    "date-time": "2026-01-01T12:00:00Z",
+    "time": "12:00:00Z",
+    "duration": "P1D",
+    "email": "someone@example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.com/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
+_TYPES = {
+    keyword: kind
+    for kind, keywords in (
+        ("object", "properties required additionalProperties"),
+        ("array", "items prefixItems minItems"),
+        ("string", "minLength maxLength format"),
+        ("number", "minimum maximum"),
+    )
+    for keyword in keywords.split()
+}
+"""The type of a schema that names none, by its keywords."""
+
+
+def fill(schema: JSON, text: str = "example") -> JSON:
+    """A value that fits `schema`; `text` is what free text says.
+
+    >>> fill({"type": "object", "properties": {"city": {"type": "string"}, "days": {"minimum": 3}}})
+    {'city': 'example', 'days': 3}
+    """
+    return _Filler(schema, text).value(schema, 0)
+
+
+class _Filler:
+    """One schema being filled in: what its references point into, and what free text says."""
+
+    def __init__(self, root: JSON, text: str) -> None:
+        self._root = root
+        self._text = text
+        self._left = _MOST
+
+    def value(self, schema: JSON, depth: int) -> JSON:
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0:
+            return None
+        schema = self._resolved(schema, depth)
+        for keyword in ("const", "default"):
+            if keyword in schema:
+                return schema[keyword]
+        for keyword in ("enum", "examples"):
+            if values := _list(schema, keyword):
+                return values[0]
+        deep = depth > _DEEP
+        match _type(schema):
+            case "object":
+                properties = schema.get("properties")
+                properties = properties if isinstance(properties, Mapping) else {}
+                names = [name for name in _list(schema, "required") if isinstance(name, str)]
+                names = names if deep else list(dict.fromkeys((*properties, *names)))
+                return {name: self.value(properties.get(name), depth + 1) for name in names}
+            case "array":
+                filled = [self.value(item, depth + 1) for item in _list(schema, "prefixItems")]
+                low = max(_bound(schema.get("minItems"), 0), 0 if deep else 1)
+                count = int(min(low, _bound(schema.get("maxItems"), low), 100)) - len(filled)
+                return filled + [self.value(schema.get("items"), depth + 1) for _ in range(count)]
+            case "string":
+                text = _FORMATS.get(str(schema.get("format")), self._text)
+                low = min(_bound(schema.get("minLength"), 0), 10_000)
+                text = text.ljust(int(low), ".")
+                return text[: int(max(low, _bound(schema.get("maxLength"), len(text))))]
+            case "integer" | "number" as kind:
+                return _number(schema, whole=kind == "integer")
+            case "boolean":
+                return True
+            case "null":
+                return None
+            case _:
+                return self._text
+
+    def _resolved(self, schema: JSON, depth: int) -> dict[str, Any]:
+        """The schema with its reference followed, its alternatives chosen, its parts merged."""
+        merged: dict[str, Any] = {}
+        queue = [schema]
+        for _ in range(_DEEPEST):
+            if not queue:
+                break
+            part = queue.pop()
+            if not isinstance(part, Mapping):
+                continue
+            merged = _merged(merged, part)
+            if isinstance(reference := part.get("$ref"), str):
+                found = self._root  # anything at all is meant where it points nowhere
+                for step in reference.removeprefix("#").split("/")[1:]:
+                    step = step.replace("~1", "/").replace("~0", "~")
+                    found = found.get(step) if isinstance(found, Mapping) else None
+                queue.append(found)
+            queue += _list(part, "allOf")
+            for keyword in ("anyOf", "oneOf"):
+                if choices := _list(part, keyword):
+                    flat = [c for c in choices if isinstance(c, Mapping) and _is_flat(c)]
+                    queue.append((flat or choices)[0] if depth > _DEEP else choices[0])
+        return merged
+
+
+def _merged(schema: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Both schemas' keywords; what each says of properties adds up."""
+    merged = {**part, **schema}
+    for keyword in ("properties", "required"):
+        match schema.get(keyword), part.get(keyword):
+            case {**own}, {**other}:
+                merged[keyword] = {**other, **own}
+            case [*own], [*other]:
+                merged[keyword] = [*own, *(name for name in other if name not in own)]
+    return merged
+
+
+def _type(schema: Mapping[str, Any]) -> str | None:
+    """The type to make, where the schema names one or its keywords give it away."""
+    named = schema.get("type")
+    if isinstance(named, list):
+        named = next((name for name in named if name != "null"), "null")
+    if isinstance(named, str):
+        return named
+    return next((_TYPES[keyword] for keyword in schema if keyword in _TYPES), None)
+
+
+def _is_flat(schema: Mapping[str, Any]) -> bool:
+    return _type(schema) not in ("object", "array", None)
+
+
+def _number(schema: dict[str, Any], *, whole: bool) -> float:
+    """The smallest number the bounds allow, or 1."""
+    step = max(_bound(schema.get("multipleOf"), 1), 1e-6)
+    whole_steps = whole or "multipleOf" in schema
+    inside = step if whole_steps else step / 2
+    low = max(
+        _bound(schema.get("minimum"), -_LARGEST),
+        _bound(schema.get("exclusiveMinimum"), -2 * _LARGEST) + inside,
+    )
+    high = min(
+        _bound(schema.get("maximum"), _LARGEST),
+        _bound(schema.get("exclusiveMaximum"), 2 * _LARGEST) - inside,
+    )
+    number = min(max(step, low), high)
+    if whole_steps:
+        number = math.floor(number / step) * step
+        number = number if number >= low else number + step
+    return int(number) if whole else number
+
+
+def _bound(value: JSON, otherwise: float) -> float:
+    """A number of a schema, if it is one that can be counted with."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and abs(value) <= _LARGEST else otherwise
+
+
+def _list(schema: Mapping[str, Any], keyword: str) -> list[JSON]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []

@@ -10,9 +10,13 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.interfaces import ANYONE, HOPS_HEADER, Caller, Engine
 from dragoman.engines.compaction import Compacting, Truncating
-from dragoman.engines.reasoning_cache import CachingReasoning, ReasoningCache
-from dragoman.engines.reasoning_encryption import EncryptingReasoning, Seal
-from dragoman.engines.reasoning_retry import RetryingReasoning
+from dragoman.engines.reasoning import (
+    CachingReasoning,
+    EncryptingReasoning,
+    ReasoningCache,
+    ReasoningCipher,
+    RetryingReasoning,
+)
 from dragoman.engines.router import Prompted
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
@@ -34,12 +38,14 @@ from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
 
 
-def with_middleware(engine: Engine, settings: Settings, seal: Seal | None = None) -> Engine:
+def with_middleware(
+    engine: Engine, settings: Settings, cipher: ReasoningCipher | None = None
+) -> Engine:
     """The engine, with all that makes conversations last around it."""
-    again = RetryingReasoning(engine, again=settings.resend_unsealed)
+    again = RetryingReasoning(engine, again=settings.reasoning_retry)
     short = Compacting(Truncating(again))
-    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_vault))
-    return recalling if seal is None else EncryptingReasoning(recalling, seal)
+    recalling = CachingReasoning(short, ReasoningCache(settings.reasoning_cache))
+    return recalling if cipher is None else EncryptingReasoning(recalling, cipher)
 
 
 _HOPS = HOPS_HEADER.encode()
@@ -54,7 +60,7 @@ class App:
     """An ASGI 3 application. `drain` ends its work, `close` releases its engine."""
 
     def __init__(self, engine: Engine, settings: Settings, memory: Memory | None = None) -> None:
-        engine = with_middleware(engine, settings, None if memory is None else memory.seal)
+        engine = with_middleware(engine, settings, None if memory is None else memory.cipher)
         self._engine = engine
         self._memory = memory
         self._settings = settings

@@ -8,7 +8,7 @@ from dragoman.core.item import Compaction
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.base import new_id, now
-from dragoman.engines.compaction import count, seal, summarise
+from dragoman.engines.compaction import count, encode_summary, summarise
 from dragoman.engines.router import embed
 from dragoman.wire import embeddings, json
 from dragoman.wire.registry import BASE, wire_at
@@ -98,7 +98,7 @@ async def whole(request: Request, caller: Caller, memory: Memory | None) -> Requ
     """The request with all that it builds on. Raises FaultError when something is not there."""
     if memory is None:
         return without_store(request)[0]
-    return (await understand(request, memory.store, caller.tenant, "once")).whole
+    return (await understand(request, memory.store, caller.tenant)).whole
 
 
 COMPACTING_PATH = f"/v1{RESPONSES.path}/compact"
@@ -119,5 +119,5 @@ class Compactions:
             async with service.gate:
                 summary, usage = await summarise(service.engine, request, caller)
         id = new_id()
-        item = Compaction(seal(summary), f"cmp_{id}")
+        item = Compaction(encode_summary(summary), f"cmp_{id}")
         exchange.reply(200, encode_compaction(id, now(), item, usage))

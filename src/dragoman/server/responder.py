@@ -25,7 +25,7 @@ from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
-from dragoman.wire.losses import header, judge_answer
+from dragoman.wire.losses import header, judge
 from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.responses import RESPONSES
 
@@ -227,7 +227,7 @@ class Unary(Responder):
         else:
             dialect = DIALECTS[self.service.settings.dialect]
             body = wire.encode_response(response, plan.echoed, dialect)
-            losses = plan.losses + response.losses + judge_answer(response, wire.losses)
+            losses = plan.losses + response.losses + judge(response, wire.losses)
             guarantee = response.guarantee or default_guarantee(plan.request)
             headers = report_headers(losses, guarantee) if losses or guarantee else ()
             self.exchange.reply(200, body, *headers)

@@ -139,7 +139,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             "by several servers; its password in PGPASSWORD)."
         ),
     ] = "sqlite"
-    news: Annotated[
+    pubsub: Annotated[
         str,
         Meta(
             description="The Redis (redis://HOST:6379) for notifications between servers that "
@@ -164,7 +164,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             "uses those of that response."
         ),
     ] = False
-    seal_key_env: Annotated[
+    encryption_key_env: Annotated[
         str | None,
         Meta(
             description="The environment variable with the key that encrypts reasoning for "
@@ -172,7 +172,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             "key."
         ),
     ] = None
-    reasoning_vault: Annotated[
+    reasoning_cache: Annotated[
         int,
         Meta(
             ge=0,
@@ -180,7 +180,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             "back without it; 0 disables the cache.",
         ),
     ] = 64 * 1024 * 1024
-    resend_unsealed: Annotated[
+    reasoning_retry: Annotated[
         bool,
         Meta(
             description="Whether a request is sent once more without encrypted reasoning, and "

@@ -1,157 +1,382 @@
-"""Decodes answers made of `choices`, streamed and whole, and the sampling values of requests."""
+"""Decodes what Chat and Completions have in common: the sampling values of requests, and answers
+made of `choices`, streamed and whole.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from msgspec.structs import replace
+from msgspec import Meta, Struct
 
-from dragoman.core.error import Fault
+from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
 from dragoman.core.item import JSON
-from dragoman.core.request import Sampling
-from dragoman.core.turn import CUT, EMPTY, Turn
+from dragoman.core.request import Request, Sampling, StreamOptions
+from dragoman.core.response import Usage
+from dragoman.core.turn import EMPTY, Turn
 
-from . import error, json
-from .json import Fields
-from .sse import END, SSEDecoder
+from . import error, json, sse
+from .json import BROKEN, Reader, decode_string, decode_strings, string
+from .losses import Note
+from .protocol import Dialect
 
+CHOICES = "choices"
+"""The key, in the extra of an answer, of the unknown fields of each choice."""
+BROKEN_OFF = Fault(
+    "upstream_error", "The model's server broke the answer off and did not say why.", "upstream"
+)
+FIRST = 512
+"""How many bytes of a long read are looked at for what its chunks have in common."""
 
-def decode(fields: Fields, *, logprobs: bool | None, top_logprobs: int | None) -> Sampling:
-    """The sampling values of a body; those of log-probabilities are given. Raises FaultError
-    naming the field that is wrong.
-
-    >>> decode(Fields({"stop": "x", "temperature": 0}), logprobs=None, top_logprobs=None).stop
-    ('x',)
-    """
-    repetition = fields.number("repetition_penalty", 0)
-    if repetition is None:
-        repetition = fields.number("repeat_penalty", 0)
-    chosen = Sampling(
-        temperature=fields.number("temperature", 0, 2),
-        top_p=fields.number("top_p", 0, 1),
-        top_k=fields.integer("top_k", -1),
-        min_p=fields.number("min_p", 0, 1),
-        frequency_penalty=fields.number("frequency_penalty", -2, 2),
-        presence_penalty=fields.number("presence_penalty", -2, 2),
-        repetition_penalty=repetition,
-        seed=fields.integer("seed"),
-        stop=stop(fields),
-        logit_bias=logit_bias(fields),
-        n=fields.integer("n", 1, 128),
-    )
-    if logprobs is None and top_logprobs is None:
-        return chosen
-    return replace(chosen, logprobs=logprobs, top_logprobs=top_logprobs)
-
-
-def stop(fields: Fields) -> tuple[str, ...] | None:
-    """The texts that end the answer."""
-    match fields.any("stop"):
-        case None:
-            return None
-        case str(one):
-            return (one,)
-        case list(several) if all(isinstance(each, str) for each in several):
-            return tuple(several) or None
-        case _:
-            raise fields.wrong("stop", "must be a string or an array of strings")
-
-
-def logit_bias(fields: Fields) -> dict[str, float] | None:
-    """What is added to the weight of each token, by its id."""
-    given = fields.object("logit_bias")
-    if given is None:
-        return None
-    bias = {token: given.number(token, -100, 100) for token in given.rest()}
-    return {token: value for token, value in bias.items() if value is not None}
-
-
+_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
 _BLANK = b"\xef\xbb\xbf \t\r\n"
-_FIELDS = (b"data", b"event", b"id", b"retry", b":")
+_STREAMED = (b"data", b"event", b"id", b"retry", b":")
 _ERROR = b'{"error"'
+_EMPTY: tuple[JSON, ...] = (None, [], {})
 
 
-class Reader(Protocol):
-    """Reads decoded chunks, or whole answers, into a turn. `started` once any was read."""
+# ---- requests ----------------------------------------------------------------------------
 
-    started: bool
-
-    def read(self, value: dict[str, JSON]) -> None:
-        """One chunk, or one whole answer."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will be read."""
-        ...
+# A number is written again as it was: 1 does not become 1.0.
+_Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
+_Temperature = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
+_Penalty = Annotated[int, Meta(ge=-2, le=2)] | Annotated[float, Meta(ge=-2, le=2)]
+_Factor = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
+_Bias = Annotated[int, Meta(ge=-100, le=100)] | Annotated[float, Meta(ge=-100, le=100)]
 
 
-class ChunkedDecoder:
-    """Decodes one answer into a turn, from pieces of any size."""
+class SamplingFields(Struct, kw_only=True):
+    """The sampling values of a body."""
 
-    def __init__(self, turn: Turn, reader: Reader) -> None:
+    temperature: _Temperature | None = None
+    top_p: _Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: _Probability | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    repetition_penalty: _Factor | None = None
+    repeat_penalty: _Factor | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, _Bias | None] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+
+
+def decode_sampling(
+    body: SamplingFields,
+    logprobs: bool | None,
+    top_logprobs: int | None,
+    unknown: dict[str, JSON],
+) -> Sampling:
+    """The sampling values; what is given under two names is added to the unknown fields."""
+    penalty, other = body.repetition_penalty, body.repeat_penalty
+    if None not in (penalty, other) and penalty != other:
+        unknown["repeat_penalty"] = other
+    stop, bias = body.stop, body.logit_bias
+    return Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        repetition_penalty=other if penalty is None else penalty,
+        seed=body.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
+        logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        n=body.n,
+    )
+
+
+def encode_sampling(sampling: Sampling, dialect: Dialect) -> dict[str, JSON]:
+    """The sampling values, null where there is none."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        dialect.repetition_penalty: sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": sampling.stop or None,
+        "logit_bias": sampling.logit_bias,
+        "n": sampling.n,
+    }
+
+
+class _StreamOptions(Struct):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+stream_options = Reader(_StreamOptions)
+
+
+def encode_stream(
+    request: Request, dialect: Dialect, wire: str, notes: list[Note]
+) -> dict[str, JSON]:
+    """The fields that ask for a stream, where one is asked for."""
+    options = request.stream_options
+    if not request.stream:
+        if options is not None:
+            notes.append(("stream_options", "dropped", "the answer is not streamed", ()))
+        return {}
+    options = options or StreamOptions()
+    usage = True if dialect.ask_usage else options.include_usage
+    given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
+    shown = {name: value for name, value in given.items() if value is not None}
+    shown = merge(shown, (options.extra or {}).get(wire, {}))
+    return {"stream": True} | ({"stream_options": shown} if shown else {})
+
+
+# ---- values ------------------------------------------------------------------------------
+
+
+def rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
+    """The fields we do not know, without empty ones."""
+    if known.issuperset(value):
+        return {}
+    return {n: v for n, v in value.items() if n not in known and v not in _EMPTY}
+
+
+def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
+    """The fields, with what `more` has besides, object by object; a null counts as absent.
+
+    >>> merge({"id": "1", "a": {"b": 1}, "c": None}, {"id": "2", "a": {"d": 2}, "c": 3})
+    {'id': '1', 'a': {'b': 1, 'd': 2}, 'c': 3}
+    """
+    for name, value in more.items():
+        have = fields.get(name)
+        if isinstance(have, dict) and isinstance(value, dict):
+            fields[name] = merge(dict(have), value)
+        elif have is None:
+            fields[name] = value
+    return fields
+
+
+def decode_finish(value: JSON, words: dict[str, str]) -> str | None:
+    """A finish reason in the protocol's words; None where there is none yet."""
+    if value is None or value == "":
+        return None
+    word = value.lower().replace("-", "_") if isinstance(value, str) else ""
+    return words.get(word, "stop")
+
+
+# ---- chunks that differ in one string ----------------------------------------------------
+
+
+class Template(NamedTuple):
+    """A chunk with one string in it that changes: the bytes around the string, and what it is.
+
+    The chunks of a stream differ in nothing but that string, as a rule, so only it is decoded.
+    `call` is the index of the call that arguments belong to. `padding` splits the suffix where
+    OpenAI puts a random text (`obfuscation`).
+    """
+
+    prefix: bytes
+    suffix: bytes
+    kind: Literal["text", "reasoning", "arguments"]
+    choice: int
+    call: int | None
+    padding: tuple[bytes, bytes] | None
+    # The same with what frames an event around them.
+    head: bytes
+    tail: bytes
+
+    def strings(self, data: bytes) -> tuple[list[str], bytes]:
+        """The strings of the chunks like this with which the bytes begin, and the bytes behind
+        them. An empty string, and what cannot be decoded, is left to the reader of whole chunks."""
+        head, suffix = self.head, self.suffix
+        if not data.startswith(head) or len(data) > sse.MAX_EVENT:
+            return [], data
+        *blocks, _ = data.split(b"\n\n")
+        pieces = [block[len(head) : -len(suffix)] for block in blocks]
+        # One comparison with what the bytes should have been is cheaper than one for each chunk.
+        if not data.startswith(head + (self.tail + head).join(pieces) + self.tail):
+            alike = [block.startswith(head) and block.endswith(suffix) for block in blocks]
+            del pieces[(*alike, False).index(False) :]
+        strings = decode_strings(pieces)
+        if "" in strings:
+            del strings[strings.index("") :]
+        count = len(strings)
+        return strings, data[sum(map(len, blocks[:count])) + 2 * count :]
+
+    def string(self, data: bytes) -> str | None:
+        """The string in the data of one event; None, or empty, if it is not a chunk like this."""
+        prefix, suffix, padding = self.prefix, self.suffix, self.padding
+        if not data.startswith(prefix):
+            return None
+        if data.endswith(suffix):
+            return string(data[len(prefix) : -len(suffix)])
+        if padding is None or not data.endswith(padding[1]):
+            return None
+        inner = data[len(prefix) : len(data) - len(padding[1])]
+        text, found, padded = inner.rpartition(padding[0])
+        return string(text) if found and string(padded) is not None else None
+
+
+# ---- answers -----------------------------------------------------------------------------
+
+
+class ChoicesDecoder:
+    """Decodes one answer into a turn, from pieces of any size.
+
+    A wire says what it knows of a choice (`fields`), what it calls its ends (`words`), how many
+    choices there may be (`most`), and reads counts and what is in a choice.
+    """
+
+    name: ClassVar[str]
+    """The key of the wire in every `extra`."""
+    fields: ClassVar[frozenset[str]]
+    words: ClassVar[dict[str, str]]
+    most: ClassVar[int]
+
+    def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._chunks = reader
-        self._sse = SSEDecoder()
-        self._whole: bytearray | None = None  # an answer that is one JSON value
         self._head = b""  # the first bytes, until a chunk was read
+        self._whole: bytearray | None = None  # an answer that is one JSON value
+        self._sse: sse.SSEDecoder | None = None  # of an answer that is a stream
+        self._started = False  # a chunk was read
         self._garbled = False  # an event was no JSON object
         self._ended = False  # `[DONE]` was read
+        self._beside: dict[str, JSON] | None = None  # unknown fields of chunks so far
+        self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
+        self._choices: dict[int, Any] = {}  # what the wire remembers of each choice
+        self._template: Template | None = None  # of the last chunk, if it has one
+        self._append: Callable[[list[str]], None] = turn.texts  # the strings of such chunks
+        self._running = False  # such chunks are read here, and not by the SSE decoder
+        self._rest = b""  # behind them: the beginning of another one
 
     @property
     def ended(self) -> bool:
         """True once the answer is over; usage may still follow."""
         return self._ended or self._turn.over
 
+    # ---- what a wire adds ----------------------------------------------------------------
+
+    @staticmethod
+    @abstractmethod
+    def _usage(value: JSON) -> Usage | None:
+        """The counts that were reported; None where nothing was."""
+
+    @abstractmethod
+    def _content(
+        self, number: int, choice: dict[str, JSON], beside: dict[str, JSON], *, ends: bool
+    ) -> dict[str, JSON] | None:
+        """Read what a choice says. Gives the unknown fields of its delta; None for a whole message.
+
+        `beside` are the unknown fields of the choice; more may be added.
+        """
+
+    def _learn(self, data: bytes, value: dict[str, JSON]) -> None:
+        """Set the template of a chunk that was read, if it has one."""
+
+    # ---- bytes ---------------------------------------------------------------------------
+
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
-        if not self._chunks.started:
-            data = self._sniff(data)
-        if self._turn.over:
-            return []
-        if self._whole is not None:
-            self._whole += data
-            if len(self._whole) > json.MAX_ANSWER:
-                self._fail(f"The model's server sent more than {json.MAX_ANSWER} bytes.")
-            return self._turn.take()
-        try:
-            events = self._sse.feed(data)
-        except ValueError as problem:
-            self._fail(f"The model's server sent {problem}.")
-        else:
-            self._read_events(events)
-        return self._turn.take()
-
-    def close(self) -> list[Event]:
-        """No more bytes will come: the answer ends now, as what it is."""
-        if not self._turn.over:
-            if self._whole is not None:
-                self._read_whole(bytes(self._whole))
-            else:
-                garbled = self._garbled
-                for name, data in self._sse.close():
-                    self._event(name, data)
-                self._garbled = garbled  # half an event is not garbage
-                self._end()
-        return self._turn.take()
-
-    # ---- a stream ------------------------------------------------------------------------
-
-    def _sniff(self, data: bytes) -> bytes:
-        """See by the first bytes whether this is a stream or one JSON value; blanks are skipped."""
-        if not self._head:
+        template, turn = self._template, self._turn
+        # One chunk like the last one, which is how the stream of a model comes, in few calls.
+        if (
+            template is not None
+            and self._running
+            and not self._rest
+            and data.startswith(template.head)
+            and data.endswith(template.tail)
+        ):
+            piece = data[len(template.head) : -len(template.tail)]
+            try:
+                text = decode_string(piece)
+            except BROKEN:
+                text = ""
+            # JSON allows line ends beside the string, and in SSE they have a meaning.
+            if text and b"\n" not in piece and b"\r" not in piece and len(data) <= sse.MAX_EVENT:
+                self._append([text])
+                events, turn.events = turn.events, []  # as `take` does
+                return events
+        if self._sse is None and self._whole is None:
+            # The first bytes show whether this is a stream or one JSON value; blanks are skipped.
             data = data.lstrip(_BLANK)
             if data[:1] in (b"{", b"["):
                 self._whole = bytearray()
-        self._head = (self._head + data)[: error.SHOWN]
-        return data
+        if self._whole is None:
+            if data:
+                self._read_stream(data)
+        elif not turn.over:
+            self._whole += data
+            if len(self._whole) > json.MAX_ANSWER:
+                self._fail(f"The model's server sent more than {json.MAX_ANSWER} bytes.")
+        events, turn.events = turn.events, []
+        return events
 
-    def _read_events(self, events: list[tuple[str, bytes]]) -> None:
-        for name, data in events:
-            self._event(name, data)
+    def close(self) -> list[Event]:
+        """No more bytes will come: the answer ends now, as what it is."""
+        turn = self._turn
+        if self._whole is not None and not turn.over:
+            self._read_whole(bytes(self._whole))
+        elif not turn.over:
+            if self._rest:
+                self._template = None
+                self._read_stream(self._rest)
+            garbled = self._garbled
+            for name, data in self._sse.close() if self._sse else ():
+                self._event(name, data)
+            self._garbled = garbled  # half an event is not garbage
+            self._end()
+        events, turn.events = turn.events, []
+        return events
+
+    def _fail(self, message: str) -> None:
+        self._turn.fail(Fault("upstream_error", message, "upstream"))
+
+    # ---- a stream ------------------------------------------------------------------------
+
+    def _read_stream(self, data: bytes) -> None:
+        decoder = self._sse = self._sse or sse.SSEDecoder()
+        size = FIRST
+        while data:
+            if self._template is not None:
+                if not self._running and (held := decoder.release(FIRST)) is not None:
+                    self._running, self._rest = True, held  # it may be the beginning of a run
+                if self._running:
+                    strings, data = self._template.strings(self._rest + data)
+                    self._rest = b""
+                    if strings:
+                        self._append(strings)
+                    if len(data) < FIRST and b"\n\n" not in data and b"\r" not in data:
+                        self._rest = data  # nothing, or the beginning of one that may be like them
+                        return
+                    if strings:
+                        continue
+            self._running = False
+            # Decode some of it, as it may show the template of all that follows.
+            end = data.find(b"\n\n", size) + 2
+            size *= 2
+            some, data = (data[:end], data[end:]) if end > 1 else (data, b"")
+            if not self._started and len(self._head) < error.SHOWN:
+                self._head = (self._head + some)[: error.SHOWN]
+            if self._turn.over:
+                return
+            try:
+                events = decoder.feed(some)
+            except ValueError as problem:
+                self._fail(f"The model's server sent {problem}.")
+                return
+            for name, value in events:
+                template = self._template
+                if template is not None and not name and (text := template.string(value)):
+                    self._append([text])
+                else:
+                    self._event(name, value)
 
     def _event(self, name: str, data: bytes) -> None:
-        if data == END:
+        self._template = None
+        if data == sse.END:
             self._ended = True
             if self._turn.usage is not None:
                 self._end()
@@ -163,17 +388,23 @@ class ChunkedDecoder:
         except ValueError:
             self._repair(name, data)
             return
-        if isinstance(value, dict):
-            self._value(name, value, data)
-        else:
+        if not isinstance(value, dict):
             self._garbled = True
+            return
+        if self._ended:  # nothing but counts is news after the end
+            value = {"usage": value.get("usage")}
+        elif name == "error" and "error" not in value:
+            value = {"error": value}
+        self._read(value)
+        if not (self._ended or self._turn.over):
+            self._learn(data, value)
 
     def _repair(self, name: str, data: bytes) -> None:
         """Not JSON: several events with no blank line between, or an error after half of one."""
         lines = data.split(b"\n")
         at = data.rfind(_ERROR)
-        if data.strip() == END:
-            self._event(name, END)
+        if data.strip() == sse.END:
+            self._event(name, sse.END)
         elif len(lines) > 1:
             for line in lines:
                 self._event(name, line)
@@ -182,25 +413,21 @@ class ChunkedDecoder:
         else:
             self._garbled = True
 
-    def _value(self, name: str, value: dict[str, JSON], data: bytes) -> None:
-        """A chunk; `data` are its bytes."""
-        if self._ended:  # nothing but counts is news after the end
-            value = {"usage": value.get("usage")}
-        elif name == "error" and "error" not in value:
-            value = {"error": value}
-        self._chunks.read(value)
-
     def _end(self) -> None:
-        self._chunks.close()
-        started = self._ended or self._chunks.started
-        if not started and not self._head:
+        self._pass_ends()
+        started, head = self._ended or self._started, self._head
+        if not started and not head:
             self._turn.fail(EMPTY)
-        elif started or (_streamed(self._head) and not self._garbled):
+        elif started or (
+            # These first bytes are, or may become, a field of a server-sent event.
+            any(head.startswith(field) or field.startswith(head) for field in _STREAMED)
+            and not self._garbled
+        ):
             self._turn.end(complete=self._ended)
         elif self._garbled:
             self._fail("The model's server sent events that are not JSON objects.")
         else:
-            self._turn.fail(error.decode(200, self._head))
+            self._turn.fail(error.decode(200, head))
 
     # ---- one JSON value ------------------------------------------------------------------
 
@@ -213,28 +440,73 @@ class ChunkedDecoder:
             else:
                 self._fail(f"The model's server answered with a body that {problem}.")
             return
-        fault = _error_of(value)
+        answered = isinstance(value, dict) and value.get("choices")
+        fault = None if answered else error.describe(value)
         if fault is not None:
             self._turn.fail(fault)
         elif missing := _missing(value):
             self._fail(f"The model's server answered with {missing}.")
         else:
-            self._chunks.read(value)
-            self._chunks.close()
+            self._read(value)
+            self._pass_ends()
             self._turn.end(complete=True)
 
-    def _fail(self, message: str) -> None:
-        self._turn.fail(Fault("upstream_error", message, "upstream"))
+    # ---- chunks, and whole answers -------------------------------------------------------
 
+    def _read(self, value: dict[str, JSON]) -> None:
+        """One chunk, or one whole answer."""
+        self._started = True
+        choices, turn = value.get("choices"), self._turn
+        failed = value.get("error") or value.get("object") == "error"
+        fault = error.describe(value) if failed else None
+        if fault is None or choices:
+            self._header(value)
+        if (counted := self._usage(value.get("usage"))) is not None:
+            turn.usage = counted
+        for position, choice in enumerate(choices if isinstance(choices, list) else ()):
+            if isinstance(choice, dict):
+                self._choice(choice, position)
+        if fault is not None:
+            turn.fail(fault)
 
-def _streamed(head: bytes) -> bool:
-    """Whether these first bytes are, or may become, a field of a server-sent event."""
-    return any(head.startswith(field) or field.startswith(head) for field in _FIELDS)
+    def _header(self, value: dict[str, JSON]) -> None:
+        extra = rest(value, _CHUNK)
+        if self._beside is None:
+            self._beside, model = extra, value.get("model")
+            itself = {n: value[n] for n in ("id", "created") if value.get(n) is not None}
+            given = {name: v for name, v in (("upstream", itself), (self.name, extra)) if v}
+            self._turn.header(model if isinstance(model, str) else None, given)
+        elif fresh := {name: v for name, v in extra.items() if self._beside.get(name) != v}:
+            self._beside |= fresh
+            self._turn.header(extra={self.name: fresh})
 
+    def _choice(self, choice: dict[str, JSON], position: int) -> None:
+        turn, given, reason = self._turn, choice.get("index"), choice.get("finish_reason")
+        # The number of a choice is its index, or its position where the index is a mistake.
+        number = given if type(given) is int and 0 <= given < self.most else position
+        turn.expect(number)
+        fault = BROKEN_OFF if reason in ("error", "abort") else None
+        if choice.get("error"):
+            fault = error.describe({"error": choice["error"]})
+        reason = decode_finish(reason, self.words)
+        beside = rest(choice, self.fields)
+        more = self._content(number, choice, beside, ends=reason is not None and fault is None)
+        if beside and (more is None or reason is not None):
+            self._ends.setdefault(number, {}).update(beside)
+            beside = {}
+        if beside or more:
+            raw = {"index": number, **beside, **({"delta": more} if more else {})}
+            turn.progress(None, "raw", {self.name: {CHOICES: [raw]}})
+        if fault is not None:
+            turn.fail(fault)
+        elif reason is not None:
+            turn.finish(reason, number)
 
-def _error_of(value: JSON) -> Fault | None:
-    """The fault in a whole answer that has no choices."""
-    return None if isinstance(value, dict) and value.get("choices") else error.describe(value)
+    def _pass_ends(self) -> None:
+        """Pass on the unknown fields of choices that ended: nothing more will be read."""
+        if self._ends:
+            ends = [{"index": number, **fields} for number, fields in sorted(self._ends.items())]
+            self._turn.header(extra={self.name: {CHOICES: ends}})
 
 
 def _missing(value: JSON) -> str | None:

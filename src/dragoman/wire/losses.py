@@ -9,28 +9,21 @@ names of the client's wire.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
+from msgspec.structs import replace
 
 from dragoman.core import item as core_item
 from dragoman.core import request as core_request
 from dragoman.core import response as core_response
 from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import JSON, Item, Message, UnknownPart
+from dragoman.core.item import JSON, Message, UnknownPart
 from dragoman.core.loss import Loss, LossList, path
-from dragoman.core.request import (
-    AllowedTools,
-    Completion,
-    NamedTool,
-    Namespace,
-    Request,
-    Tool,
-    UnknownTool,
-)
+from dragoman.core.request import AllowedTools, Request, UnknownTool
 from dragoman.core.response import CONSTRAINT_FIELDS, Response
 
 Action = Literal["carried", "emulated", "dropped", "refused"]
@@ -40,12 +33,12 @@ Test = Callable[[Any, Any], object]
 class Row(Struct, frozen=True):
     """What becomes of one field of the core on one wire.
 
-    `field` is a type and its field (`Message.phase`), or a type alone, for the value as a whole.
-    `when` narrows the row to some values: those for which `test` is true, given the value that has
-    the field and the request (or response) it is part of; it is not asked where every field of the
-    value is as it is by default. Without a test the row is for all values but empty ones. `name` is
-    the field's name in reports, where the core's is another. A `silent` row stands in this table
-    alone, and is not reported of every answer.
+    `field` is a type and its field (`Message.phase`), or a type alone, for the value as a whole,
+    perhaps in one place only (`Image in an output`). `when` narrows the row to some values: those
+    for which `test` is true, given the value that has the field and the request (or response) it is
+    part of; it is not asked where every field of the value is as it usually is. Without a test the
+    row is for all values but empty ones. `name` is the field's name in reports, where the core's is
+    another. A `silent` row stands in this table alone, and is not reported of every answer.
     """
 
     field: str
@@ -68,59 +61,140 @@ def rows(action: Action, why: str, *fields: str) -> tuple[Row, ...]:
     return tuple(found)
 
 
+# ---- tests and rows that wires share -----------------------------------------------------
+
+
 def foreign(wire: str) -> Test:
     """The test for values of a kind that only another wire knows."""
     return lambda value, _: value.wire != wire
 
 
+def is_true(field: str) -> Test:
+    """The test for values with a field that is set, and not to false or to nothing."""
+    return lambda value, _: getattr(value, field)
+
+
+def not_text(request: Request, _: Any) -> bool:
+    """Whether an answer in anything but text is asked for."""
+    return any(modality != "text" for modality in request.modalities or ())
+
+
+SAME = "the same field"
+SEVERAL = "several messages"
+"""The case of an answer in which one choice has more than one message."""
+SAMPLED = rows(
+    "carried",
+    SAME,
+    "Request.sampling stream stream_options model user",
+    "Sampling.temperature top_p frequency_penalty presence_penalty",
+)
+ANSWERED = (
+    *rows("carried", SAME, "Response.model usage"),
+    *rows("carried", "in a header", "Response.losses guarantee"),
+    Row("Response.id", "carried", "the same id, with this wire's prefix"),
+    Row("Message.content", "carried", "as the parts it is made of"),
+)
+
+
+# ---- tables ------------------------------------------------------------------------------
+
+_NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}
+"""Fields that Open Responses calls otherwise than the core."""
+_USUAL: dict[str, JSON] = {"Response.reasons": ("stop",)}
+"""What a field usually is where that is not its default."""
+_APART = ("Request.include", "Response.choices", "Response.output")
+"""Rows that are looked up by a value."""
+_UNSET: tuple[JSON, ...] = (None, ())
+_OUTPUT, _CHOICE, _THOUGHT = "in an output", "as a choice", "in reasoning"
+
+_DEFAULTS: dict[type[Struct], dict[str, Any]] = {
+    kind: {
+        field.name: _USUAL.get(f"{kind.__name__}.{field.name}", field.default)
+        for field in struct_fields(kind)
+    }
+    for module in (core_item, core_request, core_response)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Struct) and kind is not Struct
+}
+_INSIDE: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Request": (
+        ("sampling", "", ""),
+        ("reasoning", "reasoning", ""),
+        ("audio", "audio", ""),
+        ("stream_options", "stream_options", ""),
+        ("format", "format", ""),
+        ("tools", "tools[*]", ""),
+        ("tool_choice", "tool_choice", _CHOICE),
+        ("instructions", "instructions[*]", ""),
+        ("items", "items[*]", ""),
+    ),
+    "Response": (("usage", "usage", ""), ("output", "output[*]", "")),
+    "Message": (("content", ".content[*]", ""),),
+    "Reasoning": (("content", ".content[*]", _THOUGHT), ("summary", ".summary[*]", _THOUGHT)),
+    "FunctionCallOutput": (("output", ".output[*]", _OUTPUT),),
+    "CustomToolCallOutput": (("output", ".output[*]", _OUTPUT),),
+    "Namespace": (("tools", ".tools[*]", ""),),
+    "AllowedTools": (("tools", ".tools[*]", ""),),
+}
+"""Which fields hold values that rows are about, where that is in reports, and as what."""
+
+
 class _Kind:
-    """What values of one type lose. Those for which `values` gives `unset` lose nothing: the fields
-    that rows name, and `extra`, are as they are by default. A row of the whole type leaves no such
-    value."""
+    """What values of one type lose. Those for which `values` gives `usual` lose nothing: the fields
+    that rows name, and `extra`, are as they usually are. A row of the whole type leaves no such
+    value. `inside` are the fields with values to judge, none where the whole type is dropped."""
 
-    __slots__ = ("plain", "tested", "unset", "values")
+    __slots__ = ("inside", "kind", "rows", "usual", "values")
 
-    def __init__(self, kind: str, rows: list[Row]) -> None:
-        named = [(row.field.partition(".")[2], _shown(row), row) for row in rows]
-        self.plain = [(field, name, row) for field, name, row in named if field and not row.test]
-        self.tested = [(name, row) for field, name, row in named if row.test or not field]
-        known = struct_fields(_TYPES[kind]) if kind in _TYPES else ()
-        wanted = {"extra", *(field for field, _, _ in named)}
-        used = [each for each in known if each.name in wanted]
-        self.values = attrgetter("__class__", "__class__", *(each.name for each in used))
-        self.unset: tuple[Any, ...] = ()
-        if "" not in wanted:
-            self.unset = (_TYPES[kind], _TYPES[kind], *(each.default for each in used))
-
-
-def _shown(row: Row) -> str:
-    field = row.field.partition(".")[2]
-    name = _NAMES.get(field, field) if row.name is None else row.name
-    return name and f".{name}"
+    def __init__(self, kind: type[Struct], rows: list[Row]) -> None:
+        self.kind = kind
+        self.rows: list[tuple[str, str, Row]] = []  # field, its name in reports, row
+        for row in rows:
+            field = row.field.partition(".")[2]
+            name = _NAMES.get(field, field) if row.name is None else row.name
+            self.rows.append((field, name and f".{name}", row))
+        named = {"extra", *(field for field, _, _ in self.rows)}
+        used = {n: usual for n, usual in _DEFAULTS[kind].items() if n in named}
+        self.values = attrgetter("__class__", "__class__", *used)
+        self.usual: tuple[Any, ...] = () if "" in named else (kind, kind, *used.values())
+        gone = any(row.action == "dropped" and not row.test for f, _, row in self.rows if not f)
+        names = [each.__name__ for each in kind.__mro__]
+        self.inside = () if gone else sum((_INSIDE.get(name, ()) for name in names), ())
 
 
 class Table:
     """The rows of a wire for requests, or for answers.
 
-    `kinds` has what is lost of each type. `gone` are types that are dropped whole, with all that is
-    in them; `apart` has the rows that are looked up by a value.
+    `kinds` has what is lost of each type, by where its values are; `apart` has the rows that are
+    looked up by a value.
     """
 
     def __init__(self, *groups: Row | tuple[Row, ...]) -> None:
         self.rows: list[Row] = []
         for group in groups:
             self.rows += (group,) if isinstance(group, Row) else group
-        found: dict[str, list[Row]] = {kind: [] for kind in _TYPES}
+        self.apart: dict[tuple[str, str], Row] = {}
+        found: dict[str, list[Row]] = {}
         for row in self.rows:
-            if row.action != "carried" and not row.silent and row.field not in _APART:
+            if row.action == "carried" or row.silent:
+                continue
+            if row.field in _APART:
+                self.apart[row.field, row.when] = row
+            else:
                 found.setdefault(row.field.partition(".")[0], []).append(row)
-        self.kinds = {kind: _Kind(kind, rows) for kind, rows in found.items()}
-        self.gone = {row.field for row in self.rows if row.action == "dropped" and not row.test}
-        self.apart = {
-            (row.field, row.when): row
-            for row in self.rows
-            if row.field in _APART and row.action != "carried"
-        }
+
+        def rows_of(kind: type, place: str) -> list[Row]:
+            names = (each.__name__ for each in reversed(kind.__mro__))
+            return [row for name in names for row in found.get(name + place, ())]
+
+        usual = {kind: _Kind(kind, rows_of(kind, "")) for kind in _DEFAULTS}
+        self.kinds = {"": usual, _THOUGHT: usual}
+        for place in (_OUTPUT, _CHOICE):
+            self.kinds[place] = usual | {
+                kind: _Kind(kind, rows_of(kind, "") + here)
+                for kind in _DEFAULTS
+                if (here := rows_of(kind, f" {place}"))
+            }
 
     def action(self, field: str) -> Action:
         """What becomes of a field; what has no row of its own goes with its type."""
@@ -136,17 +210,7 @@ class Losses(Struct, frozen=True):
     answer: Table
 
 
-_NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}
-"""Fields that Open Responses calls otherwise than the core."""
-_APART = ("Request.include", "Response.choices")
-"""Rows that are looked up by a value."""
-_TYPES: dict[str, type[Struct]] = {
-    name: kind
-    for module in (core_item, core_request, core_response)
-    for name, kind in vars(module).items()
-    if isinstance(kind, type) and issubclass(kind, Struct)
-}
-_UNSET: tuple[JSON, ...] = (None, ())
+# ---- judging -----------------------------------------------------------------------------
 
 OTHER = Row("(any other field)", "dropped", "a field of one wire only, sent where it is spoken")
 BOUND = Row("(guided_regex …)", "refused", "this wire has no such bound on an answer")
@@ -159,193 +223,109 @@ _INTERNAL = frozenset(
     {"turn", "upstream", "models", "inline", "error", "legacy", "responses_vendor"}
 )
 """Keys of an `extra` that are no wire's."""
-_CONTENTS = {
-    "Message": ("content",),
-    "Reasoning": ("content", "summary"),
-    "FunctionCallOutput": ("output",),
-    "CustomToolCallOutput": ("output",),
-}
-"""Where items hold parts."""
 
 _Place = tuple[int, ...]
-_Found = list[tuple[_Place, Any]]
+Note = tuple[str, Action, str, _Place]
+"""A loss as it was found: the field, what becomes of it, why, and the numbers of its `[*]`."""
 
 
-class Search(Struct):
-    """The losses of one value on one wire, as they are found."""
+def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
+    """What a request or an answer loses on the wire that has these tables; on its own wire that is
+    nothing.
 
-    table: Table
-    wire: str
-    root: Request | Response
-    found: LossList | None = None
-
-    def note(self, row: Row, field: str, place: _Place = ()) -> None:
-        """Enter a loss by this row at this place. Raises FaultError where the row refuses it."""
-        if row.action == "refused":
-            raise FaultError(unsupported(f"cannot be carried: {row.why}", path(field, place)))
-        if self.found is None:
-            self.found = LossList()
-        self.found.note(field, cast(Literal["emulated", "dropped"], row.action), row.why, place)
-
-    def look(self, kind: str, where: str, found: _Found) -> None:
-        """Judge all values of one kind, which may lie in several places."""
-        rows = self.table.kinds.get(kind)
-        values = [value for _, value in found]
-        if rows is None or list(map(rows.values, values)).count(rows.unset) == len(values):
-            return
-        for field, name, row in rows.plain:
-            lost = [at for at, value in found if getattr(value, field) not in _UNSET]
-            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
-                self.note(row, (where + name).lstrip("."), place)
-        for name, row in rows.tested:
-            test = row.test
-            lost = [at for at, value in found if test is None or test(value, self.root)]
-            for place in lost[:2]:  # two are as many as all: both are named as "somewhere"
-                self.note(row, (where + name).lstrip("."), place)
-        for place, value in found:
-            if extra := getattr(value, "extra", None):
-                for wire, fields in extra.items():  # fields that only another wire has
-                    if wire != self.wire and wire not in _INTERNAL:
-                        self._unknown(fields, where, place)
-
-    def one(self, value: Any, where: str = "", place: _Place = ()) -> None:
-        """Judge one value."""
-        self.look(type(value).__name__, where, [(place, value)])
-
-    def _unknown(self, fields: dict[str, JSON], where: str, place: _Place) -> None:
-        for name, value in fields.items():
-            field = f"{where}.{name}" if where else name
-            if value is None or (not where and name in _QUIET):
-                continue
-            if name in _NESTED and isinstance(value, dict):
-                self._unknown(value, field, place)
-            elif field in CONSTRAINT_FIELDS or field == "response_format.type":
-                self.note(BOUND, field, place)
-            else:
-                self.note(OTHER, field, place)
-
-    def items(self, items: Iterable[tuple[int, Item]], where: str) -> None:
-        """Judge items, kind by kind, and the parts in them."""
-        kinds: dict[str, _Found] = {}
-        for index, item in items:
-            kinds.setdefault(type(item).__name__, []).append(((index,), item))
-        for kind, found in kinds.items():
-            self.look(kind, where, found)
-            if kind not in self.table.gone:
-                for field in _CONTENTS.get(kind, ()):
-                    parts = [(at, getattr(item, field)) for at, item in found]
-                    if parts := [(at, some) for at, some in parts if not isinstance(some, str)]:
-                        self._parts(kind, field, where, parts)
-
-    def _parts(self, kind: str, field: str, where: str, found: _Found) -> None:
-        kinds: dict[str, _Found] = {}
-        for place, parts in found:
-            for number, part in enumerate(parts):
-                kinds.setdefault(type(part).__name__, []).append(((*place, number), part))
-        where = f"{where}.{field}[*]"
-        for part_kind, parts in kinds.items():
-            if kind == "Reasoning" and part_kind == "UnknownPart":
-                self._drop_foreign(parts, where)
-                continue
-            self.look(part_kind, where, parts)
-            if field == "output" and f"{part_kind} in an output" in self.table.kinds:
-                self.look(f"{part_kind} in an output", where, parts)
-
-    def _drop_foreign(self, parts: Iterable[tuple[_Place, UnknownPart]], where: str) -> None:
-        """Pieces of reasoning are left out where those of a message would be refused."""
-        for place, part in parts:
-            if part.wire != self.wire:
-                self.note(OTHER, where, place)
-
-    def tools(
-        self, tools: Iterable[Tool | NamedTool], where: str = "tools[*]", place: _Place = ()
-    ) -> None:
-        """Judge tools, those in namespaces too."""
-        kinds: dict[str, _Found] = {}
-        for number, tool in enumerate(tools):
-            kinds.setdefault(type(tool).__name__, []).append(((*place, number), tool))
-            if isinstance(tool, Namespace):
-                self.tools(tool.tools, f"{where}.tools[*]", (*place, number))
-        for kind, found in kinds.items():
-            self.look(kind, where, found)
-
-    def tool_choice(self, choice: Any) -> None:
-        """A tool of another wire cannot be forced; as one of several it can be left out."""
-        if isinstance(choice, AllowedTools):
-            self.one(choice, "tool_choice")
-            strange = [isinstance(t, UnknownTool) and t.wire != self.wire for t in choice.tools]
-            if strange and all(strange):
-                choice = choice.tools[0]
-            else:
-                self.tools(choice.tools, "tool_choice.tools[*]")
-                return
-        if isinstance(choice, UnknownTool):
-            self.look("UnknownTool as a choice", "tool_choice", [((), choice)])
-        elif not isinstance(choice, str):
-            self.one(choice, "tool_choice")
-
-
-def judge(request: Request, losses: Losses) -> tuple[Loss, ...]:
-    """What the request loses on the wire that has this table; on its own wire that is nothing.
-
-    Raises FaultError (`unsupported`, with the field) where a loss would change what the caller
-    gets.
+    Raises FaultError (`unsupported`, with the field) where a loss would change what the caller of a
+    request gets. An answer is never refused.
     """
-    search = Search(losses.request, losses.wire, request)
-    root, sampling = losses.request.kinds["Request"], losses.request.kinds["Sampling"]
-    if root.values(request) != root.unset:
-        search.look("Request", "", [((), request)])
-    if isinstance(request, Completion):
-        search.one(request)
-    if sampling.values(request.sampling) != sampling.unset:
-        search.one(request.sampling)
-    for name in ("reasoning", "audio", "stream_options", "format"):
-        if (value := getattr(request, name)) is not None:
-            search.one(value, name)
-    if request.include:
-        rows = losses.request.apart
-        for value in request.include:
-            row = rows.get(("Request.include", value)) or rows.get(("Request.include", ""))
+    notes: list[Note] = []
+    todo: list[tuple[str, str, _Place, tuple[Any, ...]]] = [("", "", (), (root,))]
+    if isinstance(root, Request):
+        table, choice = losses.request, root.tool_choice
+        for value in root.include:
+            row = table.apart.get(("Request.include", value))
+            row = row or table.apart.get(("Request.include", ""))
             if row is not None:
-                search.note(row, f"include[{value}]")
-    if request.tools:
-        search.tools(request.tools)
-    if request.tool_choice is not None:
-        search.tool_choice(request.tool_choice)
-    if isinstance(request.instructions, tuple):
-        search.items(enumerate(request.instructions), "instructions[*]")
-    search.items(enumerate(request.items), "items[*]")
-    return search.found.losses() if search.found else ()
+                notes.append((f"include[{value}]", row.action, row.why, ()))
+        # A tool of another wire cannot be forced; as one of several it can be left out.
+        if isinstance(choice, AllowedTools) and all(
+            isinstance(tool, UnknownTool) and tool.wire != losses.wire for tool in choice.tools
+        ):
+            todo.append(("tool_choice", _CHOICE, (), choice.tools[:1]))
+    else:
+        table = losses.answer
+        row = table.apart.get(("Response.choices", ""))
+        if row is not None and any(root.choices):
+            others = {*root.choices} - {0}
+            notes += [("choices[*]", row.action, row.why, (number,)) for number in others]
+            root = replace(root, output=root.choice(0), choices=())
+            todo = [("", "", (), (root,))]
+        row = table.apart.get(("Response.output", SEVERAL))
+        if row is not None and len(root.output) > 1 and _several_messages(root):
+            notes.append(("output", row.action, row.why, ()))
+    # What is as it usually is loses nothing. The rest is judged by kind, not by value, as there may
+    # be ten thousand items of one kind.
+    unusual: dict[tuple[str, str, _Kind], list[tuple[_Place, Any]]] = {}
+    for where, context, place, values in todo:  # which grows meanwhile
+        kinds, many = table.kinds[context], where[-1:] == "]"
+        for number, value in enumerate(values):
+            kind, at = kinds[value.__class__], (*place, number) if many else place
+            if kind.values(value) != kind.usual:
+                unusual.setdefault((where, context, kind), []).append((at, value))
+            for name, inside, as_what in kind.inside:
+                inner = getattr(value, name)
+                if inner and inner.__class__ is not str:
+                    inner = inner if inner.__class__ is tuple else (inner,)
+                    todo.append((where + inside, as_what, at, inner))
+    for (where, context, kind), found in unusual.items():
+        if context == _THOUGHT and kind.kind is UnknownPart:
+            # Pieces of reasoning are left out where those of a message would be refused.
+            strange = [at for at, value in found if value.wire != losses.wire]
+            notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
+            continue
+        for field, name, row in kind.rows:
+            if (test := row.test) is not None:
+                lost = [at for at, value in found if test(value, root)]
+            else:
+                lost = [at for at, v in found if not field or getattr(v, field) not in _UNSET]
+            # Two places are as many as all: both are named as "somewhere".
+            shown = (where + name).lstrip(".")
+            notes += [(shown, row.action, row.why, at) for at in lost[:2]]
+        for at, value in found:
+            for wire, fields in (getattr(value, "extra", None) or {}).items():
+                if wire != losses.wire and wire not in _INTERNAL:
+                    notes += _unknown(fields, where, at)
+    return listed(notes) if notes else ()
 
 
-def judge_answer(response: Response, losses: Losses) -> tuple[Loss, ...]:
-    """What the answer loses on the wire that has this table. Never refuses."""
-    table = losses.answer
-    search = Search(table, losses.wire, response)
-    search.look("Response", "", [((), response)])
-    counts = table.kinds["Usage"]
-    if response.usage is not None and counts.values(response.usage) != counts.unset:
-        search.one(response.usage, "usage")
-    items: Iterable[tuple[int, Item]] = enumerate(response.output)
-    one = table.apart.get(("Response.choices", ""))
-    if one is not None and any(response.choices):
-        for choice in sorted({*response.choices} - {0}):
-            search.note(one, "choices[*]", (choice,))
-        items = [each for each in items if not response.choices[each[0]]]
-    search.items(items, "output[*]")
-    return search.found.losses() if search.found else ()
+def listed(notes: Iterable[Note]) -> tuple[Loss, ...]:
+    """The losses noted, each once. Raises FaultError for the first that is refused."""
+    found = LossList()
+    for field, action, why, place in notes:
+        if action == "refused":
+            raise FaultError(unsupported(f"cannot be carried: {why}", path(field, place)))
+        found.note(field, cast(Literal["emulated", "dropped"], action), why, place)
+    return found.losses()
 
 
-def several_messages(response: Any, _: Any) -> bool:
+def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[Note]:
+    """The fields that only another wire has."""
+    for name, value in fields.items():
+        field = f"{where}.{name}" if where else name
+        if value is None or (not where and name in _QUIET):
+            continue
+        if name in _NESTED and isinstance(value, dict):
+            yield from _unknown(value, field, place)
+        elif field in CONSTRAINT_FIELDS or field == "response_format.type":
+            yield field, BOUND.action, BOUND.why, place
+        else:
+            yield field, OTHER.action, OTHER.why, place
+
+
+def _several_messages(response: Response) -> bool:
     """Whether one choice has more than one message."""
     choices = response.choices or (0,) * len(response.output)
-    seen = set()
-    for item, choice in zip(response.output, choices, strict=True):
-        if isinstance(item, Message):
-            if choice in seen:
-                return True
-            seen.add(choice)
-    return False
+    pairs = zip(response.output, choices, strict=True)
+    said = [choice for item, choice in pairs if isinstance(item, Message)]
+    return len(said) > len({*said})
 
 
 # ---- reports ---------------------------------------------------------------------------------

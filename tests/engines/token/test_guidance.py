@@ -232,8 +232,8 @@ def test_threads_may_share_a_guide() -> None:
     assert not wrong
 
 
-COUNT = samples(25, 250)
-"""Of each kind, in each format, greedy and by chance: a hundred and a thousand."""
+COUNT = samples(12, 250)
+"""Of each kind, in each format, greedy and by chance."""
 LIMIT = 6_000
 
 HERMES = Markup("hermes")
@@ -281,7 +281,7 @@ def thoughts(engine: TokenEngine, request: Request) -> dict[str, float]:
 
 def count(engine: TokenEngine) -> int:
     """How many answers to ask for; the pocket model, which computes more, gives fewer."""
-    return COUNT // 5 if engine.name == "pocket" else COUNT
+    return max(COUNT // 5, 3) if engine.name == "pocket" else COUNT
 
 
 async def answer(engine: TokenEngine, request: Request) -> Response:

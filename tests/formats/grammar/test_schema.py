@@ -154,3 +154,7 @@ def test_random_schemas_pass_and_mean_no_more_than_they_did() -> None:
     for seed in range(samples(50, 500)):
         asked = schema(random.Random(seed))
         jsonschema.Draft202012Validator.check_schema(enforceable(asked, ""))
+
+
+def test_a_format_that_is_no_text_is_an_annotation() -> None:
+    assert enforceable({"format": {}}, "") == {}

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dragoman.formats.grammar.validate import valid
+from dragoman.formats.grammar.schema import valid
 from tests.formats.grammar.schemas import schema
 from tests.samples import samples
 

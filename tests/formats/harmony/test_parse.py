@@ -1,5 +1,9 @@
 """What a model writes in harmony, well or badly formed, and the items it becomes."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -14,9 +18,17 @@ from dragoman.core.item import (
     Thought,
     Token,
 )
-from dragoman.core.request import FunctionTool, NamedTool, Namespace, Request, UnknownTool
+from dragoman.core.request import (
+    FunctionTool,
+    NamedTool,
+    Namespace,
+    ReasoningOptions,
+    Request,
+    UnknownTool,
+)
 from dragoman.core.turn import Turn
 from dragoman.engines.token.engine import StoppingTurn
+from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
 
 from .parsing import BYTES, PLAIN, TOOLS, called, parse, read, spelt
@@ -36,92 +48,30 @@ def thought(text: str, status: str = "completed") -> Reasoning:
     return Reasoning((Thought(text),), status=status)
 
 
-WELL_FORMED: list[tuple[str, list[Item]]] = [
-    ("<|channel|>final<|message|>Hi<|return|>", [final("Hi")]),
-    ("<|channel|>final<|message|><|return|>", [final("")]),
-    (
-        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
-        [thought("Hm"), final("Hi")],
-    ),
-    (CALL + '{"a":"b"}<|call|>', [called("f", '{"a":"b"}')]),
-    (CALL + "<|call|>", [called("f", "{}")]),
-    (
-        "<|channel|>commentary to=functions.patch<|message|>*** Begin<|call|>",
-        [CustomToolCall("", "patch", "*** Begin", status="completed")],
-    ),
-    (
-        "<|channel|>commentary to=crm.find <|constrain|>json<|message|>{}<|call|>",
-        [called("find", "{}", "crm")],
-    ),
-    (
-        (
-            "<|channel|>analysis<|message|>one<|end|>"
-            "<|start|>assistant<|channel|>analysis<|message|>"
-            "two<|end|>"
-        ),
-        [thought("one"), thought("two")],
-    ),
-    (f"{CALL}{{}}<|call|><|start|>assistant{CALL}1<|call|>", [called("f", "{}"), called("f", "1")]),
-    ("<|channel|>analysis<|message|><|end|><|start|>assistant" + CALL, [called("f", "{}")]),
-]
+CASES = json.loads(Path(__file__).with_name("cases").joinpath("answers.json").read_text())
 
 
-@pytest.mark.parametrize(("text", "items"), WELL_FORMED)
-def test_well_formed_messages(text: str, items: list[Item]) -> None:
-    parsed = parse(text)
-    assert parsed.items == items
-    assert not parsed.parser.warnings
-    assert read(text).items == items
+def show(item: Item) -> list[str]:
+    """An item in short: its channel, or what is called, and its text."""
+    assert getattr(item, "status", "") == "completed"
+    match item:
+        case Message(phase=phase):
+            return ["final" if phase == "final_answer" else str(phase), item.text]
+        case FunctionCall(name=name, namespace=space, arguments=text):
+            return [f"{space}.{name}" if space else name, text]
+        case CustomToolCall(name=name, input=text):
+            return [f"custom {name}", text]
+    assert isinstance(item, Reasoning)
+    return ["analysis", item.text]
 
 
-MALFORMED: list[tuple[str, list[Item]]] = [
-    (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", [called("f", "{}")]),
-    (
-        "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|>",
-        [called("f", "{}")],
-    ),
-    ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", [final("{}")]),
-    ("<|channel|>final json<|message|>{}<|return|>", [final("{}")]),
-    ("<|channel|>commentary to=a to=b json<|message|>{}", [called("a", "{}")]),
-    ("<|channel|>commentary functions.f json<|message|>{}", [called("f", "{}")]),
-    ("<|channel|>commentary functions.f<|message|>{}", [called("f", "{}")]),
-    ("<|channel|>commentary to= functions.f<|message|>{}", [called("f", "{}")]),
-    ("<|channel|>comment?? to=f<|message|>{}", [called("f", "{}")]),
-    ("<|channel|>finalize<|message|>Hi", [final("Hi")]),
-    ("<|channel|>thinking<|message|>Hi", [final("Hi")]),
-    ("<|channel|> analysis<|message|>Hm", [thought("Hm")]),
-    ("assistant<|channel|>analysis<|message|>Hm", [thought("Hm")]),
-    ("assistantanalysis<|message|>Hm", [thought("Hm")]),
-    ("analysis<|message|>Hm", [thought("Hm")]),
-    ("<|message|>Hi<|return|>", [final("Hi")]),
-    ("Hi<|return|>", [final("Hi")]),
-    ("<|channel|>final Hi there<|return|>", [final(" Hi there")]),
-    ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Hi", [thought("Hm"), final("Hi")]),
-    ("<|channel|>analysis<|channel|>final<|message|>Hi", [final("Hi")]),
-    ("<|channel|>final<|message|>a<|message|>b<|constrain|>c", [final("abc")]),
-    ("<|channel|>final<|message|>a<|reserved_200013|>b", [final("ab")]),
-    ("<|channel|>final<|message|>a<|start|>assistant" + CALL, [final("a"), called("f", "{}")]),
-    ("<|channel|>final<|message|>a<|return|>b", [final("a"), final("b")]),
-    ("<|channel|>final<|message|>a<|end|>\n<|end|>", [final("a")]),
-    ("<|channel|>final<|message|>a<|end|><|constrain|> ", [final("a")]),
-    ("<|start|>assistant<|start|>assistant<|channel|>final<|message|>a", [final("a")]),
-    ("<|channel|>final<|message|>a<|end|><|start|>user<|message|>no", [final("a")]),
-    ("<|channel|>final<|message|>a<|end|><|start|>user", [final("a")]),
-    ("<|channel|>final<|message|>a<|end|><|start|>hello<|end|>", [final("a"), final("hello")]),
-    (
-        (
-            "<|channel|>final<|message|>a<|end|><|start|>functions.f to=assistant"
-            "<|channel|>commentary<|message|>no<|end|>"
-        ),
-        [final("a")],
-    ),
-    ("<|start|>functions.f<|channel|>commentary<|message|>{}", [called("f", "{}")]),
-]
-
-
-@pytest.mark.parametrize(("text", "items"), MALFORMED)
-def test_p18_malformed_messages_are_read_as_well_as_can_be(text: str, items: list[Item]) -> None:
-    assert parse(text).items == items
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"])
+def test_p18_messages_well_and_badly_formed_are_parsed_as_well_as_can_be(case: Any) -> None:
+    parsed = parse(case["text"])
+    assert [show(item) for item in parsed.items] == case["items"]
+    if "warnings" in case:
+        assert parsed.parser.warnings == []
+        assert read(case["text"]).items == parsed.items
 
 
 @pytest.mark.parametrize(
@@ -366,3 +316,28 @@ def test_r4_w6_what_a_tool_would_say_is_no_item() -> None:
     parsed = parse(f"{call}{output}<|start|>assistant<|channel|>final<|message|>2<|return|>")
     assert parsed.items == [preamble("1+1"), final("2")]
     assert parsed.parser.reasoning_tokens == 0
+
+
+# ---- openai-harmony as an oracle ---------------------------------------------------------------
+
+ORACLE = json.loads(Path(__file__).with_name("cases").joinpath("oracle.json").read_text())
+"""What openai-harmony made of these, recorded by record_oracle.py."""
+
+
+@pytest.mark.parametrize("case", ORACLE["prompts"], ids=range(len(ORACLE["prompts"])))
+def test_prompt_is_that_of_openai_harmony(case: Any) -> None:
+    messages = (Message(m["role"], m["text"], phase=m["phase"]) for m in case["messages"])
+    request = Request(
+        model="m",
+        items=tuple(messages),
+        tools=tuple(FunctionTool(**tool) for tool in case["tools"]),
+        instructions=case["instructions"],
+        reasoning=ReasoningOptions(case["effort"]),
+    )
+    assert HARMONY.render(request, Setting(case["today"])).text == case["prompt"]
+
+
+@pytest.mark.parametrize("case", ORACLE["answers"], ids=range(len(ORACLE["answers"])))
+def test_answer_is_parsed_as_by_openai_harmony(case: Any) -> None:
+    parsed = parse(case["text"], Request(model="m", tools=(FunctionTool("f"),)))
+    assert [show(item) for item in parsed.items] == case["items"]

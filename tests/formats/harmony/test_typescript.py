@@ -1,6 +1,8 @@
 """JSON schemas in the syntax of TypeScript, as harmony shows them."""
 
+import json
 import time
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON
 from dragoman.formats.harmony.typescript import free, function
-from tests.strategies import json
+from tests.strategies import json as values
 
 STRING = {"type": "string"}
 NUMBER = {"type": "number"}
@@ -21,81 +23,11 @@ def shape(schema: JSON) -> str:
     return text.removeprefix("type f = (_: {\n").removesuffix("\n}) => any;")
 
 
-TYPES: list[tuple[JSON, str]] = [
-    (STRING, "a?: string,"),
-    ({"type": "integer"}, "a?: number,"),
-    ({"type": "boolean"}, "a?: boolean,"),
-    ({"type": "null"}, "a?: null,"),
-    ({}, "a?: any,"),
-    (True, "a?: any,"),
-    (False, "a?: never,"),
-    ({"type": "weird"}, "a?: any,"),
-    ({"type": ["string", "null"]}, "a?: string | null,"),
-    ({"type": "string", "nullable": True}, "a?: string | null,"),
-    ({"type": ["string", "null"], "nullable": True}, "a?: string | null,"),
-    ({"nullable": True}, "a?: any,"),
-    ({"enum": ["x", "y"], "type": "string"}, 'a?: "x" | "y",'),
-    ({"enum": [1, 2.5, None, "x", True]}, 'a?: 1 | 2.5 | null | "x" | true,'),
-    ({"enum": []}, "a?: any,"),
-    ({"const": "x"}, 'a?: "x",'),
-    ({"const": None}, "a?: null,"),
-    ({"enum": ['say "x"']}, r'a?: "say \"x\"",'),
-    ({"type": "array", "items": STRING}, "a?: string[],"),
-    ({"type": "array"}, "a?: Array<any>,"),
-    ({"type": "array", "items": {"enum": ["x", "y"]}}, 'a?: ("x" | "y")[],'),
-    ({"type": ["array", "null"], "items": STRING}, "a?: string[] | null,"),
-    ({"type": "array", "prefixItems": [STRING, NUMBER], "items": False}, "a?: [string, number],"),
-    ({"type": "array", "prefixItems": [STRING]}, "a?: [string, ...Array<any>],"),
-    ({"type": "object"}, "a?: {\n    },"),
-    ({"properties": {"b": STRING}}, "a?: {\n    b?: string,\n    },"),
-    (
-        {"type": ["object", "null"], "properties": {"b": STRING}, "required": ["b"]},
-        "a?: {\n    b: string,\n    } | null,",
-    ),
-    (
-        {"type": "object", "additionalProperties": NUMBER},
-        "a?: {\n    [key: string]: number,\n    },",
-    ),
-    ({"anyOf": [STRING, {"type": "null"}]}, "a?: string | null,"),
-    ({"anyOf": [STRING, {"type": ["string", "number"]}]}, "a?: string | number,"),
-    ({"oneOf": [STRING, NUMBER]}, "a?:\n | string\n | number\n,"),
-    ({"oneOf": [STRING], "nullable": True}, "a?:\n | string\n | null\n,"),
-    (
-        {"anyOf": [{**STRING, "description": "a name"}, {**NUMBER, "default": 3}, True]},
-        "a?:\n | string // a name\n | number // default: 3\n | any\n,",
-    ),
-    (
-        {"oneOf": [STRING, {"properties": {"b": STRING}}], "default": "x"},
-        '// default: "x"\na?:\n | string\n | {\n   b?: string,\n   }\n,',
-    ),
-    ({"allOf": [STRING]}, "a?: string,"),
-    ({"allOf": [{"enum": ["x", "y"]}, STRING]}, 'a?: (("x" | "y") & string),'),
-    (
-        {"properties": {"b": STRING}, "anyOf": [{"required": ["b"]}]},
-        "a?: {\n    b?: string,\n    },",
-    ),
-    ({"$ref": "https://elsewhere"}, "a?: any,"),
-    ({"$ref": "#/$defs/nothing"}, "a?: any,"),
-    ({"$ref": "#/properties/a/oneOf/7"}, "a?: any,"),
-    ({"type": "string", "default": "x"}, 'a?: string, // default: "x"'),
-    ({"enum": ["x"], "default": "x"}, 'a?: "x", // default: x'),
-    ({"enum": ["x\n"], "default": "x\n"}, 'a?: "x\\n", // default: "x\\n"'),
-    ({"type": "number", "default": None}, "a?: number, // default: null"),
-    ({"type": "string", "description": "one\ntwo"}, "// one\n// two\na?: string,"),
-    ({"type": "string", "title": "T", "description": "D"}, "// T\n//\n// D\na?: string,"),
-    (
-        {"type": "string", "description": "D", "examples": ["x", 1]},
-        '// D\n// Examples:\n// - "x"\n// - 1\na?: string,',
-    ),
-    (
-        {"type": "array", "description": "All.", "items": {**STRING, "description": "Each."}},
-        "// All.\n// Each.\na?: string[],",
-    ),
-]
+TYPES = json.loads(Path(__file__).with_name("cases").joinpath("types.json").read_text())
 
 
 @pytest.mark.parametrize(("schema", "text"), TYPES)
-def test_types(schema: JSON, text: str) -> None:
+def test_schema_becomes_a_type(schema: JSON, text: str) -> None:
     assert shape(schema) == text
 
 
@@ -228,7 +160,7 @@ def test_too_deep_a_schema_ends_in_any() -> None:
     assert function("f", None, cycle).endswith("type f = (_: f_a) => any;")
 
 
-@given(json, json, json)
+@given(values, values, values)
 def test_nonsense_is_written_too(one: JSON, two: JSON, three: JSON) -> None:
     for key in ("type", "enum", "anyOf", "allOf", "items", "$ref", "default", "required", "title"):
         shape({key: one, "properties": two, "description": three})

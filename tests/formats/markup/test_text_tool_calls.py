@@ -12,8 +12,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.request import FunctionTool, JSONSchema, Request
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
-from dragoman.formats.markup.format import Markup
-from dragoman.formats.markup.text_tool_calls import TextToolCallTurn
+from dragoman.formats.markup.format import Markup, TextToolCallTurn
 from dragoman.formats.prompt import ByteTokenizer
 from tests.formats.markup.parsing import TOOLS, asked, parse, pieces, show
 

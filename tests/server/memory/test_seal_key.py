@@ -1,4 +1,4 @@
-"""The key that seals reasoning: out of the environment, out of a file, or for this process."""
+"""The key that encrypts reasoning: out of the environment, out of a file, or for this process."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import pytest
 from dragoman.core.item import Reasoning, Thought
 from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import Settings
-from dragoman.server.state.service import FILE, file_key, open_memory, open_seal
+from dragoman.server.state.service import FILE, file_key, open_cipher, open_memory
 
 THOUGHT = Reasoning((Thought("Hm."),))
 
 
 def test_the_key_of_the_environment_seals_on_every_server() -> None:
-    settings, environ = Settings(seal_key_env="SEAL"), {"SEAL": " a key of sixteen or more "}
-    blob = open_seal(settings, environ).close(THOUGHT, "ada", "m")
-    assert open_seal(settings, environ).open(blob, "ada", "m") == THOUGHT
-    other = open_seal(settings, {"SEAL": "quite another key of sixteen"})
+    settings, environ = Settings(encryption_key_env="KEY"), {"KEY": " a key of sixteen or more "}
+    blob = open_cipher(settings, environ).encrypt(THOUGHT, "ada", "m")
+    assert open_cipher(settings, environ).decrypt(blob, "ada", "m") == THOUGHT
+    other = open_cipher(settings, {"KEY": "quite another key of sixteen"})
     assert not other.is_ours(blob)
 
 
 @pytest.mark.parametrize("value", [None, "", "too short"])
 def test_a_variable_without_a_key_is_said_at_once(value: str | None) -> None:
-    environ = {} if value is None else {"SEAL": value}
-    with pytest.raises(ConfigurationError, match="SEAL") as raised:
-        open_memory(Settings(store="memory", seal_key_env="SEAL"), environ)
+    environ = {} if value is None else {"KEY": value}
+    with pytest.raises(ConfigurationError, match="KEY") as raised:
+        open_memory(Settings(store="memory", encryption_key_env="KEY"), environ)
     assert value is None or not value or value not in str(raised.value)
 
 
 def test_a_file_is_made_when_needed_and_read_from_then_on(tmp_path: Path) -> None:
     environ, path = {"XDG_DATA_HOME": str(tmp_path)}, tmp_path / "dragoman" / FILE
-    seal = open_seal(Settings(), environ)
+    cipher = open_cipher(Settings(), environ)
     assert not path.exists()
-    blob = seal.close(THOUGHT, "ada", "m")
+    blob = cipher.encrypt(THOUGHT, "ada", "m")
     if sys.platform != "win32":
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
-    assert open_seal(Settings(), environ).open(blob, "ada", "m") == THOUGHT
+    assert open_cipher(Settings(), environ).decrypt(blob, "ada", "m") == THOUGHT
 
 
 def test_servers_that_make_the_file_together_have_one_key(tmp_path: Path) -> None:
@@ -54,8 +54,8 @@ def test_servers_that_make_the_file_together_have_one_key(tmp_path: Path) -> Non
 
 def test_without_a_place_for_it_the_key_lives_as_long_as_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    seal = open_seal(Settings(), {"XDG_DATA_HOME": str(tmp_path / "file")})
-    assert seal.open(seal.close(THOUGHT, "", "m"), "", "m") == THOUGHT
+    cipher = open_cipher(Settings(), {"XDG_DATA_HOME": str(tmp_path / "file")})
+    assert cipher.decrypt(cipher.encrypt(THOUGHT, "", "m"), "", "m") == THOUGHT
     (tmp_path / FILE).write_bytes(b"cut")
     assert len(file_key(tmp_path / FILE)()) == 32
 
@@ -63,20 +63,20 @@ def test_without_a_place_for_it_the_key_lives_as_long_as_the_process(tmp_path: P
 def test_a_user_without_a_home_has_a_seal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", dict[int, object]().__getitem__)
-    seal = open_seal(Settings(), {})
-    assert seal.open(seal.close(THOUGHT, "", "m"), "", "m") == THOUGHT
+    cipher = open_cipher(Settings(), {})
+    assert cipher.decrypt(cipher.encrypt(THOUGHT, "", "m"), "", "m") == THOUGHT
 
 
 def test_a_server_whose_memory_is_its_process_writes_no_file(tmp_path: Path) -> None:
     environ = {"XDG_DATA_HOME": str(tmp_path)}
-    seal = open_seal(Settings(store="memory"), environ)
-    assert seal.is_ours(seal.close(THOUGHT, "", "m"))
+    cipher = open_cipher(Settings(store="memory"), environ)
+    assert cipher.is_ours(cipher.encrypt(THOUGHT, "", "m"))
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_memory_has_a_seal_and_a_server_without_one_has_none(tmp_path: Path) -> None:
     memory = open_memory(Settings(store=f"sqlite:{tmp_path / 'store.db'}"), {})
     assert memory is not None
-    assert memory.seal is not None
+    assert memory.cipher is not None
     await memory.close()
     assert open_memory(Settings(store="none"), {}) is None

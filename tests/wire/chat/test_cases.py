@@ -1,4 +1,4 @@
-"""The corpora: streams as servers send them, whole, byte by byte and cut; requests both ways."""
+"""The corpora: streams as servers send them, in any pieces and cut; requests both ways."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from dragoman.core.event import Event, Failed, Finished, Progress
+from dragoman.core.event import Event, Failed, Progress
 from dragoman.core.fold import fold
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response
@@ -29,60 +29,60 @@ ALL = Request(
 )
 
 
-def stream(case: dict[str, Any]) -> bytes:
-    events = (e if isinstance(e, str) else f"data: {json.dumps(e)}" for e in case["events"])
-    return "".join(f"{event}\n\n" for event in events).encode()
+def stream(events: list[Any]) -> bytes:
+    """The events of a case as a server sends them; a string stands as the line it is."""
+    lines = (each if isinstance(each, str) else f"data: {json.dumps(each)}" for each in events)
+    return "".join(f"{line}\n\n" for line in lines).encode("utf-8", "surrogatepass")
 
 
-def play(case: dict[str, Any], *pieces: bytes) -> list[Event]:
-    return hear(*pieces, think=case.get("think", "inline"))
-
-
-def known(response: Response) -> Response:
-    """The answer without what the upstream said of itself, which is never said again."""
+def without_upstream(response: Response) -> Response:
+    """The answer without the upstream's own id and time, which are never encoded again."""
     extra = {wire: fields for wire, fields in (response.extra or {}).items() if wire != "upstream"}
     return replace(response, extra=extra or None)
 
 
 def described(events: list[Event]) -> dict[str, Any]:
     """The answer as the corpus writes it down."""
-    response = to_builtins(known(fold(events)))
+    response = to_builtins(without_upstream(fold(events)))
     names = ("status", "output", "choices", "reasons", "usage", "error", "extra")
-    told = {name: response[name] for name in names if name in response}
-    told.setdefault("output", [])
+    found = {"output": []} | {name: response[name] for name in names if name in response}
     beside = [event.data["chat"] for event in events if isinstance(event, Progress)]
-    return json.loads(json.dumps(told | ({"beside": beside} if beside else {})))
+    return json.loads(json.dumps(found | ({"beside": beside} if beside else {})))
 
 
-@pytest.fixture(params=STREAMS, ids=lambda case: case["name"])
-def case(request: pytest.FixtureRequest) -> Any:
-    return request.param
+@pytest.mark.parametrize("case", STREAMS, ids=lambda case: case["name"])
+def test_stream_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(case: Any) -> None:
+    data, think = stream(case["events"]), case.get("think", "inline")
+    events = hear(data, think=think)
+    assert described(events) == case["expect"]
+    assert hear(*(data[n : n + 1] for n in range(len(data))), think=think) == events
+    assert CHAT.encoder(ALL, STANDARD).feed(events) == tell(events, ALL)  # in one batch
+    response, again = fold(events), fold(hear(tell(events, ALL), think=think))
+    assert without_upstream(again).output == response.output
+    assert (again.reasons, again.usage) == (response.reasons, _summed(response.usage))
+    if isinstance(events[-1], Failed):
+        assert "error" in chunks(tell(events))[-1]
+        return
+    # Law 3: what a reader of the stream gathers is the whole answer.
+    plain = [event for event in events if not isinstance(event, Progress)]
+    streamed, whole = gathered(tell(plain, ALL)), body(response, ALL)
+    for choice in streamed["choices"]:
+        choice["message"].setdefault("annotations", [])
+    assert streamed == whole | {"object": "chat.completion.chunk"}
+    assert body(read(json.dumps(whole).encode()), ALL) == whole
 
 
-def test_a_stream_is_heard_as_expected(case: dict[str, Any]) -> None:
-    assert described(play(case, stream(case))) == case["expect"]
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_byte_by_byte_and_with_any_line_end_the_events_are_the_same(
-    case: dict[str, Any], end: bytes
+@pytest.mark.parametrize("case", STREAMS, ids=lambda case: case["name"])
+def test_r1_w11_p24_stream_cut_at_any_byte_fails_or_completes_and_keeps_what_came(
+    case: Any,
 ) -> None:
-    data = stream(case)
-    ends = data.replace(b"\n", end)
-    assert play(case, *(ends[n : n + 1] for n in range(len(ends)))) == play(case, data)
-
-
-def test_r1_w11_p24_a_stream_cut_at_any_byte_is_cut_or_complete_and_what_came_is_kept(
-    case: dict[str, Any],
-) -> None:
-    data = stream(case)
-    whole = play(case, data)
-    for place in range(0, len(data), samples(5, 1)):
-        events = play(case, data[:place])
+    data, think = stream(case["events"]), case.get("think", "inline")
+    whole = hear(data, think=think)
+    for place in range(0, len(data), samples(11, 1)):
+        events = hear(data[:place], think=think)
         last = events[-1]
         if isinstance(last, Failed):
-            seen = data[:place].strip()
-            allowed = {"upstream_cut"} if seen else {"upstream_error"}
+            allowed = {"upstream_cut"} if data[:place].strip() else {"upstream_error"}
             if isinstance(whole[-1], Failed):
                 allowed.add(whole[-1].fault.code)
             assert last.fault.code in allowed, place
@@ -92,7 +92,7 @@ def test_r1_w11_p24_a_stream_cut_at_any_byte_is_cut_or_complete_and_what_came_is
 
 
 def messages(events: list[Event]) -> list[Any]:
-    """The messages that were said, as far as they go."""
+    """The messages of the answer, as far as they go."""
     stream = tell(event for event in events if not isinstance(event, Failed))
     return [choice["message"] for choice in gathered(stream)["choices"]]
 
@@ -110,44 +110,13 @@ def begins(part: Any, whole: Any) -> bool:
             return part is None or bool(part == whole)
 
 
-def test_what_was_heard_and_said_again_is_heard_the_same(case: dict[str, Any]) -> None:
-    events = play(case, stream(case))
-    again = hear(tell(events, ALL), think=case.get("think", "inline"))
-    assert known(fold(again)).output == fold(events).output
-    assert known(fold(again)).reasons == fold(events).reasons
-    assert fold(again).usage == _summed(fold(events).usage)
-    assert isinstance(again[-1], type(events[-1]))
-
-
-def test_law_3_the_plain_answer_is_what_a_reader_of_the_stream_gathers(
-    case: dict[str, Any],
-) -> None:
-    events = play(case, stream(case))
-    if isinstance(events[-1], Failed):
-        assert "error" in chunks(tell(events))[-1]
-        return
-    plain = [event for event in events if not isinstance(event, Progress)]
-    streamed, said = gathered(tell(plain, ALL)), body(fold(events), ALL)
-    for choice in streamed["choices"]:
-        choice["message"].setdefault("annotations", [])
-    assert streamed == said | {"object": "chat.completion.chunk"}
-
-
-def test_a_plain_answer_is_heard_like_the_stream(case: dict[str, Any]) -> None:
-    events = play(case, stream(case))
-    if isinstance(events[-1], Finished):
-        said = body(fold(events), ALL)
-        again = read(json.dumps(said).encode())
-        assert body(again, ALL) == said
-
-
 def _summed(usage: Any) -> Any:
+    """The usage with the total that a reader of the encoded answer is given."""
     if usage is None or None in (usage.input_tokens, usage.output_tokens):
         return usage
     total = usage.total_tokens
     return replace(
-        usage,
-        total_tokens=usage.input_tokens + usage.output_tokens if total is None else total,
+        usage, total_tokens=usage.input_tokens + usage.output_tokens if total is None else total
     )
 
 
@@ -169,7 +138,7 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("wire", REQUESTS)
 @pytest.mark.parametrize("dialect", [STANDARD, Dialect(ask_usage=False)])
-def test_law_1_a_request_read_said_and_read_is_the_same_and_nothing_is_lost_in_silence(
+def test_law_1_request_survives_decode_and_encode_and_every_loss_is_reported(
     wire: dict[str, Any], dialect: Dialect
 ) -> None:
     request = CHAT.decode_request(json.dumps(wire).encode())

@@ -1,13 +1,16 @@
-"""Streams are heard however servers send them, and end as what they are."""
+"""Streams are decoded however servers send them, and their content keeps its meaning."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dragoman.core.event import Finished, Started
+from dragoman.core.event import Delta, Finished, ItemAdded, ItemDone
 from dragoman.core.fold import fold
-from dragoman.core.item import FunctionCall, Message, Reasoning
+from dragoman.core.item import FunctionCall, Message, Reasoning, Text, Token
 from dragoman.core.response import Usage
 from dragoman.core.turn import Turn
 from dragoman.wire.chat import CHAT
@@ -17,7 +20,6 @@ from tests.wire.chat.answering import (
     STOP,
     TEXT,
     UPSTREAM,
-    WITH_USAGE,
     body,
     call,
     calls,
@@ -29,17 +31,14 @@ from tests.wire.chat.answering import (
     hear,
     heard,
     kinds,
+    output,
+    read,
     sse,
     tell,
+    whole,
 )
 
 # ---- a stream ----------------------------------------------------------------------------
-
-
-def test_r1_10_a_stream_opens_with_one_started_and_an_error_at_once_opens_nothing() -> None:
-    assert kinds(hear(sse(TEXT, STOP))).count("Started") == 1
-    assert isinstance(hear(sse(TEXT, STOP))[0], Started)
-    assert kinds(hear(sse({"error": {"message": "No."}}))) == ["Failed"]
 
 
 def test_r1_12_every_part_of_a_chunk_is_read_whichever_come_together() -> None:
@@ -101,13 +100,6 @@ def test_r1_w2_w9_cached_tokens_are_read_and_repeated_usage_is_not_added_up() ->
     assert response.usage == Usage(5, 2, cached_tokens=4)
 
 
-def test_p29_usage_that_was_null_first_is_read_last_also_without_choices() -> None:
-    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    last = {**UPSTREAM, "choices": [], "usage": usage}
-    events = hear(sse({**TEXT, "usage": None}, {**STOP, "usage": None}, last))
-    assert chunks(tell(events, WITH_USAGE))[-2]["usage"] == usage
-
-
 def test_r1_w4_a_legacy_call_in_a_stream_is_a_call_like_any_other() -> None:
     pieces = [{"name": "f"}, {"arguments": '{"a"'}, {"arguments": ":1}"}]
     response = heard(*(chunk({"function_call": p}) for p in pieces), chunk({}, "function_call"))
@@ -129,43 +121,6 @@ def test_r1_w5_calls_without_an_index_remain_several() -> None:
     ]
 
 
-def test_p1_a_null_or_missing_index_gets_a_stable_place() -> None:
-    stream = [call(index=None, id="a", name="f", arguments="{}"), call(id="b", name="g")]
-    assert [c[0] for c in calls(*stream)] == ["a", "b"]
-    said = [d["tool_calls"][0] for d in deltas(tell(hear(sse(*stream)))) if "tool_calls" in d]
-    assert all("index" in fragment for fragment in said)
-    assert sorted({fragment["index"] for fragment in said}) == [0, 1]
-
-
-def test_p2_the_same_index_for_all_calls_is_repaired_by_their_ids_and_starts() -> None:
-    by_id = [call(index=0, id=n, name="f", arguments=f'{{"n":"{n}"}}') for n in "abc"]
-    assert [c[0] for c in calls(*by_id)] == ["a", "b", "c"]
-    by_start = [call(index=0, name="f", arguments=f'{{"n":{n}}}') for n in range(3)]
-    assert [c[2] for c in calls(*by_start)] == ['{"n":0}', '{"n":1}', '{"n":2}']
-
-
-def test_p3_an_orphan_fragment_belongs_to_the_open_call() -> None:
-    stream = [call(index=0, id="a", name="f", arguments='{"x"'), call(index=5, arguments=":1}")]
-    assert calls(*stream) == [("a", "f", '{"x":1}')]
-
-
-def test_p4_interleaved_fragments_reach_their_own_calls() -> None:
-    opened = [call(index=n, id=f"c{n}", name="f", arguments="") for n in (0, 1)]
-    rest = [call(index=n, arguments=a) for a in ('{"p":', '"A"}') for n in (0, 1)]
-    assert calls(*opened, *rest) == [("c0", "f", '{"p":"A"}'), ("c1", "f", '{"p":"A"}')]
-    said = deltas(tell(hear(sse(*opened, *rest, chunk({}, "tool_calls")))))
-    order = [d["tool_calls"][0]["index"] for d in said if "tool_calls" in d]
-    assert order == [0, 0, 0, 1, 1, 1]  # said on without interleaving
-
-
-def test_p7_parallel_calls_of_one_delta_are_all_kept() -> None:
-    many = [
-        {"index": n, "id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(5)
-    ]
-    response = heard(chunk({"tool_calls": many}), chunk({}, "tool_calls"))
-    assert [call.call_id for call in response.calls] == [f"c{n}" for n in range(5)]
-
-
 def test_r1_w6_an_error_object_in_the_stream_ends_it_as_failed() -> None:
     error = {"message": "Out of memory", "type": "server_error", "code": "oom", "param": "n"}
     events = hear(sse(TEXT, {"error": error}, STOP))
@@ -180,14 +135,6 @@ def test_r1_w6_an_error_object_in_the_stream_ends_it_as_failed() -> None:
     assert kinds(events).count("Failed") == 1
     said = chunks(tell(events))[-1]["error"]
     assert (said["message"], said["code"]) == ("Out of memory", "oom")
-
-
-def test_p24_an_error_glued_to_half_an_event_is_not_swallowed() -> None:
-    half = (
-        sse(TEXT, done=False)
-        + b'data: {"choices": [{"delta": {"con{"error": {"message": "Gone"}}\n\n'
-    )
-    assert failed(half).message == "Gone"
 
 
 def test_r1_w8_two_data_lines_with_no_blank_line_between_are_two_events() -> None:
@@ -215,13 +162,213 @@ def test_r1_w10_every_choice_keeps_its_own_items_text_and_reason() -> None:
     assert [c["finish_reason"] for c in body(response)["choices"]] == ["tool_calls", "length"]
 
 
-def test_r1_w11_a_stream_that_breaks_off_is_failed_and_keeps_what_came() -> None:
-    events = hear(sse(TEXT, done=False))
-    assert fold(events).text == "Hi"
-    assert failed(sse(TEXT, done=False)).code == "upstream_cut"
-    one_of_two = sse(chunk({"content": "a"}, index=1), TEXT, STOP, done=False)
-    assert failed(one_of_two).code == "upstream_cut"
-
-
 def test_an_end_with_blanks_around_it_is_the_end() -> None:
     assert finished(hear(sse(TEXT, b" [DONE] ", done=False))).reasons == ("stop",)
+
+
+# ---- R2 and V ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "read_as"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("tool_calls", "tool_calls"),
+        ("content_filter", "content_filter"),
+        ("function_call", "tool_calls"),
+        ("tool-calls", "tool_calls"),
+        ("tool_use", "tool_calls"),
+        ("Content-Filter", "content_filter"),
+        ("SAFETY", "content_filter"),
+        ("max_tokens", "length"),
+        ("max_output_tokens", "length"),
+        ("model_length", "length"),
+        ("eos", "stop"),
+        ("end_turn", "stop"),
+        (7, "stop"),
+        (["x"], "stop"),
+    ],
+)
+def test_r2_28_v11_one_table_of_reasons_for_whole_and_streamed(word: Any, read_as: str) -> None:
+    assert heard(TEXT, chunk({}, word)).reasons == (read_as,)
+    assert read(whole({"content": "Hi"}, word)).reasons == (read_as,)
+
+
+def test_r2_28_none_yet_is_none_yet() -> None:
+    for none in (None, ""):
+        assert failed(sse(TEXT, chunk({}, none), done=False)).code == "upstream_cut"
+
+
+@pytest.mark.parametrize("none", [None, [], ()])
+def test_r2_29_a_null_and_an_empty_list_are_no_calls(none: Any) -> None:
+    assert heard(chunk({"content": "Hi", "tool_calls": none}), STOP).calls == ()
+    assert read(whole({"content": "Hi", "tool_calls": none})).calls == ()
+
+
+WEIGHED = {
+    "token": "H",
+    "logprob": -0.5,
+    "bytes": [72],
+    "top_logprobs": [
+        {"token": "J", "logprob": -1, "bytes": [74]},
+        {"token": "J", "logprob": -2, "bytes": None},
+    ],
+}
+H = Token("H", -0.5, b"H", (Token("J", -1, b"J"), Token("J", -2)))
+
+
+def test_r2_30_v12_tokens_keep_text_bytes_value_and_alternatives_doubles_included() -> None:
+    logprobs = {"logprobs": {"content": [WEIGHED, WEIGHED], "refusal": None}}
+    streamed = heard(chunk({"content": "HH"}, choice=logprobs), STOP)
+    plain = read(whole({"content": "HH"}, choice=logprobs))
+    for response in (streamed, plain):
+        (item,) = response.output
+        assert isinstance(item, Message)
+        assert item.parts == (Text("HH", tokens=(H, H)),)
+        assert body(response)["choices"][0]["logprobs"] == logprobs["logprobs"]
+
+
+def test_tokens_of_half_a_character_stay_with_the_text() -> None:
+    half = {"token": "\\xf0", "logprob": -1, "bytes": [240], "top_logprobs": []}
+    first = chunk({"content": ""}, choice={"logprobs": {"content": [half]}})
+    response = heard(first, chunk({"content": "😀"}), STOP)
+    (item,) = response.output
+    assert isinstance(item, Message)
+    assert item.parts == (Text("😀", tokens=(Token("\\xf0", -1, b"\xf0"),)),)
+
+
+def test_r2_32_text_before_calls_and_nothing_for_nothing() -> None:
+    both = chunk({"tool_calls": [{"index": 0, **CALL}], "content": "Hi"})
+    events = hear(sse(chunk({"content": ""}), both, chunk({}), chunk({}, "tool_calls")))
+    added = [type(e.item) for e in events if isinstance(e, ItemAdded)]
+    assert added == [Message, FunctionCall]
+    assert [e.data for e in events if isinstance(e, Delta)] == ["Hi", '{"a": 1}']
+
+
+@given(st.data())
+def test_r2_33_a_call_whole_in_one_delta_is_the_same_as_in_pieces(data: st.DataObject) -> None:
+    text = '{"a": "b{}\\"", "c": [1, 2]}'
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=5)))
+    places = [0, *cuts, len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    whole = calls(call(index=0, id="c", name="f", arguments=text))
+    assert calls(
+        call(index=0, id="c", name="f"), *(call(index=0, arguments=p) for p in pieces)
+    ) == (whole)
+    # Half an argument string never ends a stream; its call is incomplete.
+    (item,) = output(call(index=0, id="c", name="f", arguments=text[:5]), chunk({}, "length"))
+    assert isinstance(item, FunctionCall)
+    assert (item.arguments, item.status) == (text[:5], "incomplete")
+
+
+def test_r2_34_names_and_arguments_in_any_order_lose_nothing() -> None:
+    assert calls(
+        call(index=0, id="c", arguments='{"a"'), call(index=0, name="f", arguments=":1}")
+    ) == [("c", "f", '{"a":1}')]
+    together = [call(index=n, id=f"c{n}", name="f", arguments='{"a') for n in (0, 1)]
+    rest = [call(index=n, arguments='":1}') for n in (0, 1)]
+    assert [c[2] for c in calls(*together, *rest)] == ['{"a":1}'] * 2
+    assert calls(call(index=0, id="c", name="f")) == [("c", "f", "{}")]
+
+
+def test_r2_35_v2_the_last_stated_reason_counts_and_usage_may_follow_it() -> None:
+    usage = {**UPSTREAM, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+    response = heard(TEXT, chunk({}, "length"), chunk({}, None), chunk({}, ""), usage)
+    assert (response.reasons, response.usage) == (("length",), Usage(1, 2))
+    assert heard(TEXT, chunk({}, "length"), chunk({}, "stop")).reasons == ("stop",)
+
+
+def test_v1_a_chunk_with_no_choices_disturbs_nothing() -> None:
+    empty = {**UPSTREAM, "choices": []}
+    assert heard(empty, TEXT, empty, STOP, empty).output == heard(TEXT, STOP).output
+
+
+def test_v3_text_in_the_finishing_chunk_is_delivered() -> None:
+    assert heard(TEXT, chunk({"content": " you"}, "stop")).text == "Hi you"
+
+
+def test_v4_a_reader_knows_each_call_at_every_moment() -> None:
+    events = hear(
+        sse(call(index=0, id="c", name="f", arguments='{"a":1}'), chunk({}, "tool_calls"))
+    )
+    added, delta, done = events[1:4]
+    assert isinstance(added, ItemAdded)
+    assert isinstance(added.item, FunctionCall)
+    assert (added.item.call_id, added.item.name, added.item.arguments) == ("c", "f", "")
+    assert isinstance(delta, Delta)
+    assert (delta.index, delta.kind, delta.data) == (0, "arguments", '{"a":1}')
+    assert isinstance(done, ItemDone)
+
+
+def test_v10_text_beside_calls_is_kept_in_the_order_in_which_both_came() -> None:
+    stream = [
+        chunk({"content": "a"}),
+        call(index=0, id="c", name="f", arguments='{"x":1}'),
+        chunk({"content": "b"}),
+        chunk({}, "tool_calls"),
+    ]
+    items = output(*stream)
+    assert [type(item) for item in items] == [Message, FunctionCall, Message]
+    said = read(whole({"content": "a", "tool_calls": [CALL]})).output
+    assert [type(item) for item in said] == [Message, FunctionCall]
+
+
+def test_v11_a_filter_and_a_refusal_keep_their_meaning_whole_and_streamed() -> None:
+    for response in (
+        heard(chunk({"refusal": "No."}), chunk({}, "content_filter")),
+        read(whole({"content": None, "refusal": "No."}, "content_filter")),
+    ):
+        assert (response.refusal, response.reasons, response.status) == (
+            "No.",
+            ("content_filter",),
+            "incomplete",
+        )
+        choice = body(response)["choices"][0]
+        assert (choice["message"]["refusal"], choice["finish_reason"]) == ("No.", "content_filter")
+
+
+def test_v18_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    hear(sse(b"garbage", call(index=0, id="c", name="f", arguments="oops"), chunk({}, "x-y")))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_v19_ids_are_the_same_in_deltas_final_items_and_on_every_reading() -> None:
+    stream = sse(call(name="f", arguments='{"a":1}'), call(name="g"), chunk({}, "tool_calls"))
+    events = hear(stream)
+    assert events == hear(stream)
+    added = [e.item for e in events if isinstance(e, ItemAdded)]
+    done = [e.item for e in events if isinstance(e, ItemDone)]
+    for first, last in zip(added, done, strict=True):
+        assert isinstance(first, FunctionCall)
+        assert isinstance(last, FunctionCall)
+        assert (first.id, first.call_id) == (last.id, last.call_id)
+    plain = body(fold(events))["choices"][0]["message"]["tool_calls"]
+    said = [d["tool_calls"][0] for d in deltas(tell(events)) if "tool_calls" in d]
+    assert [c["id"] for c in plain] == [c["id"] for c in said if "id" in c]
+
+
+def test_p5_think_tags_become_reasoning_where_the_profile_says_so_in_any_split() -> None:
+    text = "\n<think>\nHm, <b>.\n</think>\n\nYes </think>"
+    for size in (1, 3, len(text)):
+        pieces = [chunk({"content": text[n : n + size]}) for n in range(0, len(text), size)]
+        forgotten = heard(*pieces, STOP, think="reasoning")
+        assert (forgotten.reasoning, forgotten.text) == ("Hm, <b>.", "Yes </think>")
+        assert body(forgotten)["choices"][0]["message"]["reasoning_content"] == "Hm, <b>."
+        inline = heard(*pieces, STOP)
+        assert inline.output[0].extra == {
+            "inline": {"open": "\n<think>\n", "close": "\n</think>\n\n"}
+        }
+        assert body(inline)["choices"][0]["message"]["content"] == text
+        alone = heard(*pieces, STOP, think=None)
+        assert (alone.reasoning, alone.text) == ("", text)
+    assert fold(hear(whole({"content": text}))).output == inline.output
+
+
+def test_p30_a_reported_zero_is_zero_and_nothing_reported_is_absent() -> None:
+    zero = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    assert body(heard(TEXT, {**STOP, "usage": zero}))["usage"] == zero
+    half = heard(TEXT, {**STOP, "usage": {"completion_tokens": 3}})
+    assert half.usage == Usage(output_tokens=3)
+    assert body(half)["usage"] == {"completion_tokens": 3}
+    assert heard(TEXT, STOP).usage is None

@@ -1,4 +1,4 @@
-"""The official SDK reads what we say: its types, its stream helper, and the published schemas."""
+"""Answers fit the official SDK: its types, its stream helper, and the published schemas."""
 
 import json
 from typing import Any
@@ -15,77 +15,25 @@ from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD
 from tests.oracle import problems, request_problems, sdk_problems
-from tests.wire.chat.answering import ASKED, body, chunk, chunks, hear, sse, tell
+from tests.wire.chat.answering import ASKED, TEXT, body, chunk, chunks, hear, sse, tell
+from tests.wire.chat.test_cases import STREAMS, stream
 from tests.wire.chat.test_request import FIELDS
 
-NOTE = {
-    "type": "url_citation",
-    "url_citation": {"start_index": 0, "end_index": 2, "url": "http://x", "title": "X"},
-}
-WEIGHED = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
-USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-ROLE = chunk({"role": "assistant", "content": ""})
-TEXT, MORE = chunk({"content": "Hi"}), chunk({"content": " there"})
-STOP, CALLED = chunk({}, "stop"), chunk({}, "tool_calls")
-COUNTED = chunk(usage=USAGE) | {"choices": []}
+NAMES = (
+    *("text with usage, fingerprint and tier", "annotations", "audio", "an answer of no words"),
+    *("reasoning under both names", "log-probabilities", "log-probabilities of a refusal"),
+    *("one call", "two calls in one delta", "content, then a call, then content"),
+    *("cut by length in a call", "two choices interleaved"),
+)
+CASES = {case["name"]: case for case in STREAMS if case["name"] in NAMES}
+FILTERED = [chunk({"role": "assistant"}), chunk({}, "content_filter")]
 
 
-def call(index: int, id: str | None = None, name: str | None = None, arguments: str = "") -> Any:
-    function = {"arguments": arguments} | ({"name": name} if name else {})
-    named = {"id": id, "type": "function"} if id else {}
-    return chunk({"tool_calls": [{"index": index, **named, "function": function}]})
-
-
-STREAMS: dict[str, list[Any]] = {
-    "text": [ROLE, TEXT, MORE, STOP, COUNTED],
-    "text in several parts, with annotations": [
-        TEXT,
-        chunk({"annotations": [NOTE]}),
-        chunk({"refusal": "No"}),
-        MORE,
-        STOP,
-    ],
-    "refusal": [ROLE, chunk({"refusal": "I can"}), chunk({"refusal": "not."}), STOP],
-    "reasoning": [ROLE, chunk({"reasoning_content": "Hm"}), TEXT, STOP, COUNTED],
-    "log-probabilities": [
-        chunk({"content": "Hi"}, choice={"logprobs": {"content": [WEIGHED], "refusal": None}}),
-        chunk({"refusal": "Hi"}, choice={"logprobs": {"content": None, "refusal": [WEIGHED]}}),
-        STOP,
-    ],
-    "one call": [call(0, "c1", "f"), call(0, arguments='{"a":'), call(0, arguments="1}"), CALLED],
-    "two parallel calls, interleaved": [
-        call(0, "c1", "f"),
-        call(1, "c2", "g"),
-        call(0, arguments='{"a":'),
-        call(1, arguments='{"b":'),
-        call(0, arguments="1}"),
-        call(1, arguments="2}"),
-        CALLED,
-        COUNTED,
-    ],
-    "a call after text": [TEXT, call(0, "c1", "f", '{"a":1}'), CALLED],
-    "cut by length": [TEXT, chunk({}, "length"), COUNTED],
-    "filtered": [chunk({"role": "assistant"}), chunk({}, "content_filter")],
-    "audio": [
-        chunk({"audio": {"id": "a1", "transcript": "Hi"}}),
-        chunk({"audio": {"data": "QUJD"}}),
-        chunk({"audio": {"expires_at": 99}}),
-        STOP,
-    ],
-    "two choices": [
-        TEXT,
-        chunk({"content": "Yo"}, index=1),
-        chunk({}, "length", index=1),
-        STOP,
-        COUNTED,
-    ],
-    "no words": [ROLE, STOP],
-}
-
-
-@pytest.fixture(params=STREAMS)
+@pytest.fixture(params=[*NAMES, "filtered"])
 def events(request: pytest.FixtureRequest) -> list[Event]:
-    return hear(sse(*STREAMS[request.param]))
+    if request.param == "filtered":
+        return hear(sse(*FILTERED))
+    return hear(stream(CASES[request.param]["events"]))
 
 
 @pytest.fixture(params=[True, False], ids=["asking for usage", "not asking"])
@@ -116,24 +64,15 @@ def client(stream: bytes) -> OpenAI:
     )
 
 
-def test_p17_every_chunk_fits_the_published_schema_and_the_sdks_strict_types(
+def test_p17_chunks_and_whole_answer_fit_the_published_schema_and_the_sdk_types(
     events: list[Event], request_: Request
 ) -> None:
-    for said in chunks(tell(events, request_)):
-        if said != "[DONE]":
-            assert problems(said) == []
-            assert sdk_problems(said) == []
+    for encoded in [*chunks(tell(events, request_)), body(fold(events), request_)]:
+        if encoded != "[DONE]":
+            assert problems(encoded) == sdk_problems(encoded) == []
 
 
-def test_the_plain_answer_fits_them_too(events: list[Event], request_: Request) -> None:
-    said = body(fold(events), request_)
-    assert sdk_problems(said) == []
-    assert problems(said) == []
-
-
-def test_the_sdks_stream_helper_ends_on_the_plain_answer(
-    events: list[Event], request_: Request
-) -> None:
+def test_sdk_stream_helper_ends_on_the_whole_answer(events: list[Event], request_: Request) -> None:
     messages: Any = [{"role": "user", "content": "hello"}]
     with (
         client(tell(events, request_)) as sdk,
@@ -163,7 +102,7 @@ def _alike(completion: Any) -> Any:
     return completion
 
 
-def test_a_failure_in_the_stream_is_the_sdks_error_with_our_words() -> None:
+def test_failure_in_the_stream_is_an_sdk_error_with_its_message() -> None:
     events = [*hear(sse(TEXT, done=False))[:-1], Failed(Fault("upstream_cut", "It was cut."))]
     messages: Any = [{"role": "user", "content": "hello"}]
     with client(tell(events)) as sdk:
@@ -175,7 +114,7 @@ def test_a_failure_in_the_stream_is_the_sdks_error_with_our_words() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("unknown", "min_p")])
-def test_a_request_said_fits_the_published_schema(name: str) -> None:
+def test_encoded_request_fits_the_published_schema(name: str) -> None:
     wire = {"model": "m", "messages": [{"role": "user", "content": "x"}], **FIELDS[name][0]}
     said = json.loads(
         CHAT.encode_request(CHAT.decode_request(json.dumps(wire).encode()), STANDARD)[0]
@@ -183,11 +122,11 @@ def test_a_request_said_fits_the_published_schema(name: str) -> None:
     assert request_problems(said, "chat") == request_problems(wire, "chat")
 
 
-def test_the_helper_gathers_a_custom_call_for_which_it_has_no_type() -> None:
+def test_sdk_stream_helper_gathers_a_custom_call() -> None:
     def piece(**custom: str) -> Any:
         return chunk({"tool_calls": [{"index": 0, "id": "c1", "type": "custom", "custom": custom}]})
 
-    events = hear(sse(piece(name="g", input="x = "), piece(input="1"), CALLED))
+    events = hear(sse(piece(name="g", input="x = "), piece(input="1"), chunk({}, "tool_calls")))
     messages: Any = [{"role": "user", "content": "hello"}]
     with (
         client(tell(events)) as sdk,

@@ -12,9 +12,11 @@ from dragoman.core.event import Event
 from dragoman.core.fold import fold
 from dragoman.core.turn import Turn
 from dragoman.wire import json as body
+from dragoman.wire import sse as wire_sse
 from dragoman.wire.chat import CHAT
 from dragoman.wire.chat import stream as chat_stream
-from dragoman.wire.chat.stream import Template, learn
+from dragoman.wire.chat.stream import learn
+from dragoman.wire.choices import Template
 from tests.samples import samples
 from tests.wire.chat.answering import chunk, sse
 
@@ -300,6 +302,6 @@ def test_a_chunk_larger_than_an_event_may_be_is_left_to_the_sse_decoder(
     template, chunk = template_of(PLAIN % b'"x"'), framed(b'"a"') + b"\n\n"
     decoder = CHAT.decoder(Turn("R", 5, "m"))
     decoder.feed(chunk * 2)
-    monkeypatch.setattr(chat_stream.sse, "MAX_EVENT", 10)
+    monkeypatch.setattr(wire_sse, "MAX_EVENT", 10)
     assert template.strings(chunk) == ([], chunk)
     assert decoder.feed(chunk)[-1].fault.code == "upstream_error"

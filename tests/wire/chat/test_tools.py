@@ -14,7 +14,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire.chat import tools as tools_module
-from tests.wire.chat.asking import HELLO, hear, losses, refused, tell
+from tests.wire.chat.asking import HELLO, hear, losses, tell
 
 SCHEMA = {
     "type": "object",
@@ -113,36 +113,6 @@ def test_unknown_tools_are_kept_and_hosted_tools_of_another_wire_are_told() -> N
     assert losses(request) == {"tools[0]": "dropped"}
 
 
-@pytest.mark.parametrize(
-    ("tools", "param"),
-    [
-        ("f", "tools"),
-        (["f"], "tools[0]"),
-        ([{}], "tools[0].type"),
-        ([FUNCTION, {"type": "function"}], "tools[1].function"),
-        ([{"type": "function", "name": "f"}], "tools[0].function"),
-        ([{"type": "function", "function": {}}], "tools[0].function.name"),
-        ([{"function": {"name": "f", "parameters": "x"}}], "tools[0].function.parameters"),
-        ([{"type": "custom", "custom": {}}], "tools[0].custom.name"),
-        (
-            [{"type": "custom", "custom": {"name": "g", "format": {"grammar": {}}}}],
-            "tools[0].custom.format.grammar.syntax",
-        ),
-        (
-            [{"type": "custom", "custom": {"name": "g", "format": {**GRAMMAR, "type": "text"}}}],
-            "tools[0].custom.format.type",
-        ),
-        ([{"type": "namespace"}], "tools[0].name"),
-        (
-            [{"type": "namespace", "name": "s", "tools": [{"type": "namespace", "name": "t"}]}],
-            "tools[0].tools[0].type",
-        ),
-    ],
-)
-def test_a_tool_that_is_none_is_refused_by_its_path(tools: Any, param: str) -> None:
-    assert refused(tools=tools).param == param
-
-
 # ---- choice ------------------------------------------------------------------------------
 
 ALLOWED = {
@@ -200,43 +170,6 @@ def test_allowed_tools_without_a_mode_are_a_choice_of_the_model() -> None:
     assert request.tool_choice == AllowedTools("auto", (NamedTool("f"),))
 
 
-@pytest.mark.parametrize(
-    ("choice", "param"),
-    [
-        ("sometimes", "tool_choice"),
-        (7, "tool_choice"),
-        (["f"], "tool_choice"),
-        ({}, "tool_choice.type"),
-        ({"type": "function"}, "tool_choice.function"),
-        ({"type": "function", "name": "f"}, "tool_choice.function"),
-        ({"type": "function", "function": {}}, "tool_choice.function.name"),
-        ({"type": "function", "function": {"name": "h"}}, "tool_choice.function"),
-        ({"type": "function", "function": {"name": "g"}}, "tool_choice.function"),
-        ({"type": "function", "function": {"name": "f", "namespace": "s"}}, "tool_choice.function"),
-        ({"type": "custom", "custom": {"name": "f"}}, "tool_choice.custom"),
-        ({"type": "hosted"}, "tool_choice.type"),
-        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
-        ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.allowed_tools.tools"),
-        (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "never", "tools": [FUNCTION]}},
-            "tool_choice.allowed_tools.mode",
-        ),
-        (
-            {"type": "allowed_tools", "allowed_tools": {"tools": [CUSTOM, {"type": "hosted"}]}},
-            "tool_choice.allowed_tools.tools[1].type",
-        ),
-    ],
-)
-def test_a_choice_of_what_is_not_offered_is_refused(choice: Any, param: str) -> None:
-    fault = refused(tools=[FUNCTION, CUSTOM], tool_choice=choice)
-    assert fault.param == param
-
-
-def test_required_without_tools_is_refused() -> None:
-    assert refused(tool_choice="required").param == "tool_choice"
-    assert refused(tool_choice=FUNCTION, tools=[]).param == "tool_choice.function"
-
-
 def test_r1_w13_without_tools_neither_tools_nor_a_choice_is_said() -> None:
     request = hear(tools=[], tool_choice="auto", parallel_tool_calls=False)
     assert not {"tools", "tool_choice", "parallel_tool_calls"} & tell(request).keys()
@@ -276,11 +209,6 @@ def test_functions_beside_tools_are_only_more_tools() -> None:
     assert request.tools == (CustomTool("g"), FunctionTool("f"))
     assert (request.tool_choice, request.extra) == ("auto", None)
     assert hear(functions=[{"name": "f"}], function_call="none").tool_choice == "none"
-
-
-@pytest.mark.parametrize("choice", ["required", {"name": "h"}, {"name": 1}, 1, []])
-def test_a_legacy_choice_of_what_is_not_offered_is_refused(choice: Any) -> None:
-    assert refused(functions=[{"name": "f"}], function_call=choice).param == "function_call"
 
 
 def test_tools_are_decoded_and_encoded_once() -> None:

@@ -15,16 +15,20 @@ from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
     Image,
+    ItemReference,
     Message,
+    Part,
     Reasoning,
     Refusal,
     Summary,
     Text,
     Thought,
     Unknown,
+    UnknownPart,
 )
 from dragoman.core.request import Request
-from dragoman.wire.protocol import Dialect
+from dragoman.wire.chat.messages import describe, encode_content, encode_messages
+from dragoman.wire.protocol import STANDARD, Dialect
 from tests.wire.chat.asking import PLAIN, USER, hear, items, losses, messages
 
 ASK = Message("user", "hello")
@@ -323,3 +327,44 @@ def test_reasoning_that_a_server_requires_and_nobody_has_is_a_space() -> None:
     assert losses(request, must) == {"items[*].reasoning": "emulated"}
     known = (ASK, Reasoning((Thought("Hm"),)), *calls[1:])
     assert losses(Request(model="m", items=known), must) == {}
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (Text("a"), "a"),
+        (Refusal("a"), "a"),
+        (Thought("a"), "a"),
+        (Summary("a"), "a"),
+        (Image(file_id="f1"), "[image f1]"),
+        (Image("http://x"), "[image]"),
+        (Audio("QQ=="), "[audio]"),
+        (Audio(id="a1", transcript="Hi."), "Hi."),
+        (File(url="http://x/a.pdf"), "[file http://x/a.pdf]"),
+        (File("f1", filename="a.pdf"), "[file a.pdf]"),
+        (File(), "[file]"),
+        (UnknownPart("responses", {"type": "input_video"}), "[input_video]"),
+        (UnknownPart("responses", {}), "[part]"),
+    ],
+)
+def test_part_without_a_form_is_described_in_words(part: Part, words: str) -> None:
+    assert describe(part) == words
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Image(file_id="f1"),
+        Audio(id="a1"),
+        File(url="http://x"),
+        Thought("a"),
+        UnknownPart("responses", {"type": "input_video"}),
+    ],
+)
+def test_part_without_a_form_is_encoded_as_text(part: Part) -> None:
+    assert encode_content((part,)) == [{"type": "text", "text": describe(part)}]
+
+
+def test_refused_items_give_no_message() -> None:
+    items = (ItemReference("i"), Message("user", "hello"), Compaction("blob"))
+    assert encode_messages(items, STANDARD, []) == [{"role": "user", "content": "hello"}]

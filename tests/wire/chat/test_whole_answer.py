@@ -96,7 +96,7 @@ PLAIN = {
 
 def test_an_answer_of_one_text_is_not_read_field_by_field() -> None:
     bare = {"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]}
-    with mock.patch.object(stream.Reader, "read") as read:
+    with mock.patch.object(stream.Decoder, "_read") as read:
         assert fold(events(PLAIN)).text == " a"
         assert fold(events(bare)).status == "incomplete"
     read.assert_not_called()

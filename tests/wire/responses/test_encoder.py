@@ -37,7 +37,7 @@ from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
 from tests.sdk import offline
-from tests.wire.responses.order_checker import TERMINALS, check_order, parse
+from tests.wire.responses.order_checker import check_order, parse
 from tests.wire.responses.scenes import FAILED, SCENES, play
 
 ASKED = RESPONSES.decode_request(
@@ -68,20 +68,24 @@ def told(events: list[Event], request: Request = ASKED, **dialect: Any) -> list[
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_the_scenes_are_legal(scene: str) -> None:
-    check(play(SCENES[scene]))
-
-
-@pytest.mark.parametrize("scene", SCENES)
-def test_every_stream_is_in_order(scene: str) -> None:
-    check_order(told(play(SCENES[scene])))
-
-
-@pytest.mark.parametrize("scene", SCENES)
-def test_p17_every_event_is_valid_for_the_official_types(scene: str) -> None:
-    for event in told(play(SCENES[scene])):
-        assert oracle.problems(event) == [], event
-        assert oracle.sdk_problems(event) == [], event
+def test_p15_p17_r4_3_o2_o4_every_stream_is_in_order_valid_and_ends_once(scene: str) -> None:
+    events = play(SCENES[scene])
+    check(events)
+    stream = say(events)
+    told, done = parse(stream)  # O4: each frame names its event
+    check_order(told)  # P15: one terminal event, and it is the last
+    assert done == (scene != "cut_off")
+    assert done == stream.endswith(b"}\n\ndata: [DONE]\n\n")
+    assert b"\r" not in stream
+    assert RESPONSES.encoder(ASKED, STANDARD).feed(events) == stream  # in one batch
+    frames = RESPONSES.encoder(ASKED, STANDARD).frames(events)
+    assert [json.loads(frame) for frame in frames] == told
+    output = told[-1]["response"]["output"]
+    assert len({item["id"] for item in output}) == len(output)
+    for event in told:
+        assert oracle.problems(event) == oracle.sdk_problems(event) == [], event
+        if "item_id" in event:
+            assert output[event["output_index"]]["id"] == event["item_id"]
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -101,23 +105,14 @@ def _extension(event: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("scene", sorted(SCENES.keys() - FAILED))
-def test_r4_4_the_plain_answer_is_the_response_of_the_terminal_event(scene: str) -> None:
+def test_r4_4_official_client_reads_the_same_answer_streamed_and_whole(scene: str) -> None:
     events = play(SCENES[scene])
-    whole = json.loads(RESPONSES.encode_response(fold(events), ASKED, STANDARD))
-    assert whole == told(events)[-1]["response"]
-    assert oracle.problems(whole) == []
-    assert oracle.sdk_problems(whole) == []
-
-
-@pytest.mark.parametrize("scene", sorted(SCENES.keys() - FAILED))
-def test_the_official_client_reads_the_same_answer_streamed_and_whole(scene: str) -> None:
-    events = play(SCENES[scene])
-    plain = offline.client(RESPONSES.encode_response(fold(events), ASKED, STANDARD))
-    whole = plain.responses.create(model="m", input="hi").to_dict()
+    whole = RESPONSES.encode_response(fold(events), ASKED, STANDARD)
+    assert json.loads(whole) == told(events)[-1]["response"]
+    plain = offline.client(whole).responses.create(model="m", input="hi").to_dict()
     with offline.client(say(events)).responses.stream(model="m", input="hi") as stream:
         last = list(stream)[-1]
-    final = last.response.to_dict()
-    assert _unparsed(final) == whole
+    assert _unparsed(last.response.to_dict()) == plain
 
 
 def _unparsed(value: Any) -> Any:
@@ -135,16 +130,6 @@ VALUED = ("temperature", "top_p", "top_logprobs", "service_tier", "truncation", 
 VALUED += ("presence_penalty", "frequency_penalty", "background", "store", "tools", "metadata")
 
 
-def test_o2_every_item_has_a_place_of_its_own() -> None:
-    for scene in ("parallel_calls", "call_after_text", "sealed_reasoning"):
-        events = told(play(SCENES[scene]))
-        output = events[-1]["response"]["output"]
-        for event in events:
-            if "item_id" in event:
-                assert output[event["output_index"]]["id"] == event["item_id"]
-        assert len({item["id"] for item in output}) == len(output)
-
-
 def test_o3_every_snapshot_has_all_fields_and_values_where_values_are_wanted() -> None:
     required = oracle.required("openresponses", "ResponseResource")
     assert len(required) == 31
@@ -152,13 +137,6 @@ def test_o3_every_snapshot_has_all_fields_and_values_where_values_are_wanted() -
         if "response" in event:
             assert event["response"].keys() >= required
             assert None not in [event["response"][name] for name in VALUED]
-
-
-def test_o4_every_event_has_its_name_in_a_line_of_its_own() -> None:
-    frames = say(play(SCENES["sealed_reasoning"])).decode().split("\n\n")[:-2]
-    for frame in frames:
-        name, data = frame.split("\n")
-        assert name == "event: " + json.loads(data.removeprefix("data: "))["type"]
 
 
 @pytest.mark.parametrize(
@@ -179,13 +157,6 @@ def test_o5_a_failure_in_mid_stream_has_a_code_of_the_protocol(fault: Fault, cod
     assert [event["type"] for event in events][2:] == ["response.failed"]
     assert events[-1]["response"]["error"]["code"] == code
     assert oracle.problems(events[-1]) == oracle.sdk_problems(events[-1]) == []
-
-
-def test_r4_3_a_stream_is_frames_of_two_lines_and_a_blank_one_and_done() -> None:
-    stream = say(play(SCENES["one_call"]))
-    assert stream.endswith(b"}\n\ndata: [DONE]\n\n")
-    assert b"\r" not in stream
-    assert isinstance(json.loads(RESPONSES.encode_response(fold([]), ASKED, STANDARD)), dict)
 
 
 def test_r4_6_what_was_asked_is_repeated_in_every_snapshot() -> None:
@@ -228,15 +199,6 @@ def test_r4_6_what_was_asked_is_repeated_in_every_snapshot() -> None:
             assert expected.items() <= event["response"].items()
             assert event["response"]["model"] == "model-1"
             assert oracle.problems(event) == oracle.sdk_problems(event) == []
-
-
-@pytest.mark.parametrize("scene", SCENES)
-def test_p15_every_stream_has_one_terminal_event_and_it_is_the_last(scene: str) -> None:
-    stream = say(play(SCENES[scene]))
-    events, done = parse(stream)
-    ends = [event["type"] for event in events if event["type"] in TERMINALS]
-    assert ends == [events[-1]["type"]]
-    assert done == (scene != "cut_off")
 
 
 def test_p16_a_custom_call_has_the_events_of_its_own_kind() -> None:
@@ -460,15 +422,6 @@ def test_what_the_upstream_said_of_the_response_is_said_again() -> None:
     last = told([Started("1", 0, "m", extra=extra), Finished("completed")])[-1]["response"]
     assert (last["service_tier"], last["tool_usage"]) == ("priority", {"n": 1})
     assert "x" not in last
-
-
-@pytest.mark.parametrize("scene", SCENES)
-def test_frames_are_the_json_of_the_events_streamed(scene: str) -> None:
-    events = play(SCENES[scene])
-    lines = say(events).decode().split("\n")
-    streamed = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
-    frames = RESPONSES.encoder(ASKED, STANDARD).frames(events)
-    assert [frame.decode() for frame in frames] == streamed
 
 
 def test_a_servers_own_fields_replace_those_repeated_from_the_request() -> None:

@@ -23,9 +23,17 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, Response
 from dragoman.formats.format import Grammar, Marker
-from dragoman.formats.grammar.demand import Body, Demand, JSONBody, Lark, Regex, demand
+from dragoman.formats.grammar.demand import (
+    Body,
+    Demand,
+    JSONBody,
+    Lark,
+    Problem,
+    Regex,
+    demand,
+    problem,
+)
 from dragoman.formats.grammar.lark import Writer
-from dragoman.formats.grammar.validate import Problem, problem
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
 
 from .source import Constraint

@@ -1,14 +1,15 @@
-"""What a request demands of its answer: calls that must be made, text that must match."""
+"""What a request demands of its answer (calls, matching text), and whether an answer meets it."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request, unsupported
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, Call, FunctionCall, Item, Message
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -18,13 +19,12 @@ from dragoman.core.request import (
     NamedTool,
     Namespace,
     Request,
-    ToolChoice,
     UnknownTool,
 )
 from dragoman.core.response import CONSTRAINT_FIELDS
 from dragoman.core.tools import ToolFilter
 
-from .schema import enforceable
+from .schema import enforceable, valid
 
 
 class JSONBody(Struct, frozen=True):
@@ -75,8 +75,8 @@ class Anything(Struct, frozen=True):
     """Any text."""
 
 
-Body = JSONBody | Regex | Choice | Lark | Anything
-
+Whole = Regex | Choice | Lark | JSONBody
+Body = Whole | Anything
 
 _NAMES = {"regex": "regex", "pattern": "regex", "choice": "choice", "grammar": "lark"}
 _NAMES |= {"json": "json", "schema": "json"}
@@ -84,9 +84,6 @@ _IGNORED = frozenset(
     ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 ) | {"whitespace_pattern", "type"}
 """Members of vLLM's `structured_outputs` that do not change what is accepted."""
-
-
-Whole = Regex | Choice | Lark | JSONBody
 
 
 def structured_output(request: Request) -> Whole | None:
@@ -102,11 +99,14 @@ def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
     for name in CONSTRAINT_FIELDS[:-1]:
         if (value := fields.get(name)) is not None:
             yield _body(_NAMES[name.removeprefix("guided_")], value, name)
-    given, format = fields.get("structured_outputs"), fields.get("response_format")
-    if isinstance(given, dict):
-        yield from _members(given, "structured_outputs")
-    elif given is not None:
-        raise FaultError(bad_request("must be an object", "structured_outputs"))
+    match fields.get("structured_outputs"):
+        case None:
+            pass
+        case dict(given):
+            yield from _members(given, "structured_outputs")
+        case _:
+            raise FaultError(bad_request("must be an object", "structured_outputs"))
+    format = fields.get("response_format")
     match format:
         case {"type": "regex" | "grammar"} if isinstance(format, dict):
             yield from _members(format, "response_format")
@@ -168,11 +168,24 @@ class Demand(Struct, frozen=True):
 def demand(request: Request) -> Demand | None:
     """What a request demands; None where it demands nothing. Raises FaultError naming the field for
     a demand that is invalid or cannot be enforced."""
-    text, choice = _text(request), request.tool_choice
-    tools = tuple(_tools(request))
-    must = _call_required(choice)
+    text, choice = structured_output(request), request.tool_choice
+    if isinstance(request.format, JSONObject | JSONSchema):
+        if text is not None:
+            raise FaultError(bad_request("the answer cannot be bound twice", text.param))
+        text = JSONBody("format", ANY_OBJECT)
+        if isinstance(request.format, JSONSchema):
+            schema = enforceable(request.format.schema or {}, "format.schema")
+            text = JSONBody("format.schema", schema)
+    tools = tuple(_allowed_tools(request))
+    must = False
+    match choice:
+        case UnknownTool(kind=kind):
+            problem = f"a call of {kind} cannot be enforced"
+            raise FaultError(unsupported(problem, "tool_choice"))
+        case "required" | NamedTool() | AllowedTools(mode="required"):
+            must = True
     bound = text is not None or must or isinstance(choice, AllowedTools)
-    if not bound and not any(_is_strict(tool) for _, _, tool in _offered(request)):
+    if not bound and not any(tool.strict for tool in tools):
         return None
     if must and not tools:
         raise FaultError(bad_request("a tool must be called, and there is none", "tool_choice"))
@@ -186,47 +199,7 @@ def demand(request: Request) -> Demand | None:
     )
 
 
-def _call_required(choice: ToolChoice | None) -> bool:
-    match choice:
-        case UnknownTool(kind=kind):
-            problem = f"a call of {kind} cannot be enforced"
-            raise FaultError(unsupported(problem, "tool_choice"))
-        case "required" | NamedTool() | AllowedTools(mode="required"):
-            return True
-        case _:
-            return False
-
-
-def _text(request: Request) -> Body | None:
-    """What the text must match, if anything."""
-    asked = structured_output(request)
-    match request.format:
-        case JSONObject():
-            body: Body | None = JSONBody("format", ANY_OBJECT)
-        case JSONSchema(schema=schema):
-            body = JSONBody("format.schema", enforceable(schema or {}, "format.schema"))
-        case _:
-            body = None
-    if body is not None and asked is not None:
-        raise FaultError(bad_request("the answer cannot be bound twice", asked.param))
-    return body or asked
-
-
-# ---- tools -------------------------------------------------------------------------------
-
-
-_Member = tuple[str, str | None, FunctionTool | CustomTool]
-"""The field a tool is in, its namespace, and the tool."""
-
-
-def _tools(request: Request) -> Iterator[AllowedTool]:
-    for field, group, tool in _offered(request):
-        custom = isinstance(tool, CustomTool)
-        body = _input(tool, field) if isinstance(tool, CustomTool) else _arguments(tool, field)
-        yield AllowedTool(tool.name, group, custom, body, _is_strict(tool))
-
-
-def _offered(request: Request) -> Iterator[_Member]:
+def _allowed_tools(request: Request) -> Iterator[AllowedTool]:
     """The functions and custom tools that the tool choice leaves."""
     tools, choice = list(enumerate(request.tools)), request.tool_choice
     if choice == "none":
@@ -240,39 +213,95 @@ def _offered(request: Request) -> Iterator[_Member]:
         if isinstance(tool, Namespace):
             for place, member in enumerate(tool.tools):
                 if not isinstance(member, UnknownTool):
-                    yield f"{field}.tools[{place}]", tool.name, member
+                    yield _allowed(member, tool.name, f"{field}.tools[{place}]")
         elif not isinstance(tool, UnknownTool):
-            yield field, None, tool
+            yield _allowed(tool, None, field)
 
 
-def _is_strict(tool: FunctionTool | CustomTool) -> bool:
-    """Whether a call of this tool must fit, even if none need be made."""
-    return tool.grammar is not None if isinstance(tool, CustomTool) else tool.strict is True
-
-
-def _arguments(tool: FunctionTool, field: str) -> Body:
-    """What the arguments must match. A schema that cannot be enforced is refused where the tool is
+def _allowed(tool: FunctionTool | CustomTool, group: str | None, field: str) -> AllowedTool:
+    """A tool that may be called. A schema that cannot be enforced is refused where the tool is
     strict, and is any object elsewhere."""
-    param = f"{field}.parameters"
-    schema = {"type": "object", **(tool.parameters or {})}
+    body: Body
+    if isinstance(tool, CustomTool):
+        param, text = f"{field}.grammar", tool.grammar or ""
+        match tool.syntax:
+            case None:
+                body = Anything()
+            case "regex":
+                body = Regex(param, text)
+            case "lark":
+                body = lark(param, text)
+            case other:
+                problem = f"is {other!r}, and must be lark or regex"
+                raise FaultError(bad_request(problem, f"{field}.syntax"))
+        return AllowedTool(tool.name, group, True, body, tool.grammar is not None)
+    param, strict = f"{field}.parameters", tool.strict is True
     try:
-        return JSONBody(param, enforceable(schema, param))
+        schema = enforceable({**ANY_OBJECT, **(tool.parameters or {})}, param)
     except FaultError:
-        if tool.strict:
+        if strict:
             raise
-        return JSONBody(param, ANY_OBJECT)
+        schema = ANY_OBJECT
+    return AllowedTool(tool.name, group, False, JSONBody(param, schema), strict)
 
 
-def _input(tool: CustomTool, field: str) -> Body:
-    param = f"{field}.grammar"
-    match tool.syntax:
-        case None:
-            return Anything()
-        case "regex":
-            return Regex(param, tool.grammar or "")
-        case "lark":
-            return lark(param, tool.grammar or "")
-        case other:
-            raise FaultError(
-                bad_request(f"is {other!r}, and must be lark or regex", f"{field}.syntax")
+# ---- whether a finished answer meets the demand --------------------------------------------
+
+Matches = Callable[[Body, str], bool]
+"""Whether a text matches a grammar, or a JSON schema whose keys are in order."""
+
+
+class Problem(Struct, frozen=True):
+    """What is wrong with an answer, and whether that is worse than no answer."""
+
+    what: str
+    fatal: bool = True
+
+
+def problem(asked: Demand, items: Sequence[Item], matches: Matches) -> Problem | None:
+    """What is wrong with an answer of an engine that cannot enforce the demand; None: nothing.
+
+    >>> problem(Demand(None, (), True), [Message("assistant", "Hm.")], lambda body, text: True)
+    Problem(what='it calls no tool', fatal=True)
+    """
+    calls = [item for item in items if isinstance(item, Call)]
+    if not calls:
+        if asked.text is None:
+            return Problem("it calls no tool")
+        text = "".join(item.text for item in items if isinstance(item, Message))
+        fits = _fits(asked.text, text, matches)
+        return None if fits else Problem("its text is something else", asked.strict)
+    if len(calls) > 1 and not asked.several:
+        return Problem("it calls several tools at once")
+    tools = {(tool.namespace, tool.name): tool for tool in reversed(asked.tools)}
+    for call in calls:
+        called = tools.get((call.namespace, call.name))
+        if called is None:
+            return Problem(f"it calls {call.name}, which may not be called")
+        text = call.arguments if isinstance(call, FunctionCall) else call.input
+        if not _fits(called.body, text, matches):
+            return Problem(f"what it gives to {call.name} does not fit", called.strict)
+    return None
+
+
+def _fits(body: Body, text: str, matches: Matches) -> bool:
+    match body:
+        case Anything():
+            return True
+        case Choice(texts=texts):
+            return text in texts
+        case JSONBody(schema=schema):
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError):
+                return False
+            return valid(
+                value, schema, lambda leaf, string: matches(JSONBody("", leaf), _quoted(string))
             )
+        case _:
+            return matches(body, text)
+
+
+def _quoted(text: str) -> str:
+    """A text as JSON, escaped as llguidance's grammar has it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

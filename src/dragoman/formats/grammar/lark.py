@@ -19,23 +19,11 @@ from .demand import Anything, Body, Choice, JSONBody, Regex
 _ANY = r"(?s:.*)"
 
 
-class Separators:
-    """What stands between items and after keys in JSON, as regular expressions.
-
-    A model writes best as it was trained. White space is never free: a weak model fills the answer
-    with it.
-    """
-
-    __slots__ = ("item", "key")
-
-    def __init__(self, item: str, key: str) -> None:
-        self.item = item
-        self.key = key
-
-
-SPACED = Separators(", ", ": ")
-"""As `json.dumps` writes, which most models were trained on."""
-EITHER = Separators(", ?", ": ?")
+SPACED = (", ", ": ")
+"""What stands between items and after keys in JSON, as regular expressions: as `json.dumps` writes,
+which most models were trained on. White space is never free: a weak model fills the answer with
+it."""
+EITHER = (", ?", ": ?")
 """Compact or spaced."""
 
 
@@ -47,8 +35,12 @@ class Writer:
     start: "ok" marker_1
     """
 
-    def __init__(self, separators: Separators = SPACED) -> None:
-        self._separators = separators
+    def __init__(self, separators: tuple[str, str] = SPACED) -> None:
+        self._options: dict[str, JSON] = {
+            "whitespace_flexible": False,
+            "item_separator": separators[0],
+            "key_separator": separators[1],
+        }
         self._rules: dict[str, str] = {}  # by name
         self._named: dict[str, str] = {}  # names by what they mean
         self._markers: list[Marker] = []
@@ -100,7 +92,8 @@ class Writer:
                 return self.free(without)
             case JSONBody():
                 schema = {**body.schema, "x-guidance": self._options}
-                made = self.rule("json", "%json " + _dumped(schema))
+                dumped = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+                made = self.rule("json", f"%json {dumped}")
             case Regex():
                 made = self.rule("REGEX", f"/{_slashed(body.pattern)}/{_barred(without)}")
             case Choice():
@@ -117,14 +110,6 @@ class Writer:
         rules = (f"{name}: {expression}" for name, expression in self._rules.items())
         lark = "\n".join((f"start: {start}", *rules))
         return Grammar(lark, tuple(self._markers), tuple(self._inner), tuple(self._parts))
-
-    @property
-    def _options(self) -> dict[str, JSON]:
-        return {
-            "whitespace_flexible": False,
-            "item_separator": self._separators.item,
-            "key_separator": self._separators.key,
-        }
 
     def _mark(
         self,
@@ -144,10 +129,6 @@ def _barred(texts: Iterable[str]) -> str:
     """The part of a terminal that keeps these texts out of it."""
     barred = "|".join(re.escape(text).replace("/", "\\/") for text in texts)
     return f" & ~/{_ANY}(?:{barred}){_ANY}/" if barred else ""
-
-
-def _dumped(schema: JSON) -> str:
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def _slashed(pattern: str) -> str:

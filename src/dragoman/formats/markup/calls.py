@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 from dragoman.core.item import JSON
+from dragoman.formats.grammar.schema import find
 
 from .emitter import Emitter
 
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 _KINDS: dict[type, str] = {
     bool: "boolean",
     int: "integer",
@@ -20,8 +19,9 @@ _KINDS: dict[type, str] = {
     dict: "object",
     type(None): "null",
 }
-_ALL = frozenset(_KINDS.values())
 _STRING = frozenset({"string"})
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+"""Python's, in JSON."""
 
 
 def typed(text: str, name: str, schema: JSON) -> str:
@@ -32,8 +32,9 @@ def typed(text: str, name: str, schema: JSON) -> str:
     >>> typed("3", "s", {"properties": {"s": {"type": "string"}}})
     '"3"'
     """
-    kinds = _kinds(_property(schema, name), schema)
-    literal = _WORDS.get(text.strip(), text.strip())
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    kinds = _kinds(properties.get(name) if isinstance(properties, dict) else None, schema)
+    literal = _CONSTANTS.get(text.strip(), text.strip())
     if kinds != _STRING:
         try:
             value = json.loads(literal)
@@ -54,22 +55,15 @@ def bare(value: JSON) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _property(schema: JSON, name: str) -> JSON:
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return properties.get(name) if isinstance(properties, dict) else None
-
-
 def _kinds(schema: JSON, root: JSON, depth: int = 8) -> frozenset[str]:
     """The types a schema allows; a string where it gives none."""
-    if not isinstance(schema, dict) or depth == 0:
-        return _STRING
-    match schema:
+    match schema if depth else None:
         case {"type": str(kind)}:
             return frozenset({kind})
         case {"type": list(kinds)}:
             return frozenset(kind for kind in kinds if isinstance(kind, str))
-        case {"$ref": str(address)}:
-            return _kinds(_look_up(root, address), root, depth - 1)
+        case {"$ref": str(pointer)}:
+            return _kinds(find(root, pointer), root, depth - 1)
         case {"enum": list(choices)}:
             return frozenset(_KINDS.get(type(each), "string") for each in choices)
         case {"const": value}:
@@ -84,12 +78,7 @@ def _kinds(schema: JSON, root: JSON, depth: int = 8) -> frozenset[str]:
             return _STRING
 
 
-def _look_up(root: JSON, address: str) -> JSON:
-    found = root
-    for step in address.removeprefix("#/").split("/"):
-        found = found.get(step) if isinstance(found, dict) else None
-    return found
-
+# ---- JSON ----------------------------------------------------------------------------------
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
@@ -106,20 +95,18 @@ _BESIDE = ("type", "function", "name", *_ARGUMENTS, *_IDS)
 class Value:
     """Finds the end of one JSON value. `quoted` is whether the position is inside a string."""
 
-    __slots__ = ("_depth", "_escaped", "_scalar", "_started", "done", "quoted")
+    __slots__ = ("_depth", "_escaped", "_scalar", "done", "quoted")
 
     def __init__(self) -> None:
         self.done = False
         self.quoted = False
         self._depth = 0
         self._escaped = False
-        self._started = False
-        self._scalar = False
+        self._scalar: bool | None = None
 
     def feed(self, text: str, at: int) -> int:
         """Where in the text the value ends, or the text's end."""
-        if not self._started and at < len(text):
-            self._started = True
+        if self._scalar is None and at < len(text):
             self._scalar = text[at] not in '"{['
         while at < len(text) and not self.done:
             if self._scalar:
@@ -133,18 +120,15 @@ class Value:
             found = (_IN_STRING if self.quoted else _STRUCTURE).search(text, at)
             if found is None:
                 return len(text)
-            self._turn(found[0])
-            at = found.end()
+            at, mark = found.end(), found[0]
+            if mark == "\\":
+                self._escaped = True
+            elif mark == '"':
+                self.quoted = not self.quoted
+            else:
+                self._depth += 1 if mark in "{[" else -1
+            self.done = self._depth <= 0 and not self.quoted and not self._escaped
         return at
-
-    def _turn(self, mark: str) -> None:
-        if mark == "\\":
-            self._escaped = True
-        elif mark == '"':
-            self.quoted = not self.quoted
-        else:
-            self._depth += 1 if mark in "{[" else -1
-        self.done = self._depth <= 0 and not self.quoted and not self._escaped
 
 
 class CallObject:
@@ -214,7 +198,7 @@ class CallObject:
         return at + 1
 
     def _before_key(self, text: str, at: int) -> int:
-        at = _end(_BETWEEN_KEYS, text, at)
+        at = skip(_BETWEEN_KEYS, text, at)
         if at < len(text):
             if text[at] == "}":
                 self._finish()
@@ -226,15 +210,14 @@ class CallObject:
     def _in_key(self, text: str, at: int) -> int:
         end = self._collect(text, at)
         if self._value.done:
-            key = _string("".join(self._pieces))
-            self._key = key
-            if self._known is not None and not self._emitted and key not in _BESIDE:
-                self.rejected = True
+            self._key = _string("".join(self._pieces))
+            if not self._emitted and self._key not in _BESIDE:
+                self._reject()
             self._step = self._before_value
         return end
 
     def _before_value(self, text: str, at: int) -> int:
-        at = _end(_COLON, text, at)
+        at = skip(_COLON, text, at)
         if at < len(text):
             self._value, self._pieces = Value(), []
             streams = self._key in _ARGUMENTS and self._name and not self._emitted
@@ -245,23 +228,24 @@ class CallObject:
         return at
 
     def _in_value(self, text: str, at: int) -> int:
-        if self._emitted and self._key in _ARGUMENTS and self._arguments is None:
+        streams = self._emitted and self._key in _ARGUMENTS and self._arguments is None
+        if streams:
             end = self._value.feed(text, at)
             self._emitter.add_arguments(text[at:end])
-            if self._value.done:
-                self._arguments = ""
-                self._step = self._before_key
-            return end
-        end = self._collect(text, at)
+        else:
+            end = self._collect(text, at)
         if self._value.done:
-            self._learn("".join(self._pieces))
             self._step = self._before_key
+            if streams:
+                self._arguments = ""
+            else:
+                self._learn("".join(self._pieces))
         return end
 
     def _lost(self, text: str, at: int) -> int:
         """Not JSON: all that follows is raw text."""
-        if self._known is not None and not self._emitted:
-            self.rejected = True
+        if not self._emitted:
+            self._reject()
         self._pieces.append(text[at:])
         return len(text)
 
@@ -270,20 +254,24 @@ class CallObject:
         self._pieces.append(text[at:end])
         return end
 
+    def _reject(self) -> None:
+        self.rejected = self._known is not None
+
     # ---- emitting ------------------------------------------------------------------------
 
     def _learn(self, value: str) -> None:
         if self._key == "name" or (self._key == "function" and value[0] == '"'):
             self._name = self._name or _string(value)
-            if self._known is not None and self._name not in self._known:
-                self.rejected = True
+            if self._name not in (self._known or ()):
+                self._reject()
         elif self._key == "function":
-            inner = _object(value)
-            name, arguments = inner.get("name"), inner.get("arguments")
+            inner = _parsed(value)
+            inner = inner if isinstance(inner, dict) else {}
+            name = inner.get("name")
             self._name = name if isinstance(name, str) else None
-            self._arguments = json.dumps(arguments, ensure_ascii=False)
-            if self._known is not None and self._name not in self._known:
-                self.rejected = True
+            self._arguments = json.dumps(inner.get("arguments"), ensure_ascii=False)
+            if self._name not in (self._known or ()):
+                self._reject()
         elif self._key in _ARGUMENTS:
             self._arguments = value
         elif self._key in _IDS:
@@ -309,26 +297,23 @@ class CallObject:
         self._emitter.emit_call(name, _plain(self._arguments) if raw is None else raw, self._id)
 
 
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
+def skip(pattern: re.Pattern[str], text: str, at: int, end: int | None = None) -> int:
+    """Where the match of a pattern ends."""
+    found = pattern.match(text, at, len(text) if end is None else end)
     return found.end() if found else at
+
+
+def _parsed(text: str) -> JSON:
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _string(literal: str) -> str | None:
     """The value of a JSON string; None for any other value."""
-    try:
-        value = json.loads(literal, strict=False)
-    except ValueError:
-        return None
+    value = _parsed(literal)
     return value if isinstance(value, str) and value else None
-
-
-def _object(text: str) -> dict[str, object]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _plain(arguments: str | None) -> str:
@@ -340,6 +325,8 @@ def _plain(arguments: str | None) -> str:
     return inside if inside is not None and inside.lstrip()[:1] == "{" else arguments
 
 
+# ---- Python --------------------------------------------------------------------------------
+
 DEEPEST = 64
 """The deepest nesting of Python literals that is read."""
 
@@ -348,8 +335,9 @@ _TOKEN = re.compile(
         (?P<string>[rbuRBU]{0,2}(?:'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"
             |'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"))
       | (?P<number>[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?)
+      | (?P<key>[^\W\d][\w.\-]*\s*=)
       | (?P<name>[^\W\d][\w.\-]*)
-      | (?P<sign>[()\[\]{},:=])
+      | (?P<sign>[()\[\]{},:])
     )""",
     re.VERBOSE | re.DOTALL,
 )
@@ -358,15 +346,6 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _ONES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
-_CONSTANTS: dict[str, JSON] = {
-    "True": True,
-    "False": False,
-    "None": None,
-    "true": True,
-    "false": False,
-    "null": None,
-}
-_ENDLESS = (float("inf"), float("-inf"))
 _BRACKET = re.compile(r"""\"{3}|'{3}|["'()\[\]{}\\]""")
 _CALL = re.compile(r"\s*([^\W\d][\w.\-]*)\s*\(")
 _JOINT = re.compile(r"\s*(?:[,;]\s*|\Z)")
@@ -374,10 +353,6 @@ METHOD = ".call"
 
 Call = tuple[str, str]
 """A name, and its arguments as JSON text, or raw where they could not be parsed."""
-
-
-class _UnreadableError(ValueError):
-    pass
 
 
 def calls(text: str) -> tuple[list[Call], str] | None:
@@ -392,7 +367,7 @@ def calls(text: str) -> tuple[list[Call], str] | None:
     """
     body, rest = text.strip(), ""
     if body[:1] == "[":
-        end = closing(body, 0)
+        end = _closing(body, 0)
         if end is None:
             return None
         body, rest = body[1 : end - 1].strip(), body[end:]
@@ -400,10 +375,15 @@ def calls(text: str) -> tuple[list[Call], str] | None:
     at = 0
     while at < len(body):
         match = _CALL.match(body, at)
-        end = closing(body, match.end() - 1) if match else None
+        end = _closing(body, match.end() - 1) if match else None
         if match is None or end is None:
             return None
-        found.append((match[1].removesuffix(METHOD), _arguments(body[match.end() : end - 1])))
+        arguments = body[match.end() : end - 1]
+        try:
+            arguments = _keywords(arguments)
+        except (ValueError, RecursionError):
+            pass  # they stay as they are
+        found.append((match[1].removesuffix(METHOD), arguments))
         joint = _JOINT.match(body, end)
         if joint is None:
             return (found, body[end:]) if not rest else None
@@ -411,16 +391,15 @@ def calls(text: str) -> tuple[list[Call], str] | None:
     return (found, rest) if found else None
 
 
-def closing(text: str, at: int) -> int | None:
+def _closing(text: str, at: int) -> int | None:
     """Where the bracket at `at` is closed, strings left out; None if it is not."""
-    depth, quote = 0, ""
-    skip = -1
+    depth, quote, skipped = 0, "", -1
     for found in _BRACKET.finditer(text, at):
         mark = found[0]
-        if found.start() == skip:
+        if found.start() == skipped:
             continue
         if mark == "\\":
-            skip = found.end()
+            skipped = found.end()
         elif quote:
             quote = "" if mark.startswith(quote) else quote
         elif mark[0] in "\"'":
@@ -432,95 +411,55 @@ def closing(text: str, at: int) -> int | None:
     return None
 
 
-def _arguments(text: str) -> str:
-    try:
-        return json.dumps(_Reader(text).keywords(), ensure_ascii=False)
-    except ValueError:
-        return text
+def _keywords(text: str) -> str:
+    """`a=1, b="x"` as a JSON object: every token is written as JSON has it, and the whole is parsed
+    as JSON. Raises ValueError for anything else.
 
-
-class _Reader:
-    """Reads Python literals. By hand: `ast` warns of escapes, and may overflow the stack."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text.rstrip()
-        self._at = 0
-        self._depth = 0
-
-    def keywords(self) -> dict[str, JSON]:
-        """`a=1, b="x"`, as an object."""
-        found: dict[str, JSON] = {}
-        while self._at < len(self._text):
-            kind, name = self._next()
-            if kind != "name" or self._next() != ("sign", "="):
-                raise _UnreadableError(name)
-            found[name] = self._value()
-            if self._at < len(self._text) and self._next() != ("sign", ","):
-                raise _UnreadableError(name)
-        return found
-
-    def _next(self) -> tuple[str, str]:
-        match = _TOKEN.match(self._text, self._at)
-        if match is None or match.lastgroup is None:
-            raise _UnreadableError(self._text)
-        self._at = match.end()
-        return match.lastgroup, match[match.lastgroup]
-
-    def _value(self) -> JSON:
-        return self._meant(*self._next())
-
-    def _meant(self, kind: str, word: str) -> JSON:
-        if kind == "string":
-            return self._strings(word)
-        if kind == "number":
-            return _number(word)
-        if word in _CONSTANTS:
-            return _CONSTANTS[word]
-        if word in ("[", "("):
-            return self._many("]" if word == "[" else ")", self._meant)
-        if word == "{":
-            return dict(self._many("}", self._pair))
-        raise _UnreadableError(word)
-
-    def _strings(self, word: str) -> str:
-        """Adjacent strings are one."""
-        text = _python_string(word)
-        while (more := _TOKEN.match(self._text, self._at)) and more["string"]:
-            self._at = more.end()
-            text += _python_string(more["string"])
-        return text
-
-    def _pair(self, kind: str, word: str) -> tuple[str, JSON]:
-        key = self._meant(kind, word)
-        if self._next() != ("sign", ":"):
-            raise _UnreadableError(word)
-        return key if isinstance(key, str) else json.dumps(key), self._value()
-
-    def _many(self, end: str, one: Callable[[str, str], JSON]) -> list[JSON]:
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise _UnreadableError("too deep")
-        found: list[JSON] = []
-        while True:
-            kind, word = self._next()
-            if (kind, word) == ("sign", end):
-                break
-            found.append(one(kind, word))
-            kind, word = self._next()
-            if (kind, word) == ("sign", end):
-                break
-            if word != ",":
-                raise _UnreadableError(word)
-        self._depth -= 1
-        return found
-
-
-def _number(word: str) -> JSON:
-    plain = word.replace("_", "").lstrip("+")
-    number = int(plain) if plain.lstrip("-").isdigit() else float(plain)
-    if number in _ENDLESS:
-        raise _UnreadableError(word)
-    return number
+    By hand: `ast` warns of escapes, and may overflow the stack.
+    """
+    text = text.rstrip()
+    pieces = ["{"]
+    before, value = "", ""
+    at = depth = 0
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None or depth > DEEPEST:
+            raise ValueError(text)
+        at, kind, word = token.end(), token.lastgroup or "", token[0].strip()
+        match kind, word:
+            case "string", _:
+                if before == "string":  # adjacent strings are one
+                    pieces.pop()
+                value = (value if before == "string" else "") + _python_string(word)
+                pieces.append(json.dumps(value))
+            case "number", _:
+                plain = word.replace("_", "").lstrip("+")
+                number = int(plain) if plain.lstrip("-").isdigit() else float(plain)
+                pieces.append(json.dumps(number, allow_nan=False))
+            case "key", _ if not depth:
+                pieces.append(f"{json.dumps(word[:-1].rstrip())}:")
+            case "name", _ if word in _CONSTANTS or word in _CONSTANTS.values():
+                pieces.append(_CONSTANTS.get(word, word))
+            case "sign", ":" if depth:
+                if before != "string":
+                    pieces[-1] = json.dumps(pieces[-1])
+                pieces.append(":")
+            case "sign", "[" | "(" | "{":
+                depth += 1
+                pieces.append("{" if word == "{" else "[")
+            case "sign", "]" | ")" | "}":
+                depth -= 1
+                if pieces[-1] == ",":
+                    pieces.pop()
+                pieces.append("}" if word == "}" else "]")
+            case "sign", ",":
+                pieces.append(",")
+            case _:
+                raise ValueError(word)
+        before = kind
+    if pieces[-1] == ",":
+        pieces.pop()
+    return json.dumps(json.loads(" ".join((*pieces, "}"))), ensure_ascii=False)
 
 
 def _python_string(literal: str) -> str:
@@ -540,3 +479,122 @@ def _unescaped(match: re.Match[str]) -> str:
         return chr(number) if number < 0x110000 else "\ufffd"
     one = match["one"]
     return _ONES.get(one, one if one in "\\'\"" else match[0])
+
+
+# ---- calls of either kind ------------------------------------------------------------------
+
+LEADING = re.compile(r"\s*")
+_AFTER = re.compile(r"[\s,;`}\]]*")
+_AFTER_BARE = re.compile(r"[\s,;]*")
+_CALL_HEAD = re.compile(r"\[?\s*(?:([^\W\d][\w.\-]*)\s*(\()?)?")
+_LONGEST = 256
+"""The longest name, with the blanks around it."""
+
+
+class Calls:
+    """The text between the marks of calls.
+
+    With `known` they must name one of these. `rejected` turns true where the text is no call at
+    all; `raw` is then that text. `code` is the tool for what is neither JSON nor a call (Llama
+    3.1).
+    """
+
+    def __init__(
+        self, emitter: Emitter, code: str | None, known: frozenset[str] | None = None
+    ) -> None:
+        self.rejected = False
+        self.raw: list[str] = []
+        self._emitter = emitter
+        self._code = code
+        self._known = known
+        self._list = False
+        self._object: CallObject | None = None
+        self._python = False
+        self._proven = code is not None  # that Python may stand here
+        self._emitted = False  # a call
+
+    @property
+    def quoted(self) -> bool:
+        return self._object is not None and self._object.quoted
+
+    @property
+    def unproven(self) -> bool:
+        """Whether nothing yet shows that this is a call."""
+        return self._python and not self._proven
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        text = text[:end]
+        while at < end and not self.rejected:
+            if self._object is not None:
+                at = self._object.feed(text, at)
+                if self._object.rejected:
+                    self.raw += self._object.raw
+                    self.rejected = True
+                elif self._object.done:
+                    self._object, self._emitted, self.raw = None, True, []
+            elif self._python:
+                self._read_python(text[at:])
+                at = end
+            elif self._emitted:
+                at = self._read_after(text, at)
+                if self._object is None:
+                    return at
+            else:  # nothing but blanks, and perhaps the bracket of a list
+                start, at = at, skip(LEADING, text, at)
+                self.raw.append(text[start:at])
+                if at < end and text[at] == "{":
+                    self._object = CallObject(self._emitter, self._known)
+                elif at < end and text[at] == "[" and not self._list:
+                    self._list = True
+                    self.raw.append("[")
+                    at += 1
+                else:
+                    self._python = at < end
+        return at
+
+    def leave(self, target: str | None) -> None:
+        emitter, raw = self._emitter, "".join(self.raw)
+        if self._object is not None:
+            self._object.close()
+            if self._object.rejected:
+                emitter.text(raw + "".join(self._object.raw))
+            return
+        found = calls(raw) if self._python else None
+        if found is not None and (self._code is None or _is_call(raw, found[1])):
+            for name, arguments in found[0]:
+                emitter.emit_call(name, arguments)
+            if found[1].strip():
+                emitter.text(found[1].strip())
+        elif self._python and self._code is not None:
+            emitter.emit_call(self._code, json.dumps({"code": raw.strip()}, ensure_ascii=False))
+        elif not self._emitted and raw.strip():
+            emitter.warn(f"a call could not be read: {raw}")
+            emitter.text(raw)
+
+    def _read_after(self, text: str, at: int) -> int:
+        """After a call. Another object here needs no proof that it is one."""
+        bare = self._known is not None and not self._list
+        stop = skip(_AFTER_BARE if bare else _AFTER, text, at)
+        if "}" in text[at:stop]:
+            self._emitter.warn("a brace too many after a call")
+        if stop < len(text) and text[stop] == "{":
+            self._object = CallObject(self._emitter)
+        return stop
+
+    def _read_python(self, text: str) -> None:
+        """Python is parsed when complete; it must soon look like a call, if it may not be code."""
+        self.raw.append(text)
+        if not self._proven:
+            raw = "".join(self.raw).lstrip()
+            match = _CALL_HEAD.match(raw)
+            if match is not None and match[2]:
+                self._proven = self._known is None or match[1] in self._known
+                self.rejected = not self._proven
+            else:
+                self.rejected = match is None or match.end() < len(raw) or len(raw) > _LONGEST
+
+
+def _is_call(raw: str, rest: str) -> bool:
+    """Whether what may be code is a call: a list of calls, or a method named `call`."""
+    head = raw.lstrip().partition("(")[0]
+    return not rest.strip() and (head[:1] == "[" or head.endswith(METHOD))

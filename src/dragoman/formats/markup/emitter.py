@@ -1,4 +1,4 @@
-"""Emits text, reasoning and calls found in markup into one choice of a turn."""
+"""Emits text, reasoning and calls found in markup into a turn."""
 
 from __future__ import annotations
 
@@ -36,37 +36,40 @@ def schemas(request: Request) -> dict[str, JSON]:
     known: dict[str, JSON] = {}
     for tool in request.tools if request.tool_choice != "none" else ():
         for each in tool.tools if isinstance(tool, Namespace) else (tool,):
-            if isinstance(each, FunctionTool):
-                known[each.name] = each.parameters
-            elif isinstance(each, CustomTool):
-                known[each.name] = None
+            if isinstance(each, FunctionTool | CustomTool):
+                known[each.name] = each.parameters if isinstance(each, FunctionTool) else None
     return known
 
 
 class Emitter:
-    """One choice of an answer, written into a turn."""
+    """One answer, written into a turn."""
 
-    def __init__(self, turn: TurnLike, tools: Schemas, choice: int = 0) -> None:
+    def __init__(self, turn: TurnLike, tools: Schemas) -> None:
         self.tools = tools
         self.calls = 0
         self.truncated = False  # the open call was not ended by the model
         self.dropping = False  # the answer was cut in the head of a call: its text is no answer
         self.warnings: list[str] = []
-        self.plain_text: Emit = turn.text if choice == 0 else self.text
-        self.plain_thought: Emit = turn.reasoning if choice == 0 else self.thought
+        self.warn = self.warnings.append
+        self.plain_text: Emit = turn.text
+        self.plain_thought: Emit = turn.reasoning
+        # What is known of a call before it begins, and of arguments that are tags.
+        self.next_name = ""
+        self.next_id: str | None = None
+        self.parameter = ""
+        self.parameters = 0
         self._tokens: deque[tuple[Token | None, int]] = deque()  # with their characters left
         self._left = 0  # the sum of these
         self._turn = turn
-        self._choice = choice
         self._name: str | None = None  # of the call that is open
         self._arguments: list[str] = []
 
     def text(self, data: str) -> None:
         if not self.dropping:
-            self._turn.text(data, self._choice, self._take_tokens(data))
+            self._turn.text(data, 0, self._take_tokens(data))
 
     def thought(self, data: str) -> None:
-        self._turn.reasoning(data, self._choice, self._take_tokens(data))
+        self._turn.reasoning(data, 0, self._take_tokens(data))
 
     def add_token(self, token: Token, text: str) -> None:
         """A token with its log-probability arrives as this text."""
@@ -92,14 +95,9 @@ class Emitter:
             size = max(0, size - left)
         return tuple(found)
 
-    def warn(self, what: str) -> None:
-        self.warnings.append(what)
-
     def finish(self, reason: str) -> None:
         """End the answer."""
-        if reason == "stop" and self.calls:
-            reason = "tool_calls"
-        self._turn.finish(reason, self._choice)
+        self._turn.finish("tool_calls" if reason == "stop" and self.calls else reason)
         self._turn.end(complete=True)
 
     # ---- calls ---------------------------------------------------------------------------
@@ -112,36 +110,38 @@ class Emitter:
         """Begin a call. One without a name becomes text in the end."""
         self.close_call()
         self._name, self._arguments = name, []
-        if not name:
-            return
-        if name not in self.tools:
-            self.warn(f"{name} is called, and no tool of that name was offered")
-        self._turn.call(CallFragment(self.calls, id, name), self._choice)
-        self.calls += 1
+        if name:
+            if name not in self.tools:
+                self.warn(f"{name} is called, and no tool of that name was offered")
+            self._turn.call(CallFragment(self.calls, id, name))
+            self.calls += 1
 
     def add_arguments(self, piece: str) -> None:
         self._arguments.append(piece)
         if self._name:
-            self._turn.call(CallFragment(self.calls - 1, arguments=piece), self._choice)
+            self._turn.call(CallFragment(self.calls - 1, arguments=piece))
 
     def close_call(self) -> None:
         """End the call; without arguments it has the empty object."""
-        if self._name is None:
-            return
+        name, self._name = self._name, None
         arguments = "".join(self._arguments)
-        if not self._name:
+        if name:
+            if not is_object(arguments or "{}"):
+                self.warn(f"the arguments of {name} are not a JSON object")
+            if not self.truncated:
+                missing = "" if arguments.strip() else "{}"
+                self._turn.call(CallFragment(self.calls - 1, arguments=missing, last=True))
+        elif name is not None:
             self.warn(f"a call without a name: {arguments}")
-            self._name = None
             if arguments:
                 self.text(arguments)
-            return
-        if not is_object(arguments or "{}"):
-            self.warn(f"the arguments of {self._name} are not a JSON object")
-        if not self.truncated:
-            missing = "" if arguments.strip() else "{}"
-            fragment = CallFragment(self.calls - 1, arguments=missing, last=True)
-            self._turn.call(fragment, self._choice)
-        self._name, self._arguments = None, []
+
+    def close_parameters(self) -> None:
+        """End a call whose arguments were tags."""
+        if self.parameters and not self.truncated:
+            self.add_arguments("}")
+        self.close_call()
+        self.next_name, self.parameters = "", 0
 
     def emit_call(self, name: str, arguments: str, id: str | None = None) -> None:
         """A complete call."""

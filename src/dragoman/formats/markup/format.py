@@ -1,4 +1,5 @@
-"""A family of markup as a format: chat layout, parser, and the grammar of a constrained answer."""
+"""A family of markup as a format: chat layout, parser, the grammar of a constrained answer; and
+turns whose text contains it."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 
-from dragoman.core.error import FaultError, unsupported
-from dragoman.core.item import JSON
-from dragoman.core.loss import LossList
+from dragoman.core.error import Fault, FaultError, unsupported
+from dragoman.core.item import JSON, Token
+from dragoman.core.loss import Loss, LossList
 from dragoman.core.request import Request
+from dragoman.core.tool_calls import CallFragment
+from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Body, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import SPACED, Writer
@@ -48,7 +51,9 @@ class Markup:
         turns = messages(request, losses, self.profile.id_length)
         prompt = _PromptBuilder(self.profile)
         prompt.layout(layout.begin)
-        preamble = _preamble(setting)
+        cutoff = setting.knowledge_cutoff and f"Knowledge cutoff: {setting.knowledge_cutoff}"
+        today = setting.today and f"Current date: {setting.today}"
+        preamble = "\n".join(filter(None, (setting.identity, cutoff, today)))
         system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
         offered = tools(request)
         if preamble or system or offered:
@@ -78,13 +83,12 @@ class Markup:
         turn: TurnLike,
         tokenizer: Tokenizer | None = None,
         *,
-        choice: int = 0,
         thinking: bool = False,
     ) -> MarkupParser:
-        """A parser for one choice of the answer; `thinking` says that the prompt ends inside the
+        """A parser for the answer; `thinking` says that the prompt ends inside the
         reasoning."""
         schemas_by_name = schemas(request)
-        emitter, calls = Emitter(turn, schemas_by_name, choice), bool(schemas_by_name)
+        emitter, calls = Emitter(turn, schemas_by_name), bool(schemas_by_name)
         start = "thought" if thinking else "start"
         if tokenizer is None:
             return MarkupParser(self.profile, self._text_tables[calls], emitter, None, start)
@@ -178,12 +182,6 @@ class _PromptBuilder:
                 return f"{name}.call(query={json.dumps(query, ensure_ascii=False)})"
             case _:
                 return None
-
-
-def _preamble(setting: Setting) -> str:
-    today = setting.today and f"Current date: {setting.today}"
-    cutoff = setting.knowledge_cutoff and f"Knowledge cutoff: {setting.knowledge_cutoff}"
-    return "\n".join(filter(None, (setting.identity, cutoff, today)))
 
 
 # ---- the grammar of a constrained answer ---------------------------------------------------
@@ -299,3 +297,137 @@ class _GrammarBuilder:
 
 def _definitions(schema: Mapping[str, JSON]) -> dict[str, JSON]:
     return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+
+
+# ---- markup in an upstream's text ----------------------------------------------------------
+
+
+class _Choice:
+    """One choice: its parser, and the calls found in it or `given` by the server, by fragments.
+    Those found wait for its end."""
+
+    def __init__(self, turn: TextToolCallTurn, number: int) -> None:
+        self._turn = turn
+        self._number = number
+        self.found: dict[int | str, list[CallFragment]] = {}
+        self.given: dict[int | str, list[CallFragment]] = {}
+        self.parser = turn.format.parser(turn.request, self)
+
+    def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+        self._turn.plain_text(data, self._number, tokens)
+
+    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+        self._turn.reasoning(data, self._number, tokens)
+
+    def call(self, fragment: CallFragment, choice: int = 0) -> None:
+        self.found.setdefault(fragment.index or 0, []).append(fragment)
+
+    def finish(self, reason: str, choice: int = 0) -> None:
+        """Not used: the turn ends the choice."""
+
+    def end(self, complete: bool) -> None:
+        """Not used: the turn ends the choice."""
+
+
+class TextToolCallTurn(Turn):
+    """A turn whose text may contain one family's markup, as some servers leave their model's calls
+    there.
+
+    >>> from dragoman.core.request import FunctionTool
+    >>> asked = Request(model="m", tools=(FunctionTool("now"),))
+    >>> turn = TextToolCallTurn("1", 0, "m", markup="hermes", request=asked)
+    >>> turn.text('<tool_call>{"name": "now"}</tool_call>')
+    >>> turn.end(complete=True)
+    >>> turn.take()[-1].reasons
+    ('tool_calls',)
+    """
+
+    def __init__(
+        self,
+        id: str,
+        created_at: int,
+        model: str,
+        *,
+        markup: str,
+        request: Request,
+        losses: tuple[Loss, ...] = (),
+    ) -> None:
+        super().__init__(id, created_at, model, losses=losses, think=None)
+        self.format = Markup(markup)
+        self.request = request
+        self._parsed: dict[int, _Choice] = {}
+
+    def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
+        """Text with markup in it."""
+        if data:
+            self._state(choice).parser.write(data, tokens)
+        else:
+            super().text(data, choice, tokens)
+
+    def plain_text(self, data: str, choice: int, tokens: tuple[Token, ...]) -> None:
+        """Text without markup."""
+        super().text(data, choice, tokens)
+
+    def call(self, fragment: CallFragment, choice: int = 0) -> None:
+        """A fragment of a call that the server gave as such."""
+        state = self._state(choice)
+        if not state.given:
+            state.parser.flush()
+        key = fragment.id or 0 if fragment.index is None else fragment.index
+        state.given.setdefault(key, []).append(fragment)
+        super().call(fragment, choice)
+
+    def finish(self, reason: str, choice: int = 0) -> None:
+        if self._release(choice) and reason == "stop":
+            reason = "tool_calls"
+        super().finish(reason, choice)
+
+    def end(self, complete: bool) -> None:
+        for choice in list(self._parsed) if complete else ():
+            self.finish("stop", choice)
+        super().end(complete)
+
+    def fail(self, fault: Fault) -> None:
+        for choice in list(self._parsed):
+            self._release(choice)
+        super().fail(fault)
+
+    def _state(self, choice: int) -> _Choice:
+        state = self._parsed.get(choice)
+        if state is None:
+            state = self._parsed[choice] = _Choice(self, choice)
+        return state
+
+    def _release(self, choice: int) -> bool:
+        """Emit what is held back; returns whether there were calls in it. Calls that the server
+        gave win: what was found beside them is text, unless it is one of them again."""
+        state = self._parsed.pop(choice, None)
+        if state is None:
+            return False
+        state.parser.flush()
+        given = [_meaning(_joined(fragments)) for fragments in state.given.values()]
+        for fragments in state.found.values():
+            call = _joined(fragments)
+            if not given:
+                super().call(call, choice)
+            elif _meaning(call) not in given:
+                name = json.dumps(call.name, ensure_ascii=False)
+                text = f'{{"name": {name}, "arguments": {call.arguments or "{}"}}}'
+                super().text(text, choice)
+        return bool(state.found) and not given
+
+
+def _joined(fragments: list[CallFragment]) -> CallFragment:
+    """A call from its fragments."""
+    first = fragments[0]
+    name = next((each.name for each in fragments if each.name), "")
+    arguments = "".join(each.arguments for each in fragments)
+    return CallFragment(first.index, first.id, name, arguments, last=fragments[-1].last)
+
+
+def _meaning(call: CallFragment) -> tuple[str | None, JSON]:
+    """Equal for equal calls, however they are written."""
+    try:
+        return call.name, json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return call.name, call.arguments

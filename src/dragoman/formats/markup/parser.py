@@ -1,45 +1,295 @@
 """Parses a model's markup into a turn: tokens or text, in pieces of any size.
 
-One state machine for all families; the profile's tables emit where each mark leads. Control tokens
+One state machine for all families; the profile's tables say where each mark leads. Control tokens
 are recognised by id; other marks are found in the text, which is held back while it may become one.
+Between two marks a segment reads the text as the state's kind demands.
 """
 
 from __future__ import annotations
 
-import codecs
+import json
+import re
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from dragoman.core.item import Token
 
+from .calls import LEADING, Calls, Value, skip, typed
 from .emitter import Emit, Emitter
 from .profile import MarkTable, Profile, TokenTexts
-from .states import (
-    BLANKS,
-    Arguments,
-    Calls,
-    Discarded,
-    Gap,
-    Id,
-    LeadingBlanks,
-    Name,
-    NamedArguments,
-    ParameterKey,
-    ParameterValue,
-    PendingCall,
-    Segment,
-    TextSegment,
-)
+
+_BLANKS = 64
+"""How many blanks before a mark belong to it; more are text, so that no text waits for long."""
+_LONGEST_NAME = 128
+_BLANK = re.compile(r"\s")
+_OPENING = re.compile(r"[{\[]")
+_JUNK = re.compile(r"[\s`]*")
+
+
+class Segment(Protocol):
+    """The text between two marks."""
+
+    @property
+    def quoted(self) -> bool:
+        """Whether the position is inside a string, where a mark may be data."""
+        ...
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        """Read text[at:end]; returns where the segment ended, if it did before that."""
+        ...
+
+    def leave(self, target: str | None) -> None:
+        """A mark was found that leads to a state of this kind, or (None) the text is over."""
+        ...
+
+
+class TextSegment:
+    """Text or reasoning. Blanks wait, because blanks before a mark belong to it."""
+
+    quoted = False
+
+    def __init__(self, emit: Emit, plain: Emit, *, fresh: bool = False) -> None:
+        self.emit = emit
+        self.plain = plain
+        self.blanks = ""
+        self._fresh = fresh  # blanks before it belong to the mark
+
+    @property
+    def flows(self) -> bool:
+        """Whether plain text may be emitted without a scan."""
+        return not (self.blanks or self._fresh)
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        more = self.blanks + text[at:end]
+        if self._fresh:
+            more = more.lstrip()
+            self._fresh = not more
+        text_part = more.rstrip()
+        self.blanks = more[len(text_part) :]
+        if len(self.blanks) > _BLANKS:
+            text_part, self.blanks = more[:-_BLANKS], self.blanks[-_BLANKS:]
+        if text_part:
+            self.emit(text_part)
+        return end
+
+    def leave(self, target: str | None) -> None:
+        if self.blanks and target in (None, "over"):
+            self.emit(self.blanks)
+        self.blanks = ""
+
+
+class LeadingBlanks:
+    """The start of a message. It ends at the first character that is not blank.
+
+    `blanks` are the blanks of the `first` message; those of others belong to what came before.
+    """
+
+    quoted = False
+
+    def __init__(self, emitter: Emitter, first: bool) -> None:
+        self.blanks = ""
+        self._emitter = emitter
+        self._first = first
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        stop = skip(LEADING, text, at, end)
+        if self._first:
+            self.blanks += text[at:stop]
+        return stop
+
+    def leave(self, target: str | None) -> None:
+        if target in (None, "over") and self.blanks:
+            self._emitter.text(self.blanks)
+
+
+class Discarded:
+    """Text that is not emitted: the role of the next turn, or what follows the end."""
+
+    quoted = False
+
+    def __init__(self, emitter: Emitter, after: bool) -> None:
+        self._emitter = emitter
+        self._warns = after
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        if self._warns and text[at:end].strip():
+            self._warns = False
+            self._emitter.warn("the model wrote on after its end")
+        return end
+
+    def leave(self, target: str | None) -> None:
+        pass
+
+
+class CollectedText:
+    """A short text that is needed whole: `use` gets it with the kind of the state that follows."""
+
+    quoted = False
+
+    def __init__(self, emitter: Emitter, use: Callable[[Emitter, str, str | None], None]) -> None:
+        self._emitter = emitter
+        self._use = use
+        self.pieces: list[str] = []
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        self.pieces.append(text[at:end])
+        return end
+
+    def leave(self, target: str | None) -> None:
+        self._use(self._emitter, "".join(self.pieces), target)
+
+
+def _use_id(emitter: Emitter, text: str, target: str | None) -> None:
+    emitter.next_id = text.strip() or None
+
+
+def _use_name(emitter: Emitter, text: str, target: str | None) -> None:
+    name = text.strip()
+    if target in ("arguments", "typed", "gap", "id", "key") and name:
+        emitter.next_name = name
+    elif name:
+        emitter.warn(f"a call could not be read: {name}")
+        emitter.text(name)
+
+
+def _use_gap(emitter: Emitter, text: str, target: str | None) -> None:
+    """Text between two parts of a call is reported, and emitted after the call."""
+    text = text.strip()
+    if text:
+        emitter.warn(f"not expected there: {text}")
+    if target not in ("key", "value") and emitter.in_call:
+        emitter.close_parameters()
+    if text:
+        emitter.text(text)
+
+
+def _use_key(emitter: Emitter, text: str, target: str | None) -> None:
+    emitter.parameter = text.strip()
+    if target != "value":
+        emitter.warn(f"an argument of {emitter.next_name} has no value: {emitter.parameter}")
+        emitter.close_parameters()
+
+
+def _use_value(emitter: Emitter, text: str, target: str | None) -> None:
+    """One argument as bare text, typed by the schema of its tool."""
+    text = text.removeprefix("\n")
+    closed = target in ("gap", "key")
+    if not closed:
+        text = text.rstrip().removesuffix("</function>")
+    text = text.removesuffix("\n")
+    name = emitter.next_name
+    value = typed(text, emitter.parameter, emitter.tools.get(name))
+    if emitter.truncated:
+        value = json.dumps(text, ensure_ascii=False)[:-1]
+    key = json.dumps(emitter.parameter, ensure_ascii=False)
+    emitter.add_arguments(f"{', ' if emitter.parameters else '{'}{key}: {value}")
+    emitter.parameters += 1
+    if not closed:
+        emitter.warn(f"an argument of {name} was not closed")
+        emitter.close_parameters()
+
+
+class Name(CollectedText):
+    """The name of a call, up to a mark.
+
+    With `braces` a brace may end it: arguments follow, or calls that carry their own names. A `tag`
+    has no blanks in its name: with one it is ordinary text.
+    """
+
+    def __init__(self, emitter: Emitter, braces: bool, tag: bool) -> None:
+        super().__init__(emitter, _use_name)
+        emitter.next_name, emitter.next_id, emitter.parameters = "", None, 0
+        self.rejected = False
+        self._braces = braces
+        self._tag = tag
+        self._size = 0
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        found = _OPENING.search(text, at, end) if self._braces else None
+        stop = found.start() if found else end
+        super().feed(text, at, stop)
+        self._size += stop - at
+        blank = self._tag and _BLANK.search(text, at, stop) is not None
+        self.rejected = self._size > _LONGEST_NAME or blank
+        if found:
+            self._emitter.next_name = "".join(self.pieces).strip()
+        return stop
+
+
+class Arguments:
+    """JSON, emitted as it arrives. It ends with its last brace; other text lasts to the mark."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self._value: Value | None = None
+        self._raw = False
+        emitter.open_call(emitter.next_name, emitter.next_id)
+        emitter.next_name = ""
+
+    @property
+    def quoted(self) -> bool:
+        return self._value is not None and self._value.quoted
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        if self._value is None:
+            at = skip(LEADING, text, at, end)
+            if at == end:
+                return end
+            self._value = Value()
+            self._raw = text[at] not in '{["'
+        if self._value.done:
+            return skip(_JUNK, text, at, end)
+        stop = end if self._raw else self._value.feed(text[:end] if end < len(text) else text, at)
+        self._emitter.add_arguments(text[at:stop])
+        return skip(_JUNK, text, stop, end) if stop < end else end
+
+    def leave(self, target: str | None) -> None:
+        self._emitter.close_call()
+
+
+class NamedArguments:
+    """DeepSeek's `function` type: a name, perhaps in a fence, before the arguments; then those."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self._name = ""
+        self._arguments: Arguments | None = None
+
+    @property
+    def quoted(self) -> bool:
+        return self._arguments is not None and self._arguments.quoted
+
+    def feed(self, text: str, at: int, end: int) -> int:
+        if self._arguments is None:
+            brace = text.find("{", at, end)
+            self._name += text[at : end if brace < 0 else brace]
+            if brace < 0:
+                return end
+            at = brace
+        return self._begun().feed(text, at, end)
+
+    def leave(self, target: str | None) -> None:
+        self._begun().leave(target)
+
+    def _begun(self) -> Arguments:
+        if self._arguments is None:
+            name = self._name.split("```")[0].strip()
+            self._emitter.next_name = name or self._emitter.next_name
+            self._arguments = Arguments(self._emitter)
+        return self._arguments
+
+
+# ---- the parser ----------------------------------------------------------------------------
 
 _BLOCK = 4096
 """Characters scanned together, so that a long text costs no more than many short ones."""
 
 _CALL_KINDS = frozenset(("call", "name", "id", "typed", "gap"))
 
-_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class MarkupParser:
-    """Parses one choice of an answer."""
+    """Parses one answer."""
 
     def __init__(
         self,
@@ -54,32 +304,28 @@ class MarkupParser:
         self._emitter = emitter
         self._token_texts = token_texts
         self._plain = token_texts.plain if token_texts else {}
-        self._decoder = _decoder("replace")
-        self._pending = PendingCall()
+        self._decoder = getincrementaldecoder("utf-8")("replace")
         self._begun = False
         self._held = ""
         self._replay = ""  # text to be parsed again
         self._ambiguous = False  # the held mark may be data of a string
         self._fast_path: Emit | None = None  # where text goes that needs no scan
         self._thinking = False
-        self._reasoning = 0
-        self._call_start = (
-            "text",
-            "",
-            "",
-        )
+        self.reasoning_tokens = 0
+        self.warnings = emitter.warnings
+        self._call_start = ("text", "", "")  # the state before a call, its blanks, the mark
         self._make: dict[str, Callable[[MarkTable], Segment]] = {
             "start": lambda _: LeadingBlanks(emitter, not self._begun),
             "text": lambda _: TextSegment(emitter.text, emitter.plain_text),
             "thought": lambda _: TextSegment(emitter.thought, emitter.plain_thought, fresh=True),
             "call": self._calls,
             "name": self._name,
-            "id": lambda _: Id(self._pending),
-            "typed": lambda _: NamedArguments(emitter, self._pending),
-            "arguments": lambda _: Arguments(emitter, self._pending),
-            "gap": lambda _: Gap(emitter, self._pending),
-            "key": lambda _: ParameterKey(emitter, self._pending),
-            "value": lambda _: ParameterValue(emitter, self._pending),
+            "id": lambda _: CollectedText(emitter, _use_id),
+            "typed": lambda _: NamedArguments(emitter),
+            "arguments": lambda _: Arguments(emitter),
+            "gap": self._gap,
+            "key": lambda _: CollectedText(emitter, _use_key),
+            "value": lambda _: CollectedText(emitter, _use_value),
             "header": lambda _: Discarded(emitter, False),
             "over": lambda _: Discarded(emitter, True),
         }
@@ -93,7 +339,7 @@ class MarkupParser:
         if tokens:
             for id, token in zip(ids, tokens, strict=False):
                 self._token(id, token)
-                self._reasoning += self._thinking
+                self.reasoning_tokens += self._thinking
             return
         plain = self._plain.get
         for id in ids:
@@ -101,7 +347,7 @@ class MarkupParser:
                 emit(piece)
             else:
                 self._token(id)
-            self._reasoning += self._thinking
+            self.reasoning_tokens += self._thinking
 
     def write(self, text: str, tokens: Sequence[Token] = ()) -> None:
         """Parse text, from a source without ids; `tokens` are those it consists of."""
@@ -138,14 +384,6 @@ class MarkupParser:
     def close(self, reason: str) -> None:
         self.flush(cut=reason == "length")
         self._emitter.finish(reason)
-
-    @property
-    def reasoning_tokens(self) -> int:
-        return self._reasoning
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        return self._emitter.warnings
 
     # ---- tokens --------------------------------------------------------------------------
 
@@ -225,7 +463,7 @@ class MarkupParser:
         """
         rest = text[at:].lstrip()
         self._ambiguous = False
-        if len(text) - at - len(rest) > BLANKS:
+        if len(text) - at - len(rest) > _BLANKS:
             return False
         target = self._table["start"]
         start, _ = target.find(rest, 0)
@@ -285,10 +523,7 @@ class MarkupParser:
             self._enter("bare" if bare else "text")
             self._segment.feed(blanks, 0, len(blanks))
         elif isinstance(segment, Name):
-            if self._pending.name:
-                self._enter(state.then)
-            else:
-                self._enter(state.braces or state.then)
+            self._enter(state.then if self._emitter.next_name else state.braces or state.then)
         else:
             segment.leave("start")
             self._emitter.drop_tokens(left)
@@ -310,7 +545,7 @@ class MarkupParser:
         if target is None:
             self._emitter.warn(f"{mark} does not belong there and is left out")
             return
-        self._reasoning += self._thinking and self._token_texts is not None
+        self.reasoning_tokens += self._thinking and self._token_texts is not None
         self._begun = True
         kind, segment = self._table[target].kind, self._segment
         if kind in ("call", "name"):
@@ -334,7 +569,12 @@ class MarkupParser:
 
     def _name(self, marks: MarkTable) -> Name:
         tag = self._call_start[2] in self._profile.tags
-        return Name(self._emitter, self._pending, marks.state.braces is not None, tag)
+        return Name(self._emitter, marks.state.braces is not None, tag)
+
+    def _gap(self, _: MarkTable) -> CollectedText:
+        if (name := self._emitter.next_name) and not self._emitter.in_call:
+            self._emitter.open_call(name)
+        return CollectedText(self._emitter, _use_gap)
 
     def _choose_fast_path(self) -> None:
         """Whether plain text may be emitted without a scan."""

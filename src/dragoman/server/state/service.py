@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import os
 import secrets
+import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,19 +18,18 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.engines.base import new_id, now
-from dragoman.engines.reasoning_encryption import ENCRYPTED, Seal
+from dragoman.engines.base import new_id
+from dragoman.engines.reasoning import ENCRYPTED, ReasoningCipher
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.config import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Record, Retention, Store, StoreError
+from dragoman.stores.base import Record, Retention, Source, Store, StoreError, named
 from dragoman.stores.factory import data_directory, open_store
 from dragoman.wire.registry import WIRES
 
-from .resolve import NOT_SEALED, Source, bare, for_engine, named, needs_lookup, recalled, understand
-from .run import Run
-from .runs import LEASE, Runs
+from .resolve import NOT_ENCRYPTED, RECALLING, REFERRING, bare, for_engine, recalled, understand
+from .run import LEASE, Run, Runs
 from .webhooks import Receiver, Sender, Webhooks
 
 ENCODER_VERSION = 2
@@ -62,12 +62,12 @@ class Memory:
         lease: float = LEASE,
         upkeep: bool = True,
         webhooks: Webhooks | None = None,
-        seal: Seal | None = None,
+        cipher: ReasoningCipher | None = None,
         requeue: bool = False,
     ) -> None:
         webhooks = webhooks or Webhooks()
         self.store = store
-        self.seal = seal
+        self.cipher = cipher
         self.runs = Runs(
             store, lease=lease, upkeep=upkeep, announce=webhooks.messages, requeue=requeue
         )
@@ -89,37 +89,36 @@ class Memory:
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
-        if needs_lookup(request, stored=stored):
+        if (
+            request.previous_response_id is not None
+            or request.conversation is not None
+            or not (RECALLING if stored else REFERRING).isdisjoint(map(type, request.items))
+        ):
             return self._look_up(wire, request, caller, stored, source or self.store)
         whole = for_engine(request, request.items, request.instructions)
         if not stored:
             losses = self._losses(request) if request.include else ()
             return Plan(whole, replace(request, store=False), losses)
-        id = new_id()
-        own = replace(request, items=named(request.items, id))
-        return self._stored(wire, caller, id, own, whole)
+        return self._stored(wire, caller, request, whole)
 
     async def _look_up(
         self, wire: str, request: Request, caller: Caller, stored: bool, source: Source
     ) -> Plan:
-        id = new_id()
-        asked = await understand(request, source, caller.tenant, id, inherit=self._inherit)
+        asked = await understand(request, source, caller.tenant, inherit=self._inherit)
         whole, losses = await recalled(asked, source, caller.tenant)
         if not stored:
             losses = (*self._losses(request), *losses)
             return Plan(whole, replace(request, store=False), losses)
-        own = asked.own
         previous = request.previous_response_id
         if previous is not None and not await self._known(caller, previous, source):
             # Only the connection has what came before, so that the record must hold it.
-            own, previous = replace(own, items=named(asked.whole.items, id)), None
-        return self._stored(wire, caller, id, own, whole, previous, asked.conversation, losses)
+            request, previous = replace(request, items=asked.whole.items), None
+        return self._stored(wire, caller, request, whole, previous, asked.conversation, losses)
 
     def _stored(
         self,
         wire: str,
         caller: Caller,
-        id: str,
         own: Request,
         whole: Request,
         previous: str | None = None,
@@ -127,36 +126,36 @@ class Memory:
         losses: tuple[Loss, ...] = (),
     ) -> Plan:
         """The plan of a request whose answer is stored: `own` with it, `whole` is answered."""
-        background = bool(own.background)
+        background, moment = bool(own.background), time.time()
         record = Record(
-            id=id,
+            id=new_id(),
             tenant=caller.tenant,
             wire=wire,
-            created_at=now(),
+            created_at=int(moment),
             request=replace(own, store=True),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),
             background=background,
             owner=self.runs.owner,
-            lease=self.runs.until(),
+            lease=moment + self.runs.lease,
             dialect=self._dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
         )
-        turn = named(own.items, id) if conversation is not None else ()
+        turn = () if conversation is None else named(own.items, record.id)
         run = self.runs.open(record, turn, whole=not (background or own.stream))
-        return Plan(whole, record.request, (*self._losses(own), *losses), run, background)
+        if own.include:
+            losses = (*self._losses(own), *losses)
+        return Plan(whole, record.request, losses, run, background)
 
     def _losses(self, request: Request) -> tuple[Loss, ...]:
-        return (NOT_SEALED,) if self.seal is None and ENCRYPTED in request.include else ()
+        return (NOT_ENCRYPTED,) if self.cipher is None and ENCRYPTED in request.include else ()
 
     async def reread(self, record: Record) -> Request:
         """What a record asked for, with all that it builds on. Raises FaultError when something it
         names is not there any more."""
-        asked = await understand(
-            record.request, self.store, record.tenant, record.id, inherit=self._inherit
-        )
+        asked = await understand(record.request, self.store, record.tenant, inherit=self._inherit)
         whole, _ = await recalled(asked, self.store, record.tenant)
         return whole
 
@@ -173,30 +172,30 @@ class Memory:
         await self.store.close()
 
 
-FILE = "seal.key"
+FILE = "encryption.key"
 LENGTH = 32
 SHORTEST = 16
 """Characters of a key in the environment, at the least."""
 
 
-def open_seal(settings: Settings, environ: Mapping[str, str]) -> Seal:
-    """The seal that the settings describe. Raises ConfigurationError for a variable that holds no
+def open_cipher(settings: Settings, environ: Mapping[str, str]) -> ReasoningCipher:
+    """The cipher that the settings describe. Raises ConfigurationError for a variable that holds no
     key."""
-    if settings.seal_key_env is not None:
-        value = environ.get(settings.seal_key_env, "").strip().encode()
+    if settings.encryption_key_env is not None:
+        value = environ.get(settings.encryption_key_env, "").strip().encode()
         if len(value) < SHORTEST:
             raise ConfigurationError(
-                f"The environment variable {settings.seal_key_env} should hold the key that seals "
-                f"reasoning, at least {SHORTEST} characters of it."
+                f"The environment variable {settings.encryption_key_env} should hold the key that "
+                f"encrypts reasoning, at least {SHORTEST} characters of it."
             )
-        return Seal(lambda: value)
+        return ReasoningCipher(lambda: value)
     if settings.store == "memory":
-        return Seal(_fresh)
+        return ReasoningCipher(_fresh)
     try:
         folder = data_directory(environ)
-    except StoreError:  # a user without a home, which is no reason to have no seal
-        return Seal(_fresh)
-    return Seal(file_key(folder / FILE))
+    except StoreError:  # a user without a home, which is no reason to have no cipher
+        return ReasoningCipher(_fresh)
+    return ReasoningCipher(file_key(folder / FILE))
 
 
 def file_key(path: Path) -> Callable[[], bytes]:
@@ -247,8 +246,8 @@ def open_memory(
         max_log_age=settings.log_retention,
         max_responses=settings.max_responses,
     )
-    seal = open_seal(settings, environ)
-    store = open_store(settings.store, keeping, environ, settings.news)
+    cipher = open_cipher(settings, environ)
+    store = open_store(settings.store, keeping, environ, settings.pubsub)
     if store is None:
         return None
     return Memory(
@@ -258,7 +257,7 @@ def open_memory(
         lease=settings.lease,
         requeue=settings.requeue,
         webhooks=receivers,
-        seal=seal,
+        cipher=cipher,
     )
 
 

@@ -1,6 +1,4 @@
-"""Small values inside Chat objects, read and written: finish reasons, usage, log-probabilities,
-annotations, reasoning.
-"""
+"""Usage, log-probabilities, annotations and unknown fields of Chat objects, read and written."""
 
 from __future__ import annotations
 
@@ -8,50 +6,7 @@ from collections.abc import Sequence
 
 from dragoman.core.item import JSON, Annotation, Extra, Token
 from dragoman.core.response import Usage
-
-CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
-CHOICE = frozenset({"index", "delta", "message", "text", "logprobs", "finish_reason", "error"})
-MESSAGE = frozenset(
-    {
-        "annotations",
-        "audio",
-        "content",
-        "function_call",
-        "reasoning",
-        "reasoning_content",
-        "reasoning_details",
-        "refusal",
-        "role",
-        "tool_calls",
-    }
-)
-ENTRY = frozenset({"index", "id", "type", "function", "custom"})
-CALL = frozenset({"name", "namespace", "arguments", "input"})
-
-MOST_CHOICES = 128
-"""How many alternatives there may be; an index beyond is a mistake."""
-
-_NOTHING: tuple[JSON, ...] = (None, [], {})
-
-
-def rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
-    """The fields we do not know, without empty ones."""
-    if known.issuperset(value):
-        return {}
-    return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
-
-
-def index(entry: dict[str, JSON]) -> int | None:
-    """The index of a choice or a call, if it has one."""
-    given = entry.get("index")
-    return given if type(given) is int else None
-
-
-def number(choice: dict[str, JSON], position: int) -> int:
-    """The number of a choice: its index, or its position where the index is a mistake."""
-    given = index(choice)
-    return given if given is not None and 0 <= given < MOST_CHOICES else position
-
+from dragoman.wire.choices import merge
 
 NAME = "chat"
 """The key of this wire in every `extra`."""
@@ -79,66 +34,6 @@ def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
     {'id': '1', 'function': {'name': 'f', 'b': 2}}
     """
     return merge(fields, from_extra(extra)) if extra else fields
-
-
-def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
-    """The fields, with what `more` has besides, object by object; a null counts as absent."""
-    for name, value in more.items():
-        have = fields.get(name)
-        if isinstance(have, dict) and isinstance(value, dict):
-            fields[name] = merge(dict(have), value)
-        elif have is None:
-            fields[name] = value
-    return fields
-
-
-FINISH_WORDS: dict[str, str] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "content_filter": "content_filter",
-    "function_call": "tool_calls",
-    "tool_call": "tool_calls",
-    "tool_use": "tool_calls",
-    "max_tokens": "length",
-    "max_output_tokens": "length",
-    "model_length": "length",
-    "safety": "content_filter",
-}
-"""The finish reasons of servers, by the protocol's own."""
-
-_FINISH_REASONS = frozenset(FINISH_WORDS.values())
-
-BROKEN = ("error", "abort")
-"""Finish reasons of an answer that the server could not complete."""
-
-
-def decode_finish(value: JSON) -> str | None:
-    """The reason in the protocol's words; None where there is none yet.
-
-    >>> [decode_finish(value) for value in ("tool-calls", "eos", "", None)]
-    ['tool_calls', 'stop', None, None]
-    """
-    if value is None or value == "":
-        return None
-    word = value.lower().replace("-", "_") if isinstance(value, str) else ""
-    return FINISH_WORDS.get(word, "stop")
-
-
-def broken(value: JSON) -> bool:
-    """Whether the reason is that the answer could not be finished."""
-    return value in BROKEN
-
-
-def encode_finish(reason: str, *, legacy: bool = False) -> str:
-    """The reason for the client; `legacy` for one that knows functions and not tools.
-
-    >>> encode_finish("tool_calls", legacy=True), encode_finish("max_tool_calls")
-    ('function_call', 'stop')
-    """
-    if legacy and reason == "tool_calls":
-        return "function_call"
-    return reason if reason in _FINISH_REASONS else "stop"
 
 
 _KNOWN = ("token", "logprob", "bytes", "top_logprobs", "id")
@@ -375,71 +270,3 @@ def _number(value: JSON) -> int | None:
             return int(value.strip()[:18])
         case _:
             return None
-
-
-_READABLE = ("text", "summary")
-_JOINED = (*_READABLE, "data")
-
-
-class Details:
-    """The entries of one choice so far.
-
-    >>> details = Details()
-    >>> details.add([{"index": 0, "type": "reasoning.text", "text": "Hm"}])
-    >>> details.add([{"index": 0, "type": "reasoning.text", "text": "m", "signature": "s"}])
-    >>> details.take()
-    [{'index': 0, 'type': 'reasoning.text', 'text': 'Hmm', 'signature': 's'}]
-    """
-
-    __slots__ = ("_entries", "_places")
-
-    def __init__(self) -> None:
-        self._entries: list[JSON] = []
-        self._places: dict[tuple[int, str], int] = {}
-
-    def add(self, pieces: list[JSON]) -> None:
-        """The pieces of one chunk."""
-        for piece in pieces:
-            match piece:
-                case {"index": int(index), "type": str(kind)}:
-                    self._merge(piece, (index, kind))
-                case _:
-                    self._entries.append(piece)
-
-    def take(self) -> list[JSON]:
-        """The entries since the last call."""
-        entries, self._entries, self._places = self._entries, [], {}
-        return [_joined(entry) for entry in entries]
-
-    def _merge(self, piece: dict[str, JSON], key: tuple[int, str]) -> None:
-        place = self._places.setdefault(key, len(self._entries))
-        if place == len(self._entries):
-            self._entries.append({})
-        entry = self._entries[place]
-        for name, value in piece.items():
-            if name in _JOINED and isinstance(value, str):
-                if not isinstance(entry.get(name), _Pieces):
-                    entry[name] = _Pieces()
-                entry[name].append(value)
-            elif value is not None or name not in entry:
-                entry[name] = value
-
-
-def readable(pieces: list[JSON]) -> list[str]:
-    """The text in the pieces of one chunk.
-
-    >>> readable([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
-    ['Hm']
-    """
-    told = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)
-    return [text for text in told if isinstance(text, str) and text]
-
-
-class _Pieces(list[str]):
-    """A text that is not joined yet."""
-
-
-def _joined(entry: JSON) -> JSON:
-    if not isinstance(entry, dict):
-        return entry
-    return {k: "".join(v) if isinstance(v, _Pieces) else v for k, v in entry.items()}

@@ -17,12 +17,26 @@ from dragoman.core.item import (
     Unknown,
 )
 from dragoman.core.request import Request
-from dragoman.wire.losses import Losses, Row, Table, foreign, rows, several_messages
+from dragoman.wire.losses import (
+    ANSWERED,
+    SAME,
+    SAMPLED,
+    SEVERAL,
+    Losses,
+    Row,
+    Table,
+    foreign,
+    is_true,
+    rows,
+)
 
 _WIRE = "chat"
-_OTHER = foreign(_WIRE)
+_FOREIGN = "of another wire", foreign(_WIRE)
 _NO_HOSTED = "Chat has no hosted tools"
-_SAME = "the same field"
+_CALLS = (
+    *rows("carried", SAME, "FunctionCall.call_id name arguments namespace"),
+    *rows("carried", SAME, "CustomToolCall.call_id name input namespace"),
+)
 
 
 def _new_summary(item: Any, _: Any) -> bool:
@@ -33,14 +47,14 @@ def _new_summary(item: Any, _: Any) -> bool:
 
 
 _REQUEST = Table(
+    SAMPLED,
     rows(
         "carried",
-        _SAME,
-        "Request.model parallel_tool_calls stream store metadata moderation service_tier user",
+        SAME,
+        "Request.parallel_tool_calls store metadata moderation service_tier tools audio",
         "Request.safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention",
-        "Request.verbosity modalities prediction sampling stream_options tools audio",
-        "Sampling.temperature top_p top_k min_p frequency_penalty presence_penalty n",
-        "Sampling.repetition_penalty seed stop logit_bias logprobs top_logprobs",
+        "Request.verbosity modalities prediction",
+        "Sampling.top_k min_p n repetition_penalty seed stop logit_bias logprobs top_logprobs",
         "AudioOutput",
         "StreamOptions",
         "Message.role content name",
@@ -52,11 +66,16 @@ _REQUEST = Table(
     Row("Request.tool_choice", "carried", "the same choice, nested; `allowed_tools` too"),
     rows("carried", "the same choice, nested", "NamedTool", "AllowedTools"),
     Row("Request.max_output_tokens", "carried", "as `max_completion_tokens`"),
-    Row("Request.format", "carried", "as `response_format`"),
-    rows("carried", "as `response_format`", "TextFormat", "JSONObject", "JSONSchema"),
-    Row("Request.reasoning", "carried", "its effort as `reasoning_effort`"),
+    rows(
+        "carried",
+        "as `response_format`",
+        "Request.format",
+        "TextFormat",
+        "JSONObject",
+        "JSONSchema",
+    ),
+    rows("carried", "as `reasoning_effort`", "Request.reasoning", "ReasoningOptions.effort"),
     Row("Request.web_search", "carried", "as `web_search_options`"),
-    Row("ReasoningOptions.effort", "carried", "as `reasoning_effort`"),
     Row("ReasoningOptions.summary", "emulated", "the reasoning itself is given as its summary too"),
     Row("Request.max_tool_calls", "dropped", "Chat runs no tools by itself"),
     Row("Request.previous_response_id", "refused", "Chat stores no responses"),
@@ -68,7 +87,7 @@ _REQUEST = Table(
         "refused",
         "Chat answers at once or not at all",
         "true",
-        lambda request, _: request.background,
+        is_true("background"),
     ),
     Row(
         "Request.truncation",
@@ -79,49 +98,30 @@ _REQUEST = Table(
     ),
     Row("Request.include", "dropped", "Chat cannot add this to an answer"),
     Row("Request.include", "emulated", "asked for by `logprobs`", "message.output_text.logprobs"),
-    Row(
-        "Request.include",
-        "dropped",
-        "Chat has no encrypted reasoning",
-        "reasoning.encrypted_content",
-    ),
-    Row(
-        "Request.include",
-        "dropped",
-        "Chat does not repeat the input",
-        "message.input_image.image_url",
-    ),
     *(
-        Row("Request.include", "dropped", _NO_HOSTED, value)
-        for value in (
-            "file_search_call.results",
-            "web_search_call.results",
-            "web_search_call.action.sources",
-            "computer_call_output.output.image_url",
-            "code_interpreter_call.outputs",
+        Row("Request.include", "dropped", why, value)
+        for value, why in (
+            ("reasoning.encrypted_content", "Chat has no encrypted reasoning"),
+            ("message.input_image.image_url", "Chat does not repeat the input"),
+            ("file_search_call.results", _NO_HOSTED),
+            ("web_search_call.results", _NO_HOSTED),
+            ("web_search_call.action.sources", _NO_HOSTED),
+            ("computer_call_output.output.image_url", _NO_HOSTED),
+            ("code_interpreter_call.outputs", _NO_HOSTED),
         )
     ),
     Row("Completion", "refused", "Chat takes conversations, no bare prompts", name="prompts"),
     Row("Message.phase", "dropped", "Chat messages have no phase"),
-    rows(
-        "dropped",
-        "Chat has no ids of items; a call keeps its `call_id`",
-        "Message.id",
-        "Reasoning.id",
-        "FunctionCall.id",
-        "CustomToolCall.id",
-        "FunctionCallOutput.id",
-        "CustomToolCallOutput.id",
-    ),
-    rows(
-        "dropped",
-        "Chat has no status of items",
-        "Message.status",
-        "Reasoning.status",
-        "FunctionCall.status",
-        "CustomToolCall.status",
-        "FunctionCallOutput.status",
-        "CustomToolCallOutput.status",
+    *(
+        Row(f"{item}.{field}", "dropped", why)
+        for field, why in (
+            ("id", "Chat has no ids of items; a call keeps its `call_id`"),
+            ("status", "Chat has no status of items"),
+        )
+        for item in (
+            *("Message", "Reasoning", "FunctionCall", "CustomToolCall"),
+            *("FunctionCallOutput", "CustomToolCallOutput"),
+        )
     ),
     Row("Reasoning.content", "carried", "as reasoning of the message it led to"),
     Row(
@@ -139,24 +139,12 @@ _REQUEST = Table(
         lambda item, _: item.content and _new_summary(item, _),
     ),
     Row("Reasoning.encrypted", "dropped", "Chat has no encrypted reasoning"),
-    rows(
-        "carried",
-        "as `tool_calls`, word for word",
-        "FunctionCall.call_id name arguments namespace",
-        "CustomToolCall.call_id name input namespace",
-    ),
-    rows(
-        "carried",
-        "as a tool message",
-        "FunctionCallOutput.call_id output",
-        "CustomToolCallOutput.call_id output",
-    ),
-    rows(
-        "emulated",
-        "shown in a user message after it",
-        "Image in an output",
-        "Audio in an output",
-        "File in an output",
+    _CALLS,
+    rows("carried", "as a tool message", "FunctionCallOutput.call_id output"),
+    rows("carried", "as a tool message", "CustomToolCallOutput.call_id output"),
+    *(
+        Row(f"{part} in an output", "emulated", "shown in a user message after it")
+        for part in ("Image", "Audio", "File")
     ),
     Row("Compaction", "refused", "only the server that made a compaction can read it"),
     Row("ItemReference", "refused", "Chat stores no items to refer to"),
@@ -176,36 +164,30 @@ _REQUEST = Table(
     ),
     rows("carried", "as text", "Text.text", "Thought.text", "Summary.text"),
     Row("Text.annotations", "dropped", "Chat takes no annotations back"),
-    rows("dropped", "Chat takes no log-probabilities back", "Text.tokens", "Refusal.tokens"),
-    Row("Thought.tokens", "dropped", "Chat takes no log-probabilities back"),
+    *(
+        Row(f"{part}.tokens", "dropped", "Chat takes no log-probabilities back")
+        for part in ("Text", "Refusal", "Thought")
+    ),
     rows("carried", "where they stand", "Annotation", "Token"),
     Row("Refusal.text", "carried", "as `refusal`"),
     rows("carried", "as `image_url`", "Image.url detail"),
     Row("Image.file_id", "refused", "Chat images have addresses only"),
-    rows("carried", "as `input_audio`, or `audio` of a message", "Audio"),
+    Row("Audio", "carried", "as `input_audio`, or `audio` of a message"),
     rows("carried", "as `file`", "File.file_id data filename"),
     Row("File.url", "refused", "Chat files have no address", name="file_url"),
-    Row("UnknownPart", "refused", "Chat has no such part", "of another wire", _OTHER),
+    Row("UnknownPart", "refused", "Chat has no such part", *_FOREIGN),
     Row("Namespace", "carried", "its tools one by one"),
-    Row("UnknownTool", "dropped", _NO_HOSTED, "of another wire", _OTHER),
-    Row("UnknownTool as a choice", "refused", _NO_HOSTED, "of another wire", _OTHER),
+    Row("UnknownTool", "dropped", _NO_HOSTED, *_FOREIGN),
+    Row("UnknownTool as a choice", "refused", _NO_HOSTED, *_FOREIGN),
 )
 
 _ANSWER = Table(
-    rows(
-        "carried",
-        _SAME,
-        "Response.model usage choices",
-        "Usage",
-        "Message.role content",
-        "FunctionCall.call_id name arguments namespace",
-        "CustomToolCall.call_id name input namespace",
-    ),
-    Row("Response.id", "carried", "the same id, with this wire's prefix"),
+    ANSWERED,
+    _CALLS,
+    rows("carried", SAME, "Response.choices", "Usage", "Message.role"),
     Row("Response.created_at", "carried", "as `created`"),
     Row("Response.status", "carried", "as `finish_reason`, or as an error"),
     Row("Response.error", "carried", "as an error object"),
-    rows("carried", "in a header", "Response.losses guarantee"),
     Row("Response.completed_at", "dropped", "Chat does not say when it ended", silent=True),
     Row(
         "Response.reasons",
@@ -219,28 +201,14 @@ _ANSWER = Table(
         "incomplete_details.reason",
     ),
     Row("Response.output", "carried", "as one message"),
-    Row(
-        "Response.output",
-        "emulated",
-        "joined into one message",
-        "several messages",
-        several_messages,
-    ),
-    rows(
-        "carried",
-        "the answer's id stands for all; a call keeps its `call_id`",
-        "Message.id",
-        "Reasoning.id",
-        "FunctionCall.id",
-        "CustomToolCall.id",
-    ),
-    rows(
-        "carried",
-        "in `finish_reason`",
-        "Message.status",
-        "Reasoning.status",
-        "FunctionCall.status",
-        "CustomToolCall.status",
+    Row("Response.output", "emulated", "joined into one message", SEVERAL),
+    *(
+        Row(f"{item}.{field}", "carried", why)
+        for field, why in (
+            ("id", "the answer's id stands for all; a call keeps its `call_id`"),
+            ("status", "in `finish_reason`"),
+        )
+        for item in ("Message", "Reasoning", "FunctionCall", "CustomToolCall")
     ),
     Row("Message.phase", "dropped", "Chat messages have no phase"),
     Row("Message.name", "dropped", "an answer has no name", silent=True),
@@ -261,9 +229,14 @@ _ANSWER = Table(
     ),
     Row("Reasoning.encrypted", "dropped", "Chat has no encrypted reasoning"),
     Row("Compaction", "dropped", "Chat has no compactions"),
-    Row("Unknown", "dropped", _NO_HOSTED, "of another wire", _OTHER),
-    rows("dropped", "no part of an answer", "FunctionCallOutput", "CustomToolCallOutput"),
-    Row("ItemReference", "dropped", "no part of an answer"),
+    Row("Unknown", "dropped", _NO_HOSTED, *_FOREIGN),
+    rows(
+        "dropped",
+        "no part of an answer",
+        "FunctionCallOutput",
+        "CustomToolCallOutput",
+        "ItemReference",
+    ),
     rows("carried", "as `content`", "Text.text", "Thought.text", "Summary.text"),
     rows(
         "carried", "beside the message", "Text.tokens", "Thought.tokens", "Refusal.tokens", "Token"
@@ -279,7 +252,7 @@ _ANSWER = Table(
     Row("Refusal.text", "carried", "as `refusal`"),
     Row("Audio", "carried", "as `audio`"),
     rows("dropped", "Chat answers with text and sound", "Image", "File"),
-    Row("UnknownPart", "dropped", "Chat has no such part", "of another wire", _OTHER),
+    Row("UnknownPart", "dropped", "Chat has no such part", *_FOREIGN),
 )
 
 LOSSES = Losses(_WIRE, _REQUEST, _ANSWER)

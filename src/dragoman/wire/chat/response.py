@@ -33,26 +33,51 @@ from dragoman.core.item import (
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
+from dragoman.wire.choices import CHOICES, merge
 from dragoman.wire.protocol import Dialect
 
 from .fields import (
     NAME,
     encode_annotation,
-    encode_finish,
     encode_logprobs,
     encode_usage,
     from_extra,
-    merge,
     restore,
 )
 from .messages import encode_call
 from .request import LEGACY
 
 ID_PREFIX = "chatcmpl-"
-CHOICES = "choices"
-"""The key, in the extra of an answer, of the unknown fields of each choice."""
+
+FINISH_WORDS: dict[str, str] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+    "function_call": "tool_calls",
+    "tool_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "max_output_tokens": "length",
+    "model_length": "length",
+    "safety": "content_filter",
+}
+"""The finish reasons of servers, by the protocol's own."""
+
+_FINISH_REASONS = frozenset(FINISH_WORDS.values())
 
 _OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
+
+
+def encode_finish(reason: str, *, legacy: bool = False) -> str:
+    """The reason for the client; `legacy` for one that knows functions and not tools.
+
+    >>> encode_finish("tool_calls", legacy=True), encode_finish("max_tool_calls")
+    ('function_call', 'stop')
+    """
+    if legacy and reason == "tool_calls":
+        return "function_call"
+    return reason if reason in _FINISH_REASONS else "stop"
 
 
 class _Choice:

@@ -6,19 +6,17 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from dragoman.core.error import Fault
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Progress, Started
 from dragoman.core.item import JSON, Item, Message, Text, Token
 from dragoman.core.request import Request
 from dragoman.core.response import Response, Usage
-from dragoman.core.turn import MAX_CHOICES, Turn
+from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import error, json, sse
-from dragoman.wire.choices import ChunkedDecoder
-from dragoman.wire.error import describe
+from dragoman.wire.choices import CHOICES, ChoicesDecoder, merge
 from dragoman.wire.json import whole
 from dragoman.wire.protocol import Dialect
 
-from .request import CHOICES, NAME, from_extra, merge, to_extra
+from .request import NAME, from_extra, to_extra
 
 _WORDS: dict[str, str] = {
     "length": "length",
@@ -32,24 +30,6 @@ _WORDS: dict[str, str] = {
 """The finish reasons that do not mean stop; `stop`, `eos`, `eos_token`, `eom` and others do."""
 
 _FINISH_REASONS = frozenset({"stop", *_WORDS.values()})
-_BROKEN = ("error", "abort")
-
-
-def decode_finish(value: JSON) -> str | None:
-    """The reason in the protocol's words; None where there is none yet.
-
-    >>> [decode_finish(value) for value in ("eos_token", "eom", "content-filter", "", None)]
-    ['stop', 'stop', 'content_filter', None, None]
-    """
-    if value is None or value == "":
-        return None
-    word = value.lower().replace("-", "_") if isinstance(value, str) else ""
-    return _WORDS.get(word, "stop")
-
-
-def broken(value: JSON) -> bool:
-    """Whether the reason is that the text could not be finished."""
-    return value in _BROKEN
 
 
 def encode_finish(reason: str) -> str:
@@ -384,84 +364,23 @@ class Encoder:
         return self._head + json.dump(merge(choice, more) if more else choice) + self._tail
 
 
-_CHUNK = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
-_CHOICE = frozenset({"index", "text", "delta", "message", "logprobs", "finish_reason", "error"})
-_NOTHING: tuple[JSON, ...] = (None, [], {})
-BROKEN_OFF = Fault(
-    "upstream_error", "The model's server broke the text off and did not say why.", "upstream"
-)
+class Decoder(ChoicesDecoder):
+    """Decodes one answer into a turn, from pieces of any size."""
 
+    name = NAME
+    fields = frozenset({"index", "text", "delta", "message", "logprobs", "finish_reason", "error"})
+    words = _WORDS
+    most = MAX_CHOICES
+    _usage = staticmethod(decode_usage)
 
-class Reader:
-    """Reads chunks and whole answers into one turn. `started` once anything was read."""
-
-    def __init__(self, turn: Turn) -> None:
-        self.started = False
-        self._turn = turn
-        self._begun = False
-        self._beside: dict[str, JSON] = {}  # unknown fields of chunks, as last given
-        self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
-
-    def read(self, value: dict[str, JSON]) -> None:
-        """One chunk, or one whole answer."""
-        self.started = True
-        choices = value.get("choices")
-        error = describe(value) if value.get("error") or value.get("object") == "error" else None
-        if error is None or choices:
-            self._header(value)
-        if (counted := decode_usage(value.get("usage"))) is not None:
-            self._turn.usage = counted
-        if isinstance(choices, list):
-            for position, choice in enumerate(choices):
-                if isinstance(choice, dict):
-                    self._choice(choice, position)
-        if error is not None:
-            self._turn.fail(error)
-
-    def close(self) -> None:
-        """Nothing more will be read: the unknown fields of ended choices are passed on."""
-        if self._ends:
-            ends = [{"index": number, **rest} for number, rest in sorted(self._ends.items())]
-            self._turn.header(extra={NAME: {CHOICES: ends}})
-
-    def _header(self, value: dict[str, JSON]) -> None:
-        rest = _rest(value, _CHUNK)
-        if self._begun:
-            fresh = {name: v for name, v in rest.items() if self._beside.get(name) != v}
-            self._beside |= fresh
-            if fresh:
-                self._turn.header(extra={NAME: fresh})
-            return
-        self._begun, self._beside = True, rest
-        model = value.get("model")
-        itself = {name: value[name] for name in ("id", "created") if value.get(name) is not None}
-        extra = {name: fields for name, fields in (("upstream", itself), (NAME, rest)) if fields}
-        self._turn.header(model if isinstance(model, str) else None, extra)
-
-    def _choice(self, choice: dict[str, JSON], position: int) -> None:
-        number = _choice_number(choice, position)
-        self._turn.expect(number)
+    def _content(
+        self, number: int, choice: dict[str, JSON], beside: dict[str, JSON], *, ends: bool
+    ) -> dict[str, JSON]:
         text = text_of(choice) or ""
         tokens = decode_logprobs(choice.get("logprobs"), text)
         if text or tokens:
             self._turn.text(text, number, tokens)
-        reason = decode_finish(choice.get("finish_reason"))
-        beside = _rest(choice, _CHOICE)
-        if beside and reason is not None:
-            self._ends.setdefault(number, {}).update(beside)
-        elif beside:
-            raw = {"index": number, **beside}
-            self._turn.progress(None, "raw", {NAME: {CHOICES: [raw]}})
-        self._end(number, choice, reason)
-
-    def _end(self, number: int, choice: dict[str, JSON], reason: str | None) -> None:
-        error = describe({"error": choice["error"]}) if choice.get("error") else None
-        if error is None and broken(choice.get("finish_reason")):
-            error = BROKEN_OFF
-        if error is not None:
-            self._turn.fail(error)
-        elif reason is not None:
-            self._turn.finish(reason, number)
+        return {}
 
 
 def text_of(choice: dict[str, JSON]) -> str | None:
@@ -470,38 +389,13 @@ def text_of(choice: dict[str, JSON]) -> str | None:
     >>> text_of({"text": "a"}), text_of({"delta": {"content": "b"}}), text_of({"message": None})
     ('a', 'b', None)
     """
-    for name in ("delta", "message"):
-        inner = choice.get(name)
-        if isinstance(inner, dict) and (found := _text(inner.get("content"))) is not None:
-            return found
-    return _text(choice.get("text"))
-
-
-def _text(content: JSON) -> str | None:
-    """Text as it is, or in parts."""
-    match content:
-        case str():
-            return content
-        case list():
-            texts = (part.get("text") for part in content if isinstance(part, dict))
-            return "".join(text for text in texts if isinstance(text, str))
-        case _:
-            return None
-
-
-def _choice_number(choice: dict[str, JSON], position: int) -> int:
-    """The number of a choice: its index, or its position where the index is a mistake."""
-    given = choice.get("index")
-    return given if type(given) is int and 0 <= given < MAX_CHOICES else position
-
-
-def _rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
-    """The fields we do not know, without empty ones."""
-    return {n: v for n, v in value.items() if n not in known and v not in _NOTHING}
-
-
-class Decoder(ChunkedDecoder):
-    """Decodes one answer into a turn, from pieces of any size."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__(turn, Reader(turn))
+    inner = (choice.get(name) for name in ("delta", "message"))
+    contents = [each.get("content") for each in inner if isinstance(each, dict)]
+    for content in (*contents, choice.get("text")):
+        match content:
+            case str():
+                return content
+            case list():  # in parts
+                texts = (part.get("text") for part in content if isinstance(part, dict))
+                return "".join(text for text in texts if isinstance(text, str))
+    return None

@@ -6,50 +6,65 @@ import re
 from collections.abc import Callable
 
 from dragoman.core.request import Request
-from dragoman.wire.losses import Losses, Row, Table, foreign, rows
+from dragoman.wire.losses import (
+    ANSWERED,
+    SAME,
+    SAMPLED,
+    Losses,
+    Row,
+    Table,
+    foreign,
+    is_true,
+    not_text,
+    rows,
+)
 
 _WIRE = "responses"
-_OTHER = foreign(_WIRE)
-_SAME = "the same field"
+_FOREIGN = "of another wire", foreign(_WIRE)
 _LOGPROBS = "message.output_text.logprobs"
-_NO_SAMPLING = "Responses has no such sampling value"
-_NO_SPLIT = "Responses does not split usage so"
+_CARRIED = (
+    *rows("carried", SAME, "Message.role id status phase"),
+    *rows("carried", SAME, "Reasoning", "FunctionCall", "FunctionCallOutput", "CustomToolCall"),
+    *rows("carried", SAME, "CustomToolCallOutput", "Compaction", "ItemReference"),
+    *rows("carried", "as a part", "Text", "Thought.text", "Summary.text", "Refusal.text"),
+    *rows("carried", "where they stand", "Annotation", "Token"),
+    *rows("dropped", "Responses has none for these", "Refusal.tokens", "Thought.tokens"),
+    Row("Unknown", "dropped", "Responses has no such item", *_FOREIGN),
+    Row(
+        "Audio",
+        "emulated",
+        "the transcript is given as text",
+        "with a transcript",
+        lambda part, _: part.transcript is not None,
+        "audio",
+    ),
+)
 
 _REQUEST = Table(
+    SAMPLED,
+    _CARRIED,
     rows(
         "carried",
-        _SAME,
-        "Request.model instructions tools parallel_tool_calls max_tool_calls max_output_tokens",
-        "Request.reasoning stream stream_options store previous_response_id conversation",
-        "Request.background truncation context_management include prompt metadata user sampling",
+        SAME,
+        "Request.instructions tools parallel_tool_calls max_tool_calls max_output_tokens",
+        "Request.reasoning store previous_response_id conversation",
+        "Request.background truncation context_management include prompt metadata",
         "Request.safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options",
         "Request.service_tier moderation",
-        "Sampling.temperature top_p frequency_penalty presence_penalty",
         "ReasoningOptions",
-        "Message.role content id status phase",
-        "Reasoning",
-        "FunctionCall",
-        "FunctionCallOutput",
-        "CustomToolCall",
-        "CustomToolCallOutput",
-        "Compaction",
-        "ItemReference",
+        "Message.content",
+        "Image",
+        "File",
         "Namespace",
+        "StreamOptions.include_obfuscation",
     ),
     Row("Request.items", "carried", "as `input`"),
     Row("Request.tool_choice", "carried", "the same choice, without nesting"),
     Row("Request.format", "carried", "as `text.format`"),
     Row("Request.verbosity", "carried", "as `text.verbosity`"),
     Row("Completion", "refused", "Responses takes conversations, no bare prompts", name="prompts"),
-    Row(
-        "Request.modalities",
-        "refused",
-        "Responses answers in text only",
-        "not text",
-        lambda request, _: any(modality != "text" for modality in request.modalities or ()),
-    ),
-    Row("Request.audio", "dropped", "no spoken answer was asked for"),
-    rows("dropped", "no spoken answer was asked for", "AudioOutput"),
+    Row("Request.modalities", "refused", "Responses answers in text only", "not text", not_text),
+    rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
     Row("Request.prediction", "dropped", "Responses takes no predicted output"),
     Row("Request.web_search", "dropped", "Responses searches by a tool of its own"),
     Row("Sampling.stop", "refused", "Responses has no stop sequences"),
@@ -58,7 +73,7 @@ _REQUEST = Table(
         "refused",
         "Responses cannot bias tokens",
         "not empty",
-        lambda sampling, _: sampling.logit_bias,
+        is_true("logit_bias"),
     ),
     Row(
         "Sampling.n",
@@ -68,7 +83,11 @@ _REQUEST = Table(
         lambda sampling, _: sampling.n is not None and sampling.n > 1,
     ),
     Row("Sampling.seed", "dropped", "Responses has no seed"),
-    rows("dropped", _NO_SAMPLING, "Sampling.top_k min_p repetition_penalty"),
+    rows(
+        "dropped",
+        "Responses has no such sampling value",
+        "Sampling.top_k min_p repetition_penalty",
+    ),
     Row(
         "Sampling.logprobs",
         "emulated",
@@ -88,23 +107,9 @@ _REQUEST = Table(
         ),
     ),
     Row("StreamOptions.include_usage", "carried", "usage is part of every answer"),
-    Row("StreamOptions.include_obfuscation", "carried", _SAME),
     rows("carried", "as `text.format`, without nesting", "TextFormat", "JSONObject", "JSONSchema"),
     rows("carried", "without nesting", "FunctionTool", "CustomTool", "NamedTool", "AllowedTools"),
     Row("Message.name", "dropped", "Responses has no speaker's name"),
-    Row("Unknown", "dropped", "Responses has no such call", "of another wire", _OTHER),
-    rows("carried", "as a part", "Text", "Thought.text", "Summary.text", "Image", "File"),
-    rows("carried", "where they stand", "Annotation", "Token"),
-    Row("Refusal.text", "carried", "as a refusal part"),
-    rows("dropped", "Responses has none for these", "Refusal.tokens", "Thought.tokens"),
-    Row(
-        "Audio",
-        "emulated",
-        "the transcript is sent as text",
-        "with a transcript",
-        lambda part, _: part.transcript is not None,
-        "audio",
-    ),
     Row(
         "Audio",
         "refused",
@@ -121,40 +126,26 @@ _REQUEST = Table(
         lambda part, _: part.transcript is None and part.id is None,
         "input_audio",
     ),
-    Row("UnknownPart", "refused", "Responses has no such part", "of another wire", _OTHER),
-    Row("UnknownTool", "dropped", "Responses has no such tool", "of another wire", _OTHER),
-    Row(
-        "UnknownTool as a choice",
-        "refused",
-        "Responses has no such tool",
-        "of another wire",
-        _OTHER,
-    ),
+    Row("UnknownPart", "refused", "Responses has no such part", *_FOREIGN),
+    Row("UnknownTool", "dropped", "Responses has no such tool", *_FOREIGN),
+    Row("UnknownTool as a choice", "refused", "Responses has no such tool", *_FOREIGN),
 )
 
 _ANSWER = Table(
+    ANSWERED,
+    _CARRIED,
     rows(
         "carried",
-        _SAME,
-        "Response.model created_at status output usage error completed_at",
+        SAME,
+        "Response.created_at status output error completed_at",
         "Usage.input_tokens output_tokens total_tokens cached_tokens cache_write_tokens",
         "Usage.reasoning_tokens",
-        "Message.role content id status phase",
-        "Reasoning",
-        "FunctionCall",
-        "CustomToolCall",
-        "FunctionCallOutput",
-        "CustomToolCallOutput",
-        "Compaction",
-        "ItemReference",
     ),
-    Row("Response.id", "carried", "the same id, with this wire's prefix"),
     Row("Response.reasons", "carried", "as `incomplete_details`"),
-    rows("carried", "in a header", "Response.losses guarantee"),
     Row("Response.choices", "dropped", "Responses gives one answer, the first"),
     rows(
         "dropped",
-        _NO_SPLIT,
+        "Responses does not split usage so",
         "Usage.input_audio_tokens input_text_tokens input_image_tokens",
         "Usage.output_audio_tokens output_text_tokens",
     ),
@@ -164,20 +155,6 @@ _ANSWER = Table(
         "Usage.accepted_prediction_tokens rejected_prediction_tokens",
     ),
     Row("Message.name", "dropped", "an answer has no name", silent=True),
-    Row("Unknown", "dropped", "Responses has no such item", "of another wire", _OTHER),
-    rows("carried", "as a part", "Text", "Thought.text", "Summary.text"),
-    rows("carried", "where they stand", "Annotation", "Token"),
-    Row("Refusal.text", "carried", "as a refusal part"),
-    Row("Refusal.tokens", "dropped", "Responses has none for refusals"),
-    Row("Thought.tokens", "dropped", "Responses has none for reasoning"),
-    Row(
-        "Audio",
-        "emulated",
-        "the transcript as text",
-        "with a transcript",
-        lambda part, _: part.transcript is not None,
-        "audio",
-    ),
     Row(
         "Audio",
         "dropped",
@@ -187,7 +164,7 @@ _ANSWER = Table(
         "audio",
     ),
     rows("dropped", "Responses answers with text", "Image", "File"),
-    Row("UnknownPart", "dropped", "Responses has no such part", "of another wire", _OTHER),
+    Row("UnknownPart", "dropped", "Responses has no such part", *_FOREIGN),
 )
 
 LOSSES = Losses(_WIRE, _REQUEST, _ANSWER)
@@ -210,10 +187,10 @@ _RENAMED = tuple(
 
 def spelling(request: Request) -> Callable[[str], str]:
     """The function from the core's name of a field to the one of Responses."""
-    return _spell
 
+    def spell(path: str) -> str:
+        for pattern, name in _RENAMED:
+            path = pattern.sub(name, path)
+        return path
 
-def _spell(path: str) -> str:
-    for pattern, name in _RENAMED:
-        path = pattern.sub(name, path)
-    return path
+    return spell

@@ -1,0 +1,692 @@
+"""Carries reasoning from one request to the next: encrypted by the client, or cached by its call.
+
+Three kinds of middleware: `EncryptingReasoning` for clients that carry reasoning themselves,
+`CachingReasoning` for those that drop it, and `RetryingReasoning`, which asks upstreams for
+encrypted reasoning and asks again without where one refuses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
+from dragoman.core.interfaces import Caller, Engine, Sink
+from dragoman.core.item import Call, CustomToolCall, FunctionCall, Item, Message, Reasoning, Thought
+from dragoman.core.loss import Loss
+from dragoman.core.request import Request
+from dragoman.wire.registry import WIRES
+
+from .base import ENDS, LRU, Prepared, Wrapper, start, wait_closed
+
+ENCRYPTED = "reasoning.encrypted_content"
+"""What a request includes to get reasoning in a form it can bring back."""
+ASKING = f"include[{ENCRYPTED}]"
+"""The name of that in losses."""
+OURS = ("inline", "turn")
+"""Keys of `extra` that are notes of our own, and no fields of a wire."""
+SIZE = 64 * 1024 * 1024
+"""Bytes of reasoning held in memory, about."""
+PER_ENTRY = 200
+"""Bytes that an entry of the cache takes beside what it holds."""
+
+
+def is_opaque(item: Reasoning) -> bool:
+    """Whether an item has encrypted content, or fields of a wire such as a signature.
+
+    >>> is_opaque(Reasoning(encrypted="gAAA")), is_opaque(Reasoning(extra={"inline": {}}))
+    (True, False)
+    """
+    return item.encrypted is not None or bool(set(item.extra or {}) - set(OURS))
+
+
+def readable(item: Reasoning) -> Reasoning | None:
+    """An item's text alone, which any model can read; None where it has none."""
+    if not (item.content or item.summary):
+        return None
+    extra = {name: note for name, note in (item.extra or {}).items() if name in OURS}
+    return replace(item, encrypted=None, id=None, extra=extra or None)
+
+
+# ---- encryption ------------------------------------------------------------------------------
+
+MARK = "dragoman.reasoning.1."
+"""What encrypted content of ours begins with."""
+_NAME = 8  # bytes of a key's name
+_NONCE = 12
+_ID = 16
+
+
+class Cipher(Protocol):
+    """Encrypts bytes. `bound` is authenticated with them, and must be the same to decrypt."""
+
+    kind: str
+
+    def encrypt(self, data: bytes, bound: bytes) -> bytes:
+        """The encrypted form."""
+        ...
+
+    def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
+        """What was encrypted; None where that cannot be told, or no longer."""
+        ...
+
+
+class AESCipher:
+    """AES-GCM: any process with the key can decrypt. Raises ImportError without `cryptography`,
+    which the extra `encryption` installs."""
+
+    kind = "c"
+
+    def __init__(self, key: bytes) -> None:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._cipher = AESGCM(key)
+        self._errors = InvalidTag, ValueError
+
+    def encrypt(self, data: bytes, bound: bytes) -> bytes:
+        """A random nonce and the ciphertext."""
+        nonce = secrets.token_bytes(_NONCE)
+        return nonce + self._cipher.encrypt(nonce, data, bound)
+
+    def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
+        """None if it was changed or bound to something else."""
+        try:
+            return self._cipher.decrypt(encrypted[:_NONCE], encrypted[_NONCE:], bound)
+        except self._errors:
+            return None
+
+
+class MemoryCipher:
+    """Instead of encryption: the data stays in bounded memory, and a signed reference to it goes
+    out. References end with the process."""
+
+    kind = "r"
+
+    def __init__(self, key: bytes, size: int = SIZE) -> None:
+        self._key = key
+        self._held: LRU[bytes, bytes] = LRU(size)
+
+    def encrypt(self, data: bytes, bound: bytes) -> bytes:
+        """A reference and its signature."""
+        id = secrets.token_bytes(_ID)
+        self._held.put(id, data, len(data) + 2 * _ID)
+        return id + hmac.digest(self._key, id + bound, "sha256")
+
+    def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
+        """What is referred to, if it is still here."""
+        id, signature = encrypted[:_ID], encrypted[_ID:]
+        if not hmac.compare_digest(signature, hmac.digest(self._key, id + bound, "sha256")):
+            return None
+        return self._held.get(id)
+
+
+def best_cipher(key: bytes) -> Cipher:
+    """AES-GCM, where the package for it is installed."""
+    try:
+        return AESCipher(key)
+    except ImportError:
+        return MemoryCipher(key)
+
+
+class ReasoningCipher:
+    """Encrypts reasoning for one tenant and model, and decrypts what it has encrypted.
+
+    `key` gives 32 secret bytes or more; it is called once, when first needed.
+
+    >>> cipher = ReasoningCipher(lambda: bytes(32))
+    >>> encrypted = cipher.encrypt(Reasoning((Thought("Hm."),)), "alice", "m")
+    >>> cipher.decrypt(encrypted, "alice", "m").text
+    'Hm.'
+    >>> cipher.decrypt(encrypted, "bob", "m") is cipher.decrypt(encrypted, "alice", "n") is None
+    True
+    """
+
+    def __init__(
+        self, key: Callable[[], bytes], cipher: Callable[[bytes], Cipher] = best_cipher
+    ) -> None:
+        self._key = key
+        self._make = cipher
+
+    def encrypt(self, item: Reasoning, tenant: str, model: str) -> str:
+        """The encrypted content of an item: its text, and what belongs to it."""
+        cipher, prefix = self._ready
+        content = tuple(
+            replace(part, tokens=()) if isinstance(part, Thought) else part for part in item.content
+        )
+        bare = msgspec.to_builtins(Reasoning(content, item.summary, extra=item.extra))
+        data = json.dumps(bare, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        encrypted = cipher.encrypt(data, json.dumps([tenant, model]).encode())
+        return prefix + base64.urlsafe_b64encode(encrypted).decode()
+
+    def is_ours(self, encrypted: str) -> bool:
+        """Whether this content was encrypted with this key."""
+        return encrypted.startswith(MARK) and encrypted.startswith(self._ready[1])
+
+    def decrypt(self, encrypted: str, tenant: str, model: str) -> Reasoning | None:
+        """The item in content of ours; None where it is not for these, or lost."""
+        cipher, prefix = self._ready
+        try:
+            data = base64.b64decode(encrypted[len(prefix) :], b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        plain = cipher.decrypt(data, json.dumps([tenant, model]).encode())
+        if plain is None:
+            return None
+        return msgspec.convert(json.loads(plain.decode("utf-8", "surrogatepass")), Reasoning)
+
+    @cached_property
+    def _ready(self) -> tuple[Cipher, str]:
+        """The cipher, and what its encrypted content begins with."""
+        key = hashlib.sha256(self._key()).digest()
+        cipher = self._make(hmac.digest(key, b"dragoman encryption 1", "sha256"))
+        name = hmac.digest(key, b"dragoman name 1", "sha256")[:_NAME]
+        return cipher, f"{MARK}{cipher.kind}.{base64.urlsafe_b64encode(name).decode().rstrip('=')}."
+
+
+NOT_DECRYPTED = Loss(
+    ENCRYPTED,
+    "dropped",
+    "this server encrypted it and cannot decrypt it: it is too old, or of another key's or "
+    "model's conversation",
+)
+
+
+class EncryptingReasoning(Wrapper):
+    """Middleware that encrypts reasoning in answers where a request includes it, and decrypts what
+    it has encrypted in requests."""
+
+    acts_on = frozenset(("include", Reasoning))
+
+    def __init__(self, engine: Engine, cipher: ReasoningCipher) -> None:
+        super().__init__(engine)
+        self._cipher = cipher
+
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Nothing to do where no encrypted reasoning is requested or brought."""
+        encrypts = ENCRYPTED in request.include
+        brought = Reasoning in map(type, request.items)
+        plain, losses = self._decrypted(request, caller) if brought else (request, ())
+        if not (encrypts or losses):
+            return None if plain is request else Prepared(plain)
+
+        def encrypted(events: list[Event]) -> list[Event]:
+            if isinstance(started := events[0], Started):
+                found = started.losses
+                if encrypts:  # what was requested is done, whatever the upstream's wire carries
+                    found = tuple(loss for loss in found if loss.field != ASKING)
+                events = [replace(started, losses=(*found, *losses)), *events[1:]]
+            if encrypts and ItemDone in map(type, events):
+                events = [self._encrypted(event, request, caller) for event in events]
+            return events
+
+        return Prepared(plain, encrypted)
+
+    def _encrypted(self, event: Event, request: Request, caller: Caller) -> Event:
+        """An event, with encrypted content where it is the end of reasoning that has none."""
+        if type(event) is not ItemDone or not isinstance(item := event.item, Reasoning):
+            return event
+        if item.encrypted is not None or not (item.content or item.summary or item.extra):
+            return event
+        content = self._cipher.encrypt(item, caller.tenant, request.model)
+        return replace(event, item=replace(item, encrypted=content))
+
+    def _decrypted(self, request: Request, caller: Caller) -> tuple[Request, tuple[Loss, ...]]:
+        """The request with our content decrypted; the same one, where it has none."""
+        items: list[Item] = []
+        changed = lost = False
+        for item in request.items:
+            if not isinstance(item, Reasoning) or not self._cipher.is_ours(item.encrypted or ""):
+                items.append(item)
+                continue
+            changed = True
+            held = self._cipher.decrypt(item.encrypted or "", caller.tenant, request.model)
+            lost = lost or held is None
+            known = replace(held, id=item.id, status=item.status) if held else readable(item)
+            items += [] if known is None else [known]
+        if not changed:
+            return request, ()
+        return replace(request, items=tuple(items)), (NOT_DECRYPTED,) if lost else ()
+
+
+# ---- the cache -------------------------------------------------------------------------------
+
+
+class _Led(Struct, frozen=True):
+    """Reasoning that led to calls: before the text that stands with them, and after it."""
+
+    model: str
+    before: tuple[Reasoning, ...]
+    after: tuple[Reasoning, ...]
+
+    @property
+    def items(self) -> tuple[Reasoning, ...]:
+        return self.before + self.after
+
+
+class _Key(Struct, frozen=True):
+    """A call, as it was made. Some servers count their ids from 0 in every conversation."""
+
+    tenant: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ReasoningCache:
+    """Remembers by tenant and call what led to a call, and which model made encrypted reasoning.
+
+    >>> cache, reasoning = ReasoningCache(), Reasoning(encrypted="gAAA")
+    >>> call = FunctionCall("call_1", "now", "{}")
+    >>> cache.store("", "m", (reasoning, call))
+    >>> cache.restore("", "m", (Message("user", "?"), call))[0][1] == reasoning
+    True
+    """
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.led: LRU[_Key, _Led] = LRU(size)
+        # The latest of an id, for clients that write its arguments in their own way.
+        self.latest: LRU[tuple[str, str], _Key] = LRU(size // 16)
+        self.makers: LRU[tuple[str, bytes], str] = LRU(size // 16)
+
+    def store(self, tenant: str, model: str, items: Iterable[Item]) -> None:
+        """Store the reasoning of an answer of this model."""
+        recording = _Recording(self, tenant, model)
+        for item in items:
+            recording.add(item)
+
+    def restore(
+        self, tenant: str, model: str, items: tuple[Item, ...]
+    ) -> tuple[tuple[Item, ...], tuple[Loss, ...]]:
+        """The items for this model: missing reasoning restored where it was, and what another model
+        encrypted dropped. The same tuple, where nothing is to be done."""
+        restoring = _Restoring(self, tenant, model)
+        for item in items:
+            restoring.add(item)
+        losses = tuple(
+            Loss(ENCRYPTED, "dropped", f"encrypted by {maker}, and so dropped for {model}")
+            for maker in restoring.dropped
+        )
+        return (tuple(restoring.items) if restoring.changed else items), losses
+
+    def find(self, tenant: str, call: Call) -> _Led | None:
+        """What led to a call, however its client writes the arguments."""
+        key = _key(tenant, call)
+        found = self.led.get(key)
+        if found is not None:
+            return found
+        latest = self.latest.get((tenant, call.call_id))
+        if latest is None or latest.name != key.name:
+            return None
+        same = _value(latest.arguments) == _value(key.arguments)
+        return self.led.get(latest) if same else None
+
+
+class _Recording:
+    """What came before the next call of an answer."""
+
+    def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
+        self._cache = cache
+        self._tenant = tenant
+        self._model = model
+        self._before: tuple[Reasoning, ...] = ()
+        self._after: tuple[Reasoning, ...] = ()
+        self._has_text = False
+        self._led: _Led | None = None  # to the last call, and to those made together with it
+
+    def add(self, item: Item) -> None:
+        """The next item of the answer."""
+        cache, tenant = self._cache, self._tenant
+        match item:
+            case Reasoning():
+                if is_opaque(item):
+                    cache.makers.put((tenant, _digest(item)), self._model, PER_ENTRY)
+                if "inline" in (item.extra or {}):
+                    pass  # it stands in the text, and comes back with it
+                elif self._has_text:
+                    self._after += (item,)
+                else:
+                    self._before += (item,)
+            case Message():
+                self._has_text = True
+            case FunctionCall() | CustomToolCall():
+                if self._before or self._after:
+                    self._led = _Led(self._model, self._before, self._after)
+                if (led := self._led) is not None:
+                    key = _key(tenant, item)
+                    weight = len(key.arguments) + sum(len(repr(each)) for each in led.items)
+                    cache.led.put(key, led, PER_ENTRY + weight)
+                    cache.latest.put((tenant, item.call_id), key, PER_ENTRY)
+                self._before, self._after, self._has_text = (), (), False
+
+
+class _Restoring:
+    """The items so far, and where what leads to the next call begins."""
+
+    def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
+        self.items: list[Item] = []
+        self.changed = False
+        self.dropped: dict[str, None] = {}  # the models that encrypted what was dropped
+        self._cache = cache
+        self._tenant = tenant
+        self._model = model
+        self._start = 0
+        self._restored: set[int] = set()
+
+    def add(self, item: Item) -> None:
+        """The next item of the request."""
+        if "turn" in (item.extra or {}):  # a mark that a turn begins here, right after another
+            self._start = len(self.items)
+        match item:
+            case FunctionCall() | CustomToolCall():
+                self.items[self._start :] = self._with_reasoning(self.items[self._start :], item)
+                self._start = len(self.items)
+            case Reasoning() if is_opaque(item):
+                maker = self._cache.makers.get((self._tenant, _digest(item)))
+                plain = self._readable((item,), maker or self._model)
+                self.changed = self.changed or plain != [item]
+                self.items += plain
+            case Reasoning() | Message(role="assistant"):
+                self.items.append(item)
+            case _:
+                self.items.append(item)
+                self._start = len(self.items)
+
+    def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
+        """What stands before a call and the call, with what led to it: once, unless it is there."""
+        led = self._cache.find(self._tenant, call)
+        given = [*stretch, call]
+        if led is None or id(led) in self._restored:
+            return given
+        self._restored.add(id(led))
+        brought = [item for item in stretch if isinstance(item, Reasoning)]
+        if brought and not _is_text_of(brought, led):
+            return given
+        before, after = (self._readable(items, led.model) for items in (led.before, led.after))
+        rest = [item for item in stretch if not isinstance(item, Reasoning)]
+        whole = [*before, *rest, *after, call]
+        mark = (given[0].extra or {}).get("turn")
+        if mark is not None:  # it goes to what begins the turn now
+            whole = [
+                _marked(item, mark if place == 0 else None) for place, item in enumerate(whole)
+            ]
+        self.changed = self.changed or whole != given
+        return whole
+
+    def _readable(self, items: Iterable[Reasoning], maker: str) -> list[Item]:
+        if maker == self._model:
+            return list(items)
+        plain: list[Item] = []
+        for item in items:
+            text: Reasoning | None = item
+            if is_opaque(item):
+                self.dropped[maker] = None
+                text = readable(item)
+            plain += [] if text is None else [text]
+        return plain
+
+
+def _is_text_of(brought: Sequence[Reasoning], led: _Led) -> bool:
+    """Whether a client brought the text of what led to a call, and nothing else."""
+    if any(map(is_opaque, brought)):
+        return False
+    parts = (p.text for i in led.items for p in (*i.summary, *i.content) if hasattr(p, "text"))
+    known = ((item.text for item in led.items), parts)
+    text = _squeezed(item.text for item in brought)
+    return text in map(_squeezed, known)
+
+
+def _squeezed(texts: Iterable[str]) -> str:
+    """Texts without the white space that wires put between them."""
+    return "".join("".join(texts).split())
+
+
+def _marked(item: Item, mark: object) -> Item:
+    """An item with this mark of a turn, or with none."""
+    extra = {name: value for name, value in (item.extra or {}).items() if name != "turn"}
+    return replace(item, extra=(extra if mark is None else extra | {"turn": mark}) or None)
+
+
+def _key(tenant: str, call: Call) -> _Key:
+    arguments = call.arguments if isinstance(call, FunctionCall) else call.input
+    return _Key(tenant, call.call_id, call.name, arguments)
+
+
+def _value(arguments: str) -> object:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _digest(item: Reasoning) -> bytes:
+    """What encrypted content or a signature is known by; either may be long."""
+    signed = {name: value for name, value in (item.extra or {}).items() if name not in OURS}
+    opaque = item.encrypted or json.dumps(signed, sort_keys=True)
+    return hashlib.sha256(opaque.encode("utf-8", "surrogatepass")).digest()
+
+
+class CachingReasoning(Wrapper):
+    """Middleware that stores what led to calls, and restores it in requests that lack it."""
+
+    acts_on = frozenset(("tools", Reasoning))
+
+    def __init__(self, engine: Engine, cache: ReasoningCache | None = None) -> None:
+        super().__init__(engine)
+        self.cache = ReasoningCache() if cache is None else cache
+
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Restore reasoning, and record the answer, where calls may be made or have been, or
+        reasoning was brought."""
+        if not request.tools and Reasoning not in map(type, request.items):
+            return None
+        items, losses = self.cache.restore(caller.tenant, request.model, request.items)
+        asked = request if items is request.items else replace(request, items=items)
+        new = partial(_Recording, self.cache, caller.tenant, request.model)
+        return Prepared(asked, _Recorder(new, losses).map)
+
+
+class _Recorder:
+    """Stores the items of an answer as they are done, each choice by itself: a client may bring
+    back an answer that was cancelled after a call."""
+
+    def __init__(self, new: Callable[[], _Recording], losses: tuple[Loss, ...]) -> None:
+        self._new = new
+        self._losses = losses
+        self._choices: list[int] = []  # by index
+        self._done: dict[int, Item] = {}  # by index, while an earlier item is open
+        self._next = 0
+        self._recordings: dict[int, _Recording] = {}  # by choice
+
+    def map(self, events: list[Event]) -> list[Event]:
+        """The same events; the losses are added to the first."""
+        for event in events:
+            if type(event) is ItemDone:
+                self._done[event.index] = event.item
+                while self._next in self._done:
+                    self._record(self._next)
+                    self._next += 1
+            elif type(event) is ItemAdded:
+                self._choices.append(event.choice)
+        if self._done and isinstance(events[-1], ENDS):  # what is open now stays open
+            for index in sorted(self._done):
+                self._record(index)
+        if self._losses and isinstance(started := events[0], Started):
+            return [replace(started, losses=(*started.losses, *self._losses)), *events[1:]]
+        return events
+
+    def _record(self, index: int) -> None:
+        choice = self._choices[index]
+        recording = self._recordings.get(choice)
+        if recording is None:
+            recording = self._recordings[choice] = self._new()
+        recording.add(self._done.pop(index))
+
+
+# ---- asking upstreams, and once more -----------------------------------------------------------
+
+MODELS = 1_000
+"""Models remembered that have no encrypted reasoning."""
+CODE = "invalid_encrypted_content"
+RETRIED = Loss(
+    ENCRYPTED, "dropped", "the model's server could not decrypt it; it was asked again without"
+)
+_REFUSED = re.compile(r"encrypted.content|signature.{0,20}thinking", re.IGNORECASE)
+_UNKNOWN = re.compile(r"""["'`]include(\[\d+\])?["'`]""")
+"""How servers name the field that requests encrypted reasoning, where they have none."""
+_CARRYING = {
+    name
+    for name, wire in WIRES.items()
+    if wire.losses.request.action("Request.include") == "carried"
+}
+"""The wires whose clients can request encrypted reasoning and carry it."""
+
+
+class _Attempt(Struct, frozen=True):
+    """A request, and whether it includes encrypted reasoning that its client did not request."""
+
+    request: Request
+    asking: bool = False
+    losses: tuple[Loss, ...] = ()
+
+
+class RetryingReasoning(Wrapper):
+    """Middleware that asks once more without encrypted reasoning where a server cannot decrypt it,
+    and without requesting it where a server does not know how. With `again` false, a refusal to
+    decrypt stands."""
+
+    acts_on = frozenset(("stored", "tools", Reasoning))
+
+    def __init__(self, engine: Engine, *, again: bool = True) -> None:
+        super().__init__(engine)
+        self._again = again
+        self._without: LRU[str, bool] = LRU(MODELS)  # models that have none
+
+    def prepare(self, request: Request, caller: Caller) -> Prepared | None:
+        """Request what a client's wire can neither request nor carry, and what a client need not
+        request where the answer is stored here. Whether the engine inside is asked again is decided
+        at its first events."""
+        wanted = caller.stored or (request.tools and caller.wire not in _CARRYING)
+        asking = wanted and ENCRYPTED not in request.include
+        asking = asking and not self._without.get(request.model)
+        brought = self._again and Reasoning in map(type, request.items) and _has_opaque(request)
+        if not (asking or brought):
+            return None
+        first = _Attempt(request)
+        if asking:
+            include = (*request.include, ENCRYPTED)
+            first = _Attempt(replace(request, include=include), asking=True)
+        return Prepared(request, start=partial(_Attempts, self.engine, self.second, first))
+
+    def second(self, first: _Attempt, batch: list[Event]) -> _Attempt | None:
+        """What to ask where a first batch refuses encrypted reasoning; None where it does not."""
+        if not isinstance(end := batch[-1], Failed) or len(batch) > 2:
+            return None
+        fault, asking = end.fault, first.asking
+        if fault.upstream_code != CODE:
+            refused = fault.code == "upstream_refused" and fault.blame == "client"
+            about = _REFUSED.search(fault.message) or (asking and _UNKNOWN.search(fault.message))
+            if not (refused and about):
+                return None
+        request, losses = first.request, first.losses
+        if asking and fault.upstream_code != CODE:
+            self._without.put(request.model, True, 1)
+            include = tuple(value for value in request.include if value != ENCRYPTED)
+            request, asking = replace(request, include=include), False
+        if self._again and _has_opaque(request):
+            plain = (
+                readable(item) if isinstance(item, Reasoning) and is_opaque(item) else item
+                for item in request.items
+            )
+            request = replace(request, items=tuple(item for item in plain if item is not None))
+            losses = (*losses, RETRIED)
+        return None if request is first.request else _Attempt(request, asking, losses)
+
+
+def _has_opaque(request: Request) -> bool:
+    return any(isinstance(item, Reasoning) and is_opaque(item) for item in request.items)
+
+
+class _Attempts:
+    """The sink of up to two attempts, and the handle of the answer they give."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        second: Callable[[_Attempt, list[Event]], _Attempt | None],
+        first: _Attempt,
+        caller: Caller,
+        sink: Sink,
+    ) -> None:
+        self._engine = engine
+        self._second = second
+        self._attempt = first
+        self._caller = caller
+        self._sink = sink
+        self._begun = False
+        self._paused = False
+        self.receive: Callable[[list[Event]], None] = self._receive_first
+        self._handle = start(engine, first.request, caller, self)
+
+    def cancel(self) -> None:
+        """Cancel the attempt."""
+        self._handle.cancel()
+
+    def pause(self) -> None:
+        """Pause the attempt, and one that follows it."""
+        self._paused = True
+        self._handle.pause()
+
+    def resume(self) -> None:
+        """Resume the attempt."""
+        self._paused = False
+        self._handle.resume()
+
+    async def wait_closed(self) -> None:
+        """Wait until the attempt has cleaned up."""
+        await wait_closed(self._handle)
+
+    def _receive_first(self, events: list[Event]) -> None:
+        second = self._second(self._attempt, events)
+        if second is None:
+            if any(not isinstance(event, Started) for event in events):
+                self.receive = self._sink.receive  # it is answered: nothing is left to be done
+            events = self._with_losses(events)
+            self._begun = True
+            self._sink.receive(events)
+            return
+        self._attempt = second
+        self.receive = self._receive_second
+        self._handle = start(self._engine, second.request, self._caller, self)
+        if self._paused:
+            self._handle.pause()
+
+    def _receive_second(self, events: list[Event]) -> None:
+        if events := self._with_losses(events):
+            self._sink.receive(events)
+
+    def _with_losses(self, batch: list[Event]) -> list[Event]:
+        """A batch with the losses of the attempt; without a second beginning."""
+        attempt, first, last = self._attempt, batch[0], batch[-1]
+        if self._begun and attempt.losses and isinstance(last, Finished):
+            batch = [*batch[:-1], replace(last, losses=(*last.losses, *attempt.losses))]
+        if not isinstance(first, Started):
+            return batch
+        if self._begun:
+            return batch[1:]
+        losses = first.losses
+        if attempt.asking:
+            losses = tuple(loss for loss in losses if loss.field != ASKING)
+        return [replace(first, losses=(*losses, *attempt.losses)), *batch[1:]]

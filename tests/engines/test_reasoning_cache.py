@@ -1,0 +1,339 @@
+"""The reasoning cache: reasoning before calls is restored, for its tenant and model only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
+from dragoman.core.fold import fold, unfold
+from dragoman.core.interfaces import ANYONE, Caller
+from dragoman.core.item import (
+    CustomToolCall,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    Summary,
+    Thought,
+)
+from dragoman.core.request import FunctionTool, Request
+from dragoman.core.response import Response
+from dragoman.core.turn import CUT
+from dragoman.engines.reasoning import (
+    ENCRYPTED,
+    CachingReasoning,
+    ReasoningCache,
+    is_opaque,
+    readable,
+)
+from dragoman.engines.script import Script
+from tests import strategies
+from tests.engines.stage import heard
+
+ASK = Message("user", "What is the time in Rome?")
+SAID = Message("assistant", "One moment.")
+ENCRYPTED_ITEM = Reasoning(summary=(Summary("A clock."),), encrypted="gAAA+/==\ud83d", id="rs_1")
+OPEN = Reasoning((Thought("I need a clock."),))
+CALL = FunctionCall("call_1", "clock", '{"city": "Rome"}')
+RESULT = FunctionCallOutput("call_1", "12:00")
+TURN = {"turn": {"new": True}}
+
+
+def cache(*items: Item, model: str = "m") -> ReasoningCache:
+    kept = ReasoningCache()
+    kept.store("ada", model, items)
+    return kept
+
+
+def recalled(
+    kept: ReasoningCache, *items: Item, model: str = "m", tenant: str = "ada"
+) -> tuple[Item, ...]:
+    return kept.restore(tenant, model, items)[0]
+
+
+# ---- what is put back ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (ENCRYPTED_ITEM, CALL),
+        (ENCRYPTED_ITEM, SAID, CALL),
+        (SAID, ENCRYPTED_ITEM, CALL),
+        (OPEN, SAID, ENCRYPTED_ITEM, CALL, FunctionCall("call_2", "clock", "{}")),
+        (OPEN, CALL, ENCRYPTED_ITEM, CustomToolCall("call_2", "sh", "ls")),
+    ],
+)
+def test_p9_what_led_to_a_call_is_put_back_where_it_was(answer: tuple[Item, ...]) -> None:
+    kept = cache(*answer)
+    bare = [item for item in answer if not isinstance(item, Reasoning)]
+    assert recalled(kept, ASK, *bare, RESULT, ASK) == (ASK, *answer, RESULT, ASK)
+
+
+def test_p9_one_of_several_calls_is_enough_and_none_brings_it_twice() -> None:
+    second = FunctionCall("call_2", "clock", "{}")
+    kept = cache(ENCRYPTED_ITEM, CALL, second)
+    assert recalled(kept, ASK, second, RESULT) == (ASK, ENCRYPTED_ITEM, second, RESULT)
+    assert recalled(kept, ASK, second, CALL) == (ASK, ENCRYPTED_ITEM, second, CALL)
+    tight = replace(CALL, arguments='{"city":"Rome"}')
+    assert recalled(kept, tight) == (ENCRYPTED_ITEM, tight)
+
+
+def test_p9_words_that_came_back_alone_get_their_encrypted_content_again() -> None:
+    """Chat shows a summary as reasoning, and a client may bring that back."""
+    shown = Reasoning((Thought(" A clock.\n\nI need a clock. "),))
+    both = replace(ENCRYPTED_ITEM, content=OPEN.content)
+    assert recalled(cache(both, CALL), ASK, shown, SAID, CALL) == (ASK, both, SAID, CALL)
+    summary = Reasoning((Thought("A clock."),))
+    assert recalled(cache(ENCRYPTED_ITEM, CALL), ASK, summary, CALL) == (ASK, ENCRYPTED_ITEM, CALL)
+
+
+@pytest.mark.parametrize(
+    "brought",
+    [
+        ENCRYPTED_ITEM,
+        Reasoning((Thought("Something else."),)),
+        Reasoning((Thought("A clock."),), extra={"chat": {"reasoning_details": [1]}}),
+    ],
+)
+def test_what_a_client_says_itself_stands(brought: Reasoning) -> None:
+    asked = (ASK, brought, CALL, RESULT)
+    assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
+
+
+def test_reasoning_inside_the_text_is_not_put_beside_it() -> None:
+    inline = Reasoning((Thought("Hm."),), extra={"inline": {"open": "<think>"}})
+    asked = (ASK, Message("assistant", "<think>Hm.</think>"), CALL)
+    assert recalled(cache(inline, CALL), *asked) == asked
+
+
+def test_a_turn_begins_with_what_was_put_back() -> None:
+    """A mark says that a message of the assistant follows another; the first item has it."""
+    begun = replace(CALL, extra={**TURN, "chat": {"x": 1}})
+    kept = cache(ENCRYPTED_ITEM, CALL)
+    asked = (ASK, SAID, begun, RESULT)
+    marked, plain = replace(ENCRYPTED_ITEM, extra=TURN), replace(CALL, extra={"chat": {"x": 1}})
+    assert recalled(kept, *asked) == (ASK, SAID, marked, plain, RESULT)
+    spoken = replace(SAID, extra=TURN)
+    assert recalled(kept, ASK, SAID, spoken, CALL)[2:] == (marked, SAID, CALL)
+
+
+# ---- whose it is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CALL, name="other"),
+        replace(CALL, arguments='{"city": "Oslo"}'),
+        replace(CALL, arguments='{"city": '),
+        replace(CALL, arguments="[" * 100_000),
+        replace(CALL, call_id="call_9"),
+    ],
+)
+def test_another_call_of_the_same_id_gets_nothing(other: FunctionCall) -> None:
+    """Some servers count their calls from 0 in every conversation."""
+    asked = (ASK, other)
+    assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
+
+
+def test_the_oldest_goes_when_there_is_no_more_room() -> None:
+    kept = ReasoningCache(2_000)
+    for number in range(10):
+        call = replace(CALL, call_id=f"call_{number}")
+        kept.store("ada", "m", (Reasoning((Thought("x" * 500),)), call))
+    there = [
+        len(recalled(kept, replace(CALL, call_id=f"call_{number}"))) == 2 for number in range(10)
+    ]
+    assert not there[0]
+    assert there[-1]
+    assert there == sorted(there)
+    empty = ReasoningCache(0)
+    empty.store("ada", "m", (ENCRYPTED_ITEM, CALL))
+    assert recalled(empty, CALL) == (CALL,)
+
+
+# ---- when the model changes ------------------------------------------------------------------
+
+
+def test_p13_for_another_model_words_stay_and_encrypted_content_is_dropped_and_reported() -> None:
+    items, losses = cache(ENCRYPTED_ITEM, CALL).restore("ada", "other", (ASK, CALL))
+    assert items == (ASK, replace(ENCRYPTED_ITEM, encrypted=None, id=None), CALL)
+    assert [(loss.field, loss.action) for loss in losses] == [(ENCRYPTED, "dropped")]
+    assert "encrypted by m" in losses[0].why
+    items, losses = cache(OPEN, CALL).restore("ada", "other", (ASK, CALL))
+    assert (items, losses) == ((ASK, OPEN, CALL), ())
+    items, losses = cache(Reasoning(encrypted="x"), CALL).restore("ada", "other", (ASK, CALL))
+    assert items == (ASK, CALL)
+    assert losses
+
+
+@pytest.mark.parametrize(
+    "opaque",
+    [ENCRYPTED_ITEM, replace(OPEN, extra={"chat": {"reasoning_details": [{"signature": "s"}]}})],
+)
+def test_p13_a_blob_that_a_client_carries_is_known_by_its_maker(opaque: Reasoning) -> None:
+    kept = cache(opaque)
+    asked = (ASK, opaque, SAID, ASK)
+    assert kept.restore("ada", "m", asked) == (asked, ())
+    items, losses = kept.restore("ada", "other", asked)
+    assert items == (ASK, readable(opaque), SAID, ASK)
+    assert losses
+    # Of one whose maker nobody knows nothing is said.
+    assert kept.restore("bob", "other", asked) == (asked, ())
+
+
+# ---- laws ------------------------------------------------------------------------------------
+
+_plain = st.builds(Message, st.just("assistant"), strategies.text.filter(bool))
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[list[Item]]:
+    """Turns of an agent: what led to calls, perhaps words, the calls, and what they returned."""
+    turns: list[list[Item]] = []
+    for number in range(draw(st.integers(1, 4))):
+        turn: list[Item] = []
+        for group in range(draw(st.integers(1, 2))):
+            turn += draw(st.lists(strategies.reasonings, max_size=2))
+            if draw(st.booleans()):
+                turn += [draw(_plain), *draw(st.lists(strategies.reasonings, max_size=1))]
+            for call in range(draw(st.integers(1, 2))):
+                made = draw(strategies.function_calls | strategies.custom_calls)
+                turn.append(replace(made, call_id=f"call_{number}_{group}_{call}"))
+        turns.append(turn)
+    return turns
+
+
+def history(turns: list[list[Item]], *, bare: bool) -> tuple[Item, ...]:
+    said: list[Item] = [ASK]
+    for turn in turns:
+        said += [i for i in turn if not (bare and isinstance(i, Reasoning))]
+        said += [
+            FunctionCallOutput(item.call_id, "ok")
+            for item in turn
+            if isinstance(item, FunctionCall | CustomToolCall)
+        ]
+    return tuple(said)
+
+
+@given(answers())
+def test_p13_what_comes_back_is_what_there_was_to_the_byte(turns: list[list[Item]]) -> None:
+    kept = ReasoningCache()
+    for turn in turns:
+        kept.store("ada", "m", turn)
+    whole, bare = history(turns, bare=False), history(turns, bare=True)
+    assert kept.restore("ada", "m", bare) == (whole, ())
+    assert kept.restore("ada", "m", whole) == (whole, ())
+    assert kept.restore("bob", "m", bare) == (bare, ())
+
+
+@given(answers())
+def test_p13_nothing_encrypted_reaches_another_model_and_all_words_do(
+    turns: list[list[Item]],
+) -> None:
+    kept = ReasoningCache()
+    for turn in turns:
+        kept.store("ada", "m", turn)
+    items, losses = kept.restore("ada", "other", history(turns, bare=True))
+    thoughts = [item for turn in turns for item in turn if isinstance(item, Reasoning)]
+    back = [item for item in items if isinstance(item, Reasoning)]
+    assert not any(map(is_opaque, back))
+    assert [i.text for i in back if i.text] == [i.text for i in thoughts if i.text]
+    assert bool(losses) is any(map(is_opaque, thoughts))
+
+
+# ---- around an engine ------------------------------------------------------------------------
+
+TOOL = FunctionTool("clock")
+FIRST = Request(model="m", items=(ASK,), tools=(TOOL,))
+AGAIN = Request(model="m", items=(ASK, CALL, RESULT), tools=(TOOL,))
+
+
+def answered(*output: Item, **fields: Any) -> Response:
+    named = tuple(
+        replace(item, id=f"item_{n}", status="completed") for n, item in enumerate(output)
+    )
+    given = {"id": "1", "created_at": 0, "model": "x", "status": "completed", **fields}
+    return Response(output=named, reasons=("tool_calls",), **given)
+
+
+class Model(Script):
+    """Thinks, then calls; remembers what it was asked."""
+
+    def __init__(self, *output: Item, **fields: Any) -> None:
+        self.asked: list[Request] = []
+        self.answer = answered(*(output or (ENCRYPTED_ITEM, CALL)), **fields)
+        super().__init__(self.play)
+
+    def play(self, request: Request) -> Response:
+        self.asked.append(request)
+        return self.answer
+
+
+async def test_p9_an_engine_gets_back_what_its_client_could_not_carry() -> None:
+    model = Model()
+    engine = CachingReasoning(model)
+    first = fold(await heard(engine, FIRST))
+    assert first.output == model.answer.output
+    await heard(engine, AGAIN)
+    assert model.asked[-1].items == (ASK, model.answer.output[0], CALL, RESULT)
+
+
+async def test_p13_an_engine_of_another_model_is_told_of() -> None:
+    model = Model()
+    engine = CachingReasoning(model)
+    await heard(engine, FIRST)
+    started = (await heard(engine, replace(AGAIN, model="other")))[0]
+    assert isinstance(started, Started)
+    assert [loss.field for loss in started.losses] == [ENCRYPTED]
+
+
+async def test_every_choice_is_remembered_for_itself() -> None:
+    other = replace(CALL, call_id="call_2")
+    model = Model(ENCRYPTED_ITEM, OPEN, CALL, other, choices=(0, 1, 0, 1))
+    model.answer = replace(model.answer, reasons=("tool_calls", "tool_calls"))
+    engine = CachingReasoning(model)
+    await heard(engine, FIRST)
+    thoughts = model.answer.output
+    await heard(engine, replace(AGAIN, items=(ASK, CALL, RESULT)))
+    assert model.asked[-1].items[1] == thoughts[0]
+    await heard(engine, replace(AGAIN, items=(ASK, other)))
+    assert model.asked[-1].items[1] == thoughts[1]
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["cut", "closed by the reader"])
+async def test_reasoning_before_a_cut_is_cached(left: bool) -> None:
+    events = [e for e in unfold(answered(ENCRYPTED_ITEM, CALL)) if type(e) is not Finished]
+    engine = CachingReasoning(Script([*events, Failed(CUT)]))
+    answer = engine.stream(FIRST)
+    async for event in answer:
+        if left and isinstance(event, ItemDone) and isinstance(event.item, FunctionCall):
+            break
+    await answer.aclose()
+    assert len(engine.cache.restore("", "m", AGAIN.items)[0]) == 4
+
+
+async def test_an_item_that_is_open_at_the_end_does_not_hide_a_call_after_it() -> None:
+    class Overlapping(Model):
+        async def stream(
+            self, request: Request, caller: Caller = ANYONE
+        ) -> AsyncGenerator[Event, None]:
+            yield Started("r", 0, "m")
+            for index, item in enumerate((Message("assistant"), ENCRYPTED_ITEM, CALL)):
+                yield ItemAdded(index, item)
+            yield ItemDone(2, CALL)
+            yield ItemDone(1, ENCRYPTED_ITEM)
+            yield Failed(CUT)
+
+    engine = CachingReasoning(Overlapping(SAID))
+    async for _ in engine.stream(FIRST):
+        pass
+    assert ENCRYPTED_ITEM in engine.cache.restore("", "m", (ASK, CALL))[0]

@@ -1,0 +1,128 @@
+"""Small values in Chat answers: usage, finish reasons, annotations and reasoning details."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from dragoman.core.item import Annotation
+from dragoman.core.response import Usage
+from dragoman.wire.chat.fields import (
+    USAGE_NAMES,
+    decode_annotation,
+    decode_usage,
+    encode_usage,
+)
+from dragoman.wire.chat.response import encode_finish
+from dragoman.wire.chat.stream import Details, readable
+from tests.strategies import usages
+
+
+def test_finish_reason_is_encoded_in_the_words_of_the_protocol() -> None:
+    reasons = ("stop", "length", "tool_calls", "content_filter")
+    assert tuple(map(encode_finish, reasons)) == reasons
+    assert encode_finish("max_tool_calls") == "stop"
+    assert encode_finish("tool_calls", legacy=True) == "function_call"
+    assert encode_finish("stop", legacy=True) == "stop"
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ({"prompt_tokens": 1, "completion_tokens": 2}, Usage(1, 2)),
+        ({"input_tokens": 1, "output_tokens": 2}, Usage(1, 2)),
+        ({"prompt_eval_count": 1, "eval_count": 2}, Usage(1, 2)),
+        ({"prompt_tokens": 0, "input_tokens": 5}, Usage(5, extra={"chat": {"prompt_tokens": 0}})),
+        ({"prompt_tokens": 0, "input_tokens": 0}, Usage(0)),
+        ({"prompt_tokens": 5, "input_tokens": 5}, Usage(5)),
+        ({"prompt_tokens": "7", "completion_tokens": 2.9}, Usage(7, 2)),
+        ({"prompt_tokens": True, "completion_tokens": "many", "total_tokens": None}, None),
+        ({"prompt_tokens": [1], "completion_tokens": {}, "total_tokens": 1e300}, None),
+        ({"cache_creation_input_tokens": 3}, Usage(cache_write_tokens=3)),
+        ({"cache_read_input_tokens": 4}, Usage(cached_tokens=4)),
+        ({"prompt_tokens_details": {"cached_tokens": 4}}, Usage(cached_tokens=4)),
+        ({"input_tokens_details": {"cached_tokens": 4}}, Usage(cached_tokens=4)),
+        (
+            {"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 6},
+            Usage(cached_tokens=4, extra={"chat": {"prompt_cache_miss_tokens": 6}}),
+        ),
+        ({"reasoning_tokens": 5}, Usage(reasoning_tokens=5)),
+        ({"completion_tokens_details": {"reasoning_tokens": 5}}, Usage(reasoning_tokens=5)),
+        (
+            {"prompt_tokens": 1, "prompt_tokens_details": {"odd": 2, "none": None}, "a.b": 3},
+            Usage(1, extra={"chat": {"prompt_tokens_details": {"odd": 2}, "a.b": 3}}),
+        ),
+        ({"prompt_tokens_details": None, "x": {"y": 1}}, Usage(extra={"chat": {"x": {"y": 1}}})),
+        ({"prompt_tokens": " " * 20 + "7"}, Usage(7)),
+        ({}, None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_r1_9_usage_is_decoded_under_the_names_of_every_server(
+    said: Any, read: Usage | None
+) -> None:
+    assert decode_usage(said) == read
+
+
+def test_total_is_computed_from_both_counts_and_nothing_else_is() -> None:
+    assert encode_usage(Usage(1, 2)) == {
+        "prompt_tokens": 1,
+        "completion_tokens": 2,
+        "total_tokens": 3,
+    }
+    assert encode_usage(Usage(1)) == {"prompt_tokens": 1}
+    assert encode_usage(Usage(1, 2, 9))["total_tokens"] == 9
+    assert encode_usage(Usage()) == {}
+
+
+@given(usages)
+def test_p30_encoded_usage_decodes_to_the_same_with_zero_and_absent_apart(counts: Usage) -> None:
+    again = decode_usage(encode_usage(counts))
+    expected = {name: getattr(counts, name) for name in USAGE_NAMES}
+    if expected["total_tokens"] is None and None not in (counts.input_tokens, counts.output_tokens):
+        expected["total_tokens"] = (counts.input_tokens or 0) + (counts.output_tokens or 0)
+    found = again or Usage()
+    assert {name: getattr(found, name) for name in USAGE_NAMES} == expected
+
+
+@pytest.mark.parametrize(
+    ("wire", "read"),
+    [
+        ({"type": "url_citation", "url": "http://x"}, Annotation("url_citation", url="http://x")),
+        (
+            {"type": "url_citation", "url_citation": {"start_index": "1", "title": None, "z": 2}},
+            Annotation(
+                "url_citation",
+                extra={"chat": {"url_citation": {"start_index": "1", "z": 2}}},
+            ),
+        ),
+        ({"type": "other", "a": 1, "b": None}, Annotation("other", extra={"chat": {"a": 1}})),
+        ({"type": 7}, None),
+        ({}, None),
+        ("x", None),
+    ],
+)
+def test_annotations_are_decoded_in_every_shape(wire: Any, read: Annotation | None) -> None:
+    assert decode_annotation(wire) == read
+
+
+def test_reasoning_details_of_one_index_and_type_are_merged() -> None:
+    details = Details()
+    details.add([{"index": 0, "type": "a", "text": "x", "id": None}, "odd", {"type": "a"}])
+    details.add([{"index": 0, "type": "a", "text": "y", "id": "i", "data": 7}])
+    details.add([{"index": 0, "type": "a", "text": None, "id": None, "data": "z"}])
+    details.add([{"index": 1, "type": "a", "text": "w"}, {"index": 0, "type": "b", "text": "v"}])
+    assert details.take() == [
+        {"index": 0, "type": "a", "text": "xy", "id": "i", "data": "z"},
+        "odd",
+        {"type": "a"},
+        {"index": 1, "type": "a", "text": "w"},
+        {"index": 0, "type": "b", "text": "v"},
+    ]
+    assert details.take() == []
+
+
+def test_readable_text_of_reasoning_details() -> None:
+    pieces = [{"text": "a"}, {"summary": "b"}, {"text": ""}, {"data": "c"}, {"text": 7}, None]
+    assert readable(pieces) == ["a", "b"]
