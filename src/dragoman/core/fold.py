@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from .error import Fault
@@ -36,7 +37,7 @@ _REASONS = {"incomplete": "length"}
 """The finish reason of an answer that has none."""
 
 
-class Fold:
+class Fold(Struct, eq=False):
     """Adds events up. `response` may be read at any time and holds all that came so far.
 
     >>> from dragoman.core.event import Finished, Started
@@ -46,14 +47,11 @@ class Fold:
     'completed'
     """
 
-    __slots__ = ("_choices", "_end", "_items", "_open", "_start")
-
-    def __init__(self) -> None:
-        self._start: Started | None = None
-        self._end: Finished | Failed | None = None
-        self._items: list[Item] = []
-        self._choices: list[int] = []
-        self._open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
+    _start: Started | None = None
+    _end: Finished | Failed | None = None
+    _items: list[Item] = []
+    _choices: list[int] = []
+    _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
 
     def feed(self, event: Event) -> None:
         """Add one event."""
