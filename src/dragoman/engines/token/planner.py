@@ -263,7 +263,7 @@ def ids_of(ends: Iterable[int | str], tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _not_enforced(request: Request, requirement: Requirement | None) -> Iterator[Loss]:
-    """Fields that the prompt has no place for, and demands that nothing enforces."""
+    """Fields that a prompt cannot express, and constraints that nothing enforces."""
     yield from unsupported_fields(request, heard=CONSTRAINT_FIELDS)
     if requirement is None and request.tools and request.parallel_tool_calls is False:
         yield Loss("parallel_tool_calls", "dropped", "nothing limits the model to one call")
