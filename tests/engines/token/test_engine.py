@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed, Started
-from dragoman.core.fold import fold
 from dragoman.core.item import Message, Text
 from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
@@ -415,14 +414,6 @@ async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
         (failed,) = await heard(engine, asked())
         assert isinstance(failed, Failed)
         assert failed.fault.param == "input"
-
-
-async def test_batches_are_the_same_events() -> None:
-    async with serving(Says("Good day to you")) as engine:
-        batches = [batch async for batch in engine.batches(asked())]
-        assert all(batches)
-        response = fold(event for batch in batches for event in batch)
-        assert response.text == "Good day to you"
 
 
 # ---- streams of ids ---------------------------------------------------------------------------
