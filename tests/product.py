@@ -21,10 +21,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import dragoman as dragoman_package
+
 START_SECONDS = 60
 """How long a start may take on a machine that does much else."""
 STOP_SECONDS = 30
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+SOURCE = {"PYTHONPATH": str(Path(dragoman_package.__file__).parent.parent)}
+"""What a process of its own needs in its environment to run the package that this one runs."""
 _READY = re.compile(r"ready at (http://\S+/v1)$")
 
 
@@ -113,7 +117,7 @@ def dragoman(*words: str, **environ: str) -> Iterator[Product]:
     command = [sys.executable, "-W", "error", "-m", "dragoman", "serve", "--port", "0", *words]
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
         here = {"PATH": os.environ["PATH"], "NO_COLOR": "1", "XDG_DATA_HOME": folder}
-        environment = {**here, **environ}
+        environment = {**here, **SOURCE, **environ}
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True
         )

@@ -7,7 +7,7 @@ an idle connection first serves one ordinary answer on it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 from msgspec.structs import asdict
@@ -21,6 +21,7 @@ from dragoman.core.response import Response, Usage
 from dragoman.engines.remote import Remote
 from dragoman.wire import error as wire_error
 from tests.chaos.cases import Case
+from tests.engines.receiving import received
 from tests.mock import Asked, Mock, Reply, completion, mock, plain, response, said
 
 WARM_UP = "warm up"
@@ -82,18 +83,12 @@ def asking(text: str = "Go.", *, stream: bool = True) -> Request:
     )
 
 
-async def answer(engine: Remote, request: Request) -> list[Event]:
-    """All events of one answer."""
-    async with aclosing(engine.stream(request)) as events:
-        return [event async for event in events]
-
-
 async def perform(stage: Stage, case: Case, engine: Remote, *, stream: bool) -> None:
     """Play a row through an engine and check every word of what it expects."""
     if case.warm:
-        await answer(engine, asking(WARM_UP, stream=False))
+        await received(engine, asking(WARM_UP, stream=False))
     stage.play(case)
-    events = await answer(engine, asking(stream=stream))
+    events = await received(engine, asking(stream=stream))
     check(events)
     assert len(stage.mock.asked) == case.expected.asks
     assert outcome(events) == expected_outcome(case, fold(events))

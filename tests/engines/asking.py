@@ -21,6 +21,9 @@ HELLO = plain(200, completion({"content": "Hello"}))
 """A whole Chat answer."""
 HELLO_STREAM = stream(chunk({"content": "Hello"}), chunk(finish="stop"))
 """A streamed one."""
+BODY = HELLO.pieces[0].partition(b"\r\n\r\n")[2]
+COUNTED = {**chunk(), "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+"""A chunk that brings the usage."""
 
 
 def asking(text: str = "Go.", **fields: Any) -> Request:

@@ -1,11 +1,9 @@
-"""Who listens may stop, hold and fail at any moment; nothing is left of what was told to it."""
+"""Cancel and pause in every phase of an upstream request; nothing is left of it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,23 +14,21 @@ from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
 from dragoman.engines import remote as remote_module
-from dragoman.engines.remote import Remote, State
+from dragoman.engines.remote import State
 from dragoman.net.connection import Timeouts
-from tests.engines.asking import HELLO, HELLO_STREAM, asking, remote
+from tests.engines.asking import BODY, COUNTED, HELLO, HELLO_STREAM, asking, remote
 from tests.engines.receiving import Receiver, left, let_go, nothing_left, pools, received, unused
 from tests.mock import Reply, chunk, head, plain
 from tests.mock import stream as streamed
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 
-BODY = HELLO.pieces[0].partition(b"\r\n\r\n")[2]
 BUSY = head(429, "content-length: 4", "retry-after: 50")
 GZIP = head(200, "content-encoding: gzip")
-COUNTED = {**chunk(), "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 SPOKEN = streamed(chunk({"content": "Hel"}), done=False).pieces
 
 
-# ---- stopping --------------------------------------------------------------------------------
+# ---- cancel ----------------------------------------------------------------------------------
 
 PHASES = {
     "before the head": Reply([], hang=True),
@@ -42,13 +38,15 @@ PHASES = {
     "in a coded body": Reply([GZIP, gzip.compress(BODY)[:9]], hang=True),
     "in a refusal": Reply([head(500), b"oh"], hang=True),
     "between retries": Reply([BUSY], hang=True),
-    "in late news": Reply(HELLO_STREAM.pieces, hang=True),
+    "late usage": Reply(HELLO_STREAM.pieces, hang=True),
 }
 
 
-@both
-@pytest.mark.parametrize("begun", [False, True], ids=["", "begun"])
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize(
+    ("stream", "warm", "begun"),
+    [(True, False, False), (True, True, True), (False, False, False)],
+    ids=["streamed", "streamed, begun, warm", "whole"],
+)
 @pytest.mark.parametrize("reply", PHASES.values(), ids=PHASES)
 async def test_cancel_in_any_phase_closes_the_connection(
     reply: Reply, warm: bool, begun: bool, stream: bool
@@ -77,7 +75,7 @@ def _after(first: Reply, then: Reply, warm: bool) -> Callable[[object], Reply]:
 
 @both
 @pytest.mark.parametrize("pieces", [[head(500), b"oh"], [BUSY], [GZIP], [head()]], ids=len)
-@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("turns", [0, 1, 2, 4])
 async def test_cancel_in_any_turn_after_the_headers_closes_the_connection(
     pieces: list[bytes], turns: int, stream: bool
 ) -> None:
@@ -110,28 +108,6 @@ async def test_cancel_while_connecting_leaves_nothing(turns: int, stream: bool) 
         sink.handle.resume()
         await let_go(engine)
         await asyncio.sleep(0.02)  # the server takes in what was connected
-
-
-async def test_cancel_while_nobody_accepts_leaves_nothing() -> None:
-    with socket.socket() as server, socket.socket() as first, socket.socket() as second:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)  # one connection waits to be accepted, the next gets no answer
-        for filler in (first, second):
-            filler.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                filler.connect(server.getsockname())
-        engine = Remote(
-            f"http://127.0.0.1:{server.getsockname()[1]}/v1", wire="chat", header_hold=0
-        )
-        async with nothing_left():
-            sink = Receiver()
-            sink.start(engine, asking(stream=True))
-            await sink.until(lambda: sink.events)
-            assert sink.handle is not None
-            sink.handle.pause()
-            sink.handle.resume()
-            sink.cancel()
-        await engine.close()
 
 
 LONG = b"".join(streamed(*[chunk({"content": "x" * 9_000})] * 40).pieces[1:])
@@ -170,20 +146,7 @@ async def test_cancel_after_the_end_keeps_the_connection() -> None:
         assert [len(pool.idle) for pool in pools(engine)] == [1]
 
 
-async def test_cancel_after_close_ends_delivery() -> None:
-    async with remote(Reply(SPOKEN, hang=True)) as (engine, up), nothing_left():
-        sink = Receiver()
-        sink.start(engine, asking(stream=True))
-        await sink.until(lambda: sink.events)
-        closing = asyncio.ensure_future(engine.close())
-        await asyncio.sleep(0)
-        assert not sink.ended
-        sink.cancel()
-        await closing
-        await left(up)
-
-
-# ---- holding ---------------------------------------------------------------------------------
+# ---- pause -----------------------------------------------------------------------------------
 
 
 class Counted(list[bytes]):
@@ -219,9 +182,9 @@ async def test_pause_stalls_the_server(coded: bool) -> None:
         await stalled(pieces)
         assert pieces.written < 150
         assert not sink.ended
-        heard = len(sink.events)
+        before = len(sink.events)
         await asyncio.sleep(0.1)
-        assert len(sink.events) == heard
+        assert len(sink.events) == before
         sink.resume()
         events = await sink.end()
         check(events)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -13,7 +12,15 @@ from dragoman.core.error import FaultError
 from dragoman.core.event import Event, Failed
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import FunctionCall, FunctionCallOutput, Image, Message, Text
+from dragoman.core.item import (
+    Compaction,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Message,
+    Reasoning,
+    Text,
+)
 from dragoman.core.lifecycle import check
 from dragoman.core.request import (
     AllowedTools,
@@ -26,6 +33,7 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer
+from dragoman.engines.find_format import NAMES
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Prompted, Route, Router, embed
 from dragoman.engines.script import demo
@@ -76,7 +84,7 @@ async def ask(reply: Reply, request: Request | None = None, **options: Any) -> R
 # ---- a format around it -----------------------------------------------------------------------
 
 
-async def test_a_conversation_is_rendered_asked_for_and_parsed() -> None:
+async def test_conversation_is_rendered_requested_and_parsed() -> None:
     past = (
         Message("user", "Add."),
         FunctionCall("c", "add", '{"a": 1}'),
@@ -111,63 +119,36 @@ async def test_a_conversation_is_rendered_asked_for_and_parsed() -> None:
     assert (response.extra or {})["upstream"] == {"id": "cmpl-1", "created": 7}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-async def test_a_call_in_the_text_is_a_call_however_it_is_cut(size: int) -> None:
-    text = 'Let me see.<call>add {"a": 1}</call>'
-    cut = [text[at : at + size] for at in range(0, len(text), size)]
-    response = await ask(pieces(*cut), asking(tools=(ADD,)))
-    message, call = response.output
-    assert isinstance(message, Message)
-    assert message.text == "Let me see."
-    assert isinstance(call, FunctionCall)
-    assert (call.name, call.arguments) == ("add", '{"a": 1}')
-    assert response.reasons == ("tool_calls",)
+ENDS: dict[str, tuple[Reply, tuple[str, str, tuple[str, ...]], str]] = {
+    "whole": (plain(200, piece("Hello<end>", "stop")), ("completed", "Hello", ("stop",)), ""),
+    "length": (pieces("Once", finish="length"), ("incomplete", "Once", ("length",)), ""),
+    "empty": (pieces(), ("completed", "", ("stop",)), ""),
+    "cut": (stream(piece("Once"), done=False), ("failed", "Once", ()), "before the answer"),
+    "reset after the end": (
+        stream(piece("Once", "stop"), done=False, reset=True),
+        ("completed", "Once", ("stop",)),
+        "",
+    ),
+    "error in the stream": (
+        stream(piece("O"), {"error": {"message": "out of memory"}}),
+        ("failed", "O", ()),
+        "out of memory",
+    ),
+    "refusal": (plain(400, {"error": {"message": "too long"}}), ("failed", "", ()), "too long"),
+    "silence first": (Reply(pieces("x").pieces, pause=0.05), ("completed", "x", ("stop",)), ""),
+}
 
 
-async def test_a_whole_answer_is_parsed_like_a_streamed_one() -> None:
-    whole = plain(200, piece("Hello<end>", "stop"))
-    response = await ask(whole, asking(stream=False))
-    assert (response.text, response.status) == ("Hello", "completed")
+@pytest.mark.parametrize(("reply", "end", "error"), ENDS.values(), ids=ENDS)
+async def test_every_end_of_a_raw_answer_is_read(
+    reply: Reply, end: tuple[str, str, tuple[str, ...]], error: str
+) -> None:
+    response = await ask(reply, header_hold=0.01)
+    assert (response.status, response.text, response.reasons) == end
+    assert (error in response.error.message) if response.error else not error
 
 
-async def test_length_is_incomplete_with_all_that_was_said() -> None:
-    response = await ask(pieces("Once", finish="length"))
-    assert (response.text, response.status, response.reasons) == ("Once", "incomplete", ("length",))
-
-
-async def test_an_answer_without_text_is_an_empty_message() -> None:
-    response = await ask(pieces())
-    assert (response.status, response.text, len(response.output)) == ("completed", "", 1)
-
-
-async def test_a_cut_keeps_what_came() -> None:
-    response = await ask(stream(piece("Once"), done=False))
-    assert response.status == "failed"
-    assert response.error is not None
-    assert response.error.code == "upstream_cut"
-    assert response.text == "Once"
-
-
-async def test_a_break_after_the_end_is_an_end() -> None:
-    reply = stream(piece("Once", "stop"), done=False, reset=True)
-    assert (await ask(reply)).status == "completed"
-
-
-async def test_an_error_in_the_stream_is_told() -> None:
-    response = await ask(stream(piece("O"), {"error": {"message": "out of memory"}}))
-    assert response.error is not None
-    assert response.error.message == "out of memory"
-
-
-async def test_a_refusal_is_told() -> None:
-    response = await ask(plain(400, {"error": {"message": "prompt too long"}}))
-    assert response.error is not None
-    assert (response.error.message, response.error.status) == ("prompt too long", 400)
-
-
-async def test_what_cannot_be_rendered_is_refused_before_anything_is_asked() -> None:
-    from dragoman.core.item import Compaction
-
+async def test_unrenderable_item_is_refused_without_a_request() -> None:
     async with raw(pieces("x")) as (engine, up):
         response = await answered(engine, asking(Compaction("c", "x")))
     assert response.error is not None
@@ -175,7 +156,7 @@ async def test_what_cannot_be_rendered_is_refused_before_anything_is_asked() -> 
     assert up.asked == []
 
 
-async def test_several_choices_are_asked_for_one_by_one() -> None:
+async def test_choices_are_separate_requests() -> None:
     async with raw(pieces("x")) as (engine, up):
         request = asking(sampling=Sampling(n=2, seed=5))
         response = await answered(engine, request)
@@ -183,14 +164,7 @@ async def test_several_choices_are_asked_for_one_by_one() -> None:
     assert [item.text for item in response.output if isinstance(item, Message)] == ["x", "x"]
 
 
-async def test_a_stream_is_begun_while_the_server_is_silent() -> None:
-    held = Reply([*pieces("x").pieces], pause=0.05)
-    async with raw(held, header_hold=0.01) as (engine, _):
-        response = await answered(engine, asking())
-    assert (response.text, response.model) == ("x", "m")
-
-
-async def test_a_setting_may_be_a_function() -> None:
+async def test_setting_may_be_a_function() -> None:
     async with raw(pieces("x"), setting=lambda: Setting(identity="I am.")) as (engine, up):
         await answered(engine, asking())
     assert up.asked[0].json["prompt"].startswith("I am.<user>")
@@ -211,19 +185,19 @@ async def test_a_setting_may_be_a_function() -> None:
         ({"extra": {"chat": {"vendor": 1}}}, "vendor"),
     ],
 )
-async def test_what_a_prompt_cannot_carry_is_told_once(fields: Any, field: str) -> None:
+async def test_unsupported_field_is_reported_once(fields: Any, field: str) -> None:
     async with raw(pieces("x")) as (engine, up):
         response = await answered(engine, asking(**fields))
     assert [loss.field for loss in response.losses] == [field]
     assert "logprobs" not in up.asked[0].json
 
 
-async def test_what_is_demanded_is_best_effort() -> None:
+async def test_demands_are_best_effort() -> None:
     assert (await ask(pieces("x"), asking(format=JSONObject()))).guarantee == "best-effort"
     assert (await ask(pieces("x"))).guarantee is None
 
 
-async def test_a_forced_tool_is_the_only_one_offered() -> None:
+async def test_forced_tool_is_the_only_one_rendered() -> None:
     tools = (ADD, FunctionTool("other"))
     for choice in (NamedTool("add"), AllowedTools("required", (NamedTool("add"),))):
         async with raw(pieces("x")) as (engine, up):
@@ -232,7 +206,7 @@ async def test_a_forced_tool_is_the_only_one_offered() -> None:
         assert "tool_choice" in {loss.field for loss in response.losses}
 
 
-async def test_losses_are_worded_for_the_caller() -> None:
+async def test_losses_have_the_callers_field_names() -> None:
     async with raw(pieces("x")) as (engine, _):
         request = asking(format=JSONObject())
         async with aclosing(engine.stream(request, Caller(wire="chat"))) as events:
@@ -240,7 +214,7 @@ async def test_losses_are_worded_for_the_caller() -> None:
     assert [loss.field for loss in response.losses] == ["response_format"]
 
 
-async def test_pictures_are_left_out_and_told() -> None:
+async def test_images_are_dropped_and_reported() -> None:
     content = (Text("See:"), Image(url="data:image/png;base64,AA=="))
     response = await ask(pieces("x"), asking(Message("user", content)))
     assert len(response.losses) == 1
@@ -249,7 +223,7 @@ async def test_pictures_are_left_out_and_told() -> None:
 # ---- kinds of servers -------------------------------------------------------------------------
 
 
-async def test_r2_3_each_kind_of_server_is_asked_in_its_own_words() -> None:
+async def test_r2_3_each_profile_has_its_field_names() -> None:
     sampling = Sampling(repetition_penalty=1.2, frequency_penalty=0.5, top_k=4, min_p=0.1)
     request = asking(sampling=sampling, max_output_tokens=3)
     said: dict[str, dict[str, Any]] = {}
@@ -269,7 +243,7 @@ async def test_r2_3_each_kind_of_server_is_asked_in_its_own_words() -> None:
     assert said["llama.cpp"]["preserved_tokens"] == ["<user>", "<end>", "<model>"]
 
 
-async def test_what_the_server_is_its_listing_tells_once() -> None:
+async def test_profile_is_read_from_the_listing_once() -> None:
     listing = {"object": "list", "data": [{"id": "m", "owned_by": "vllm", "max_model_len": 4096}]}
     async with raw(pieces("x"), plain(200, listing)) as (engine, up):
         await answered(engine, asking())
@@ -283,26 +257,9 @@ async def test_what_the_server_is_its_listing_tells_once() -> None:
     assert shown["context_window"] == 4096
 
 
-async def test_a_format_by_a_name_that_is_none() -> None:
+async def test_unknown_format_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"no format 'morse'\. Formats: "):
         CompletionServer("http://127.0.0.1:9/v1", format="morse")
-
-
-async def test_nobody_there_is_a_fault() -> None:
-    engine = CompletionServer("http://127.0.0.1:9/v1", format=PlainFormat())
-    response = await answered(engine, asking())
-    await engine.close()
-    assert response.error is not None
-    assert response.error.code == "upstream_unreachable"
-
-
-async def test_leaving_closes_the_connection() -> None:
-    hanging = Reply(stream(piece("Once"), done=False).pieces, hang=True)
-    async with raw(hanging) as (engine, up):
-        async with aclosing(engine.stream(asking())) as events:
-            await anext(events)
-        async with asyncio.timeout(5):
-            await up.asked[0].gone
 
 
 # ---- bare prompts ------------------------------------------------------------------------------
@@ -321,7 +278,7 @@ def echoing(asked: Any) -> Reply:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-async def test_a_prompt_passes_through_to_the_server(behind: bool) -> None:
+async def test_bare_prompt_is_passed_on(behind: bool) -> None:
     async with mock(echoing) as up:
         remote = Remote(up.base_url, wire="chat")
         engine: Any = Router([Route(remote, aliases={"nick": "m"})]) if behind else remote
@@ -335,7 +292,7 @@ async def test_a_prompt_passes_through_to_the_server(behind: bool) -> None:
     assert asked.json == {"model": "m", "prompt": "<a>", "grammar": "g"}
 
 
-async def test_think_tags_in_raw_text_are_text() -> None:
+async def test_think_tags_in_raw_text_stay_text() -> None:
     async with mock(plain(200, piece("<think>a</think>b", "stop"))) as up:
         engine = Remote(up.base_url, wire="chat")
         response = fold(await heard(engine, Completion(model="m", prompts=("x",))))
@@ -343,7 +300,7 @@ async def test_think_tags_in_raw_text_are_text() -> None:
     assert response.text == "<think>a</think>b"
 
 
-async def test_several_prompts_and_choices_stand_in_order() -> None:
+async def test_prompts_and_choices_are_in_order() -> None:
     async with mock(echoing) as up:
         engine = Remote(up.base_url, wire="chat")
         request = Completion(
@@ -359,7 +316,7 @@ async def test_several_prompts_and_choices_stand_in_order() -> None:
     assert said == [("a", 7, True), ("a", 8, True), ([1, 2], 7, True), ([1, 2], 8, True)]
 
 
-async def test_an_engine_of_conversations_only_says_so() -> None:
+async def test_engine_without_completions_is_reported() -> None:
     request = Completion(model="m", prompts=("x",))
     for engine in (demo(), Router([Route(demo())])):
         (last,) = await heard(engine, request)
@@ -370,7 +327,7 @@ async def test_an_engine_of_conversations_only_says_so() -> None:
         assert (caught.value.fault.code, caught.value.fault.param) == ("unsupported", "model")
 
 
-async def test_a_model_nobody_has() -> None:
+async def test_unknown_model_is_reported() -> None:
     router = Router([Route(CompletionServer("http://127.0.0.1:9", format=PlainFormat()), ("m",))])
     (last,) = await heard(router, Completion(model="x", prompts=("x",)))
     await router.close()
@@ -378,18 +335,12 @@ async def test_a_model_nobody_has() -> None:
     assert last.fault.code == "model_not_found"
 
 
-async def test_a_conversation_cannot_be_said_as_a_completion() -> None:
-    async with raw(pieces("x")) as (engine, _):
-        request = Completion(model="m", prompts=("bare",), stream=True)
-        assert fold(await heard(engine, request)).text == "x"
-
-
 # ---- vectors -----------------------------------------------------------------------------------
 
 VECTORS = {"object": "list", "data": [{"index": 0, "embedding": [0.5]}], "model": "e"}
 
 
-async def test_vectors_pass_through() -> None:
+async def test_embeddings_are_passed_on() -> None:
     async with mock(plain(200, VECTORS)) as up:
         router = Router([Route(Remote(up.base_url, key="sk-secret-key"), aliases={"nick": "e"})])
         answer = await embed(router, {"model": "nick", "input": "x"})
@@ -408,7 +359,7 @@ async def test_vectors_pass_through() -> None:
         (Reply([b"HTTP/1.1 200 X\r\ncontent-length: 9\r\n\r\n{"]), "upstream_cut"),
     ],
 )
-async def test_vectors_that_do_not_come_are_a_fault(reply: Reply, code: str) -> None:
+async def test_failed_embeddings_are_a_fault(reply: Reply, code: str) -> None:
     async with mock(reply) as up:
         engine = Remote(up.base_url)
         with pytest.raises(FaultError) as caught:
@@ -424,9 +375,7 @@ MARKS = ("<|eot_id|>", "<|eom_id|>")
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("word", ["stop", "eos", "length", None])
-async def test_r2_4_a_text_that_ends_in_an_end_marker_is_said_without_it(
-    mark: str, word: str | None
-) -> None:
+async def test_r2_4_end_marker_at_the_end_of_a_text_is_removed(mark: str, word: str | None) -> None:
     async with mock(plain(200, piece(f"Hello.{mark}", word))) as up:
         engine = CompletionServer(up.base_url, format="llama")
         response = await answered(engine, asking(stream=False))
@@ -439,7 +388,7 @@ async def test_r2_4_a_text_that_ends_in_an_end_marker_is_said_without_it(
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("size", [1, 2, 5, 9, 100])
-async def test_r2_7_an_end_marker_is_not_said_however_it_is_cut(mark: str, size: int) -> None:
+async def test_r2_7_end_marker_is_removed_however_it_is_cut(mark: str, size: int) -> None:
     text = f"Hello.{mark}"
     cut = [text[at : at + size] for at in range(0, len(text), size)]
     for reply in (
@@ -451,3 +400,53 @@ async def test_r2_7_an_end_marker_is_not_said_however_it_is_cut(mark: str, size:
             response = await answered(engine, asking())
             await engine.close()
         assert (response.text, response.status) == ("Hello.", "completed")
+
+
+# ---- formats by name ---------------------------------------------------------------------------
+
+CALLS = {
+    "harmony": "<|channel|>analysis<|message|>Adding.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
+    "hermes": '<think>Adding.</think>\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
+    "</tool_call>",
+    "qwen-xml": "<think>Adding.</think>\n<tool_call>\n<function=add>\n<parameter=a>\n1\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "llama": '{"type": "function", "name": "add", "parameters": {"a": 1}}',
+    "llama4": "<|python_start|>[add(a=1)]<|python_end|>",
+    "mistral": '[TOOL_CALLS]add[ARGS]{"a": 1}',
+}
+"""A call as each family writes it, without the marker that ends it: that was a stop string."""
+THOUGHT = {"harmony", "hermes", "qwen-xml"}
+
+
+async def answered_as(format: str, text: str, size: int) -> tuple[Response, dict[str, Any]]:
+    """What such an answer is in a format, and the request for it."""
+    cut = [text[at : at + size] for at in range(0, len(text), size)]
+    async with mock(stream(*map(piece, cut), piece("", "stop"))) as up:
+        engine = CompletionServer(up.base_url, format=format)
+        response = await answered(engine, asking(tools=(ADD,)))
+        await engine.close()
+    body: dict[str, Any] = up.asked[0].json
+    return response, body
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize("format", CALLS)
+async def test_call_is_parsed_in_every_format(format: str, size: int) -> None:
+    response, body = await answered_as(format, CALLS[format], size)
+    calls = [item for item in response.output if isinstance(item, FunctionCall)]
+    assert [(call.name, call.arguments.replace(" ", "")) for call in calls] == [("add", '{"a":1}')]
+    assert response.reasons == ("tool_calls",)
+    assert response.text.strip() == ""
+    thoughts = [item.text.strip() for item in response.output if isinstance(item, Reasoning)]
+    assert thoughts == (["Adding."] if format in THOUGHT else [])
+    assert "add" in body["prompt"]
+    assert body["stop"]
+
+
+@pytest.mark.parametrize("format", NAMES)
+async def test_plain_text_is_a_message_in_every_format(format: str) -> None:
+    text = "<|channel|>final<|message|>Hello." if format == "harmony" else "Hello."
+    response, body = await answered_as(format, text, 3)
+    assert (response.text, response.status) == ("Hello.", "completed")
+    assert "Hi." in body["prompt"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.engines import discover as room
-from dragoman.engines.discover import PORTS, Discovered, discover, look, named
+from dragoman.engines.discover import Discovered, discover, look, named
 from dragoman.net.client import Client
 from tests.mock import Reply, mock, plain
 
@@ -29,26 +29,22 @@ async def answer(client: Client, reply: Reply) -> Discovered | None:
         return found
 
 
-async def test_a_model_listing_is_a_server(client: Client) -> None:
-    found = await answer(client, plain(200, LISTING))
+@pytest.mark.parametrize(
+    ("listing", "models", "profile"),
+    [
+        (LISTING, ("a", "b"), None),
+        ({"data": [{"id": "q", "owned_by": "library"}]}, ("q",), "ollama"),
+        ({"object": "list", "data": []}, (), None),
+        ({"object": "list", "data": None}, (), None),
+    ],
+)
+async def test_model_listing_is_a_server(
+    client: Client, listing: Any, models: tuple[str, ...], profile: str | None
+) -> None:
+    found = await answer(client, plain(200, listing))
     assert found is not None
-    assert found.models == ("a", "b")
-    assert found.profile is None
-    assert found.key_env is None
-
-
-async def test_its_kind_is_known_by_its_answer(client: Client) -> None:
-    found = await answer(client, plain(200, {"data": [{"id": "q", "owned_by": "library"}]}))
-    assert found is not None
-    assert found.profile is not None
-    assert found.profile.name == "ollama"
-
-
-@pytest.mark.parametrize("models", [[], None])
-async def test_a_server_with_no_model_loaded_is_a_server(client: Client, models: Any) -> None:
-    found = await answer(client, plain(200, {"object": "list", "data": models}))
-    assert found is not None
-    assert found.models == ()
+    assert (found.models, found.key_env) == (models, None)
+    assert (found.profile.name if found.profile else None) == profile
 
 
 @pytest.mark.parametrize(
@@ -65,15 +61,12 @@ async def test_a_server_with_no_model_loaded_is_a_server(client: Client, models:
         plain(200, b'"models"'),
         Reply([b"SSH-2.0-OpenSSH_9.7\r\n"]),
         Reply([]),
+        plain(200, LISTING, "x-dragoman: 0.1.0"),  # never ourselves
     ],
     ids=lambda reply: b"".join(reply.pieces).split(b"\r\n\r\n")[-1].decode()[:20] or "nothing",
 )
 async def test_an_open_port_proves_nothing(client: Client, reply: Reply) -> None:
     assert await answer(client, reply) is None
-
-
-async def test_another_dragoman_is_never_taken(client: Client) -> None:
-    assert await answer(client, plain(200, LISTING, "x-dragoman: 0.1.0")) is None
 
 
 async def test_silence_is_not_waited_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +118,6 @@ async def test_what_is_no_address_is_left_for_whoever_uses_it(client: Client) ->
     for url in ("nonsense", "http://[::1"):
         found = await discover({"OPENAI_BASE_URL": url}, client=client)
         assert found[0].base_url == url
-
-
-def test_the_usual_ports() -> None:
-    assert PORTS == (11434, 1234, 8000, 30000, 8080, 1337, 8321)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,15 @@
-"""Any callable as an engine: its kinds, what it may give, and how it is given up."""
+"""Any callable as an engine: its kinds, what it may return, and how it is cancelled."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import httpx2
-import openai
 import pytest
 
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Capabilities, Model
-from dragoman.core.item import FunctionCall
+from dragoman.core.response import Usage
 from dragoman.engines.function import Function
 from tests.engines.stage import ASKED, answered, heard, others
 
@@ -107,23 +105,24 @@ async def whole(**asked: Any) -> dict[str, Any]:
         (lambda **asked: Chunk(WHOLE), "Hello"),
     ],
 )
-async def test_any_kind_of_callable_answers(answer: Callable[..., Any], text: str) -> None:
+async def test_every_kind_of_callable_is_an_engine(answer: Callable[..., Any], text: str) -> None:
     response = await answered(Function(answer))
     assert (response.text, response.status) == (text, "completed")
 
 
-async def test_usage_and_calls_come_through() -> None:
+async def test_calls_usage_models_and_capabilities() -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": '{"a":1}'}}
     said = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
-    response = await answered(Function(lambda **asked: {**WHOLE, **said}))
-    assert [(c.name, c.arguments) for c in response.calls if isinstance(c, FunctionCall)] == [
-        ("f", '{"a":1}')
-    ]
-    assert response.usage is not None
-    assert response.usage.input_tokens == 3
+    engine = Function(lambda **asked: {**WHOLE, **said}, models=("a", "b"))
+    response = await answered(engine)
+    assert [(c.name, c.arguments) for c in response.calls] == [("f", '{"a":1}')]
+    assert response.usage == Usage(input_tokens=3, output_tokens=1)
+    assert await engine.models() == (Model("a"), Model("b"))
+    assert await engine.capabilities("a") == Capabilities()
+    await engine.close()
 
 
-async def test_the_request_is_asked_as_a_chat_client_asks() -> None:
+async def test_callable_gets_the_fields_of_a_chat_request() -> None:
     seen: dict[str, Any] = {}
 
     def answer(**asked: Any) -> str:
@@ -135,7 +134,7 @@ async def test_the_request_is_asked_as_a_chat_client_asks() -> None:
     assert seen["messages"] == [{"role": "user", "content": "Hello!"}]
 
 
-async def test_chunks_that_stop_without_a_reason_were_cut() -> None:
+async def test_chunks_without_a_finish_reason_are_a_cut() -> None:
     for answer in (lambda **asked: [HALF], lambda **asked: []):
         last = (await heard(Function(answer)))[-1]
         assert isinstance(last, Failed)
@@ -162,7 +161,7 @@ async def fault_of(error: Exception) -> Any:
     return failed.fault
 
 
-async def test_r1_w12_a_refusal_keeps_status_words_and_when_to_come_back() -> None:
+async def test_r1_w12_client_library_error_keeps_status_message_and_retry_after() -> None:
     body = {"message": "slow down", "code": "busy"}
     fault = await fault_of(Refused(429, body, {"retry-after": "7"}))
     assert (fault.code, fault.status, fault.retry_after) == ("upstream_refused", 429, "7")
@@ -171,21 +170,21 @@ async def test_r1_w12_a_refusal_keeps_status_words_and_when_to_come_back() -> No
     assert (await fault_of(Refused(401, body))).code == "upstream_authentication"
 
 
-async def test_p45_other_exceptions_are_told_by_type_only() -> None:
+async def test_p45_other_exceptions_are_reported_by_type_only() -> None:
     message = (await fault_of(ValueError("canary-key"))).message
     assert message.startswith("The engine failed with ValueError;")
     assert "canary" not in message
     assert (await fault_of(Refused(200))).code == "internal"
 
 
-async def test_what_is_no_answer_is_a_fault_that_says_so() -> None:
+async def test_wrong_return_value_is_a_fault() -> None:
     assert "NoneType" in (await answered(Function(lambda **asked: None))).error.message
     wrong = await answered(Function(lambda **asked: [3]))
     assert wrong.error is not None
     assert wrong.error.code == "internal"
 
 
-async def test_r1_w1_a_function_that_blocks_does_not_stop_the_loop() -> None:
+async def test_r1_w1_blocking_function_does_not_block_the_loop() -> None:
     release, names = threading.Event(), []
 
     def answer(**asked: Any) -> Iterator[str]:
@@ -203,7 +202,7 @@ async def test_r1_w1_a_function_that_blocks_does_not_stop_the_loop() -> None:
 
 
 @pytest.mark.parametrize("kind", [Source, AsyncSource])
-async def test_closing_an_answer_closes_its_source(kind: type[Source]) -> None:
+async def test_closing_the_answer_closes_its_source(kind: type[Source]) -> None:
     source = kind([HALF, REST])
     events = Function(lambda **asked: source).stream(ASKED)
     await anext(events)
@@ -212,7 +211,7 @@ async def test_closing_an_answer_closes_its_source(kind: type[Source]) -> None:
     assert not others()
 
 
-async def test_giving_up_closes_a_generator_as_soon_as_it_can_be() -> None:
+async def test_cancel_closes_a_blocked_generator_when_it_returns() -> None:
     release, closed, reached = threading.Event(), threading.Event(), threading.Event()
 
     def answer(**asked: Any) -> Iterator[str]:
@@ -234,51 +233,8 @@ async def test_giving_up_closes_a_generator_as_soon_as_it_can_be() -> None:
     assert await asyncio.to_thread(closed.wait, 10)
 
 
-async def test_giving_up_cancels_what_is_asynchronous_at_once() -> None:
-    started, closed = asyncio.Event(), []
-
-    async def answer(**asked: Any) -> AsyncIterator[str]:
-        try:
-            started.set()
-            await asyncio.Event().wait()
-            yield "never"
-        finally:
-            closed.append(True)
-
-    reading = asyncio.ensure_future(answered(Function(answer)))
-    await started.wait()
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    assert closed == [True]
-
-
-async def test_a_function_says_what_it_was_told_to() -> None:
-    engine = Function(texts, models=("a", "b"))
-    assert await engine.models() == (Model("a"), Model("b"))
-    assert await engine.capabilities("a") == Capabilities()
-    await engine.close()
-
-
-async def test_the_official_client_object_is_an_engine() -> None:
-    def serve(request: httpx2.Request) -> httpx2.Response:
-        data = b'data: {"choices":[{"index":0,"delta":{"content":"Hello"}}]}\n\n'
-        data += b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
-        return httpx2.Response(
-            200, headers={"content-type": "text/event-stream"}, content=data + b"data: [DONE]\n\n"
-        )
-
-    transport = httpx2.MockTransport(serve)
-    client = openai.AsyncOpenAI(
-        api_key="none", base_url="http://test", http_client=httpx2.AsyncClient(transport=transport)
-    )
-    engine = Function(client.chat.completions.create)
-    assert (await answered(engine)).text == "Hello"
-    await client.close()
-
-
 @pytest.mark.parametrize("kind", [Source, AsyncSource])
-async def test_a_call_given_up_before_it_returns_closes_what_it_returns(
+async def test_cancelled_call_closes_what_it_returns_later(
     kind: type[Source],
 ) -> None:
     release, called, source = threading.Event(), threading.Event(), kind([HALF, REST])
@@ -298,7 +254,7 @@ async def test_a_call_given_up_before_it_returns_closes_what_it_returns(
     assert await asyncio.to_thread(source.closed.wait, 10)
 
 
-async def test_a_call_given_up_may_still_raise_or_give_what_needs_no_closing() -> None:
+async def test_cancelled_call_may_raise_or_return_later() -> None:
     for end in (RuntimeError("late"), None):
         release, called, done = threading.Event(), threading.Event(), threading.Event()
         before = set(threading.enumerate())

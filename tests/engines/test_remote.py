@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dragoman.core.error import FaultError
-from dragoman.core.event import Delta, Failed, Finished, Started
+from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller, Secret
-from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Reasoning, Thought
+from dragoman.core.item import (
+    Audio,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Message,
+    Reasoning,
+    Text,
+    Thought,
+)
 from dragoman.core.request import (
     FunctionTool,
+    JSONObject,
     JSONSchema,
     NamedTool,
     Namespace,
@@ -21,10 +30,12 @@ from dragoman.core.request import (
     StreamOptions,
 )
 from dragoman.core.response import Usage
-from dragoman.engines.remote import Remote
+from dragoman.engines.profiles import GENERIC
+from dragoman.engines.remote import Remote, new_turn
+from dragoman.engines.upstream import without
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
-from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
+from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, remote
 from tests.mock import Reply, chunk, completion, head, mock, plain, response, said, stream
 
 
@@ -53,7 +64,7 @@ async def test_r1_1_connecting_takes_a_base_url_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("tail", ["/v1", "/v1/", "/v1///"])
-async def test_r1_2_slashes_collapse_and_a_request_is_a_json_post(tail: str) -> None:
+async def test_r1_2_request_is_a_json_post_whatever_the_slashes_of_the_url(tail: str) -> None:
     async with remote(HELLO, key="local-token") as (first, up):
         base_url = f"http://127.0.0.1:{up.port}{tail}"
         engine = Remote(base_url, wire="chat", key="local-token")
@@ -67,7 +78,7 @@ async def test_r1_2_slashes_collapse_and_a_request_is_a_json_post(tail: str) -> 
     assert asked.headers["content-length"] == str(len(asked.body))
 
 
-async def test_a_base_url_may_have_no_path_at_all() -> None:
+async def test_base_url_without_a_path() -> None:
     async with remote(HELLO) as (_, up):
         engine = Remote(f"http://127.0.0.1:{up.port}", wire="chat")
         await ask(engine)
@@ -75,7 +86,7 @@ async def test_a_base_url_may_have_no_path_at_all() -> None:
         assert up.asked[0].path == "/chat/completions"
 
 
-async def test_r1_3_a_request_says_what_its_caller_set() -> None:
+async def test_r1_3_request_has_the_fields_its_caller_set() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tool = FunctionTool("now", "Tells the time.", {"type": "object", "properties": {}})
     asked = await body_of(
@@ -98,22 +109,7 @@ async def test_r1_3_a_request_says_what_its_caller_set() -> None:
     }
 
 
-async def test_r1_w13_without_tools_neither_tools_nor_their_choice_is_sent() -> None:
-    asked = await body_of(asking(tool_choice="auto"))
-    assert not {"tools", "tool_choice", "parallel_tool_calls"} & asked.keys()
-
-
-async def test_r1_w14_no_sampling_value_is_made_up() -> None:
-    assert (await body_of(asking())).keys() == {"model", "messages"}
-    assert (await body_of(asking(stream=True))).keys() == {
-        "model",
-        "messages",
-        "stream",
-        "stream_options",
-    }
-
-
-async def test_r1_w15_settings_go_under_the_name_the_server_knows() -> None:
+async def test_r1_w15_settings_have_the_profiles_field_names() -> None:
     request = asking(
         max_output_tokens=9,
         parallel_tool_calls=False,
@@ -141,7 +137,7 @@ async def test_d8_only_what_was_set_is_sent_and_never_a_null() -> None:
         assert up.asked[0].json["top_p"] == 0.0
 
 
-async def test_p29_usage_is_always_asked_for_in_a_stream() -> None:
+async def test_p29_usage_is_always_requested_of_a_stream() -> None:
     options = StreamOptions(include_usage=False)
     asked = await body_of(asking(stream=True, stream_options=options))
     assert asked["stream_options"]["include_usage"] is True
@@ -152,9 +148,7 @@ async def test_p29_usage_is_always_asked_for_in_a_stream() -> None:
     ("profile", "field"),
     [("deepseek", "reasoning_content"), ("ollama", "reasoning"), ("vllm", "reasoning")],
 )
-async def test_p8_reasoning_goes_back_under_the_name_the_profile_says(
-    profile: str, field: str
-) -> None:
+async def test_p8_reasoning_is_sent_back_in_the_profiles_field(profile: str, field: str) -> None:
     history = (
         Message("user", "What is the time?"),
         Reasoning((Thought("I need the clock."),)),
@@ -168,7 +162,7 @@ async def test_p8_reasoning_goes_back_under_the_name_the_profile_says(
     assert asked["messages"][2]["tool_call_id"] == "call_a"
 
 
-async def test_a_schema_is_put_in_words_for_a_server_that_takes_none() -> None:
+async def test_schema_is_described_to_a_server_without_schemas() -> None:
     request = asking(format=JSONSchema("form", {"type": "object", "title": "Form 7"}))
     asked = await body_of(request, profile="deepseek")
     assert asked["response_format"] == {"type": "json_object"}
@@ -176,7 +170,7 @@ async def test_a_schema_is_put_in_words_for_a_server_that_takes_none() -> None:
 
 
 @pytest.mark.parametrize("hops", [0, 3])
-async def test_each_of_us_counts_itself(hops: int) -> None:
+async def test_hop_header_is_counted_up(hops: int) -> None:
     async with remote(HELLO) as (engine, up):
         await ask(engine, caller=Caller(hops=hops, trace="req_1"))
         headers = up.asked[0].headers
@@ -184,7 +178,7 @@ async def test_each_of_us_counts_itself(hops: int) -> None:
     assert "x-request-id" not in headers
 
 
-async def test_azure_gets_its_key_under_its_own_name() -> None:
+async def test_azure_key_has_its_own_header() -> None:
     async with remote(HELLO, profile="azure", key="k") as (engine, up):
         await ask(engine)
         headers = up.asked[0].headers
@@ -195,7 +189,7 @@ async def test_azure_gets_its_key_under_its_own_name() -> None:
 # ---- what is made of the answer ------------------------------------------------------------
 
 
-async def test_r1_5_a_whole_answer_keeps_what_we_do_not_know() -> None:
+async def test_r1_5_unary_answer_keeps_unknown_fields() -> None:
     call = {"id": "call_a", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     answer = completion({"content": "Well", "tool_calls": [call]}, "tool_calls", vendor_field=[1])
     answer["usage"] = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -211,42 +205,13 @@ async def test_r1_5_a_whole_answer_keeps_what_we_do_not_know() -> None:
     assert response.model == "mock"
 
 
-async def test_r1_10_a_stream_opens_once_and_a_refusal_never_opens() -> None:
-    async with remote(HELLO_STREAM) as (engine, _):
-        heard = await events(engine, asking(stream=True))
-    assert isinstance(heard[0], Started)
-    assert sum(isinstance(event, Started) for event in heard) == 1
-    async with remote(plain(500, b"")) as (engine, _):
-        (only,) = await events(engine, asking(stream=True))
-    assert isinstance(only, Failed)
-
-
-async def test_an_end_that_the_server_dated_keeps_its_date() -> None:
+async def test_completed_at_of_the_server_is_kept() -> None:
     dated = plain(200, response(said("Hello"), completed_at=1700000009))
     async with remote(dated, wire="responses") as (engine, _):
         assert (await ask(engine)).completed_at == 1700000009
 
 
-@pytest.mark.parametrize("place", ["before", "beside", "after", "late"])
-async def test_r1_13_events_come_in_one_order_wherever_usage_came(place: str) -> None:
-    counted = {"prompt_tokens": 3, "completion_tokens": 2}
-    usage = {**chunk(), "choices": [], "usage": counted}
-    text, finish = chunk({"content": "Hello"}), chunk(finish="stop")
-    script: dict[str, list[Any]] = {
-        "before": [usage, text, finish],
-        "beside": [text, {**finish, "usage": counted}],
-        "after": [text, finish, usage],
-        "late": [text, finish, "[DONE]", usage],
-    }
-    async with remote(stream(*script[place], done=place != "late")) as (engine, _):
-        heard = await events(engine, asking(stream=True))
-    assert isinstance(heard[-1], Finished)
-    assert heard[-1].reasons == ("stop",)
-    assert heard[-1].usage == Usage(input_tokens=3, output_tokens=2)
-    assert not any(isinstance(event, Finished) for event in heard[:-1])
-
-
-async def test_an_answer_has_an_id_of_our_own_and_the_time_it_ended() -> None:
+async def test_response_has_its_own_id_and_completion_time() -> None:
     async with remote(HELLO) as (engine, _):
         first, second = await ask(engine), await ask(engine)
     assert first.id != second.id
@@ -255,35 +220,7 @@ async def test_an_answer_has_an_id_of_our_own_and_the_time_it_ended() -> None:
     assert first.completed_at >= first.created_at > 1_700_000_000
 
 
-async def test_r1_w10_each_choice_keeps_its_own_items() -> None:
-    def choice(index: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        return {**chunk(), "choices": [{"index": index, "delta": delta, "finish_reason": finish}]}
-
-    pieces = stream(
-        choice(1, {"content": "B"}),
-        choice(0, {"content": "A"}),
-        choice(1, {"content": "b"}, "length"),
-        choice(0, {"content": "a"}),
-        choice(0, {}, "stop"),
-    )
-    async with remote(pieces, profile="openai") as (engine, up):
-        answer = await ask(engine, asking(stream=True, sampling=Sampling(n=2)))
-        assert up.asked[0].json["n"] == 2
-    texts = ["".join(i.text for i in answer.choice(n) if isinstance(i, Message)) for n in (0, 1)]
-    assert texts == ["Aa", "Bb"]
-    assert answer.reasons == ("stop", "length")
-
-
-async def test_a_server_that_gives_one_answer_is_asked_several_times() -> None:
-    async with remote(HELLO_STREAM, profile="ollama") as (engine, up):
-        answer = await ask(engine, asking(stream=True, sampling=Sampling(n=3, seed=1)))
-        assert [("n" in asked.json) for asked in up.asked] == [False] * 3
-        assert sorted(asked.json["seed"] for asked in up.asked) == [1, 2, 3]
-    assert answer.reasons == ("stop",) * 3
-    assert [loss.field for loss in answer.losses] == ["n"]
-
-
-async def test_a_prompt_that_was_cut_in_silence_is_told() -> None:
+async def test_prompt_truncated_by_the_server_is_reported() -> None:
     usage = {"prompt_tokens": 4000, "completion_tokens": 96, "total_tokens": 4096}
     full = plain(200, completion({"content": "Hello"}, usage=usage))
     async with remote(full, profile="ollama") as (engine, _):
@@ -297,7 +234,7 @@ async def test_a_prompt_that_was_cut_in_silence_is_told() -> None:
         assert not (await ask(engine)).losses
 
 
-async def test_what_was_rewritten_for_the_server_is_undone_on_the_way_back() -> None:
+async def test_namespaced_call_is_restored() -> None:
     call = {"id": "call_a", "type": "function"}
     tools = (Namespace("clock", (FunctionTool("now"),)),)
     async with remote(HELLO) as (engine, up):
@@ -314,7 +251,7 @@ async def test_what_was_rewritten_for_the_server_is_undone_on_the_way_back() -> 
 # ---- connections ---------------------------------------------------------------------------
 
 
-async def test_r1_w1_connections_are_kept_and_shared() -> None:
+async def test_r1_w1_connections_are_reused() -> None:
     async with remote(HELLO) as (engine, up):
         for _ in range(5):
             await ask(engine)
@@ -322,7 +259,7 @@ async def test_r1_w1_connections_are_kept_and_shared() -> None:
 
 
 @pytest.mark.parametrize("tail", ["data: [DONE]\n\n", ""])
-async def test_a_stream_that_was_read_to_its_end_leaves_its_connection(tail: str) -> None:
+async def test_connection_is_reused_after_a_stream(tail: str) -> None:
     lines = f'data: {{"choices":[{{"delta":{{"content":"x"}},"finish_reason":"stop"}}]}}\n\n{tail}'
     whole = [head(200, f"content-length: {len(lines)}"), lines.encode()]
     async with remote(Reply(whole, keep=True)) as (engine, up):
@@ -331,20 +268,7 @@ async def test_a_stream_that_was_read_to_its_end_leaves_its_connection(tail: str
         assert up.connections == 1
 
 
-async def test_many_are_answered_at_the_same_time() -> None:
-    together = asyncio.Barrier(8)
-
-    async def reply(asked: object) -> Reply:
-        await together.wait()
-        return HELLO_STREAM
-
-    async with remote(reply) as (engine, up), asyncio.timeout(60):
-        answers = await asyncio.gather(*(ask(engine, asking(stream=True)) for _ in range(8)))
-        assert up.connections == 8
-    assert {answer.text for answer in answers} == {"Hello"}
-
-
-async def test_a_client_that_was_lent_is_not_closed() -> None:
+async def test_shared_client_is_not_closed() -> None:
     async with Client() as client:
         for _ in range(2):
             async with remote(HELLO, client=client) as (engine, _):
@@ -356,7 +280,7 @@ async def test_a_client_that_was_lent_is_not_closed() -> None:
 # ---- the listing ---------------------------------------------------------------------------
 
 
-async def test_models_are_the_servers_own() -> None:
+async def test_models_of_the_server_are_listed() -> None:
     listing = {
         "data": [
             {"id": "a", "owned_by": "me", "created": 5, "meta": {"n": 1}},
@@ -379,14 +303,14 @@ async def test_models_are_the_servers_own() -> None:
         (plain(401, b"{}"), "upstream_authentication"),
     ],
 )
-async def test_a_server_without_a_listing_says_so(probed: Reply, code: str) -> None:
+async def test_failed_listing_is_a_fault(probed: Reply, code: str) -> None:
     async with remote(HELLO, probed=probed) as (engine, _):
         with pytest.raises(FaultError) as caught:
             await engine.models()
     assert caught.value.fault.code == code
 
 
-async def test_an_address_without_the_version_is_told_where_the_listing_may_be() -> None:
+async def test_missing_listing_suggests_v1() -> None:
     async with mock(HELLO) as up:
         engine = Remote(up.base_url.removesuffix("/v1"), wire="chat")
         with pytest.raises(FaultError, match=f"many servers have theirs at {up.base_url}"):
@@ -394,7 +318,7 @@ async def test_an_address_without_the_version_is_told_where_the_listing_may_be()
         await engine.close()
 
 
-async def test_a_listing_is_asked_for_in_the_name_of_the_caller() -> None:
+async def test_listing_request_has_the_callers_key_and_hops() -> None:
     caller = Caller(key=Secret("theirs"), hops=3)
     async with remote(HELLO, probed=plain(200, {"data": []}), key="ours", pass_client_key=True) as (
         engine,
@@ -408,31 +332,164 @@ async def test_a_listing_is_asked_for_in_the_name_of_the_caller() -> None:
     ]
 
 
-async def test_capabilities_are_the_profiles() -> None:
+async def test_capabilities_are_those_of_the_profile() -> None:
     async with remote(HELLO, profile="ollama") as (engine, _):
         can = await engine.capabilities("m")
     assert (can.custom_tools, can.namespaces, can.choices) == (False, False, False)
     assert can.images is None
 
 
-async def test_deltas_come_as_they_are_said() -> None:
-    async with remote(stream(chunk({"content": "a"}), hang=True, done=False)) as (engine, up):
-        answer = engine.stream(asking(stream=True))
-        async with asyncio.timeout(60):
-            async for event in answer:
-                if isinstance(event, Delta):
-                    break
-        await answer.aclose()
-        async with asyncio.timeout(5):
-            await up.asked[0].gone
-    assert isinstance(event, Delta)
-    assert event.data == "a"
-
-
 @pytest.mark.parametrize(("profile", "streams"), [("llama.cpp", True), ("generic", False)])
-async def test_a_server_that_stops_only_streams_is_asked_for_streams(
+async def test_unary_request_is_streamed_where_the_profile_says_so(
     profile: str, streams: bool
 ) -> None:
     async with remote(HELLO_STREAM if streams else HELLO, profile=profile) as (engine, up):
         assert (await ask(engine)).text == "Hello"
         assert up.asked[0].json.get("stream", False) is streams
+
+
+# ---- guarantees ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("request_", "guarantee"),
+    [
+        (asking(), None),
+        (asking(tools=(FunctionTool("f"),)), None),
+        (asking(format=JSONObject()), "best-effort"),
+        (asking(extra={"chat": {"guided_regex": "a+"}}), "best-effort"),
+    ],
+)
+async def test_p34_forwarded_demand_is_best_effort(
+    request_: Request, guarantee: str | None, stream: bool
+) -> None:
+    async with remote(HELLO_STREAM if stream else HELLO) as (engine, up):
+        response = await ask(engine, replace(request_, stream=stream))
+        (asked,) = up.asked
+    assert response.guarantee == guarantee
+    if request_.extra is not None:
+        assert asked.json["guided_regex"] == "a+"  # its own wire carries it
+
+
+# ---- modalities ----------------------------------------------------------------------------
+
+PIXEL = Image("data:image/png;base64,iVBORw0KGgo=")
+BEEP = Audio("UklGRg==", "wav")
+
+
+def listing(**modalities: list[str] | None) -> Reply:
+    """A model listing; a model of which nothing is said has None."""
+    data: list[dict[str, Any]] = []
+    for name, taken in modalities.items():
+        more = {} if taken is None else {"architecture": {"input_modalities": taken}}
+        data.append({"id": name, "owned_by": "me", **more})
+    return plain(200, {"object": "list", "data": data})
+
+
+def showing(model: str, *parts: Image | Audio) -> Request:
+    return Request(model=model, items=(Message("user", (Text("Look."), *parts)),))
+
+
+async def sent(models: Reply, request: Request) -> list[str]:
+    """The types of the parts that such a server is sent."""
+    async with remote(HELLO, probed=models, wire="auto") as (engine, up):
+        answer = await ask(engine, request)
+        (asked,) = up.asked
+    content = asked.json["messages"][0]["content"]
+    kinds = [part["type"] for part in content]
+    assert len(answer.losses) == kinds.count("text") - 1
+    return kinds
+
+
+@pytest.mark.parametrize(
+    ("models", "model", "kinds"),
+    [
+        (listing(m=["text"]), "m", ["text", "text", "text"]),
+        (listing(m=["text", "image"]), "m", ["text", "image_url", "text"]),
+        (listing(m=["text", "audio"]), "m", ["text", "text", "input_audio"]),
+        (listing(m=["text"], n=None), "n", ["text", "image_url", "input_audio"]),
+        (listing(m=["text"]), "any name", ["text", "text", "text"]),
+        (listing(m=["text"], n=["text"]), "any name", ["text", "image_url", "input_audio"]),
+        (plain(404, b""), "m", ["text", "image_url", "input_audio"]),
+    ],
+)
+async def test_parts_the_model_cannot_read_are_replaced_by_text(
+    models: Reply, model: str, kinds: list[str]
+) -> None:
+    assert await sent(models, showing(model, PIXEL, BEEP)) == kinds
+
+
+async def test_capabilities_have_the_listed_modalities() -> None:
+    async with remote(HELLO, probed=listing(m=["text", "image"])) as (engine, _):
+        before = await engine.capabilities("m")
+        await engine.models()
+        after = await engine.capabilities("m")
+    assert (before.images, before.audio) == (None, None)
+    assert (after.images, after.audio) == (True, False)
+
+
+# ---- markup in text ------------------------------------------------------------------------
+
+LEAK = 'Look.\n<tool_call>\n{"name": "now", "arguments": {"zone": "UTC"}}\n</tool_call>'
+ASKED = asking(tools=(FunctionTool("now"),))
+
+
+async def test_p5_calls_in_streamed_text_are_parsed() -> None:
+    pieces = [chunk({"content": LEAK[at : at + 3]}) for at in range(0, len(LEAK), 3)]
+    async with remote(stream(*pieces, chunk(finish="stop"))) as (engine, _):
+        engine.upstream.profile = replace(engine.profile, markup="hermes")
+        answer = await ask(engine, replace(ASKED, stream=True))
+    text, call = answer.output
+    assert isinstance(text, Message)
+    assert text.text == "Look."
+    assert isinstance(call, FunctionCall)
+    assert (call.name, call.arguments) == ("now", '{"zone": "UTC"}')
+
+
+async def test_native_calls_win_over_calls_in_text() -> None:
+    native = {"id": "c1", "function": {"name": "now", "arguments": '{"zone":"UTC"}'}}
+    message = {"content": LEAK, "tool_calls": [native]}
+    async with remote(plain(200, completion(message, "tool_calls"))) as (engine, _):
+        engine.upstream.profile = replace(engine.profile, markup="hermes")
+        answer = await ask(engine, ASKED)
+    calls = [item for item in answer.output if isinstance(item, FunctionCall)]
+    assert [(call.call_id, call.arguments) for call in calls] == [("c1", '{"zone":"UTC"}')]
+    assert "tool_call" not in str(answer.output)
+
+
+async def test_markup_stays_text_without_a_profile_for_it() -> None:
+    async with remote(plain(200, completion({"content": LEAK}))) as (engine, _):
+        assert (await ask(engine, ASKED)).text == LEAK
+
+
+def test_raw_text_is_not_parsed() -> None:
+    profile = replace(GENERIC, markup="hermes")
+    turn = new_turn(profile, ASKED, (), raw=True)
+    turn.text("<think>x")
+    turn.end(complete=True)
+    assert [event.data for event in turn.take() if hasattr(event, "data")] == ["<think>x"]
+
+
+async def test_answer_and_its_items_have_the_id_that_it_is_stored_under() -> None:
+    async with remote(plain(200, completion({"content": "Hello"}))) as (engine, _):
+        answer = await ask(engine, ASKED, Caller(response="018f"))
+    assert (answer.id, answer.output[0].id) == ("018f", "msg_018f_0")
+
+
+# ---- keys in quoted text -------------------------------------------------------------------
+
+
+def test_lone_surrogate_in_a_refusal_is_replaced() -> None:
+    fault = Fault("upstream_refused", "bad \ud800 thing", "client", status=400)
+    assert without(fault, Secret("sk-123456789")) is fault
+    quoted = Fault("upstream_refused", "\ud800 sk-123456789", "client", status=400)
+    assert without(quoted, Secret("sk-123456789")).message == "\ufffd ***"
+
+
+@pytest.mark.parametrize("key", ["plain-key-1", 'with"quote', "back\\slash"])
+def test_key_is_masked_in_every_field_of_a_fault(key: str) -> None:
+    fault = Fault("upstream_refused", f"No key {key}.", extra={"error": {"given": [key]}})
+    shown = without(fault, Secret(key))
+    assert shown.message == "No key ***."
+    assert shown.extra == {"error": {"given": ["***"]}}

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Failed
 from dragoman.core.interfaces import Caller, Secret
 from dragoman.core.request import Sampling
 from dragoman.engines import upstream
@@ -23,7 +22,7 @@ from dragoman.engines.remote import Remote
 from dragoman.net.connection import Timeouts
 from dragoman.wire import error as wire_error
 from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, fault, remote
-from tests.mock import Asked, Reply, chunk, completion, head, mock, plain, stream
+from tests.mock import Asked, Reply, chunk, head, mock, plain, stream
 
 CANARY = "sk-canary-0123456789"
 LIMIT = plain(429, {"error": {"message": "slow down"}}, "retry-after: 0")
@@ -50,20 +49,20 @@ def chained(*replies: Reply) -> Any:
         (plain(200, {"choices": [{"index": 0}]}), "upstream_error", "without a message"),
     ],
 )
-async def test_r1_4_a_fault_says_which_of_these_it_was(reply: Reply, code: str, words: str) -> None:
+async def test_r1_4_fault_names_what_was_wrong(reply: Reply, code: str, words: str) -> None:
     async with remote(reply) as (engine, _):
-        told = await fault(engine)
-    assert told.code == code
-    assert words in told.message
+        found = await fault(engine)
+    assert found.code == code
+    assert words in found.message
 
 
-async def test_r1_4_a_server_that_is_not_there_is_named(unused_port: int) -> None:
+async def test_r1_4_unreachable_server_is_named(unused_port: int) -> None:
     engine = Remote(f"http://127.0.0.1:{unused_port}/v1", wire="chat")
-    told = await fault(engine)
+    found = await fault(engine)
     await engine.close()
-    assert told.code == "upstream_unreachable"
-    assert f"127.0.0.1:{unused_port}" in told.message
-    assert wire_error.status(told) == 502
+    assert found.code == "upstream_unreachable"
+    assert f"127.0.0.1:{unused_port}" in found.message
+    assert wire_error.status(found) == 502
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ async def unused_port() -> int:
         return up.port
 
 
-async def test_r1_w12_a_fault_carries_all_the_server_said() -> None:
+async def test_r1_w12_fault_has_all_fields_of_the_error() -> None:
     error = {
         "message": "that is too hot",
         "type": "invalid_request_error",
@@ -81,12 +80,12 @@ async def test_r1_w12_a_fault_carries_all_the_server_said() -> None:
         "vendor": 1,
     }
     async with remote(plain(400, {"error": error}, "retry-after: 9")) as (engine, _):
-        told = await fault(engine)
-    assert (told.status, told.message, told.param) == (400, "that is too hot", "temperature")
-    assert (told.upstream_type, told.upstream_code) == ("invalid_request_error", "too_hot")
-    assert told.retry_after == "9"
-    assert told.blame == "client"
-    assert wire_error.error_object(told) == error
+        found = await fault(engine)
+    assert (found.status, found.message, found.param) == (400, "that is too hot", "temperature")
+    assert (found.upstream_type, found.upstream_code) == ("invalid_request_error", "too_hot")
+    assert found.retry_after == "9"
+    assert found.blame == "client"
+    assert wire_error.error_object(found) == error
 
 
 # ---- time-outs and bytes -------------------------------------------------------------------
@@ -107,7 +106,7 @@ async def test_r1_w12_a_fault_carries_all_the_server_said() -> None:
         (plain(500, b"\xff\xfe"), "upstream_refused", "500"),
     ],
 )
-async def test_r1_w16_what_breaks_is_a_fault_of_ours_and_never_raised(
+async def test_r1_w16_broken_answer_is_a_fault_and_never_raised(
     reply: Reply, code: str, words: str, streamed: bool
 ) -> None:
     timeouts = Timeouts(
@@ -115,21 +114,12 @@ async def test_r1_w16_what_breaks_is_a_fault_of_ours_and_never_raised(
         idle=0.05 if words == "fell silent" else 60,
     )
     async with remote(reply, timeouts=timeouts) as (engine, _), asyncio.timeout(60):
-        told = await fault(engine, asking(stream=streamed))
-    assert told.code == code
-    assert words in told.message
+        found = await fault(engine, asking(stream=streamed))
+    assert found.code == code
+    assert words in found.message
 
 
-@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
-async def test_a_time_out_after_the_end_is_no_failure(streamed: bool) -> None:
-    said = stream(chunk({"content": "x"}), chunk(finish="stop"), done=False)
-    at_once = Reply([b"".join(said.pieces)], hang=True)
-    timeouts = Timeouts(idle=0.05)
-    async with remote(at_once, timeouts=timeouts) as (engine, _), asyncio.timeout(60):
-        assert (await ask(engine, asking(stream=streamed))).text == "x"
-
-
-async def test_slow_is_not_dead() -> None:
+async def test_slow_answer_does_not_time_out() -> None:
     """Time-outs are for silence: an answer that drips on longer than one is heard whole."""
     pieces = HELLO_STREAM.pieces[:1] + [b": ping\n\n"] * 30 + HELLO_STREAM.pieces[1:]
     drip = Reply(pieces, pause=0.02)
@@ -138,7 +128,7 @@ async def test_slow_is_not_dead() -> None:
 
 
 @pytest.mark.parametrize("tail", ["endless", "silent"])
-async def test_a_refusal_that_does_not_end_is_told_all_the_same(
+async def test_refusal_that_does_not_end_is_reported(
     monkeypatch: pytest.MonkeyPatch, tail: str
 ) -> None:
     monkeypatch.setattr(upstream, "PATIENCE", 0.5)
@@ -146,29 +136,29 @@ async def test_a_refusal_that_does_not_end_is_told_all_the_same(
     words = [head(503, "retry-after: 4", type="text/plain"), b"full "]
     more = [b"x" * 500] * 10 if tail == "endless" else []
     async with remote(Reply(words + more, hang=True)) as (engine, up), asyncio.timeout(60):
-        told = await fault(engine)
+        found = await fault(engine)
         await up.asked[0].gone
-    assert (told.status, told.retry_after) == (503, "4")
-    assert "full" in told.message
+    assert (found.status, found.retry_after) == (503, "4")
+    assert "full" in found.message
 
 
 # ---- retries -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_p25_a_refusal_is_passed_on_at_once_with_its_time(status: int) -> None:
+async def test_p25_refusal_is_passed_on_at_once_with_its_retry_after(status: int) -> None:
     refusal = plain(status, {"error": {"message": "slow down"}}, "retry-after: 30")
     async with remote(refusal) as (engine, up):
         began = time.monotonic()
-        told = await fault(engine)
+        found = await fault(engine)
         assert time.monotonic() - began < 5
         assert len(up.asked) == 1
-    assert (told.code, told.status, told.retry_after) == ("upstream_refused", status, "30")
+    assert (found.code, found.status, found.retry_after) == ("upstream_refused", status, "30")
 
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
-async def test_p25_it_is_tried_again_where_that_is_configured(status: int, streamed: bool) -> None:
+async def test_p25_refusal_is_retried_where_configured(status: int, streamed: bool) -> None:
     busy = plain(status, b"busy", "retry-after: 0")
     good = HELLO_STREAM if streamed else HELLO
     async with remote(chained(busy, busy, good), retries=2) as (engine, up):
@@ -177,21 +167,21 @@ async def test_p25_it_is_tried_again_where_that_is_configured(status: int, strea
         assert len({asked.body for asked in up.asked}) == 1
 
 
-async def test_p25_and_not_more_often() -> None:
+async def test_p25_retries_are_limited() -> None:
     async with remote(LIMIT, retries=2) as (engine, up):
-        told = await fault(engine)
+        found = await fault(engine)
         assert len(up.asked) == 3
-    assert (told.status, told.message) == (429, "slow down")
+    assert (found.status, found.message) == (429, "slow down")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 500, 502])
-async def test_p25_other_refusals_are_never_tried_again(status: int) -> None:
+async def test_p25_other_refusals_are_never_retried(status: int) -> None:
     async with remote(plain(status, b"no"), retries=5) as (engine, up):
         await fault(engine)
         assert len(up.asked) == 1
 
 
-async def test_p25_a_lost_idle_connection_is_tried_again_once() -> None:
+async def test_p25_lost_idle_connection_is_retried_once() -> None:
     stale: set[int] = set()
 
     def reply(asked: Asked) -> Reply:
@@ -207,14 +197,14 @@ async def test_p25_a_lost_idle_connection_is_tried_again_once() -> None:
         assert up.asked[1].body == up.asked[2].body
 
 
-async def test_p25_after_the_first_byte_nothing_is_tried_again() -> None:
+async def test_p25_nothing_is_retried_after_the_first_byte() -> None:
     first = Reply([b"HTTP/1.1 200 OK\r\ncontent-"])
     async with remote(chained(first, HELLO), retries=3) as (engine, up):
         assert (await fault(engine)).code == "upstream_cut"
         assert len(up.asked) == 1
 
 
-async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int) -> None:
+async def test_p25_refused_connection_is_retried_once(unused_port: int) -> None:
     engine = Remote(f"http://127.0.0.1:{unused_port}/v1", wire="chat")
     waiting = asyncio.ensure_future(ask(engine))
     await asyncio.sleep(0.02)  # it has been refused once, and waits a tenth of a second
@@ -237,7 +227,7 @@ async def test_p25_a_server_that_comes_up_in_a_moment_is_found(unused_port: int)
         ("nan", 0, 0.5),
     ],
 )
-def test_how_long_a_configured_retry_waits(said: str | None, attempt: int, wait: float) -> None:
+def test_wait_before_a_retry(said: str | None, attempt: int, wait: float) -> None:
     assert upstream.wait(said, attempt) == wait
 
 
@@ -247,43 +237,43 @@ REFUSED = {"error": {"message": f"Incorrect API key provided: {CANARY}.", "code"
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_our_key_refused_is_our_fault_and_says_so(status: int) -> None:
+async def test_refused_configured_key_is_a_server_fault(status: int) -> None:
     async with remote(plain(status, REFUSED), key=CANARY) as (engine, up):
-        told = await fault(engine)
-    assert (told.code, told.blame) == ("upstream_authentication", "server")
-    assert wire_error.status(told) == 502
-    assert str(up.port) in told.message
-    assert "refused the key" in told.message
-    assert "canary" not in repr(told)
+        found = await fault(engine)
+    assert (found.code, found.blame) == ("upstream_authentication", "server")
+    assert wire_error.status(found) == 502
+    assert str(up.port) in found.message
+    assert "refused the key" in found.message
+    assert "canary" not in repr(found)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_server_that_wants_a_key_where_none_was_given_is_told_as_that(status: int) -> None:
+async def test_missing_key_is_reported_with_its_option(status: int) -> None:
     no = plain(status, REFUSED)
     async with remote(no, probed=no) as (engine, _):
         answered = await fault(engine)
         with pytest.raises(FaultError) as listed:
             await engine.models(Caller())
-    for told in (answered, listed.value.fault):
-        assert told.code == "upstream_authentication"
-        assert "none was given" in told.message
-        assert "--key-env" in told.message
+    for found in (answered, listed.value.fault):
+        assert found.code == "upstream_authentication"
+        assert "none was given" in found.message
+        assert "--key-env" in found.message
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_the_clients_own_key_refused_is_the_clients(status: int) -> None:
+async def test_refused_client_key_is_a_client_fault(status: int) -> None:
     caller = Caller(key=Secret("sk-client"))
     async with remote(plain(status, {"error": {"message": "no"}}), pass_client_key=True) as (
         engine,
         up,
     ):
-        told = await fault(engine, caller=caller)
+        found = await fault(engine, caller=caller)
         assert up.asked[0].headers["authorization"] == "Bearer sk-client"
-    assert told.blame == "client"
-    assert wire_error.status(told) == status
+    assert found.blame == "client"
+    assert wire_error.status(found) == status
 
 
-async def test_a_clients_key_never_travels_unless_that_is_configured() -> None:
+async def test_client_key_is_sent_only_where_configured() -> None:
     caller = Caller(key=Secret(CANARY))
     for options in ({}, {"key": "ours"}):
         async with remote(HELLO, **options) as (engine, up):
@@ -293,7 +283,7 @@ async def test_a_clients_key_never_travels_unless_that_is_configured() -> None:
         assert headers.get("authorization") == ("Bearer ours" if options else None)
 
 
-async def test_without_a_key_of_the_client_ours_is_used() -> None:
+async def test_configured_key_is_the_default_for_clients_without_one() -> None:
     async with remote(HELLO, key="ours", pass_client_key=True) as (engine, up):
         await ask(engine)
         assert up.asked[0].headers["authorization"] == "Bearer ours"
@@ -324,51 +314,36 @@ async def test_p45_a_key_is_in_no_fault_log_or_traceback(
 
 
 @pytest.mark.parametrize("key", [f"{CANARY}\nx-evil: 1", f"{CANARY}\u0416", f"{CANARY}\x00"])
-async def test_p45_a_key_that_no_header_can_carry_is_refused_without_being_shown(key: str) -> None:
+async def test_p45_invalid_key_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(ValueError, match="key") as caught:
         Remote("http://127.0.0.1:1/v1", key=key)
     assert "canary" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("wire", ["auto", "chat"])
-async def test_a_clients_key_that_no_header_can_carry_is_the_clients_mistake(wire: str) -> None:
+async def test_invalid_client_key_is_a_client_fault(wire: str) -> None:
     bad, good = Caller(key=Secret(f"{CANARY}\x01")), Caller(key=Secret("sk-client"))
     async with remote(HELLO, wire=wire, pass_client_key=True) as (engine, up):
-        told = await fault(engine, caller=bad)
+        found = await fault(engine, caller=bad)
         with pytest.raises(FaultError, match="header") as caught:
             await engine.models(bad)
         assert not up.connections
         assert (await ask(engine, caller=good)).text == "Hello"
-    assert (told.code, told.blame) == ("invalid_request", "client")
-    assert "canary" not in repr(told) + "".join(traceback.format_exception(caught.value))
+    assert (found.code, found.blame) == ("invalid_request", "client")
+    assert "canary" not in repr(found) + "".join(traceback.format_exception(caught.value))
 
 
-# ---- several at once -----------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------
 
 
-async def test_one_alternative_that_fails_fails_the_whole_and_frees_the_others() -> None:
-    def reply(asked: Asked) -> Reply:
-        if asked.json["seed"] == 1:
-            return plain(500, {"error": {"message": "boom"}})
-        return stream(chunk({"content": "x"}), done=False, hang=True)
-
-    request = asking(stream=True, sampling=Sampling(n=2, seed=0))
-    async with remote(reply, profile="ollama") as (engine, up), asyncio.timeout(60):
-        *_, last = await events(engine, request)
-        for asked in up.asked:
-            assert asked.json["seed"] == 1 or await asked.gone
-    assert isinstance(last, Failed)
-    assert last.fault.message == "boom"
-
-
-async def test_a_request_that_the_wire_cannot_say_is_refused_before_anyone_is_asked() -> None:
+async def test_unsupported_field_is_refused_without_a_request() -> None:
     async with remote(HELLO, wire="responses", profile="openai") as (engine, up):
-        told = await fault(engine, asking(sampling=Sampling(stop=("END",))))
+        found = await fault(engine, asking(sampling=Sampling(stop=("END",))))
         assert not up.asked
-    assert (told.code, told.param) == ("unsupported", "stop")
+    assert (found.code, found.param) == ("unsupported", "stop")
 
 
-async def test_an_answer_that_fails_leaves_the_engine_usable() -> None:
+async def test_engine_is_usable_after_a_failure() -> None:
     bad = Reply([head(), b"data: {}\n\n"])
     async with remote(chained(bad, plain(500, b""), HELLO_STREAM)) as (engine, _):
         await fault(engine, asking(stream=True))
@@ -376,17 +351,11 @@ async def test_an_answer_that_fails_leaves_the_engine_usable() -> None:
         assert (await ask(engine, asking(stream=True))).text == "Hello"
 
 
-async def test_an_event_beyond_all_bounds_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     from dragoman.wire import sse
 
     monkeypatch.setattr(sse, "MAX_EVENT", 1000)
     long = stream(chunk({"content": "a"}), chunk({"content": "x" * 2000}))
     async with remote(long) as (engine, _):
-        told = await fault(engine, asking(stream=True))
-    assert told.code == "upstream_error"
-
-
-async def test_a_body_beyond_all_bounds_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = plain(200, completion({"content": "x" * 100_000}))
-    async with remote(answer) as (engine, _):
-        assert len((await ask(engine)).text) == 100_000
+        found = await fault(engine, asking(stream=True))
+    assert found.code == "upstream_error"

@@ -1,94 +1,83 @@
-"""When a stream begins, when it ends, and what may still come after."""
+"""When a stream begins and ends, what may still come after, and how its reader slows it down."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from typing import Any
 
 import pytest
 
-from dragoman.core.event import Event, Failed, Finished, Started
+from dragoman.core.event import Failed, Finished, Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
 from dragoman.engines.remote import LATE_USAGE
-from tests.engines.asking import HELLO, HELLO_STREAM, ask, asking, events, remote
-from tests.mock import Asked, Reply, chunk, completion, head, plain, stream
+from dragoman.net.connection import Timeouts
+from tests.engines.asking import BODY, COUNTED, HELLO, HELLO_STREAM, ask, asking, events, remote
+from tests.engines.receiving import nothing_left, received
+from tests.mock import Reply, chunk, completion, head, plain, stream
 
-COUNTED = {**chunk(), "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+both = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
 USAGE = Usage(input_tokens=3, output_tokens=2)
-
-
-class Gate:
-    """A server that answers once it is let."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.open = asyncio.Event()
-
-    async def __call__(self, asked: Asked) -> Reply:
-        await self.open.wait()
-        return self.reply
-
-
-async def held(reply: Reply, hold: float = 0.02) -> list[Event]:
-    """The events of a stream whose server is silent until the stream has begun."""
-    gate = Gate(reply)
-    async with remote(gate, header_hold=hold) as (engine, _), asyncio.timeout(60):
-        answer = engine.stream(asking(stream=True))
-        heard = [await anext(answer)]
-        gate.open.set()
-        heard += [event async for event in answer]
-    check(heard)
-    assert isinstance(heard[0], Started)
-    return heard
 
 
 # ---- the beginning -------------------------------------------------------------------------
 
-
-async def test_a_silent_server_does_not_keep_a_stream_from_beginning() -> None:
-    response = fold(await held(HELLO_STREAM))
-    assert response.text == "Hello"
-    assert response.extra is not None
-    assert response.extra["upstream"] == {"id": "chatcmpl-1", "created": 1700000000}
-
-
-async def test_a_failure_after_that_is_the_end_of_the_stream() -> None:
-    *_, last = await held(plain(500, {"error": {"message": "boom"}}))
-    assert isinstance(last, Failed)
-    assert (last.fault.status, last.fault.message) == (500, "boom")
-
-
-@pytest.mark.parametrize("reply", [Reply([]), Reply([b"SSH-2.0\r\n"]), Reply([head()])])
-async def test_so_is_a_server_that_breaks(reply: Reply) -> None:
-    *_, last = await held(reply)
-    assert isinstance(last, Failed)
+AFTER_SILENCE = {
+    "a stream": (HELLO_STREAM.pieces, "completed"),
+    "a whole answer": (HELLO.pieces, "completed"),
+    "gzip": (
+        plain(200, gzip.compress(BODY), "content-encoding: gzip").pieces,
+        "completed",
+    ),
+    "a refusal": (plain(500, {"error": {"message": "boom"}}).pieces, "boom"),
+    "a close": ([b""], "closed the connection"),
+    "a cut in the head": ([b"HTTP/1.1 200 OK\r\ncont"], "before the answer"),
+    "a cut in the body": (HELLO_STREAM.pieces[:2], "before the answer"),
+    "a cut before the body": ([head()], "no answer in it"),
+    "another protocol": ([b"SSH-2.0\r\n"], "does not speak HTTP"),
+    "comments": ([head(), *[b": note\n\n"] * 8, *HELLO_STREAM.pieces[1:]], "completed"),
+    "only [DONE]": ([head(), b"data: [DONE]\n\n"], "no answer in it"),
+}
 
 
-async def test_a_failure_before_that_is_all_there_is() -> None:
-    gate = Gate(plain(429, b"", "retry-after: 1"))
-    async with remote(gate, header_hold=10) as (engine, up):
-        waiting = asyncio.ensure_future(events(engine, asking(stream=True)))
-        await up.arrived.wait()
-        gate.open.set()
-        (only,) = await waiting
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize(("pieces", "end"), AFTER_SILENCE.values(), ids=AFTER_SILENCE)
+async def test_stream_begins_before_a_silent_server_answers(
+    pieces: list[bytes], end: str, warm: bool
+) -> None:
+    later = Reply(pieces, pause=0.06)
+    replies = [HELLO, later] if warm else [later]
+    async with remote(lambda asked: replies.pop(0), header_hold=0.03) as (engine, _):
+        if warm:
+            await received(engine, asking())
+        begun, *_, last = await received(engine, asking(stream=True))
+    assert isinstance(begun, Started)
+    assert begun.extra is None  # the server had said nothing of itself
+    assert end in (last.status if isinstance(last, Finished) else last.fault.message)
+
+
+async def test_stream_begins_during_the_wait_before_a_retry() -> None:
+    replies = [plain(429, b"", "retry-after: 0"), Reply(HELLO_STREAM.pieces, pause=0.06)]
+    async with remote(lambda asked: replies.pop(0), header_hold=0.03, retries=1) as (engine, _):
+        heard = await received(engine, asking(stream=True))
+    assert isinstance(heard[0], Started)
+    assert heard[0].extra is None
+    assert fold(heard).text == "Hello"
+
+
+@pytest.mark.parametrize(("streamed", "hold"), [(True, 10.0), (False, 0.0)])
+async def test_failure_before_the_beginning_is_the_only_event(streamed: bool, hold: float) -> None:
+    reply = Reply(plain(429, b"", "retry-after: 1").pieces, pause=0.06)
+    async with remote(reply, header_hold=hold) as (engine, _):
+        (only,) = await events(engine, asking(stream=streamed))
     assert isinstance(only, Failed)
     assert only.fault.status == 429
 
 
-async def test_a_plain_answer_is_not_begun_before_it_is_there() -> None:
-    gate = Gate(plain(503, b"busy"))
-    async with remote(gate, header_hold=0.0) as (engine, up):
-        waiting = asyncio.ensure_future(events(engine, asking()))
-        await up.arrived.wait()
-        gate.open.set()
-        (only,) = await waiting
-    assert isinstance(only, Failed)
-
-
-async def test_the_usual_hold_is_five_seconds() -> None:
+async def test_header_hold_is_five_seconds_by_default() -> None:
     async with remote(HELLO) as (engine, _):
         assert engine.header_hold == 5.0
 
@@ -96,30 +85,48 @@ async def test_the_usual_hold_is_five_seconds() -> None:
 # ---- the end -------------------------------------------------------------------------------
 
 
-async def test_p29_usage_after_done_is_heard() -> None:
-    late = Reply([*HELLO_STREAM.pieces, _data(COUNTED)])
-    async with remote(late) as (engine, _):
-        assert (await ask(engine, asking(stream=True))).usage == USAGE
+@both
+@pytest.mark.parametrize(
+    "more",
+    [
+        [COUNTED],
+        [b": note\n\n", chunk({"content": " and more"}), COUNTED],
+        [{"error": {"message": "late"}}, COUNTED],
+    ],
+)
+async def test_p29_usage_after_done_is_read_and_nothing_else_is(
+    more: list[Any], streamed: bool
+) -> None:
+    late = [each if isinstance(each, bytes) else _data(each) for each in more]
+    async with remote(Reply([*HELLO_STREAM.pieces, *late])) as (engine, _):
+        answer = await ask(engine, asking(stream=streamed))
+    assert (answer.text, answer.usage) == ("Hello", USAGE)
 
 
-async def test_p29_late_usage_is_not_waited_for_for_long() -> None:
-    async with remote(Reply([*HELLO_STREAM.pieces], hang=True)) as (engine, up):
+@both
+@pytest.mark.parametrize("more", [b"", b": note\n\n"])
+async def test_p29_late_usage_is_not_waited_for_for_long(more: bytes, streamed: bool) -> None:
+    async with remote(Reply([*HELLO_STREAM.pieces, more], hang=True)) as (engine, up):
         began = time.monotonic()
-        answer = await ask(engine, asking(stream=True))
+        answer = await ask(engine, asking(stream=streamed))
         assert time.monotonic() - began < 40 * LATE_USAGE
         assert answer.usage is None
         async with asyncio.timeout(5):
             await up.asked[0].gone
 
 
-async def test_nothing_but_counts_is_heard_after_the_end() -> None:
-    more = [_data(chunk({"content": " and more"})), _data({"error": {"message": "late"}})]
-    async with remote(Reply([*HELLO_STREAM.pieces, *more, _data(COUNTED)])) as (engine, _):
-        answer = await ask(engine, asking(stream=True))
-    assert (answer.text, answer.usage) == ("Hello", USAGE)
+@both
+@pytest.mark.parametrize(
+    "end", [Reply([b"data: {"], reset=True), Reply([], hang=True)], ids=["reset", "silence"]
+)
+async def test_break_after_the_finish_reason_is_no_failure(end: Reply, streamed: bool) -> None:
+    said = stream(chunk({"content": "x"}), chunk(finish="stop"), done=False).pieces
+    reply = Reply([b"".join(said), *end.pieces], hang=end.hang, reset=end.reset)
+    async with remote(reply, timeouts=Timeouts(idle=0.05)) as (engine, _), asyncio.timeout(60):
+        assert (await ask(engine, asking(stream=streamed))).text == "x"
 
 
-async def test_a_reader_that_stops_at_the_end_frees_the_connection() -> None:
+async def test_reader_that_stops_at_the_end_leaves_the_connection_usable() -> None:
     body = b"".join(stream(chunk({"content": "x"}), COUNTED, chunk(finish="stop")).pieces[1:])
     whole = Reply([head(200, f"content-length: {len(body)}"), body], keep=True)
     async with remote(whole) as (engine, up):
@@ -132,14 +139,14 @@ async def test_a_reader_that_stops_at_the_end_frees_the_connection() -> None:
         assert up.connections == 1
 
 
-async def test_r2_35_the_last_reason_that_was_stated_counts() -> None:
+async def test_r2_35_last_stated_finish_reason_counts() -> None:
     pieces = [chunk({"content": "x"}), chunk(finish="length"), chunk(), COUNTED]
     async with remote(stream(*pieces)) as (engine, _):
         answer = await ask(engine, asking(stream=True))
     assert (answer.reasons, answer.status, answer.usage) == (("length",), "incomplete", USAGE)
 
 
-@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
+@both
 async def test_p30_a_zero_is_a_zero_and_what_is_missing_is_missing(streamed: bool) -> None:
     zero = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     for usage, expected in (
@@ -161,6 +168,18 @@ async def test_p24_a_cut_is_a_failure_that_keeps_what_came() -> None:
         assert isinstance(last, Failed)
         assert last.fault.code == "upstream_cut"
         assert fold(heard).text == "Hel"
+
+
+async def test_slow_reader_pauses_the_server() -> None:
+    many = [chunk({"content": f"{n:09}" * 100}) for n in range(3000)]
+    async with remote(stream(*many, chunk(finish="stop"))) as (engine, _), nothing_left():
+        events = []
+        async for event in engine.stream(asking(stream=True)):
+            events.append(event)
+            if len(events) < 5:
+                await asyncio.sleep(0.05)
+        check(events)
+        assert len(fold(events).text) == 900 * 3000
 
 
 def _data(value: dict[str, Any]) -> bytes:

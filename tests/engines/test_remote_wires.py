@@ -1,4 +1,4 @@
-"""Which wire a remote engine speaks: found out once and for free, or known, or told."""
+"""Which wire a remote engine speaks: found out once and for free, or known, or faults."""
 
 from __future__ import annotations
 
@@ -40,12 +40,6 @@ def questions(up: Mock) -> list[tuple[str, bytes]]:
     return [(f"{each.method} {each.path}", each.body) for each in up.probes]
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is taken for an answer after a twentieth of the usual second."""
-    monkeypatch.setattr(upstream.question, "__defaults__", (None, 0.05))
-
-
 # ---- auto ----------------------------------------------------------------------------------
 
 
@@ -62,22 +56,14 @@ async def test_auto_asks_once_for_free_and_remembers(status: int, wire: str) -> 
         assert questions(up) == [("GET /v1/models", b""), ("POST /v1/responses", b"{}")]
 
 
-@pytest.mark.usefixtures("hurried")
-async def test_auto_takes_silence_for_chat() -> None:
-    async with remote(both, wire="auto", probed=Reply([], hang=True)) as (engine, up):
-        assert (await ask(engine)).text == "Chat"
-        assert (await ask(engine)).text == "Chat"
-        assert len(up.probes) == 2
-
-
-async def test_auto_looks_once_however_many_ask() -> None:
+async def test_concurrent_requests_share_one_probe() -> None:
     async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, up):
         answers = await asyncio.gather(*(ask(engine) for _ in range(6)))
         assert len(up.probes) == 2
     assert {answer.text for answer in answers} == {"Responses"}
 
 
-async def test_one_who_goes_away_while_we_look_stops_nobody_else() -> None:
+async def test_cancelled_request_does_not_stop_the_probe_of_others() -> None:
     asked = asyncio.Event()
     gate = asyncio.Event()
 
@@ -97,7 +83,7 @@ async def test_one_who_goes_away_while_we_look_stops_nobody_else() -> None:
         assert len(up.probes) == 2
 
 
-async def test_making_an_engine_asks_nobody() -> None:
+async def test_construction_sends_no_request() -> None:
     async with mock(both) as up:
         engine = Remote(up.base_url)
         await engine.capabilities("m")
@@ -105,7 +91,7 @@ async def test_making_an_engine_asks_nobody() -> None:
         assert up.connections == 0
 
 
-async def test_a_server_that_was_not_there_yet_is_looked_at_again() -> None:
+async def test_unreachable_server_is_probed_again() -> None:
     async with mock(both) as up:
         port = up.port
     engine = Remote(f"http://127.0.0.1:{port}/v1")
@@ -115,7 +101,7 @@ async def test_a_server_that_was_not_there_yet_is_looked_at_again() -> None:
         await engine.close()
 
 
-async def test_a_look_that_went_wrong_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_probe_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def look(*args: Any) -> upstream.Found:
         raise RuntimeError("a mistake of ours")
 
@@ -127,38 +113,32 @@ async def test_a_look_that_went_wrong_is_forgotten(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_auto_says_why_there_is_no_connection_as_a_wire_does(scheme: str) -> None:
+async def test_auto_reports_connection_errors_like_a_fixed_wire(scheme: str) -> None:
     """Over https there is one who speaks no TLS; over http nobody is there any more."""
 
     async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    told = []
+    faults = []
     async with await asyncio.start_server(shout, "127.0.0.1", 0) as up:
         base_url = f"{scheme}://127.0.0.1:{up.sockets[0].getsockname()[1]}/v1"
         if scheme == "http":
             up.close()
         for wire in ("auto", "chat"):
             engine = Remote(base_url, wire=wire)
-            told.append(await fault(engine))
+            faults.append(await fault(engine))
             with pytest.raises(FaultError) as caught:
                 await engine.models()
-            told.append(caught.value.fault)
+            faults.append(caught.value.fault)
             await engine.close()
-    assert told[1:] == told[:-1]
-    assert told[0].code == "upstream_unreachable"
-    assert ("TLS" in told[0].message) == (scheme == "https")
-
-
-async def test_the_free_questions_carry_the_key() -> None:
-    async with remote(both, wire="auto", key="k", probed=probed(REFUSES)) as (engine, up):
-        await ask(engine)
-        assert {each.headers["authorization"] for each in up.probes} == {"Bearer k"}
+    assert faults[1:] == faults[:-1]
+    assert faults[0].code == "upstream_unreachable"
+    assert ("TLS" in faults[0].message) == (scheme == "https")
 
 
 @pytest.mark.parametrize("name", ["openai", "azure", "openrouter", "deepseek"])
-async def test_a_known_address_is_not_probed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_known_address_is_not_probed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     marks = profiles.Marks(hosts=("127.0.0.1",))
     known = [replace(p, marks=marks) for p in profiles.PROFILES if p.name == name]
     monkeypatch.setattr(profiles, "PROFILES", tuple(known))
@@ -169,7 +149,7 @@ async def test_a_known_address_is_not_probed(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_a_wire_that_was_told_is_not_probed(wire: str) -> None:
+async def test_configured_wire_is_not_probed(wire: str) -> None:
     async with remote(both, wire=wire, probed=REFUSES) as (engine, up):
         assert (await ask(engine)).text.lower() == wire
         assert not up.probes
@@ -186,16 +166,14 @@ async def test_a_wire_that_was_told_is_not_probed(wire: str) -> None:
         ("me", ("server: llama.cpp",), "llama.cpp"),
     ],
 )
-async def test_a_server_is_recognised_by_its_answers(
-    owner: str, fields: tuple[str, ...], name: str
-) -> None:
+async def test_probe_recognises_the_profile(owner: str, fields: tuple[str, ...], name: str) -> None:
     async with remote(both, wire="auto", probed=probed(REFUSES, owner, *fields)) as (engine, up):
         assert (await ask(engine)).text == "Chat"
         assert engine.profile is BY_NAME[name]
         assert [each.method for each in up.probes] == ["GET"]
 
 
-async def test_a_server_is_recognised_by_an_ordinary_answer() -> None:
+async def test_ordinary_answer_recognises_the_profile() -> None:
     named = plain(200, completion({"content": "Hello"}), "server: llama.cpp")
     async with remote(named) as (engine, _):
         assert engine.profile.name == "generic"
@@ -203,14 +181,14 @@ async def test_a_server_is_recognised_by_an_ordinary_answer() -> None:
         assert engine.profile.name == "llama.cpp"
 
 
-async def test_a_profile_that_was_told_is_not_second_guessed() -> None:
+async def test_configured_profile_is_not_changed() -> None:
     named = plain(200, completion({"content": "Hello"}), "server: llama.cpp")
     async with remote(named, profile="vllm") as (engine, _):
         await ask(engine)
         assert engine.profile.name == "vllm"
 
 
-async def test_the_listing_recognises_too() -> None:
+async def test_listing_recognises_the_profile() -> None:
     async with remote(both, probed=probed(REFUSES, "library")) as (engine, _):
         await engine.models()
         assert engine.profile.name == "ollama"
@@ -220,13 +198,13 @@ async def test_the_listing_recognises_too() -> None:
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_o1_a_server_of_both_is_spoken_to_as_the_caller_speaks(wire: str) -> None:
+async def test_o1_server_of_both_wires_is_asked_on_the_callers(wire: str) -> None:
     async with remote(both, wire="auto", profile="openai") as (engine, up):
         await ask(engine, caller=Caller(wire=wire))
         assert up.asked[0].path.endswith("/responses") is (wire == "responses")
 
 
-async def test_o1_a_responses_server_is_spoken_to_in_responses() -> None:
+async def test_o1_responses_server_is_asked_on_responses() -> None:
     thought = {
         "type": "reasoning",
         "id": "rs_1",
@@ -243,33 +221,26 @@ async def test_o1_a_responses_server_is_spoken_to_in_responses() -> None:
     assert (item.id, item.encrypted, item.summary) == ("rs_1", "gAAAA", (Summary("**Hm**"),))
 
 
-async def test_a_request_that_one_wire_cannot_say_goes_over_the_other() -> None:
+async def test_field_of_one_wire_only_selects_that_wire() -> None:
     async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, up):
         assert (await ask(engine)).text == "Responses"
         assert (await ask(engine, asking(sampling=Sampling(stop=("END",))))).text == "Chat"
         assert up.asked[1].json["stop"] == ["END"]
 
 
-async def test_a_request_that_no_wire_can_say_is_refused_by_the_first() -> None:
+async def test_choices_over_responses_are_separate_requests() -> None:
     async with remote(both, wire="responses") as (engine, up):
-        told = await fault(engine, asking(sampling=Sampling(seed=1, stop=("END",))))
-        assert told.param in ("seed", "stop")
-        assert not up.asked
-
-
-async def test_several_answers_over_responses_are_asked_for_one_by_one() -> None:
-    async with remote(both, wire="responses") as (engine, up):
-        heard = await events(engine, asking(sampling=Sampling(n=2)))
+        received = await events(engine, asking(sampling=Sampling(n=2)))
         assert len(up.asked) == 2
         assert not any("n" in asked.json for asked in up.asked)
-    answers = [event.item for event in heard if isinstance(event, ItemDone)]
+    answers = [event.item for event in received if isinstance(event, ItemDone)]
     assert [answer.id for answer in answers] == ["msg_1", "msg_1_1"]
 
 
-async def test_text_of_another_wire_is_sent_as_a_string() -> None:
+async def test_single_text_part_of_another_wire_is_sent_as_a_string() -> None:
     """Its lists of one text are that protocol's way to say a string; many servers take no list."""
     said = (Message("user", (Text("Hello"),)), Message("user", (Text("a"), Text("b"))))
-    for wire, contents, told in (
+    for wire, contents, faults in (
         ("responses", ["Hello", "a\nb"], True),
         ("chat", [[{"type": "text", "text": "Hello"}], [{"type": "text", "text": "a"}, B]], False),
     ):
@@ -277,7 +248,7 @@ async def test_text_of_another_wire_is_sent_as_a_string() -> None:
             answer = await ask(engine, asking(items=said), Caller(wire=wire))
             messages = up.asked[0].json["messages"]
         assert [message["content"] for message in messages] == contents
-        assert bool(answer.losses) is told
+        assert bool(answer.losses) is faults
 
 
 B = {"type": "text", "text": "b"}

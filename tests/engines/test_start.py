@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import pytest
 
@@ -13,39 +14,13 @@ from dragoman.core.event import Event, Failed, Finished, Progress, Started
 from dragoman.core.interfaces import ANYONE, Caller, Handle, Secret, Sink
 from dragoman.core.request import Request
 from dragoman.core.turn import CUT
-from dragoman.engines.base import Wrapper, start
+from dragoman.engines.base import Wrapper
+from tests.engines.receiving import Receiver, received
 from tests.engines.stage import others
 
 REQUEST = Request(model="m")
 STARTED = Started("resp_1", 1, "m")
 END = Finished("completed")
-
-
-class Collect:
-    """A sink that collects, and calls `then` with each batch."""
-
-    def __init__(self, then: Callable[[list[Event]], None] | None = None) -> None:
-        self.batches: list[list[Event]] = []
-        self.ended = asyncio.Event()
-        self._then = then
-
-    def receive(self, events: list[Event]) -> None:
-        assert events
-        assert not self.ended.is_set()
-        self.batches.append(events)
-        if isinstance(events[-1], Finished | Failed):
-            self.ended.set()
-        if self._then is not None:
-            self._then(events)
-
-    @property
-    def events(self) -> list[Event]:
-        return [event for batch in self.batches for event in batch]
-
-    async def wait(self) -> list[Event]:
-        async with asyncio.timeout(5):
-            await self.ended.wait()
-        return self.events
 
 
 class Fake(Wrapper):
@@ -59,10 +34,14 @@ class Fake(Wrapper):
 
 
 async def answered(answer: Callable[[], AsyncGenerator[Event, None]]) -> list[Event]:
-    sink = Collect()
-    start(Fake(answer), REQUEST, ANYONE, sink)
+    return await received(Fake(answer), REQUEST)
+
+
+def started(answer: Callable[[], AsyncGenerator[Event, None]], then: Any = None) -> Receiver:
+    sink = Receiver(then)
+    sink.start(Fake(answer), REQUEST)
     assert not sink.batches
-    return await sink.wait()
+    return sink
 
 
 async def test_events_of_one_turn_of_the_loop_are_one_batch() -> None:
@@ -72,9 +51,8 @@ async def test_events_of_one_turn_of_the_loop_are_one_batch() -> None:
         await asyncio.sleep(0.01)
         yield END
 
-    sink = Collect()
-    start(Fake(answer), REQUEST, ANYONE, sink)
-    await sink.wait()
+    sink = started(answer)
+    await sink.end()
     assert sink.batches == [[STARTED, Progress(None, "a")], [END]]
 
 
@@ -84,11 +62,8 @@ async def test_an_engine_that_never_waits_does_not_block_the_loop() -> None:
         while True:
             yield Progress(None, "a")
 
-    sink = Collect(lambda _: handle.cancel() if len(sink.batches) == 3 else None)
-    handle = start(Fake(answer), REQUEST, ANYONE, sink)
-    async with asyncio.timeout(5):
-        while len(sink.batches) < 3:
-            await asyncio.sleep(0)
+    sink = started(answer, lambda _: sink.cancel() if len(sink.batches) == 3 else None)
+    await sink.until(lambda: len(sink.batches) == 3)
 
 
 async def test_a_pause_holds_the_engine_back_until_resume() -> None:
@@ -102,15 +77,12 @@ async def test_a_pause_holds_the_engine_back_until_resume() -> None:
             await asyncio.sleep(0)
         yield END
 
-    sink = Collect()
-    handle = start(Fake(answer), REQUEST, ANYONE, sink)
-    handle.pause()
-    handle.pause()
+    sink = started(answer)
+    sink.pause()
     await asyncio.sleep(0.01)
     assert (yielded, len(sink.batches)) == (1, 1)
-    handle.resume()
-    handle.resume()
-    assert (await sink.wait())[-1] == END
+    sink.resume()
+    assert (await sink.end())[-1] == END
 
 
 async def test_cancel_inside_receive_stops_the_engine_and_nothing_more_is_received() -> None:
@@ -125,24 +97,12 @@ async def test_cancel_inside_receive_stops_the_engine_and_nothing_more_is_receiv
             closed.set()
 
     before = others()
-    sink = Collect(lambda _: handle.cancel())
-    handle = start(Fake(answer), REQUEST, ANYONE, sink)
+    sink = started(answer, lambda _: sink.cancel())
     async with asyncio.timeout(5):
         await closed.wait()
-    handle.cancel()
+    sink.cancel()
     await asyncio.sleep(0)
     assert len(sink.batches) == 1
-    assert others() == before
-
-
-async def test_cancel_before_the_first_event_leaves_nothing() -> None:
-    async def answer() -> AsyncGenerator[Event, None]:
-        yield END
-
-    sink, before = Collect(), others()
-    start(Fake(answer), REQUEST, ANYONE, sink).cancel()
-    await asyncio.sleep(0.01)
-    assert not sink.batches
     assert others() == before
 
 
@@ -154,10 +114,10 @@ async def test_an_engine_that_raises_while_it_is_cancelled_is_cancelled() -> Non
         finally:
             raise ValueError
 
-    sink, before = Collect(), others()
-    handle = start(Fake(answer), REQUEST, ANYONE, sink)
+    before = others()
+    sink = started(answer)
     await asyncio.sleep(0.01)
-    handle.cancel()
+    sink.cancel()
     await asyncio.sleep(0.01)
     assert sink.events == [STARTED]
     assert others() == before
@@ -173,10 +133,8 @@ async def test_n3_an_exception_becomes_failed_and_its_traceback_is_logged_under_
         except KeyError as error:
             raise ValueError("key sk-secret-1") from error
 
-    sink = Collect()
     with caplog.at_level(logging.ERROR):
-        start(Fake(answer), REQUEST, Caller(key=Secret("sk-secret-1")), sink)
-        _, failed = await sink.wait()
+        _, failed = await received(Fake(answer), REQUEST, Caller(key=Secret("sk-secret-1")))
     assert isinstance(failed, Failed)
     assert failed.fault.code == "internal"
     assert "canary" not in failed.fault.message
@@ -235,22 +193,23 @@ async def ends() -> AsyncGenerator[Event, None]:
 
 
 async def test_a_start_that_raises_is_a_failed_event_after_it_has_returned() -> None:
-    sink = Collect()
-    handle = start(Own(ends), REQUEST, ANYONE, sink)
+    sink = Receiver()
+    sink.start(Own(ends), REQUEST)
     assert not sink.batches
-    handle.pause()
-    handle.resume()
-    assert await sink.wait() == [Failed(bad_request("is refused", "n"))]
+    sink.pause()
+    sink.resume()
+    assert await sink.end() == [Failed(bad_request("is refused", "n"))]
 
 
-async def test_a_refusal_that_is_cancelled_is_not_received() -> None:
-    sink = Collect()
-    start(Own(ends), REQUEST, ANYONE, sink).cancel()
-    await asyncio.sleep(0.01)
-    assert not sink.batches
+async def test_cancel_before_the_first_event_leaves_nothing() -> None:
+    for engine in (Own(ends), Fake(ends)):
+        sink, before = Receiver(), others()
+        sink.start(engine, REQUEST)
+        sink.cancel()
+        await asyncio.sleep(0.01)
+        assert not sink.batches
+        assert others() == before
 
 
 async def test_a_subclass_that_overrides_stream_is_not_bypassed() -> None:
-    sink = Collect()
-    start(Overridden(ends), REQUEST, ANYONE, sink)
-    assert await sink.wait() == [END]
+    assert await received(Overridden(ends), REQUEST) == [END]

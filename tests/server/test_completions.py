@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 from dragoman.core.event import Event
 from dragoman.core.interfaces import ANYONE, Caller, Secret
 from dragoman.core.request import Request
+from dragoman.engines.token.engine import TokenEngine
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
+from tests.engines.token.models import Says, Table
+from tests.engines.token.plain import TOY, Plain
 from tests.mock import Reply, plain, stream
 from tests.sdk.behind import Behind, Face, behind, by_form
 from tests.server.stubs import Call, Stub
@@ -58,7 +62,7 @@ async def call(engine: Stub, path: str, body: Any, settings: Settings = SETTINGS
     return await Call(App(engine, settings), path, body)()
 
 
-async def test_a_prompt_is_gone_on_from() -> None:
+async def test_prompt_is_completed() -> None:
     engine = Prompting()
     answer = await call(engine, PATH, {"model": "stub", "prompt": "Say", "echo": True, "seed": 3})
     assert answer.status == 200
@@ -70,7 +74,7 @@ async def test_a_prompt_is_gone_on_from() -> None:
     assert engine.prompts == [("Say", True)]
 
 
-async def test_several_prompts_are_several_choices() -> None:
+async def test_prompts_are_choices() -> None:
     engine = Prompting()
     answer = await call(engine, PATH, {"model": "stub", "prompt": ["a", [1]], "n": 2})
     assert [choice["index"] for choice in answer.json["choices"]] == [0, 1, 2, 3]
@@ -88,7 +92,7 @@ async def test_several_prompts_are_several_choices() -> None:
         (VECTORS, {"input": "a"}, "model"),
     ],
 )
-async def test_what_is_wrong_is_a_400_that_names_it(path: str, body: Any, param: str) -> None:
+async def test_invalid_field_is_named(path: str, body: Any, param: str) -> None:
     answer = await call(Prompting(), path, body)
     assert answer.status == 400
     assert answer.json["error"]["param"] == param
@@ -104,7 +108,7 @@ async def test_what_is_wrong_is_a_400_that_names_it(path: str, body: Any, param:
         (VECTORS, {"model": "stub", "input": "a"}),
     ],
 )
-async def test_an_engine_that_cannot_is_a_400_that_says_so(path: str, body: Any) -> None:
+async def test_engine_without_the_ability_is_reported(path: str, body: Any) -> None:
     engine = Stub()
     answer = await call(engine, path, body)
     assert answer.status == 400
@@ -157,7 +161,7 @@ class TestBounds:
         await first
 
 
-async def test_a_silent_stream_shows_life() -> None:
+async def test_silent_stream_has_heartbeats() -> None:
     engine = Prompting(held := asyncio.Event(), *Stub().cues)
     app = App(engine, Settings(header_hold=0, heartbeat=0.1))
     asking = Call(app, PATH, {"model": "stub", "prompt": "a", "stream": True})
@@ -212,7 +216,7 @@ async def ask(server: Behind, face: Face, use: Any, **fields: Any) -> Any:
 
 
 @FACES
-async def test_the_sdk_goes_on_from_prompts(face: Face) -> None:
+async def test_sdk_completes_prompts(face: Face) -> None:
     asked = {"model": "mock", "prompt": "Once", "echo": True, "logprobs": 2, "max_tokens": 9}
     async with behind(by_form(WHOLE, STREAM), face=face) as server:
         whole = await ask(server, face, lambda sdk: sdk.completions, **asked)
@@ -233,7 +237,7 @@ async def test_the_sdk_goes_on_from_prompts(face: Face) -> None:
 
 
 @FACES
-async def test_the_sdk_hears_why_it_is_refused(face: Face) -> None:
+async def test_sdk_raises_for_a_refused_prompt(face: Face) -> None:
     refusal = plain(404, {"error": {"message": "no such path", "code": "gone"}})
     async with behind(refusal, face=face) as server:
         for fields in ({"suffix": "z"}, {}, {"stream": True}):
@@ -246,7 +250,7 @@ async def test_the_sdk_hears_why_it_is_refused(face: Face) -> None:
 
 
 @FACES
-async def test_a_stream_that_breaks_is_an_error_for_the_sdk(face: Face) -> None:
+async def test_sdk_raises_for_a_cut_stream(face: Face) -> None:
     async with behind(stream(piece("Once"), done=False), face=face) as server:
         with pytest.raises(openai.APIError, match="before the answer was finished"):
             await ask(server, face, lambda sdk: sdk.completions, model="m", prompt="a", stream=True)
@@ -254,7 +258,7 @@ async def test_a_stream_that_breaks_is_an_error_for_the_sdk(face: Face) -> None:
 
 @FACES
 @pytest.mark.parametrize("spelt", ["AAAAPwAAgL8=", [0.5, -1.0]])
-async def test_the_sdk_gets_vectors_in_either_spelling(face: Face, spelt: Any) -> None:
+async def test_sdk_reads_embeddings_in_either_encoding(face: Face, spelt: Any) -> None:
     answer = {
         "object": "list",
         "model": "e",
@@ -270,7 +274,7 @@ async def test_the_sdk_gets_vectors_in_either_spelling(face: Face, spelt: Any) -
 
 
 @FACES
-async def test_the_sdk_hears_why_there_are_no_vectors(face: Face) -> None:
+async def test_sdk_raises_for_refused_embeddings(face: Face) -> None:
     for reply, status in (
         (plain(400, {"error": {"message": "too long", "param": "input"}}), 400),
         (plain(200, {"error": {"message": "out of memory"}}), 502),
@@ -280,3 +284,48 @@ async def test_the_sdk_hears_why_there_are_no_vectors(face: Face) -> None:
             with pytest.raises(openai.APIStatusError) as caught:
                 await ask(server, face, lambda sdk: sdk.embeddings, model="e", input="a")
         assert caught.value.status_code == status
+
+
+# ---- a model in this process ---------------------------------------------------------------------
+
+
+async def asked(model: Any, **fields: Any) -> Call:
+    """What a model in this process answers to a prompt."""
+    app = App(TokenEngine(Plain(), model, TOY, name="toy"), SETTINGS)
+    answer = await Call(app, PATH, {"model": "toy", "prompt": "Once", **fields})()
+    await app.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "finish"),
+    [
+        ({}, " upon a time", "stop"),
+        ({"echo": True}, "Once upon a time", "stop"),
+        ({"prompt": list(b"Once"), "echo": True}, "Once upon a time", "stop"),
+        ({"max_tokens": 5}, " upon", "length"),
+        ({"stop": " a"}, " upon", "stop"),
+    ],
+)
+async def test_prompt_is_completed_by_a_token_model(fields: Any, text: str, finish: str) -> None:
+    answer = (await asked(Says(" upon a time"), **fields)).json
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (text, finish)
+    assert answer["usage"]["prompt_tokens"] == 4
+
+
+async def test_prompt_alone_is_scored_token_by_token() -> None:
+    """What evaluations of base models ask: nothing written, everything weighed."""
+    call = await asked(Table(), echo=True, max_tokens=0, logprobs=2)
+    (choice,) = call.json["choices"]
+    assert choice["text"] == "Once"
+    scores = choice["logprobs"]
+    assert scores["tokens"] == list("Once")
+    assert scores["text_offset"] == [0, 1, 2, 3]
+    assert scores["token_logprobs"][0] is None
+    table = Table().table
+    for place in range(1, 4):
+        row = table[sum(b"Once"[max(0, place - 3) : place]) % len(table)]
+        expected = row[b"Once"[place]] - math.log(sum(math.exp(score) for score in row))
+        assert scores["token_logprobs"][place] == pytest.approx(expected, abs=1e-4)
+    assert call.json["usage"]["completion_tokens"] == 0

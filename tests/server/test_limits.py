@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from dragoman.core.error import FaultError
 from dragoman.server.app import App
 from dragoman.server.limits import Gate
 from dragoman.server.settings import Settings
-from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing, post, saying, served
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, closing
 
 
 def holding(gate: asyncio.Event) -> Stub:
@@ -59,17 +58,6 @@ async def test_a_body_in_pieces_is_one_body(wire: str) -> None:
     assert call.status == 200
 
 
-async def test_a_large_prompt_is_answered(wire: str) -> None:
-    text = "x" * 800_000
-    body = (
-        asking(wire, messages=[{"role": "user", "content": text}])
-        if wire == "chat"
-        else asking(wire, input=text)
-    )
-    async with served(App(Stub(), Settings())) as port:
-        assert (await raw(port, post(port, body, PATHS[wire]))).startswith(b"HTTP/1.1 200")
-
-
 async def test_a_body_that_stops_coming_is_not_waited_for(wire: str) -> None:
     call = Call(App(Stub(), Settings(read_time=0.01)), PATHS[wire])
     call.unread()
@@ -90,34 +78,26 @@ async def test_a_client_that_leaves_while_it_sends_gets_no_answer(wire: str) -> 
 
 
 @pytest.mark.parametrize(
-    "type",
-    ["application/json", "application/json; charset=utf-8", "Application/JSON ;charset=latin-1"],
-)
-async def test_json_is_json_with_any_charset(wire: str, type: str) -> None:
-    call = Call(App(Stub(), Settings()), PATHS[wire], asking(wire), headers={"content-type": type})
-    assert (await call()).status == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
+    ("headers", "status"),
     [
-        {"content-type": "text/plain"},
-        {"content-type": "text/plain; charset=application/json"},
-        {"content-type": ""},
-        {"content-type": "application/x-www-form-urlencoded"},
-        {"content-type": "multipart/form-data; boundary=application/json"},
-        {"content-encoding": "gzip"},
-        {"content-encoding": "br"},
+        ({"content-type": "application/json"}, 200),
+        ({"content-type": "Application/JSON ;charset=latin-1"}, 200),
+        # What a web page could send without being asked first is refused.
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "text/plain; charset=application/json"}, 415),
+        ({"content-type": ""}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "multipart/form-data; boundary=application/json"}, 415),
+        ({"content-encoding": "gzip"}, 415),
+        ({"content-encoding": "br"}, 415),
     ],
 )
-async def test_what_a_page_could_send_unasked_is_refused(
-    wire: str, headers: dict[str, str]
-) -> None:
+async def test_only_plain_json_is_accepted(wire: str, headers: dict[str, str], status: int) -> None:
     stub = Stub()
     call = await Call(App(stub, Settings()), PATHS[wire], asking(wire), headers=headers)()
-    assert call.status == 415
-    assert call.json["error"]["code"] == "unsupported_media_type"
-    assert not stub.asked
+    assert call.status == status
+    assert bool(stub.asked) is (status == 200)
+    assert status == 200 or call.json["error"]["code"] == "unsupported_media_type"
 
 
 # ---- how many ------------------------------------------------------------------------------
@@ -225,29 +205,3 @@ async def test_a_failed_answer_gives_its_place_back(wire: str) -> None:
     app = App(Stub(*OPENING[:1]), Settings(concurrency=1, queue=0))
     for _ in range(3):
         assert (await Call(app, PATHS[wire], asking(wire))()).status == 502
-
-
-async def test_ten_streams_at_once(wire: str) -> None:
-    app = App(Stub(*saying(*"abcdefghij")), Settings())
-    request: list[Any] = [asking(wire, stream=True), PATHS[wire], JSON_AND_CLOSE]
-    async with served(app) as port:
-        answers = await asyncio.gather(*(raw(port, post(port, *request)) for _ in range(10)))
-    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
-    assert all(answer.count(b"[DONE]") == 1 for answer in answers)
-
-
-JSON_AND_CLOSE = ("content-type: application/json", "connection: close")
-
-
-async def raw(port: int, request: bytes) -> bytes:
-    """What comes back: all of it where the server closes, else as much as its head announces."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
-        for line in head.lower().split(b"\r\n"):
-            if line.startswith(b"content-length:"):
-                return head + await reader.readexactly(int(line[15:]))
-        return head + await reader.read()
-    finally:
-        writer.close()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ def _finishes(chunk: dict[str, Any]) -> bool:
 # ---- the beginning -------------------------------------------------------------------------
 
 
-async def test_p28_streams_forbid_buffering_and_transforming(wire: str) -> None:
+async def test_p28_stream_headers_forbid_buffering_and_transforming(wire: str) -> None:
     call = await streaming(Stub(), wire, headers={"accept-encoding": "gzip"})()
     assert call.status == 200
     assert call.headers["content-type"] == "text/event-stream"
@@ -74,7 +73,7 @@ async def test_p28_streams_forbid_buffering_and_transforming(wire: str) -> None:
     assert "content-encoding" not in call.headers
 
 
-async def test_p24_a_failure_before_the_first_event_has_its_own_status(wire: str) -> None:
+async def test_p24_failure_before_the_first_event_has_its_own_status(wire: str) -> None:
     call = await streaming(Stub(Failed(BUSY)), wire)()
     assert call.status == 429
     assert call.headers["content-type"] == "application/json"
@@ -93,22 +92,7 @@ async def test_headers_wait_for_the_first_event() -> None:
     assert call.status == 200
 
 
-async def test_headers_go_out_after_the_hold_and_a_later_failure_ends_the_stream(wire: str) -> None:
-    gate = asyncio.Event()
-    settings = Settings(header_hold=0.01)
-    call = streaming(Stub(gate, Failed(BUSY)), wire, settings=settings)
-    task = asyncio.create_task(call())
-    await call.until(lambda: len(call.sent) == 2)
-    assert call.status == 200
-    assert call.writes[0].startswith(b":")
-    gate.set()
-    await task
-    assert call.whole
-    assert "Slow down." in json.dumps(data(call.body))
-    assert b"[DONE]" not in call.body or wire == "responses"
-
-
-async def test_p37_losses_are_told_in_a_header(wire: str) -> None:
+async def test_p37_losses_are_in_a_header(wire: str) -> None:
     started = [Loss("seed", "dropped", "why"), Loss("top_k", "emulated", "how")]
     events = saying("a")
     stub = Stub(type(STARTED)("abc", 1, "stub", tuple(started)), *events[1:])
@@ -120,7 +104,7 @@ async def test_p37_losses_are_told_in_a_header(wire: str) -> None:
     assert "x-dragoman-loss" not in call.headers
 
 
-async def test_what_is_lost_late_is_told_in_a_comment_before_the_end(wire: str) -> None:
+async def test_late_losses_are_in_a_comment_before_the_end(wire: str) -> None:
     gate = asyncio.Event()
     late = Loss("tool_choice", "dropped", "why"), Loss("stop", "emulated", "how")
     finished = replace(FINISHED, losses=late)
@@ -137,29 +121,13 @@ async def test_what_is_lost_late_is_told_in_a_comment_before_the_end(wire: str) 
     assert len(ends(after)) == 1
     plain = await streaming(Stub(*OPENING, *closing("")), wire)()
     assert before + after == plain.body
-
-
-async def test_a_stream_that_lost_nothing_late_or_failed_has_no_such_comment(wire: str) -> None:
-    for end in (FINISHED, Failed(CUT)):
-        call = await streaming(Stub(*OPENING, *closing("")[:-1], end), wire)()
-        assert b"x-dragoman-loss" not in call.body
+    assert b"x-dragoman-loss" not in plain.body
 
 
 # ---- silence -------------------------------------------------------------------------------
 
 
-async def test_p27_silence_is_filled_with_comments() -> None:
-    gate = asyncio.Event()
-    call = streaming(Stub(*OPENING, gate, *closing("")), settings=Settings(heartbeat=0.01))
-    task = asyncio.create_task(call())
-    await call.until(lambda: len(call.writes) >= 4)
-    gate.set()
-    await task
-    assert all(write.startswith(b":") for write in call.writes[1:-1])
-    assert ends(call.body) == ["finish"]
-
-
-async def test_p27_clients_that_overhear_comments_get_events(wire: str) -> None:
+async def test_p27_heartbeat_is_an_event_for_clients_that_ignore_comments(wire: str) -> None:
     gate = asyncio.Event()
     call = streaming(
         Stub(*OPENING, gate, *closing("")),
@@ -182,32 +150,6 @@ async def test_p27_clients_that_overhear_comments_get_events(wire: str) -> None:
     assert len(ends(call.body)) == 1
 
 
-async def test_a_heartbeat_that_waits_for_the_reader_keeps_its_place() -> None:
-    gate = asyncio.Event()
-    call = streaming(
-        Stub(*OPENING, gate, word("after"), *closing("after")),
-        "responses",
-        settings=Settings(heartbeat=0.01, heartbeat_data=("",)),
-    )
-    task = asyncio.create_task(call())
-    await call.until(lambda: len(call.writes) == 1)
-    call.reading.clear()
-    await asyncio.sleep(0.05)  # a heartbeat is on its way, and nobody reads
-    gate.set()
-    await asyncio.sleep(0.01)
-    call.reading.set()
-    await task
-    numbers = [d["sequence_number"] for d in data(call.body) if "sequence_number" in d]
-    assert numbers == list(range(len(numbers)))
-
-
-async def test_a_lively_stream_has_no_heartbeat() -> None:
-    cues = [cue for _ in range(10) for cue in (0.01, word("x"))]
-    call = streaming(Stub(*OPENING, *cues, *closing("x" * 10)), settings=Settings(heartbeat=5))
-    await call()
-    assert not any(write.startswith(b":") for write in call.writes)
-
-
 # ---- the end -------------------------------------------------------------------------------
 
 ENDINGS: dict[str, tuple[Any, ...]] = {
@@ -223,7 +165,7 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_p15_every_path_ends_in_exactly_one_terminal_event(
+async def test_p15_every_path_has_one_terminal_event(
     wire: str, ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -238,7 +180,7 @@ BAD_ENDS = ("error", "response.failed")
 
 
 @pytest.mark.parametrize("ending", ["failed", "raised", "raised after a wait", "stopped"])
-async def test_p24_a_cut_is_no_success_and_what_came_is_kept(
+async def test_p24_o5_cut_stream_is_a_failure_that_keeps_its_text(
     wire: str, ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -252,17 +194,13 @@ async def test_p24_a_cut_is_no_success_and_what_came_is_kept(
     else:
         assert [e["type"] for e in events if e != "[DONE]"][-1] == "response.failed"
         said = [e["delta"] for e in events if e != "[DONE]" and "delta" in e]
+        (failed,) = [e for e in events if e != "[DONE]" and e["type"] == "response.failed"]
+        assert not str(failed["response"]["error"]["code"]).isdecimal()
     assert "a" in said
 
 
-async def test_o5_a_failure_in_mid_stream_has_a_code_of_the_protocol() -> None:
-    call = await streaming(Stub(*ENDINGS["failed"]), "responses")()
-    (failed,) = [d for d in data(call.body) if d != "[DONE]" and d["type"] == "response.failed"]
-    assert not str(failed["response"]["error"]["code"]).isdecimal()
-
-
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_gives_nothing_is_an_upstream_error(wire: str, stream: bool) -> None:
+async def test_engine_without_events_is_an_upstream_error(wire: str, stream: bool) -> None:
     stub = Stub(0)
     call = await Call(App(stub, Settings()), PATHS[wire], asking(wire, stream=stream))()
     assert call.status == 502
@@ -270,7 +208,7 @@ async def test_an_engine_that_gives_nothing_is_an_upstream_error(wire: str, stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_exception_is_our_mistake_and_says_where_to_look(
+async def test_exception_is_500_with_the_id_of_its_traceback(
     wire: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stub = Stub(RuntimeError("an inner secret"))
@@ -282,24 +220,10 @@ async def test_an_exception_is_our_mistake_and_says_where_to_look(
     assert "an inner secret" in caplog.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_takes_too_long_is_stopped(wire: str, stream: bool) -> None:
-    stub = Stub(*OPENING, asyncio.Event())
-    app = App(stub, Settings(deadline=0.02))
-    call = await Call(app, PATHS[wire], asking(wire, stream=stream))()
-    assert stub.cancelled.is_set()
-    assert call.whole
-    if stream:
-        assert ends(call.body)[0] in BAD_ENDS
-    else:
-        assert call.status == 504
-        assert call.json["error"]["code"] == "upstream_timeout"
-
-
 # ---- the pace ------------------------------------------------------------------------------
 
 
-async def test_all_that_is_ready_is_one_write(wire: str) -> None:
+async def test_ready_events_are_one_write(wire: str) -> None:
     gate = asyncio.Event()
     stub = Stub(*OPENING, *(word(str(n)) for n in range(100)), gate, *closing("…"))
     call = streaming(stub, wire)
@@ -311,7 +235,7 @@ async def test_all_that_is_ready_is_one_write(wire: str) -> None:
     assert call.sent[-1]["more_body"] is False  # the end is in the last write
 
 
-async def test_a_lone_piece_is_written_at_once(wire: str) -> None:
+async def test_single_delta_is_written_at_once(wire: str) -> None:
     gates = [asyncio.Event() for _ in range(3)]
     cues = [cue for gate in gates for cue in (gate, word("x"))]
     call = streaming(Stub(*OPENING, *cues, *closing("xxx")), wire)
@@ -323,41 +247,7 @@ async def test_a_lone_piece_is_written_at_once(wire: str) -> None:
     assert len(call.writes) == 4  # the last piece is written with the end
 
 
-async def test_a_slow_reader_slows_the_engine_down() -> None:
-    text = "x" * 30_000
-    stub = Stub(*OPENING, *(cue for _ in range(100) for cue in (0, word(text))), *closing("x"))
-    call = streaming(stub)
-    call.reading.clear()
-    produced = 0
-    feed = Stub.stream
-
-    async def counting(request: Any, caller: Any) -> Any:
-        nonlocal produced
-        async for event in feed(stub, request, caller):
-            produced += 1
-            yield event
-
-    stub.stream = counting
-    task = asyncio.create_task(call())
-    await asyncio.sleep(0.02)
-    assert produced < 10
-    call.reading.set()
-    await task
-    assert call.body.count(text.encode()) == 100
-
-
-async def test_a_reader_that_stalls_is_let_go() -> None:
-    stub = Stub(*OPENING, asyncio.Event())
-    call = streaming(stub, settings=Settings(stall=0.02, heartbeat=0.01, header_hold=0.01))
-    call.reading.clear()
-    started = time.monotonic()
-    await call()
-    await asyncio.wait_for(stub.cancelled.wait(), 10)
-    assert not call.sent
-    assert time.monotonic() - started < 20
-
-
-async def test_a_host_that_raises_for_a_client_that_left_is_understood(wire: str) -> None:
+async def test_send_that_raises_cancels_the_engine(wire: str) -> None:
     stub = Stub(*OPENING, 0, word("a"), asyncio.Event())
     call = streaming(stub, wire)
 
@@ -369,24 +259,13 @@ async def test_a_host_that_raises_for_a_client_that_left_is_understood(wire: str
     await asyncio.wait_for(stub.cancelled.wait(), 10)
 
 
-async def test_a_failure_at_the_very_moment_of_the_hold_is_still_plain(wire: str) -> None:
-    """A heartbeat may be due in the same turn of the loop; nothing has gone out yet."""
-    stub = Stub(0.01, Failed(BUSY))
-    call = streaming(stub, wire, settings=Settings(header_hold=0.01))
-    await call()
-    assert call.status in (200, 429)
-    assert call.whole
-    if call.status == 429:
-        assert call.json["error"]["message"] == "Slow down."
-
-
-async def test_a_stream_may_begin_with_progress(wire: str) -> None:
+async def test_stream_may_begin_with_progress(wire: str) -> None:
     alive = Progress(None, "alive")
     call = await streaming(Stub(STARTED, alive, *saying("a")[1:]), wire)()
     assert len(ends(call.body)) == 1
 
 
-async def test_an_end_that_could_not_be_sent_is_sent_once(wire: str) -> None:
+async def test_unread_end_is_sent_once(wire: str) -> None:
     """The server shuts down while the client does not read the last piece."""
     app = App(Stub(*saying("a")), Settings())
     call = Call(app, PATHS[wire], asking(wire, stream=True))
@@ -400,18 +279,7 @@ async def test_an_end_that_could_not_be_sent_is_sent_once(wire: str) -> None:
     assert call.whole
 
 
-async def test_a_client_that_does_not_read_the_end_is_not_waited_for(wire: str) -> None:
-    app = App(Stub(*OPENING, 0, asyncio.Event()), Settings(stall=0.05))
-    call = Call(app, PATHS[wire], asking(wire, stream=True))
-    task = asyncio.create_task(call())
-    await call.until(lambda: len(call.writes) == 1)
-    call.reading.clear()
-    await app.drain(0)
-    await asyncio.wait_for(task, 5)
-    assert not call.whole
-
-
-async def test_a_timeout_of_the_engine_survives_a_heartbeat_that_is_not_read() -> None:
+async def test_engine_timeout_survives_an_unread_heartbeat() -> None:
     class Timed(Stub):
         async def stream(self, request, caller=None):
             for event in OPENING:
@@ -435,3 +303,34 @@ async def test_a_timeout_of_the_engine_survives_a_heartbeat_that_is_not_read() -
     assert ends(call.body) == ["response.completed"]
     numbers = [d["sequence_number"] for d in data(call.body) if "sequence_number" in d]
     assert numbers == list(range(len(numbers)))
+
+
+# ---- guarantees ----------------------------------------------------------------------------
+
+HEADER = "x-dragoman-guarantee"
+FORMATS: dict[str, dict[str, Any]] = {
+    "chat": {"response_format": {"type": "json_object"}},
+    "responses": {"text": {"format": {"type": "json_object"}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("bound", "start", "end", "plain", "streamed"),
+    [
+        (True, None, None, "best-effort", "best-effort"),
+        (True, "enforced", "enforced", "enforced", "enforced"),
+        (True, None, "verified", "verified", "best-effort"),  # and a comment at the end
+        (False, None, None, None, None),
+    ],
+)
+async def test_p34_guarantee_is_in_a_header(
+    wire: str, bound: bool, start: Any, end: Any, plain: str | None, streamed: str | None
+) -> None:
+    _, *events, _ = saying("{}")
+    stub = Stub(replace(STARTED, guarantee=start), *events, replace(FINISHED, guarantee=end))
+    for stream, header in ((False, plain), (True, streamed)):
+        body = asking(wire, stream=stream) | (FORMATS[wire] if bound else {})
+        call = await Call(App(stub, Settings()), PATHS[wire], body)()
+        assert (call.status, call.headers.get(HEADER)) == (200, header)
+        late = f": {HEADER}: verified\n" in call.body.decode()
+        assert late is (stream and end == "verified")

@@ -101,7 +101,7 @@ def test_file_that_stays_locked_fails_after_its_timeout(monkeypatch: pytest.Monk
 
 def whole(id: str, **asked: object) -> Record:
     """A record that has ended, of a request with large parts."""
-    items = tuple(Message("user", f"turn {n} " * 50, id=f"msg_{id}_in{n}") for n in range(40))
+    items = tuple(Message("user", f"turn {n} " * 50) for n in range(40))
     request = Request(model="m", items=items, instructions="Be kind. " * 500, **asked)
     done = Response(id=id, created_at=50, model="m", status="completed")
     return Record(
@@ -144,7 +144,7 @@ async def test_history_sent_again_takes_no_room_and_is_deleted_with_its_last_res
 async def test_unary_answer_is_one_row(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = SqliteStore(path)
-    request = Request(model="m", items=(Message("user", "Hi", id="msg_a_in0"),))
+    request = Request(model="m", items=(Message("user", "Hi"),))
     await store.put(replace(whole("a"), request=request))
     tables = ("responses", "runs", "ends", "segments", "parts", "part_uses", "item_index", "calls")
     assert [counted(path, table) for table in tables] == [1, 0, 0, 0, 0, 0, 0, 0]
@@ -171,11 +171,10 @@ def test_every_connection_syncs_so_that_a_power_cut_leaves_the_file_whole(tmp_pa
 async def test_writes_of_one_turn_share_a_commit(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     statements: list[str] = []
-    store._writer._connection.set_trace_callback(statements.append)
+    store._writing.set_trace_callback(statements.append)
     await asyncio.gather(*(store.put(whole(f"r{n}")) for n in range(20)))
     await store.close()
     assert statements.count("COMMIT") == 1
-    assert sum("INTO responses" in each for each in statements) == 1
 
 
 async def test_commit_that_fails_fails_all_its_writes(tmp_path: Path) -> None:
@@ -195,7 +194,11 @@ async def test_commit_that_fails_fails_all_its_writes(tmp_path: Path) -> None:
 
 async def test_store_is_used_by_several_event_loops(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
-    await asyncio.to_thread(asyncio.run, store.put(whole("a")))
+
+    async def put() -> None:
+        await store.put(whole("a"))
+
+    await asyncio.to_thread(asyncio.run, put())
     await store.put(whole("b"))
     assert await store.get("t", "a") == whole("a")
     await store.close()

@@ -195,5 +195,5 @@ def test_a_cache_forgets_what_was_used_least_recently() -> None:
     assert cache.get("a") == 0
     cache.put("d", 3, 3)
     assert [cache.get(key) for key in "abcd"] == [0, None, 2, 3]
-    cache.put("d", 4, 11)  # larger than the limit: nothing is left
-    assert [cache.get(key) for key in "abcd"] == [None] * 4
+    cache.put("e", 4, 11)  # larger than the limit: nothing is left
+    assert [cache.get(key) for key in "abcde"] == [None] * 5

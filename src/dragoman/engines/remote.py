@@ -47,13 +47,19 @@ from .upstream import Upstream, broken, unreachable, wait, without
 
 
 def new_turn(
-    profile: Profile, request: Request, losses: tuple[Loss, ...], *, raw: bool = False
+    profile: Profile,
+    request: Request,
+    losses: tuple[Loss, ...],
+    *,
+    raw: bool = False,
+    id: str | None = None,
 ) -> Turn:
     """A turn for the answer to this request, as this kind of server answers.
 
-    `raw` says that the text is wanted as it comes, markup and all.
+    `raw` says that the text is wanted as it comes, markup and all; `id` is the answer's, if it has
+    one already.
     """
-    id, at, model = new_id(), int(time.time()), request.model
+    id, at, model = id or new_id(), int(time.time()), request.model
     if raw or profile.markup is None:
         return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
     return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
@@ -156,7 +162,7 @@ def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamReq
             and wire.losses.request.action("ReasoningOptions.summary") != "carried"
         ):
             lowered = replace(lowered, restore=with_summary(request, lowered.restore))
-        turn = new_turn(profile, asked, losses, raw=raw)
+        turn = new_turn(profile, asked, losses, raw=raw, id=caller.response)
         return UpstreamRequest(
             upstream,
             caller,

@@ -98,7 +98,7 @@ async def whole(request: Request, caller: Caller, memory: Memory | None) -> Requ
     """The request with all that it builds on. Raises FaultError when something is not there."""
     if memory is None:
         return without_store(request)[0]
-    return (await understand(request, memory.store, caller.tenant, "once")).whole
+    return (await understand(request, memory.store, caller.tenant)).whole
 
 
 COMPACTING_PATH = f"/v1{RESPONSES.path}/compact"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
@@ -19,7 +20,6 @@ from dragoman.engines.base import Wrapper, new_id, now
 from dragoman.stores.base import ItemPage, Paging, Record, Retention, Store, StoredAnswer
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire import error, json
-from dragoman.wire.json import Fields
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
@@ -29,7 +29,7 @@ from .exchange import JSON_TYPE, Exchange, fault_of
 from .responder import Responder, Service
 from .settings import DIALECTS
 from .state.resolve import NOT_STORED, bare, understand
-from .state.run import Run
+from .state.run import Runs
 from .state.service import Plan
 
 
@@ -49,68 +49,65 @@ MOST = 64
 """Responses a connection remembers."""
 
 
-class Near:
-    """A source that looks at the connection first, and then in the server's store."""
+class Near(MemoryStore):
+    """What a connection remembers, in front of the server's store: a source for what is asked."""
 
     def __init__(self, store: Store | None) -> None:
-        self._store = store
-        self.own = MemoryStore(Retention(max_age=float("inf"), max_responses=MOST))
+        super().__init__(Retention(max_age=float("inf"), max_responses=MOST))
+        self._store = store or MemoryStore()
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all that came before it."""
-        record = await self.own.get(tenant, id)
-        if record is not None:
-            return (record,)
-        return () if self._store is None else await self._store.chain(tenant, id)
+        return await super().chain(tenant, id) or await self._store.chain(tenant, id)
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item with this id."""
-        found = await self.own.find_item(tenant, item)
-        if found is None and self._store is not None:
-            found = await self._store.find_item(tenant, item)
-        return found
+        return await super().find_item(tenant, item) or await self._store.find_item(tenant, item)
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
     ) -> ItemPage | None:
-        """The items of a conversation."""
-        return None if self._store is None else await self._store.list_items(tenant, id, paging)
+        return await self._store.list_items(tenant, id, paging)
 
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        """The answers that made calls; those of this connection this process knows anyway."""
-        return () if self._store is None else await self._store.find_answers(tenant, digests)
+        # Those of this connection the reasoning cache of this process has anyway.
+        return await self._store.find_answers(tenant, digests)
 
 
 CREATE = "response.create"
 
 
-class Ask(Struct, frozen=True):
-    """A frame that asks for a response. Without `generate` only its place in a chain is made."""
+class Frame(Struct, frozen=True):
+    """What a frame says besides the body of a request: its kind and its lane. Without `generate`
+    only a place in a chain is made."""
 
-    request: Request
-    lane: str | None = None
-    generate: bool = True
+    type: str | None = None
+    stream_id: str | None = None
+    generate: bool | None = None
 
 
-def understood(text: str | bytes) -> Ask:
+_FRAMING = frozenset(Frame.__struct_fields__)
+_decode = Decoder(Frame).decode
+
+
+def understood(data: bytes) -> tuple[Frame, Request]:
     """What a frame asks for. Raises FaultError naming what is wrong with it."""
-    fields = json.parse(text.encode() if isinstance(text, str) else text)
-    kind = fields.string("type")
-    if kind != CREATE:
-        raise FaultError(bad_request(f"is {kind!r}, and must be {CREATE!r}", "type"))
-    generate = fields.boolean("generate")
-    fields.boolean("stream")  # Codex and the Agents SDK send it; a socket streams in any case
-    if fields.boolean("background"):
+    try:
+        frame = _decode(data)
+    except json.BROKEN:  # read field by field, which finds the words for what is wrong
+        fields = json.parse(data)
+        lane = fields.string("stream_id")
+        frame = Frame(fields.string("type"), lane, fields.boolean("generate"))
+    if frame.type != CREATE:
+        raise FaultError(bad_request(f"is {frame.type!r}, and must be {CREATE!r}", "type"))
+    # The rest is the body of a POST. Codex and the Agents SDK send `stream` with it, too; a socket
+    # streams in any case.
+    request = RESPONSES.decode_request(data)
+    if request.background:
         raise FaultError(bad_request("is not supported over WebSocket", "background"))
-    rest = fields.rest()
-    rest.pop("stream_id", None)
-    request = RESPONSES.decode_request(json.dump({**rest, "stream": True}))
-    return Ask(request, lane_of(fields), generate is not False)
-
-
-def lane_of(fields: Fields) -> str | None:
-    """The lane a frame belongs to. Raises FaultError for one that is no text."""
-    return fields.string("stream_id")
+    extra = {
+        wire: {name: value for name, value in fields.items() if name not in _FRAMING}
+        for wire, fields in (request.extra or {}).items()
+    }
+    return frame, replace(request, stream=True, extra=extra)
 
 
 class Warmup(Wrapper):
@@ -143,13 +140,13 @@ class Turn(Responder):
 
     listens = False  # its connection does
 
-    def __init__(self, connection: Connection, ask: Ask, plan: Plan) -> None:
+    def __init__(self, connection: Connection, lane: str | None, plan: Plan) -> None:
         service = connection.service
         super().__init__(service, connection.exchange, connection.caller, plan.run)
         self._connection = connection
-        self._lane = ask.lane
+        self._lane = lane
         # What ends each event: of which lane it is.
-        self._ending = b"}" if ask.lane is None else b',"stream_id":' + json.dump(ask.lane) + b"}"
+        self._ending = b"}" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
         self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
         self._begun = False  # an event was sent
         self.failed = False
@@ -205,7 +202,8 @@ class Connection:
         self._receive = receive
         self._send = send
         self._near = Near(None if service.memory is None else service.memory.store)
-        self._lanes: dict[str | None, deque[Ask]] = {}
+        self._runs = Runs(self._near, upkeep=False)
+        self._lanes: dict[str | None, deque[tuple[Frame, Request]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
         self._queue: deque[str] = deque()  # frames to be sent
@@ -222,7 +220,8 @@ class Connection:
         try:
             async with self._time:
                 while (message := await self._receive())["type"] == "websocket.receive":
-                    self._take(message.get("text") or message.get("bytes") or "")
+                    text = message.get("text")
+                    self._take(text.encode() if text else message.get("bytes") or b"")
         except TimeoutError:
             if not sender.done():  # or it was the client that did not read
                 self._closing = True
@@ -235,25 +234,28 @@ class Connection:
 
     # ---- turns ---------------------------------------------------------------------------
 
-    def _take(self, text: str | bytes) -> None:
+    def _take(self, data: bytes) -> None:
         """Put what a frame asks for into its lane; refuse one that makes no sense."""
         try:
-            ask = understood(text)
-            self._enqueue(ask)
+            frame, request = understood(data)
+            self._enqueue(frame.stream_id, (frame, request))
         except FaultError as error:
-            self.write(refusal(error.fault, _lane(text)))
+            lane = None
+            with suppress(FaultError):  # even the lane may make no sense
+                lane = json.parse(data).string("stream_id")
+            self.write(refusal(error.fault, lane))
 
-    def _enqueue(self, ask: Ask) -> None:
-        lane = self._lanes.get(ask.lane)
-        if lane is not None:
-            if len(lane) >= WAITING:
+    def _enqueue(self, lane: str | None, turn: tuple[Frame, Request]) -> None:
+        waiting = self._lanes.get(lane)
+        if waiting is not None:
+            if len(waiting) >= WAITING:
                 raise FaultError(_crowded(f"{WAITING} turns are waiting in this lane"))
-            lane.append(ask)
+            waiting.append(turn)
             return
         if len(self._lanes) >= LANES:
             raise FaultError(_crowded(f"{LANES} lanes are open on this connection"))
-        self._lanes[ask.lane] = deque([ask])
-        task = asyncio.get_running_loop().create_task(self._work(ask.lane))
+        self._lanes[lane] = deque([turn])
+        task = asyncio.get_running_loop().create_task(self._work(lane))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -262,28 +264,30 @@ class Connection:
         queue = self._lanes[lane]
         try:
             while queue:
-                ask = queue.popleft()
-                if not await self._answer(ask) and ask.request.previous_response_id is not None:
+                frame, request = queue.popleft()
+                previous = request.previous_response_id
+                if not await self._answer(frame, request) and previous is not None:
                     # What a failed turn went on from must not be gone on from again.
-                    previous = bare(ask.request.previous_response_id)
-                    await self._near.own.delete(self.caller.tenant, previous)
-                await self._near.own.sweep(0.0)
+                    await self._near.delete(self.caller.tenant, bare(previous))
+                await self._near.sweep(0.0)
         finally:
             del self._lanes[lane]
 
-    async def _answer(self, ask: Ask) -> bool:
+    async def _answer(self, frame: Frame, request: Request) -> bool:
         """Answer a turn; false if that failed."""
-        service = self.service
+        service, lane = self.service, frame.stream_id
         try:
-            with Watch(service.roster) as watch:
-                if (seconds := service.settings.deadline) is not None:
-                    watch.limit(seconds, too_late(seconds))
-                plan = await self._plan(ask.request)
-                await service.gate.enter()
-            turn = Turn(self, ask, plan)
-            turn.start(plan, None if ask.generate else Warmup(service.engine))
+            plan = self._plan(request)
+            if not isinstance(plan, Plan) or not service.gate.enter_at_once():
+                with Watch(service.roster) as watch:
+                    if (seconds := service.settings.deadline) is not None:
+                        watch.limit(seconds, too_late(seconds))
+                    plan = plan if isinstance(plan, Plan) else await plan
+                    await service.gate.enter()
+            turn = Turn(self, lane, plan)
+            turn.start(plan, Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:
-            self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), ask.lane))
+            self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), lane))
             return False
         self._turns.add(turn)
         try:
@@ -293,22 +297,21 @@ class Connection:
             turn.stop(GONE)
         return not turn.failed
 
-    async def _plan(self, request: Request) -> Plan:
+    def _plan(self, request: Request) -> Plan | Awaitable[Plan]:
         memory = self.service.memory
         if memory is not None and request.store is not False:
-            plan = memory.plan(RESPONSES.name, request, self.caller, self._near)
-            return plan if isinstance(plan, Plan) else await plan
+            return memory.plan(RESPONSES.name, request, self.caller, self._near)
+        return self._remembered(request)
+
+    async def _remembered(self, request: Request) -> Plan:
+        """The plan of a turn that only the connection remembers."""
         id, tenant = new_id(), self.caller.tenant
-        asked = await understand(request, self._near, tenant, id)
+        asked = await understand(request, self._near, tenant)
         record = Record(
-            id=id,
-            tenant=tenant,
-            wire=RESPONSES.name,
-            created_at=now(),
-            request=asked.whole,
+            id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
         )
         losses = (NOT_STORED,) if request.store else ()
-        run = Run(record, self._near.own, whole=True)
+        run = self._runs.open(record, whole=True)
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
     # ---- frames --------------------------------------------------------------------------
@@ -350,14 +353,6 @@ class Connection:
             self.abort()
         except (OSError, RuntimeError):  # how hosts say that the client is gone
             pass
-
-
-def _lane(text: str | bytes) -> str | None:
-    """The lane of a frame that makes no sense, where at least that can be read."""
-    try:
-        return lane_of(json.parse(text.encode() if isinstance(text, str) else text))
-    except FaultError:
-        return None
 
 
 def _crowded(problem: str) -> Fault:

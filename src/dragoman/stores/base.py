@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.event import Event
 from dragoman.core.item import (
@@ -29,6 +30,7 @@ from dragoman.core.item import (
     FunctionCall,
     FunctionCallOutput,
     Item,
+    ItemReference,
     Message,
     Reasoning,
 )
@@ -66,7 +68,7 @@ RUNNING = ("queued", "in_progress")
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stored response: its request, its state and its result.
 
-    `request` holds its own input only, its items with ids; what came before is found through
+    `request` holds its own input only, as it was given; what came before is found through
     `previous`, so that a long conversation is not copied into each of its turns. `response` is
     there once the run has ended. `owner` is the server that runs it and `lease` the time until
     which that server has promised to. `dialect` and `version` name the encoder that sent it: the
@@ -98,8 +100,9 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The items of the request and of the response."""
-        return self.request.items + (self.response.output if self.response is not None else ())
+        """The items of the request, with an id each, and of the response."""
+        output = self.response.output if self.response is not None else ()
+        return named(self.request.items, self.id) + output
 
     def item(self, id: str) -> Item | None:
         """The item with this id."""
@@ -174,7 +177,7 @@ def segments_from(log: Iterable[LogSegment], first: int) -> Iterator[LogSegment]
 
 def ended(record: Record) -> Response:
     """The response of a record that has ended. Raises ValueError for one that has not."""
-    if record.response is None or record.running:
+    if record.response is None or record.status in RUNNING:
         raise ValueError(f"response {record.id} has not ended")
     return record.response
 
@@ -193,6 +196,18 @@ _PREFIXES: dict[type, str] = {
 def input_id(item: Item, response: str, place: int) -> str:
     """The id of an input item that came without one, from the id of the response and its place."""
     return f"{_PREFIXES.get(type(item), 'item')}_{response}_in{place}"
+
+
+def named(items: Sequence[Item], response: str) -> tuple[Item, ...]:
+    """Input items with an id each, where they came without one that of `input_id`."""
+    return tuple(
+        [
+            item
+            if item.id or isinstance(item, ItemReference)
+            else replace(item, id=input_id(item, response, place))
+            for place, item in enumerate(items)
+        ]
+    )
 
 
 def renamed_id(item: Item, place: int) -> str:
@@ -244,6 +259,26 @@ def _number(text: str) -> float | int:
 # ---- the store -----------------------------------------------------------------------------
 
 
+class Source(Protocol):
+    """Where is looked up what a request goes on from."""
+
+    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
+        """A response and all before it through `previous`, the earliest first; empty when one of
+        them is not known."""
+
+    async def find_item(self, tenant: str, item: str) -> Item | None:
+        """The item with this id in the input or output of any response."""
+
+    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
+        """The responses with reasoning that made the calls with these digests, each once. Of
+        several that made the same call, it is the latest."""
+
+    async def list_items(
+        self, tenant: str, id: str, paging: Paging | None = None
+    ) -> ItemPage | None:
+        """A page of a conversation's items, or all of them in their order."""
+
+
 class Outbox(Protocol):
     """Messages, until they are delivered."""
 
@@ -255,12 +290,12 @@ class Outbox(Protocol):
         """Delete a message, or have it sent again at another time."""
 
 
-class Store(Outbox, Protocol):
+class Store(Source, Outbox, Protocol):
     """All that a server stores."""
 
     # Responses, and the event log of each.
 
-    async def begin(self, record: Record) -> None:
+    def begin(self, record: Record) -> Awaitable[None]:
         """Store a run that is about to start."""
 
     async def append(self, id: str, segment: LogSegment) -> None:
@@ -280,28 +315,17 @@ class Store(Outbox, Protocol):
         taken in the conversation gets another. False, and nothing is written, when the run had
         ended before or is not known."""
 
-    async def put(
+    def put(
         self,
         record: Record,
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
-    ) -> None:
+    ) -> Awaitable[None]:
         """Store a response that has ended, whole and in one step: for answers that nobody could
         follow while they were made. The log is the one that unfolding `record.response` gives."""
 
     async def get(self, tenant: str, id: str) -> Record | None:
         """A response."""
-
-    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all before it through `previous`, the earliest first; empty when one of
-        them is not known."""
-
-    async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item with this id in the input or output of any response."""
-
-    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        """The responses with reasoning that made the calls with these digests, each once. Of
-        several that made the same call, it is the latest."""
 
     async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
         """The log from this index on, in order; nothing at its end."""
@@ -350,11 +374,6 @@ class Store(Outbox, Protocol):
 
     async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
         """Add items, each with an id of its own, at the end."""
-
-    async def list_items(
-        self, tenant: str, id: str, paging: Paging | None = None
-    ) -> ItemPage | None:
-        """A page of a conversation's items, or all of them in their order."""
 
     async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
         """One item."""

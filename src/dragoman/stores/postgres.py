@@ -13,16 +13,18 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import asyncpg
-from asyncpg import Connection, UniqueViolationError
+from asyncpg import Connection
 from asyncpg.pool import PoolConnectionProxy as Session
 
 from .base import PubSub, Retention, StoreError
 from .schema import POSTGRES
-from .sql import Insert, NotUniqueError, Row, SqlStore, Steps, bound, by_table, one_row
+from .sql import Insert, Row, SqlStore, Steps, bound
 
 T = TypeVar("T")
 
@@ -311,23 +313,16 @@ class PostgresStore(SqlStore):
 
     _write = _read
 
-    async def _transact(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
+    async def _transact(
+        self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
+    ) -> T:
+        result: Any = None
         async with self._database.transaction() as connection:
-            try:
-                for table, rows in by_table(inserts):
-                    await connection.executemany(one_row(table), rows)
-            except UniqueViolationError as error:
-                raise NotUniqueError(_reason(error)) from None
-            if steps is None:
-                return None
-            try:
-                statement, values = next(steps)
-                while True:
-                    found: Any = await connection.fetch(statement, *bound(values))
-                    statement, values = steps.send(found)
-            except StopIteration as end:
-                result: T = end.value
-                return result
+            for statement, rows in groupby(inserts, itemgetter(0)):
+                await connection.executemany(statement, [values for _, values in rows])
+            if steps is not None:
+                result = await _taken(connection, steps())
+        return result  # type: ignore[no-any-return]
 
     async def ready(self) -> None:
         """Connect, and make the tables where they are missing."""
@@ -336,3 +331,15 @@ class PostgresStore(SqlStore):
     async def close(self) -> None:
         await self._pubsub.close()
         await self._database.close()
+
+
+async def _taken(connection: Session, steps: Steps[T]) -> T:
+    """Take the steps of a transaction; gives their result."""
+    try:
+        statement, values = next(steps)
+        while True:
+            found: Any = await connection.fetch(statement, *bound(values))
+            statement, values = steps.send(found)
+    except StopIteration as end:
+        result: T = end.value
+        return result

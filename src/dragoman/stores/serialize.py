@@ -111,16 +111,16 @@ def _restored(event: Event) -> Event:
 
 def pack_record(record: Record) -> tuple[bytes, list[Part]]:
     """A record as bytes, without what has a column of its own, and the parts it refers to."""
-    request = replace(record.request, items=_as_given(record.request.items, record.id))
+    request, parts = record.request, list[Part]()
     body = _Body(
         request,
-        record.status if record.running else "in_progress",
+        record.status if record.response is None else "in_progress",
         record.dialect,
         record.version,
         record.background,
         record.conversation,
     )
-    data, parts = pack(body), list[Part]()
+    data = pack(body)
     if len(data) > LARGE:
         body.blocks, items = _blocks(parts, record.tenant, request.items)
         body.request = replace(request, items=items)
@@ -135,39 +135,53 @@ def pack_record(record: Record) -> tuple[bytes, list[Part]]:
 
 
 def unpack_record(row: Sequence[Any], parts: Parts) -> Record:
-    """The record of its id, tenant, wire, time and predecessor, of its bytes, and of the parts that
-    these refer to."""
-    id, tenant, wire, created_at, previous, data = row
-    if data[:1] != _RECORD:  # a row of a version that packed records whole
-        old: Record = unpack(data, Record)
-        return old
-    body: _Body = unpack(data[1:], _Body)
-    request, fields = body.request, dict[str, Any]()
-    if body.instructions is not None:
-        fields["instructions"] = parts.value(body.instructions, str)
-    if body.tools is not None:
-        fields["tools"] = parts.value(body.tools, tuple[Tool, ...])
-    items = request.items
-    if body.blocks:
-        of_blocks = (parts.value(block, tuple[Item, ...]) for block in body.blocks)
-        items = (*(item for block in of_blocks for item in block), *items)
-    fields["items"] = tuple(
-        item if item.id else replace(item, id=input_id(item, id, place))
-        for place, item in enumerate(items)
+    """The record of a row: its id, tenant, wire, time and predecessor, its bytes, its metadata,
+    the digests of its parts, its response, and the owner, lease and wish for the end of its run."""
+    id, tenant, wire, created_at, previous, data, metadata, _, packed, owner, lease, cancelling = (
+        row
     )
+    response = None if packed is None else unpack(packed, Response)
+    whole = data[:1] != _RECORD  # a version packed records whole, items with the ids we derive
+    body: Any = unpack(data, Record) if whole else unpack(data[1:], _Body)
+    request: Request = body.request
+    if whole:
+        given = (
+            replace(item, id=None) if item.id == input_id(item, id, place) else item
+            for place, item in enumerate(request.items)
+        )
+        request = replace(request, items=tuple(given))
+    elif body.instructions is not None or body.tools is not None or body.blocks:
+        request = _whole(body, parts)
     return Record(
         id=id,
         tenant=tenant,
         wire=wire,
         created_at=created_at,
-        request=replace(request, **fields),
-        status=body.status,
+        request=request,
+        status=body.status if response is None else response.status,
+        response=response,
         previous=previous,
         conversation=body.conversation,
         background=body.background,
+        cancelling=bool(cancelling),
+        owner=owner or "",
+        lease=lease or 0.0,
         dialect=body.dialect,
         version=body.version,
+        metadata=None if metadata is None else unpack(metadata, Any),
     )
+
+
+def _whole(body: _Body, parts: Parts) -> Request:
+    """The request of a record with the parts that it refers to."""
+    fields = dict[str, Any]()
+    if body.instructions is not None:
+        fields["instructions"] = parts.value(body.instructions, str)
+    if body.tools is not None:
+        fields["tools"] = parts.value(body.tools, tuple[Tool, ...])
+    blocks = (parts.value(block, tuple[Item, ...]) for block in body.blocks)
+    fields["items"] = (*(item for block in blocks for item in block), *body.request.items)
+    return replace(body.request, **fields)
 
 
 def model_of(data: bytes) -> str:
@@ -206,15 +220,6 @@ def _add(parts: list[Part], tenant: str, data: bytes) -> bytes:
     digest = sha256(tenant.encode(errors="surrogatepass") + b"\0" + data).digest()[:DIGEST]
     parts.append((digest, data))
     return digest
-
-
-def _as_given(items: Sequence[Item], id: str) -> tuple[Item, ...]:
-    """The items without the ids that follow from the response's: the same item sent again has the
-    same bytes."""
-    return tuple(
-        replace(item, id=None) if item.id == input_id(item, id, place) else item
-        for place, item in enumerate(items)
-    )
 
 
 def _blocks(

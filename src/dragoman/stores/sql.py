@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from functools import cache
-from itertools import count
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from msgspec.structs import replace
@@ -59,9 +58,8 @@ Row = Sequence[Any]
 Values = Sequence[object]
 Steps = Generator[tuple[str, Values], Sequence[Row], T]
 """The statements of a transaction, one by one."""
-Table = tuple[str, str, str]
-"""An INSERT up to VALUES, the places of one row, and what follows the rows."""
-Insert = tuple[Table, Values]
+Insert = tuple[str, Values]
+"""A statement that inserts one row, and its values."""
 
 SWEPT = 250
 """Responses that one transaction deletes: writers wait for a part of a sweep, not for all of it."""
@@ -70,23 +68,17 @@ LISTED = 250
 DIGESTS = 50
 """Digests of calls that one statement looks for."""
 
-_SEQ = "(SELECT seq FROM responses WHERE id = ?)"
-_RESPONSE: Table = (
-    """INSERT INTO responses
-    (id, tenant, wire, created_at, previous, parts, metadata, record, response)""",
-    "(?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    "",
-)
-_RUN: Table = ("INSERT INTO runs (seq, owner, lease, conversation)", f"({_SEQ}, ?, ?, ?)", "")
+_RESPONSE = """INSERT INTO responses
+    (id, tenant, wire, created_at, previous, parts, metadata, record, response)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"""
+_SEQ = "(SELECT seq FROM responses WHERE id = $1)"
 _ONCE = "ON CONFLICT DO NOTHING"
-_PART: Table = ("INSERT INTO parts (digest, data)", "(?, ?)", _ONCE)
-_USE: Table = ("INSERT INTO part_uses (seq, digest)", f"({_SEQ}, ?)", _ONCE)
-_INDEX: Table = ("INSERT INTO item_index (seq, tenant, item)", f"({_SEQ}, ?, ?)", _ONCE)
-_CALL: Table = (
-    "INSERT INTO calls (seq, tenant, digest)",
-    f"({_SEQ}, ?, ?)",
-    "ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq",
-)
+_RUN = f"INSERT INTO runs (seq, owner, lease, conversation) VALUES ({_SEQ}, $2, $3, $4)"
+_PART = f"INSERT INTO parts (digest, data) VALUES ($1, $2) {_ONCE}"
+_USE = f"INSERT INTO part_uses (seq, digest) VALUES ({_SEQ}, $2) {_ONCE}"
+_INDEX = f"INSERT INTO item_index (seq, tenant, item) VALUES ({_SEQ}, $2, $3) {_ONCE}"
+_CALL = f"""INSERT INTO calls (seq, tenant, digest) VALUES ({_SEQ}, $2, $3)
+    ON CONFLICT (tenant, digest) DO UPDATE SET seq = excluded.seq"""
 
 _RECORD = """SELECT r.id, r.tenant, r.wire, r.created_at, r.previous, r.record, r.metadata, r.parts,
     coalesce(r.response, e.response), u.owner, u.lease, u.cancelling"""
@@ -112,10 +104,6 @@ _LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
 of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
 
 
-class NotUniqueError(StoreError):
-    """A row with this key is there already."""
-
-
 class SqlStore(ABC):
     """A store in a database; see `Store` for what its methods do."""
 
@@ -137,45 +125,34 @@ class SqlStore(ABC):
         """The rows that a statement changed, as far as it gives them back."""
 
     @abstractmethod
-    async def _transact(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
-        """Insert rows and take steps in one transaction; the result of the steps. Raises
-        NotUniqueError where a row is there already."""
-
-    async def _run(self, steps: Steps[T]) -> T:
-        result: Any = await self._transact((), steps)
-        return result  # type: ignore[no-any-return]
+    def _transact(
+        self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
+    ) -> Awaitable[T]:
+        """Insert rows and take steps in one transaction; the result of the steps. What waits with
+        others for its commit may be done again from the start, without them."""
 
     # ---- responses -----------------------------------------------------------------------
 
-    async def begin(self, record: Record) -> None:
-        run = bound((record.id, record.owner, record.lease, record.conversation))
-        await self._insert(record, [*_inserts(record), (_RUN, run)])
+    def begin(self, record: Record) -> Awaitable[None]:
+        run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
+        return self._transact([*_inserts(record), run])
 
-    async def put(
+    def put(
         self,
         record: Record,
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
-    ) -> None:
-        response = ended(record)
-        inserts = _inserts(record)
-        id, tenant = inserts[0][1][:2]
+    ) -> Awaitable[None]:
+        response, inserts = ended(record), _inserts(record)
+        id, tenant, *_ = inserts[0][1]
         inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
         steps = None
         if items or messages:
-            steps = _add_to(record.tenant, record.conversation, items, messages)
-        await self._insert(record, inserts, steps)
-
-    async def _insert(
-        self, record: Record, inserts: Sequence[Insert], steps: Steps[None] | None = None
-    ) -> None:
-        try:
-            await self._transact(inserts, steps)
-        except NotUniqueError:
-            raise StoreError(f"There is a response {record.id} already.") from None
+            steps = partial(_add_to, record.tenant, record.conversation, items, messages)
+        return self._transact(inserts, steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
-        if not await self._run(_append(id, segment, pack(segment.events))):
+        if not await self._transact((), partial(_append, id, segment, pack(segment.events))):
             raise StoreError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -189,7 +166,7 @@ class SqlStore(ABC):
     ) -> bool:
         data = pack(response)
         events = b"" if segment is None else pack(segment.events)
-        keys, calls = index_keys(id, response.output), call_digests(response)
+        keys, calls = _index_keys(id, response.output), call_digests(response)
 
         def steps() -> Steps[bool]:
             if segment is not None and not (yield from _append(id, segment, events)):
@@ -199,13 +176,13 @@ class SqlStore(ABC):
                 return False
             ((seq, tenant, conversation),) = live
             yield "INSERT INTO ends (seq, response) VALUES ($1, $2)", (seq, data)
-            for table, found in ((_INDEX, keys), (_CALL, calls)):
+            for statement, found in ((_INDEX, keys), (_CALL, calls)):
                 for key in found:
-                    yield one_row(table), (id, tenant, key)
+                    yield statement, (id, tenant, key)
             yield from _add_to(tenant, conversation, items, messages)
             return True
 
-        is_over = await self._run(steps())
+        is_over = await self._transact((), steps)
         self._pubsub.publish_soon(id)
         return is_over
 
@@ -292,7 +269,7 @@ class SqlStore(ABC):
 
     async def delete(self, tenant: str, id: str) -> bool:
         find = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
-        gone = await self._run(self._forget(find, (id, tenant)))
+        gone = await self._transact((), partial(self._forget, find, (id, tenant)))
         self._pubsub.publish_soon(id)
         return gone > 0
 
@@ -308,7 +285,7 @@ class SqlStore(ABC):
             statement = f"SELECT digest, data FROM parts WHERE digest IN ({places(len(some))})"
             found += await self._read(statement, *some)
         parts = Parts(found)
-        return [_record_of(row, parts) for row in rows if parts.have(digests(row[_PARTS]))]
+        return [unpack_record(row, parts) for row in rows if parts.have(digests(row[_PARTS]))]
 
     # ---- leases --------------------------------------------------------------------------
 
@@ -352,7 +329,7 @@ class SqlStore(ABC):
                 raise StoreError(f"There is a conversation {made.id} already.")
             yield from _extend(made.id, items)
 
-        await self._run(steps())
+        await self._transact((), steps)
 
     async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
         statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
@@ -378,7 +355,7 @@ class SqlStore(ABC):
             yield "DELETE FROM items WHERE conversation = $1", (id,)
             return True
 
-        return await self._run(steps())
+        return await self._transact((), steps)
 
     async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
         def steps() -> Steps[bool]:
@@ -387,7 +364,7 @@ class SqlStore(ABC):
             yield from _extend(id, items)
             return True
 
-        return await self._run(steps())
+        return await self._transact((), steps)
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
@@ -447,7 +424,9 @@ class SqlStore(ABC):
                 SELECT seq, parts, created_at, row_number() OVER (ORDER BY seq) AS place
                 FROM responses WHERE seq NOT IN (SELECT seq FROM runs) ORDER BY seq LIMIT $1
             ) AS oldest WHERE created_at < CAST($2 AS FLOAT) OR place <= $3"""
-        while some := await self._run(self._forget(find, (SWEPT, old, excess - gone))):
+        while some := await self._transact(
+            (), partial(self._forget, find, (SWEPT, old, excess - gone))
+        ):
             gone += some
         logs = """DELETE FROM segments WHERE seq IN (
                 SELECT seq FROM responses WHERE created_at < CAST($1 AS FLOAT) AND seq IN (
@@ -456,7 +435,7 @@ class SqlStore(ABC):
             RETURNING seq"""
         while await self._write(logs, now - self._retention.max_log_age, SWEPT):
             pass
-        await self._run(_sweep_rest(old))
+        await self._transact((), partial(_sweep_rest, old))
         return gone
 
     def _forget(self, find: str, values: Values) -> Steps[int]:
@@ -537,7 +516,7 @@ def _inserts(record: Record) -> list[Insert]:
             record.wire,
             record.created_at,
             record.previous,
-            b"".join(digest for digest, _ in parts) or None,
+            b"".join([digest for digest, _ in parts]) or None,
             None if record.metadata is None else pack(record.metadata),
             data,
             None if record.response is None else pack(record.response),
@@ -551,39 +530,11 @@ def _inserts(record: Record) -> list[Insert]:
     parts.sort()
     inserts += [(_USE, (id, digest)) for digest, _ in parts]
     inserts += [(_PART, part) for part in parts]
-    inserts += [(_INDEX, (id, tenant, key)) for key in index_keys(record.id, record.items)]
+    items = record.request.items
+    if record.response is not None:
+        items += record.response.output
+    inserts += [(_INDEX, (id, tenant, key)) for key in _index_keys(record.id, items)]
     return inserts
-
-
-def _record_of(row: Row, parts: Parts) -> Record:
-    """The record of a row of _RECORD."""
-    metadata, _, packed, owner, lease, cancelling = row[6:]
-    record = unpack_record(row[:6], parts)
-    response = None if packed is None else unpack(packed, Response)
-    return replace(
-        record,
-        status=record.status if response is None else response.status,
-        response=response,
-        owner=owner or "",
-        lease=lease or 0.0,
-        cancelling=bool(cancelling),
-        metadata=None if metadata is None else unpack(metadata, Any),
-    )
-
-
-def by_table(inserts: Iterable[Insert]) -> Iterable[tuple[Table, list[Values]]]:
-    """The rows to insert, by their tables."""
-    tables: dict[Table, list[Values]] = {}
-    for table, row in inserts:
-        tables.setdefault(table, []).append(row)
-    return tables.items()
-
-
-@cache
-def one_row(table: Table) -> str:
-    """The statement that inserts one row."""
-    numbers = count(1)
-    return re.sub(r"\?", lambda _: f"${next(numbers)}", "{} VALUES {} {}".format(*table))
 
 
 def places(length: int, first: int = 1) -> str:
@@ -615,12 +566,12 @@ def index_key(item: str) -> str:
 _ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")
 
 
-def index_keys(id: str, items: Iterable[Item]) -> list[str]:
+def _index_keys(id: str, items: Iterable[Item]) -> list[str]:
     """The keys that items of a response need in the index: none for the ids that hold the
     response's own, which finds them anyway."""
     own = f"_{id}_"
-    others = (item.id for item in items if item.id and own not in item.id)
-    return list(dict.fromkeys(clean(index_key(other)) for other in others))
+    others = [item.id for item in items if item.id and own not in item.id]
+    return list(dict.fromkeys([clean(index_key(other)) for other in others]))
 
 
 def _direction(paging: Paging) -> tuple[str, str]:
@@ -629,7 +580,12 @@ def _direction(paging: Paging) -> tuple[str, str]:
 
 def bound(values: Iterable[object]) -> list[object]:
     """Values for a statement, the texts among them as a database can hold them."""
-    return [clean(value) if isinstance(value, str) else value for value in values]
+    return [
+        value
+        if type(value) is not str
+        else value.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+        for value in values
+    ]
 
 
 def clean(text: str) -> str:
@@ -638,10 +594,4 @@ def clean(text: str) -> str:
     >>> clean("a\\0b"), clean("\\ud83d")
     ('a\\\\x00b', '\\\\ud83d')
     """
-    if "\0" in text:
-        text = text.replace("\0", "\\x00")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
+    return str(bound((text,))[0])

@@ -12,20 +12,20 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from sqlite3 import Connection, DatabaseError, IntegrityError
+from sqlite3 import Connection, DatabaseError
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from .base import Retention, StoreError, Subscribers
 from .schema import SQLITE
-from .sql import Insert, NotUniqueError, Row, SqlStore, Steps, Values, bound, by_table, chunks
+from .sql import Insert, Row, SqlStore, Steps, Values, bound
 
 T = TypeVar("T")
 
@@ -34,8 +34,6 @@ PATIENCE = 30.0
 """Seconds to wait for another process that is writing."""
 GROUP = 512
 """How many writes share a commit at most."""
-TOGETHER = 32
-"""How many rows one statement inserts at most: SQLite prepares one text for each number of rows."""
 CLOSED = "The store is closed."
 
 
@@ -62,11 +60,6 @@ def unopened(path: Path, error: OSError | sqlite3.Error) -> StoreError:
     return StoreError(
         f"The store {path} cannot be used: {error}. {_ADVICE.get(code, _WRITING)}{ELSE}"
     )
-
-
-def _unwritten(error: sqlite3.Error) -> StoreError:
-    kind = NotUniqueError if isinstance(error, IntegrityError) else StoreError
-    return kind(f"The store could not be written: {error}.")
 
 
 # ---- tables --------------------------------------------------------------------------------
@@ -134,182 +127,14 @@ def _rows(connection: Connection, statement: str, values: Values) -> list[Row]:
     return connection.execute(_translated(statement), bound(values)).fetchall()
 
 
-def _take(connection: Connection, steps: Steps[T]) -> T:
-    """Take the steps of a transaction; gives their result."""
-    try:
-        statement, values = next(steps)
-        while True:
-            statement, values = steps.send(_rows(connection, statement, values))
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
 class _Write(Struct, eq=False):
     """Rows to insert and steps to take, all or nothing, and the future of who waits for it."""
 
     inserts: Sequence[Insert]
-    steps: Steps[Any] | None
+    steps: Callable[[], Steps[Any]] | None
     future: asyncio.Future[Any]
     result: Any = None
     error: Exception | None = None
-
-
-class Writer:
-    """The one thread that writes."""
-
-    def __init__(self, path: Path) -> None:
-        self._connection = connect(path)
-        self._turns: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
-        self._queue: SimpleQueue[list[_Write] | None] = SimpleQueue()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="dragoman-store", daemon=True)
-        self._thread.start()
-
-    async def write(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
-        """Insert rows and then take steps in the same transaction; returns once that is committed.
-
-        Raises what the steps raise, StoreError when the file cannot be written, and NotUniqueError
-        where a row is there already.
-        """
-        if self._closed:
-            raise StoreError(CLOSED)
-        loop = asyncio.get_running_loop()
-        write = _Write(inserts, steps, loop.create_future())
-        turn = self._turns.get(loop)
-        if turn is None:  # the first of this turn of the loop: hand all of them over at its end
-            turn = self._turns[loop] = []
-            loop.call_soon(self._hand_over, loop)
-        turn.append(write)
-        result: T | None = await write.future
-        return result
-
-    async def close(self) -> None:
-        """Write what is waiting and end."""
-        self._closed = True
-        for loop in tuple(self._turns):
-            self._hand_over(loop)
-        self._queue.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-        self._connection.close()
-
-    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        turn = self._turns.pop(loop, None)
-        if turn is not None:
-            self._queue.put(turn)
-
-    def _run(self) -> None:
-        open = True
-        while open:
-            turns = [self._queue.get()]
-            count = 0
-            with suppress(Empty):
-                while count < GROUP:
-                    turns.append(self._queue.get_nowait())
-                    count += len(turns[-1] or ())
-            open = None not in turns
-            handed = [turn for turn in turns if turn is not None]
-            if handed:
-                self._commit([write for turn in handed for write in turn])
-                for turn in handed:
-                    with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                        turn[0].future.get_loop().call_soon_threadsafe(_settle, turn)
-
-    def _commit(self, writes: list[_Write]) -> None:
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._insert([write for write in writes if write.steps is None])
-            for write in writes:
-                if write.steps is not None:
-                    self._attempt(write)
-            self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            for write in writes:
-                write.error = write.error or _unwritten(error)
-
-    def _insert(self, writes: list[_Write]) -> None:
-        """Insert the rows of many writes together; if one of them fails, each by itself."""
-        if len(writes) == 1:
-            self._attempt(writes[0])
-        elif writes:
-            self._connection.execute("SAVEPOINT all_rows")
-            try:
-                _insert(self._connection, [row for write in writes for row in write.inserts])
-            except IntegrityError:
-                self._connection.execute("ROLLBACK TO all_rows")
-                for write in writes:
-                    self._attempt(write)
-            self._connection.execute("RELEASE all_rows")
-
-    def _attempt(self, write: _Write) -> None:
-        """Do one write of several: if it fails, it is undone and the others stand."""
-        self._connection.execute("SAVEPOINT one")
-        try:
-            _insert(self._connection, write.inserts)
-            if write.steps is not None:
-                write.result = _take(self._connection, write.steps)
-        except Exception as error:
-            self._connection.execute("ROLLBACK TO one")
-            write.error = _unwritten(error) if isinstance(error, sqlite3.Error) else error
-        self._connection.execute("RELEASE one")
-
-
-def _insert(connection: Connection, inserts: Iterable[Insert]) -> None:
-    """Insert rows, those of one table with as few statements as can be."""
-    for (insert, row, ending), values in by_table(inserts):
-        for some in chunks(values, TOGETHER):
-            text = f"{insert} VALUES {', '.join([row] * len(some))} {ending}"
-            connection.execute(text, [value for each in some for value in each])
-
-
-def _settle(writes: list[_Write]) -> None:
-    """Wake those who wait for these writes; in the thread of their event loop."""
-    for write in writes:
-        if write.future.done():
-            continue
-        if write.error is None:
-            write.future.set_result(write.result)
-        else:
-            write.future.set_exception(write.error)
-
-
-class Readers:
-    """Threads that read, each with a connection of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
-        self._own = threading.local()
-        self._opened: list[Connection] = []
-        self._closed = False
-
-    async def read(self, statement: str, values: Values) -> list[Row]:
-        """The rows that a statement finds. Raises StoreError when the file cannot be read."""
-        if self._closed:
-            raise StoreError(CLOSED)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._read, statement, values)
-
-    async def close(self) -> None:
-        """Read what is waiting and end."""
-        self._closed = True
-        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
-        for connection in self._opened:
-            connection.close()
-
-    def _read(self, statement: str, values: Values) -> list[Row]:
-        try:
-            if not hasattr(self._own, "connection"):
-                self._own.connection = connect(self._path)
-                self._opened.append(self._own.connection)
-            return _rows(self._own.connection, statement, values)
-        except sqlite3.Error as error:
-            raise StoreError(f"The store could not be read: {error}.") from error
-
-
-# ---- the store -----------------------------------------------------------------------------
 
 
 class SqliteStore(SqlStore):
@@ -330,24 +155,139 @@ class SqliteStore(SqlStore):
                 migrate(connection, path)
         except (OSError, DatabaseError) as error:
             raise unopened(path, error) from error
-        self._writer = Writer(path)
-        self._readers = Readers(path)
-
-    async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        return await self._readers.read(statement, values)
-
-    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        def steps() -> Steps[Sequence[Row]]:
-            return (yield statement, values)
-
-        return await self._run(steps())
-
-    async def _transact(self, inserts: Sequence[Insert], steps: Steps[T] | None = None) -> T | None:
-        return await self._writer.write(inserts, steps)
+        self._path = path
+        self._closed = False
+        self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
+        self._own = threading.local()
+        self._opened: list[Connection] = []
+        self._turns: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
+        self._queue: SimpleQueue[list[_Write] | None] = SimpleQueue()
+        self._writing = connect(path)
+        self._writer = threading.Thread(target=self._work, name="dragoman-store", daemon=True)
+        self._writer.start()
 
     async def ready(self) -> None:
         """A file that was opened is ready."""
 
     async def close(self) -> None:
-        await self._writer.close()
-        await self._readers.close()
+        """Write and read what is waiting, and end."""
+        self._closed = True
+        for loop in tuple(self._turns):
+            self._hand_over(loop)
+        self._queue.put(None)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._writer.join)
+        await loop.run_in_executor(None, self._pool.shutdown)
+        for connection in (self._writing, *self._opened):
+            connection.close()
+
+    # ---- reading -------------------------------------------------------------------------
+
+    async def _read(self, statement: str, *values: object) -> Sequence[Row]:
+        if self._closed:
+            raise StoreError(CLOSED)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._read_here, statement, values)
+
+    def _read_here(self, statement: str, values: Values) -> list[Row]:
+        try:
+            if not hasattr(self._own, "connection"):
+                self._own.connection = connect(self._path)
+                self._opened.append(self._own.connection)
+            return _rows(self._own.connection, statement, values)
+        except sqlite3.Error as error:
+            raise StoreError(f"The store could not be read: {error}.") from error
+
+    # ---- writing -------------------------------------------------------------------------
+
+    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
+        def steps() -> Steps[Sequence[Row]]:
+            return (yield statement, values)
+
+        return await self._transact((), steps)
+
+    def _transact(
+        self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
+    ) -> Awaitable[T]:
+        if self._closed:
+            raise StoreError(CLOSED)
+        loop = asyncio.get_running_loop()
+        write = _Write(inserts, steps, loop.create_future())
+        turn = self._turns.get(loop)
+        if turn is None:  # the first of this turn of the loop: hand all of them over at its end
+            turn = self._turns[loop] = []
+            loop.call_soon(self._hand_over, loop)
+        turn.append(write)
+        return write.future
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        turn = self._turns.pop(loop, None)
+        if turn is not None:
+            self._queue.put(turn)
+
+    def _work(self) -> None:
+        """Write what is handed over; in the writer's thread."""
+        open = True
+        while open:
+            turns = [self._queue.get()]
+            count = 0
+            with suppress(Empty):
+                while count < GROUP:
+                    turns.append(self._queue.get_nowait())
+                    count += len(turns[-1] or ())
+            open = None not in turns
+            handed = [turn for turn in turns if turn is not None]
+            if handed:
+                self._commit([write for turn in handed for write in turn])
+                for turn in handed:
+                    with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                        turn[0].future.get_loop().call_soon_threadsafe(_settle, turn)
+
+    def _commit(self, writes: list[_Write]) -> None:
+        """Write in one transaction; where one of several is refused, each in its own."""
+        connection = self._writing
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            rows: dict[str, list[Values]] = {}  # those of one table together
+            for write in writes:
+                for statement, values in write.inserts:
+                    rows.setdefault(statement, []).append(values)
+            for statement, found in rows.items():
+                connection.executemany(_translated(statement), found)
+            for write in writes:
+                if write.steps is not None:
+                    write.result = _taken(connection, write.steps())
+            connection.execute("COMMIT")
+        except Exception as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if len(writes) > 1 and not isinstance(error, sqlite3.OperationalError):
+                for write in writes:
+                    self._commit([write])
+                return
+            known = isinstance(error, sqlite3.Error)
+            problem = f"The store could not be written: {error}."
+            for write in writes:
+                write.error = StoreError(problem) if known else error
+
+
+def _taken(connection: Connection, steps: Steps[T]) -> T:
+    """Take the steps of a transaction; gives their result."""
+    try:
+        statement, values = next(steps)
+        while True:
+            statement, values = steps.send(_rows(connection, statement, values))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _settle(writes: list[_Write]) -> None:
+    """Wake those who wait for these writes; in the thread of their event loop."""
+    for write in writes:
+        if write.future.done():
+            continue
+        if write.error is None:
+            write.future.set_result(write.result)
+        else:
+            write.future.set_exception(write.error)

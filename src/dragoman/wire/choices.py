@@ -1,19 +1,26 @@
-"""Decodes answers made of `choices`, streamed and whole, as Chat and Completions have them."""
+"""Decodes what Chat and Completions have in common: the sampling values of requests, and answers
+made of `choices`, streamed and whole.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from dragoman.core.error import Fault
+from msgspec import Meta, Struct
+
+from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
 from dragoman.core.item import JSON
+from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Usage
-from dragoman.core.turn import CUT, EMPTY, Turn
+from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json, sse
-from .json import BROKEN, Fields, decode_string, decode_strings, string
+from .json import BROKEN, Reader, decode_string, decode_strings, string
+from .losses import Note
+from .protocol import Dialect
 
 CHOICES = "choices"
 """The key, in the extra of an answer, of the unknown fields of each choice."""
@@ -32,27 +39,99 @@ _EMPTY: tuple[JSON, ...] = (None, [], {})
 
 # ---- requests ----------------------------------------------------------------------------
 
-
-def stop(fields: Fields) -> tuple[str, ...] | None:
-    """The texts that end the answer."""
-    match fields.any("stop"):
-        case None:
-            return None
-        case str(one):
-            return (one,)
-        case list(several) if all(isinstance(each, str) for each in several):
-            return tuple(several) or None
-        case _:
-            raise fields.wrong("stop", "must be a string or an array of strings")
+# A number is written again as it was: 1 does not become 1.0.
+_Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
+_Temperature = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
+_Penalty = Annotated[int, Meta(ge=-2, le=2)] | Annotated[float, Meta(ge=-2, le=2)]
+_Factor = Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)]
+_Bias = Annotated[int, Meta(ge=-100, le=100)] | Annotated[float, Meta(ge=-100, le=100)]
 
 
-def logit_bias(fields: Fields) -> dict[str, float] | None:
-    """What is added to the weight of each token, by its id."""
-    given = fields.object("logit_bias")
-    if given is None:
-        return None
-    bias = {token: given.number(token, -100, 100) for token in given.rest()}
-    return {token: value for token, value in bias.items() if value is not None}
+class SamplingFields(Struct, kw_only=True):
+    """The sampling values of a body."""
+
+    temperature: _Temperature | None = None
+    top_p: _Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: _Probability | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    repetition_penalty: _Factor | None = None
+    repeat_penalty: _Factor | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, _Bias | None] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+
+
+def decode_sampling(
+    body: SamplingFields,
+    logprobs: bool | None,
+    top_logprobs: int | None,
+    unknown: dict[str, JSON],
+) -> Sampling:
+    """The sampling values; what is given under two names is added to the unknown fields."""
+    penalty, other = body.repetition_penalty, body.repeat_penalty
+    if None not in (penalty, other) and penalty != other:
+        unknown["repeat_penalty"] = other
+    stop, bias = body.stop, body.logit_bias
+    return Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        repetition_penalty=other if penalty is None else penalty,
+        seed=body.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
+        logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        n=body.n,
+    )
+
+
+def encode_sampling(sampling: Sampling, dialect: Dialect) -> dict[str, JSON]:
+    """The sampling values, null where there is none."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        dialect.repetition_penalty: sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": sampling.stop or None,
+        "logit_bias": sampling.logit_bias,
+        "n": sampling.n,
+    }
+
+
+class _StreamOptions(Struct):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+stream_options = Reader(_StreamOptions)
+
+
+def encode_stream(
+    request: Request, dialect: Dialect, wire: str, notes: list[Note]
+) -> dict[str, JSON]:
+    """The fields that ask for a stream, where one is asked for."""
+    options = request.stream_options
+    if not request.stream:
+        if options is not None:
+            notes.append(("stream_options", "dropped", "the answer is not streamed", ()))
+        return {}
+    options = options or StreamOptions()
+    usage = True if dialect.ask_usage else options.include_usage
+    given = {"include_usage": usage, "include_obfuscation": options.include_obfuscation}
+    shown = {name: value for name, value in given.items() if value is not None}
+    shown = merge(shown, (options.extra or {}).get(wire, {}))
+    return {"stream": True} | ({"stream_options": shown} if shown else {})
 
 
 # ---- values ------------------------------------------------------------------------------

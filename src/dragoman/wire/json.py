@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, Union, cast
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import fields as struct_fields
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
@@ -210,7 +213,8 @@ _OUT_OF_BOUNDS = re.compile(r"Expected `[^`]*` (of length )?([<>]=) (.*)")
 def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
     """What msgspec found wrong with the object at a path, as an error that names the field."""
     problem, _, place = str(error).partition(" - at `$")
-    path = (path + place.removesuffix("`")).removeprefix(".")
+    # A value of an object of any keys is `[...]` to msgspec, which does not say which.
+    path = (path + place.removesuffix("`")).removeprefix(".").replace("[...]", "")
     if found := _MISSING.fullmatch(problem):
         return FaultError(bad_request("is missing", f"{path}.{found[1]}".removeprefix(".")))
     if found := _WRONG_TYPE.fullmatch(problem):
@@ -230,6 +234,18 @@ def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
     return FaultError(bad_request(problem, path or None))
 
 
+def mended(data: bytes, error: Exception, integers: Collection[str]) -> bytes:
+    """A body that was not decoded, so that it can be: lone surrogates, which msgspec does not read,
+    are replaced, and `4096.0` counts as an integer. Raises the error where there are none, and
+    FaultError for what is no JSON, or nested too deeply."""
+    fields = parse(data).rest()
+    given = {name: fields.get(name) for name in integers}
+    rounded = {n: int(v) for n, v in given.items() if isinstance(v, float) and v.is_integer()}
+    if isinstance(error, FaultError) and not rounded:
+        raise error
+    return dump(fields | rounded)
+
+
 class Reader(Generic[_S]):
     """Decodes JSON objects into a Struct, or one of several with tags, and unknown fields apart.
 
@@ -245,33 +261,46 @@ class Reader(Generic[_S]):
     dragoman.core.error.FaultError: points[0].x: is a string, and must be an integer
     """
 
-    def __init__(self, *kinds: type[_S], **inner: Reader[Any]) -> None:
-        """`inner` are readers of the arrays in Raw fields: where no object in them has unknown
-        fields either, such a field is the list of the objects, decoded in the same step."""
-        fields = [(name, reader.strict_list) for name, reader in inner.items()]
-        strict: Any = Union[  # noqa: UP007 - the kinds are known when this runs
-            tuple(
-                msgspec.defstruct(
-                    kind.__name__, fields, bases=(kind,), forbid_unknown_fields=True, kw_only=True
-                )
-                for kind in kinds
+    def __init__(self, *kinds: type[_S], **inner: Any) -> None:
+        """`inner` are types of Raw fields, made of the `strict` of other readers: where no object
+        in them has unknown fields either, they are decoded in the same step."""
+        each = [
+            msgspec.defstruct(
+                kind.__name__,
+                [
+                    (field.name, inner[field.name], msgspec.field(default=field.default))
+                    for field in struct_fields(kind)
+                    if field.name in inner
+                ],
+                bases=(kind,),
+                forbid_unknown_fields=True,
+                kw_only=True,
             )
+            for kind in kinds
         ]
+        strict: Any = Union[tuple(each)]  # noqa: UP007 - the kinds are known when this runs
+        self.strict: Any = strict
         self.strict_list: Any = list[strict]
-        self._strict = msgspec.json.Decoder(strict).decode
-        self._strict_list = msgspec.json.Decoder(self.strict_list).decode
+        self.decode: Callable[[bytes | Raw], Any] = msgspec.json.Decoder(strict).decode
+        """Decodes an object without unknown fields. Raises ValidationError for any other."""
+        self._decode_all = msgspec.json.Decoder(self.strict_list).decode
         self._tolerant = msgspec.json.Decoder(Union[kinds]).decode  # noqa: UP007
         self._known = {
             kind: {*kind.__struct_fields__, kind.__struct_config__.tag_field} for kind in kinds
         }
 
-    def read(self, data: bytes | Raw, path: str = "") -> tuple[_S, dict[str, JSON]]:
+    def read(self, data: bytes | Raw | _S, path: str = "") -> tuple[_S, dict[str, JSON]]:
         """The object and its unknown fields, nulls left out. Raises FaultError naming the field
         that is wrong, and BROKEN or ValueError for what is not JSON."""
+        if isinstance(data, Struct):  # decoded with the object it is in
+            return data, {}
         try:
-            return self._strict(data), {}
+            return self.decode(data), {}
         except msgspec.ValidationError:
-            pass
+            return self.read_loosely(data, path)
+
+    def read_loosely(self, data: bytes | Raw, path: str = "") -> tuple[_S, dict[str, JSON]]:
+        """The same of an object that `decode` did not take."""
         try:
             value = self._tolerant(data)
         except msgspec.ValidationError as error:
@@ -280,6 +309,12 @@ class Reader(Generic[_S]):
         fields = {n: raw for n, raw in _raw_fields(data).items() if n not in known}
         return value, {n: v for n, raw in fields.items() if (v := value_of(raw)) is not None}
 
+    def read_optional(self, data: Raw | _S | None, path: str) -> tuple[_S | None, dict[str, JSON]]:
+        """The same of a field that may be absent or null."""
+        if data is None or data is ABSENT or (isinstance(data, Raw) and bytes(data) == b"null"):
+            return None, {}
+        return self.read(data, path)
+
     def read_all(
         self, data: bytes | Raw | list[_S], path: str
     ) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
@@ -287,7 +322,7 @@ class Reader(Generic[_S]):
         if isinstance(data, list):  # decoded with the object they are in
             return data, {}
         try:
-            return self._strict_list(data), {}
+            return self._decode_all(data), {}
         except msgspec.ValidationError:
             pass
         try:
@@ -312,28 +347,27 @@ class Cache(Generic[_T]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: dict[Hashable, tuple[_T, int]] = {}  # the least recently used first
-
-    # Large bodies are decoded in threads: each step on the entries is one that no other divides.
+        self._size = 0
+        # The least recently used first. Large bodies are decoded in threads: each step on the
+        # entries is one that no other divides.
+        self._entries = OrderedDict[Hashable, tuple[_T, int]]()
 
     def get(self, key: Hashable) -> _T | None:
         """The value, which is the most recently used now."""
-        entry = self._entries.pop(key, None)
+        entry = self._entries.get(key)
         if entry is None:
             return None
-        self._entries[key] = entry
+        with suppress(KeyError):  # another thread may have made room just now
+            self._entries.move_to_end(key)
         return entry[0]
 
     def put(self, key: Hashable, value: _T, size: int) -> None:
         """Remember a value that takes `size` bytes."""
-        self._entries[key] = value, size
-        entries = list(self._entries.items())
-        total = sum(size for _, (_, size) in entries)
-        for oldest, (_, size) in entries:
-            if total <= self._limit:
-                break
-            self._entries.pop(oldest, None)
-            total -= size
+        entry = (value, size)
+        if self._entries.setdefault(key, entry) is entry:
+            self._size += size
+        while self._size > self._limit and self._entries:
+            self._size -= self._entries.popitem(last=False)[1][1]
 
 
 class Fields:

@@ -225,7 +225,8 @@ _INTERNAL = frozenset(
 """Keys of an `extra` that are no wire's."""
 
 _Place = tuple[int, ...]
-_Note = tuple[Row, str, _Place]
+Note = tuple[str, Action, str, _Place]
+"""A loss as it was found: the field, what becomes of it, why, and the numbers of its `[*]`."""
 
 
 def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
@@ -235,7 +236,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     Raises FaultError (`unsupported`, with the field) where a loss would change what the caller of a
     request gets. An answer is never refused.
     """
-    notes: list[_Note] = []
+    notes: list[Note] = []
     todo: list[tuple[str, str, _Place, tuple[Any, ...]]] = [("", "", (), (root,))]
     if isinstance(root, Request):
         table, choice = losses.request, root.tool_choice
@@ -243,29 +244,30 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             row = table.apart.get(("Request.include", value))
             row = row or table.apart.get(("Request.include", ""))
             if row is not None:
-                notes.append((row, f"include[{value}]", ()))
-        if isinstance(choice, AllowedTools):
-            # A tool of another wire cannot be forced; as one of several it can be left out.
-            strange = (isinstance(t, UnknownTool) and t.wire != losses.wire for t in choice.tools)
-            if all(strange):
-                todo.append(("tool_choice", _CHOICE, (), choice.tools[:1]))
+                notes.append((f"include[{value}]", row.action, row.why, ()))
+        # A tool of another wire cannot be forced; as one of several it can be left out.
+        if isinstance(choice, AllowedTools) and all(
+            isinstance(tool, UnknownTool) and tool.wire != losses.wire for tool in choice.tools
+        ):
+            todo.append(("tool_choice", _CHOICE, (), choice.tools[:1]))
     else:
         table = losses.answer
         row = table.apart.get(("Response.choices", ""))
         if row is not None and any(root.choices):
-            notes += [(row, "choices[*]", (number,)) for number in {*root.choices} - {0}]
+            others = {*root.choices} - {0}
+            notes += [("choices[*]", row.action, row.why, (number,)) for number in others]
             root = replace(root, output=root.choice(0), choices=())
             todo = [("", "", (), (root,))]
         row = table.apart.get(("Response.output", SEVERAL))
         if row is not None and len(root.output) > 1 and _several_messages(root):
-            notes.append((row, "output", ()))
+            notes.append(("output", row.action, row.why, ()))
     # What is as it usually is loses nothing. The rest is judged by kind, not by value, as there may
     # be ten thousand items of one kind.
     unusual: dict[tuple[str, str, _Kind], list[tuple[_Place, Any]]] = {}
     for where, context, place, values in todo:  # which grows meanwhile
-        kinds, listed = table.kinds[context], where[-1:] == "]"
+        kinds, many = table.kinds[context], where[-1:] == "]"
         for number, value in enumerate(values):
-            kind, at = kinds[value.__class__], (*place, number) if listed else place
+            kind, at = kinds[value.__class__], (*place, number) if many else place
             if kind.values(value) != kind.usual:
                 unusual.setdefault((where, context, kind), []).append((at, value))
             for name, inside, as_what in kind.inside:
@@ -276,33 +278,35 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     for (where, context, kind), found in unusual.items():
         if context == _THOUGHT and kind.kind is UnknownPart:
             # Pieces of reasoning are left out where those of a message would be refused.
-            notes += [(OTHER, where, at) for at, value in found if value.wire != losses.wire]
+            strange = [at for at, value in found if value.wire != losses.wire]
+            notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
             continue
         for field, name, row in kind.rows:
-            if row.test is not None:
-                lost = [at for at, value in found if row.test(value, root)]
+            if (test := row.test) is not None:
+                lost = [at for at, value in found if test(value, root)]
             else:
                 lost = [at for at, v in found if not field or getattr(v, field) not in _UNSET]
             # Two places are as many as all: both are named as "somewhere".
-            notes += [(row, (where + name).lstrip("."), at) for at in lost[:2]]
+            shown = (where + name).lstrip(".")
+            notes += [(shown, row.action, row.why, at) for at in lost[:2]]
         for at, value in found:
             for wire, fields in (getattr(value, "extra", None) or {}).items():
                 if wire != losses.wire and wire not in _INTERNAL:
                     notes += _unknown(fields, where, at)
-    return _listed(notes) if notes else ()
+    return listed(notes) if notes else ()
 
 
-def _listed(notes: list[_Note]) -> tuple[Loss, ...]:
-    """The losses with these places. Raises FaultError for the first that a row refuses."""
-    listed = LossList()
-    for row, field, place in notes:
-        if row.action == "refused":
-            raise FaultError(unsupported(f"cannot be carried: {row.why}", path(field, place)))
-        listed.note(field, cast(Literal["emulated", "dropped"], row.action), row.why, place)
-    return listed.losses()
+def listed(notes: Iterable[Note]) -> tuple[Loss, ...]:
+    """The losses noted, each once. Raises FaultError for the first that is refused."""
+    found = LossList()
+    for field, action, why, place in notes:
+        if action == "refused":
+            raise FaultError(unsupported(f"cannot be carried: {why}", path(field, place)))
+        found.note(field, cast(Literal["emulated", "dropped"], action), why, place)
+    return found.losses()
 
 
-def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[_Note]:
+def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[Note]:
     """The fields that only another wire has."""
     for name, value in fields.items():
         field = f"{where}.{name}" if where else name
@@ -311,9 +315,9 @@ def _unknown(fields: dict[str, JSON], where: str, place: _Place) -> Iterator[_No
         if name in _NESTED and isinstance(value, dict):
             yield from _unknown(value, field, place)
         elif field in CONSTRAINT_FIELDS or field == "response_format.type":
-            yield BOUND, field, place
+            yield field, BOUND.action, BOUND.why, place
         else:
-            yield OTHER, field, place
+            yield field, OTHER.action, OTHER.why, place
 
 
 def _several_messages(response: Response) -> bool:

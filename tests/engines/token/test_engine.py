@@ -9,19 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed, Started
-from dragoman.core.fold import fold
 from dragoman.core.item import Message, Text
 from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
-from dragoman.engines.token.source import NextTokenModel
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt, Tokenizer
 from tests.engines.stage import answered, heard
@@ -93,18 +89,6 @@ async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind
             assert response.reasons == ("stop",) * n
             assert response.usage is not None
             assert response.usage.output_tokens == 6 * n
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.text(max_size=20), st.text(min_size=1, max_size=3))
-def test_a_stop_string_is_found_in_any_text(text: str, stop: str) -> None:
-    async def ask() -> Response:
-        async with serving(Says(text)) as engine:
-            return await answered(engine, asked(stop=(stop,), temperature=0))
-
-    text = text.encode("utf-8", "replace").decode()
-    stop = stop.encode("utf-8", "replace").decode()
-    assert asyncio.run(ask()).text == text.partition(stop)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -393,12 +377,6 @@ async def test_what_a_grammar_leaves_no_choice_about_is_written_without_asking(
         assert all(token.logprob is not None and token.logprob < 0 for token in part.tokens)
 
 
-async def test_no_grammar_binds_a_model_that_only_names_tokens() -> None:
-    async with serving(KINDS["next token"](), constrain=OnlyAB) as engine:
-        response = await answered(engine, replace(asked(), format=JSONSchema("x")))
-    assert response.text == "Good dæy"
-
-
 async def test_a_format_whose_end_is_no_token_is_ended_by_its_text() -> None:
     class Words(Plain):
         def stops(self, request: Request) -> Stops:
@@ -423,20 +401,6 @@ async def test_ends_of_ones_own() -> None:
             pass
 
 
-async def test_the_base_of_naming_models_promises_nothing() -> None:
-    bare = NextTokenModel()
-    for call in (lambda: bare.open([1], Sampling()), lambda: bare.step([])):
-        with pytest.raises(NotImplementedError):
-            call()
-    bare.close(None)
-
-
-async def test_a_step_function_must_answer_for_every_sequence() -> None:
-    async with serving(from_step(lambda batch, samplings: [])) as engine:
-        last = (await heard(engine, asked()))[-1]
-        assert isinstance(last, Failed)
-
-
 async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
     class Mute(Plain):
         def render(self, request: Request, setting: Setting = PLAIN) -> Any:
@@ -452,9 +416,77 @@ async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
         assert failed.fault.param == "input"
 
 
-async def test_batches_are_the_same_events() -> None:
-    async with serving(Says("Good day to you")) as engine:
-        batches = [batch async for batch in engine.batches(asked())]
-        assert all(batches)
-        response = fold(event for batch in batches for event in batch)
-        assert response.text == "Good day to you"
+# ---- streams of ids ---------------------------------------------------------------------------
+
+
+async def test_streams_that_break_fail_the_answer_and_keep_what_came() -> None:
+    async def broken(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
+        yield 65
+        raise ValueError("secret")
+
+    async with serving(from_stream(broken)) as engine:
+        response = await answered(engine, asked())
+        assert (response.text, response.status) == ("A", "failed")
+        assert response.error is not None
+        assert "ValueError" in response.error.message
+        assert "secret" not in response.error.message
+
+
+async def test_a_stream_is_closed_when_it_is_not_wanted_any_more() -> None:
+    closed: list[str] = []
+
+    async def endless(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 65
+                await asyncio.sleep(0)
+        finally:
+            closed.append("closed")
+
+    async with serving(from_stream(endless)) as engine:
+        for n in (1, 2):
+            assert (await answered(engine, asked(max_tokens=3, n=n))).text == "AAA"
+            assert (await answered(engine, asked(stop=("AAAA",), n=n))).text == ""
+            reading = asyncio.ensure_future(answered(engine, asked(n=n)))
+            await asyncio.sleep(0.01)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+    assert len(closed) == 9
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_stream_that_never_waits_lets_others_go_on(n: int) -> None:
+    async def eager(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
+        while True:
+            yield 65
+
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(count_turns())
+    async with serving(from_stream(eager)) as engine:
+        await answered(engine, asked(n=n, max_tokens=100))
+    other.cancel()
+    assert turns > 90
+
+
+async def test_a_stream_that_objects_to_being_given_up_is_given_up() -> None:
+    async def stubborn(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
+        yield 65
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise RuntimeError("no") from error
+
+    async with serving(from_stream(stubborn)) as engine:
+        reading = asyncio.ensure_future(answered(engine, asked()))
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading

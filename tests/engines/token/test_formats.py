@@ -44,23 +44,6 @@ ASKED = Request(
 )
 
 
-async def test_hermes_thinks_speaks_and_calls() -> None:
-    text = (
-        "<think>Hm.</think>Let me see.\n<tool_call>\n"
-        '{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>more'
-    )
-    engine = TokenEngine(by_name("hermes"), Says(text, size=TOY.size), ByteTokenizer(["<|x|>"]))
-    response = await answered(engine, ASKED)
-    await engine.close()
-    assert response.reasoning == "Hm."
-    assert response.text.strip() == "Let me see."
-    (call,) = response.calls
-    assert isinstance(call, FunctionCall)
-    assert (call.name, call.arguments) == ("get_weather", '{"city": "Rome"}')
-    assert response.usage is not None
-    assert response.usage.output_tokens == len(text) - len("more")  # the end is no token here
-
-
 @pytest.mark.parametrize("name", NAMES)
 async def test_plain_words_are_plain_words_in_every_format(name: str) -> None:
     format = by_name(name)

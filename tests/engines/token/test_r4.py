@@ -16,7 +16,7 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Message
 from dragoman.core.request import Request, Sampling
 from dragoman.engines.token import TokenEngine, from_stream
-from dragoman.engines.token.planner import raw_ids
+from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.prompt import ByteTokenizer
 from tests.engines.stage import heard
@@ -24,13 +24,8 @@ from tests.engines.token.models import Table
 
 VOCABULARY = ByteTokenizer(
     [
-        "<|start|>",
-        "<|message|>",
-        "<|channel|>",
-        "<|constrain|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
+        *("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+        *("<|end|>", "<|return|>", "<|call|>"),
     ]
 )
 THINKS = "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant"
@@ -124,80 +119,45 @@ async def test_r4_27_the_answer_is_begun_before_a_token_is_there() -> None:
         assert response["id"].startswith("resp_")
 
 
-async def test_r4_28_analysis_is_a_reasoning_item() -> None:
-    events = await streamed(THINKS + SAYS)
-    mine = [e for e in events if e.get("output_index") == 0]
-    assert types(mine) == [
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-    ]
-    assert joined(mine, "reasoning_text") == "Let me think."
-    assert mine[0]["item"]["type"] == "reasoning"
-    assert mine[-1]["item"]["content"] == [{"type": "reasoning_text", "text": "Let me think."}]
+PART = ["output_item.added", "content_part.added"]
+DONE = ["content_part.done", "output_item.done"]
+ITEMS = {  # by type: the events of an item
+    "reasoning": [*PART, "reasoning_text.delta", "reasoning_text.done", *DONE],
+    "message": [*PART, "output_text.delta", "output_text.done", *DONE],
+    "function_call": [
+        *("output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+    ],
+}
 
 
-async def test_r4_29_the_final_channel_is_a_message() -> None:
-    events = await streamed(SAYS)
-    mine = [e for e in events if "output_index" in e]
-    assert types(mine) == [
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-    ]
-    assert joined(mine, "output_text") == mine[-3]["text"] == "Good day."
-    assert mine[0]["item"]["status"] == "in_progress"
-    assert mine[-1]["item"]["status"] == "completed"
-
-
-async def test_r4_30_a_call_is_announced_and_its_arguments_are_streamed() -> None:
-    events = await streamed(CALLS)
-    mine = [e for e in events if "output_index" in e]
-    assert types(mine) == [
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-    ]
-    added, done = mine[0]["item"], mine[-1]["item"]
-    assert (added["status"], added["arguments"], added["name"]) == (
-        "in_progress",
-        "",
-        "get_weather",
-    )
-    assert joined(mine, "function_call_arguments") == done["arguments"] == '{"city": "Rome"}'
-    assert mine[-2]["arguments"] == done["arguments"]
-    assert len([e for e in mine if e["type"].endswith("delta")]) > 1
-    assert done["id"].startswith("fc_")
-    assert done["call_id"].startswith("call_")
-
-
-async def test_r4_w3_a_client_can_follow_a_call_by_its_own_events() -> None:
-    events = await streamed(EVERYTHING)
-    index = next(
-        e["output_index"]
-        for e in events
-        if e["type"] == "response.output_item.added" and e["item"]["type"] == "function_call"
-    )
-    mine = [e for e in events if e.get("output_index") == index]
-    assert len({e.get("item_id") or e["item"]["id"] for e in mine}) == 1
-    assert json.loads(joined(mine, "function_call_arguments")) == {"city": "Rome"}
-    assert types(mine)[0] == "output_item.added"
-    assert types(mine)[-2:] == ["function_call_arguments.done", "output_item.done"]
-
-
-async def test_r4_31_what_is_said_before_a_call_is_a_message() -> None:
-    events = await streamed(PREAMBLE + CALLS)
-    assert joined(events, "output_text") == "I will look."
-    message, call = events[-1]["response"]["output"]
-    assert (message["type"], message["phase"]) == ("message", "commentary")
-    assert call["type"] == "function_call"
+async def test_r4_28_r4_29_r4_30_r4_31_r4_w3_channels_are_items_with_their_own_events() -> None:
+    """Analysis is reasoning, final and the preamble of a call are messages, a recipient a call."""
+    told = {}
+    for text in (EVERYTHING, SAYS):
+        events = await streamed(text)
+        for index, item in enumerate(events[-1]["response"]["output"]):
+            mine = [e for e in events if e.get("output_index") == index]
+            assert types(mine) == ITEMS[item["type"]]
+            assert {e.get("item_id") or e["item"]["id"] for e in mine} == {item["id"]}
+            assert [e["item"]["status"] for e in (mine[0], mine[-1])] == [
+                "in_progress",
+                "completed",
+            ]
+            told[item["type"], item.get("phase")] = joined(mine, types(mine)[-3].split(".")[0])
+            if item["type"] == "function_call":
+                assert (mine[0]["item"]["arguments"], item["name"]) == ("", "get_weather")
+                assert mine[-2]["arguments"] == item["arguments"] == '{"city": "Rome"}'
+                assert len([e for e in mine if e["type"].endswith("delta")]) > 1
+                assert (item["id"][:3], item["call_id"][:5]) == ("fc_", "call_")
+            else:
+                assert item["content"][0]["text"] == mine[-3]["text"]
+    assert told == {
+        ("reasoning", None): "Let me think.",
+        ("message", "commentary"): "I will look.",
+        ("message", "final_answer"): "Good day.",
+        ("function_call", None): '{"city": "Rome"}',
+    }
 
 
 async def test_r4_32_the_recipient_decides_whatever_the_channel() -> None:
@@ -229,46 +189,26 @@ async def test_r4_33_every_stream_has_one_terminal_event_and_it_is_the_right_one
         assert sum(e["type"].removeprefix("response.") in ends for e in events) == 1
 
 
-async def test_r4_34_ids_are_unique_and_the_same_everywhere() -> None:
-    events = await streamed(EVERYTHING)
-    output = events[-1]["response"]["output"]
-    ids = [item["id"] for item in output]
-    assert len(set(ids)) == 3
-    for event in events:
-        if "output_index" in event:
-            said = event.get("item_id") or event["item"]["id"]
-            assert said == ids[event["output_index"]]
-    again = await streamed(EVERYTHING)
-    assert not {item["id"] for item in again[-1]["response"]["output"]} & set(ids)
-
-
-async def test_r4_w2_no_id_is_used_twice_in_an_answer_or_in_two() -> None:
-    answers = [await whole(EVERYTHING) for _ in range(3)]
-    ids = [item["id"] for answer in answers for item in answer["output"]]
-    ids += [answer["id"] for answer in answers]
-    assert len(set(ids)) == len(ids)
-
-
-async def test_r4_35_indices_are_dense_and_agree() -> None:
-    await _dense(await streamed(EVERYTHING))
-
-
-async def test_r4_w1_an_item_has_one_index_from_its_beginning_to_its_end() -> None:
-    await _dense(await streamed(THINKS + THINKS + SAYS))
-
-
-async def _dense(events: list[JSON]) -> None:
-    added = [e for e in events if e["type"] == "response.output_item.added"]
-    done = [e for e in events if e["type"] == "response.output_item.done"]
-    output = events[-1]["response"]["output"]
-    assert [e["output_index"] for e in added] == list(range(len(output)))
-    assert [e["output_index"] for e in done] == list(range(len(output)))
-    assert [e["item"] for e in done] == output
-
-
-async def test_r4_36_every_item_has_one_part_the_first() -> None:
-    events = await streamed(EVERYTHING)
-    assert {e["content_index"] for e in events if "content_index" in e} == {0}
+async def test_r4_34_r4_35_r4_36_r4_w1_r4_w2_r4_w7_ids_and_indexes_agree_everywhere() -> None:
+    used: list[str] = []
+    for text in (SAYS, EVERYTHING, THINKS + SAYS, THINKS + THINKS + SAYS):
+        events = await streamed(text)
+        response = events[-1]["response"]
+        output = response["output"]
+        added = [e for e in events if e["type"] == "response.output_item.added"]
+        done = [e for e in events if e["type"] == "response.output_item.done"]
+        assert [e["output_index"] for e in added] == list(range(len(output)))
+        assert [e["output_index"] for e in done] == list(range(len(output)))
+        assert [e["item"] for e in done] == output
+        assert {e["content_index"] for e in events if "content_index" in e} <= {0}
+        for event in events:
+            if "output_index" in event:
+                id = event.get("item_id") or event["item"]["id"]
+                assert id == output[event["output_index"]]["id"]
+        plain = await whole(text)
+        assert _nameless(plain["output"]) == _nameless(output)
+        used += [each["id"] for each in (response, plain, *output, *plain["output"])]
+    assert len(set(used)) == len(used)
 
 
 async def test_r4_37_return_and_call_end_the_answer() -> None:
@@ -299,7 +239,7 @@ async def test_r4_39_an_end_with_nothing_before_it_is_an_empty_answer(end: str) 
         assert "".join(p["text"] for i in response["output"] for p in i["content"]) == ""
 
 
-async def test_r4_40_a_cut_anywhere_is_incomplete_and_keeps_what_came() -> None:
+async def test_r4_40_r4_w8_cut_anywhere_is_incomplete_and_keeps_the_text() -> None:
     text = THINKS + SAYS
     tokens = raw_ids(text, VOCABULARY)
     for limit in range(1, len(tokens)):
@@ -312,15 +252,6 @@ async def test_r4_40_a_cut_anywhere_is_incomplete_and_keeps_what_came() -> None:
         streamed_text = joined(events, "reasoning_text") + joined(events, "output_text")
         assert "".join(said) == streamed_text
         assert ("Let me think." + "Good day.").startswith(streamed_text)
-        assert "<|" not in streamed_text
-
-
-async def test_r4_w8_a_cut_in_a_header_is_no_error() -> None:
-    for limit in (1, 3, 8):  # of `<|channel|>analysis<|message|>`
-        response = await whole(THINKS + SAYS, max_output_tokens=limit)
-        assert response["status"] == "incomplete"
-        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
-        assert response["usage"]["output_tokens"] == limit
         assert "<|" not in json.dumps(response["output"])
 
 
@@ -403,46 +334,22 @@ def test_r4_44_output_tokens_are_those_sampled_the_stop_token_with_them(
     assert usage.reasoning_tokens <= usage.output_tokens
 
 
-async def test_r4_45_metadata_is_the_clients_and_switches_nothing_on() -> None:
-    response = await whole(SAYS, metadata={"__debug": "true", "mine": "1"})
-    assert response["metadata"] == {"__debug": "true", "mine": "1"}
-
-
-async def test_r4_46_the_answer_repeats_what_was_asked() -> None:
+async def test_r4_45_r4_46_r4_47_r4_w18_response_repeats_the_request() -> None:
     asked: JSON = {
         "model": "any/name",
         "instructions": "Be brief.",
-        "temperature": 0.25,
+        "temperature": 0,
         "top_p": 0.5,
         "tool_choice": "auto",
         "parallel_tool_calls": True,
-        "metadata": {"a": "b"},
+        "metadata": {"__debug": "true", "mine": "1"},  # switches nothing on
         "reasoning": {"effort": "low", "summary": None},
     }
-    response = await whole(SAYS, **asked)
-    assert {name: response[name] for name in asked} == asked
-    (tool,) = response["tools"]
-    assert (tool["name"], tool["type"]) == ("get_weather", "function")
-
-
-async def test_r4_w18_metadata_comes_back_and_the_model_is_the_one_asked_for() -> None:
-    fields: JSON = {"model": "another", "metadata": {"k": "v"}, "temperature": 0}
-    for response in (await whole(SAYS, **fields), (await streamed(SAYS, **fields))[-1]["response"]):
-        assert {name: response[name] for name in fields} == fields
-
-
-async def test_r4_47_times_are_whole_seconds() -> None:
-    assert type((await whole(SAYS))["created_at"]) is int
-
-
-async def test_r4_w7_the_last_event_holds_what_was_streamed() -> None:
-    for text in (SAYS, EVERYTHING, THINKS + SAYS):
-        events = await streamed(text)
-        output = events[-1]["response"]["output"]
-        done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
-        assert done == output
-        plain = await whole(text)
-        assert _nameless(plain["output"]) == _nameless(output)
+    for response in (await whole(SAYS, **asked), (await streamed(SAYS, **asked))[-1]["response"]):
+        assert {name: response[name] for name in asked} == asked
+        assert type(response["created_at"]) is int
+        (tool,) = response["tools"]
+        assert (tool["name"], tool["type"]) == ("get_weather", "function")
 
 
 def _nameless(output: list[JSON]) -> list[JSON]:

@@ -74,7 +74,7 @@ async def remembering(
 async def all_ended(server: Server) -> None:
     """Return when nothing runs."""
     async with asyncio.timeout(BOUND):
-        while server.memory.runs._live:
+        while server.memory.runs.live:
             await asyncio.sleep(0)
 
 

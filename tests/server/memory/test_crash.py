@@ -89,13 +89,13 @@ def identity(first: bytes) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("trial", range(samples(5, 50)))
+@pytest.mark.parametrize("trial", range(samples(2, 50)))
 def test_a_killed_server_loses_nothing_it_has_shown(tmp_path: Path, trial: int) -> None:
     with dragoman(*words(tmp_path)) as first:
         done = read(first, "/v1/responses", {"model": "script", "input": "Say hello."})
         with opened(first, "/v1/responses", asked(background=True)) as response:
             stream = frames(response)
-            seen = [next(stream) for _ in range(10 + 3 * trial)]
+            seen = [next(stream) for _ in range(10 + 7 * trial)]
             first.process.kill()
             first.process.wait()
     path = f"/v1/responses/{identity(seen[0])}"
@@ -112,24 +112,10 @@ def test_a_killed_server_loses_nothing_it_has_shown(tmp_path: Path, trial: int) 
         assert read(second, f"/v1/responses/{done['id']}") == done
 
 
-def test_the_rest_of_a_stream_is_read_where_it_stopped(tmp_path: Path) -> None:
-    with dragoman(*words(tmp_path)) as server:
-        body = {**asked(background=True), "input": "Count to 100."}
-        with opened(server, "/v1/responses", body) as response:
-            stream = frames(response)
-            seen = [next(stream) for _ in range(20)]  # then the client closes its lid
-        path = f"/v1/responses/{identity(seen[0])}?stream=true"
-        whole = seen + replayed(server, f"{path}&starting_after={number(seen[-1])}")
-        assert whole == replayed(server, path)
-        assert whole[-2].startswith(b"event: response.completed")
-    with dragoman(*words(tmp_path)) as again:
-        assert whole == replayed(again, path)
-
-
 def test_workers_share_what_they_remember(tmp_path: Path) -> None:
     # Neither is to take the other for dead where it was only stopped for a while.
     with dragoman(*words(tmp_path, lease=60), "--workers", "2") as server:
-        for trial in range(samples(10, 200)):
+        for trial in range(samples(5, 200)):
             with opened(server, "/v1/responses", asked(background=True)) as response:
                 id = identity(next(frames(response)))
             cancelled = read(server, f"/v1/responses/{id}/cancel", {})

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.core.event import Delta
+from dragoman.core.fold import fold
 from dragoman.core.request import Request
 from dragoman.engines.base import now
 from dragoman.server.app import App
@@ -24,7 +26,7 @@ from tests.server.memory.remembering import (
     opened,
     remembering,
 )
-from tests.server.stubs import OPENING, STARTED, Call, Stub, word
+from tests.server.stubs import OPENING, STARTED, Call, Stub, closing, word
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -88,7 +90,7 @@ async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
         call = asked(server.app)
         task = asyncio.create_task(call())
         await slow.asked.wait()
-        (run,) = server.memory.runs._live.values()
+        (run,) = server.memory.runs.live.values()
         while not run._complete:
             await asyncio.sleep(0)
         call.hang_up()
@@ -104,7 +106,7 @@ async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
     async with app._sockets._service.gate:
         for stream in (False, True):
             assert (await asked(app, stream=stream)()).status == 429
-    assert not memory.runs._live
+    assert not memory.runs.live
     assert await statuses(store) == []
     await app.close()
 
@@ -117,7 +119,7 @@ async def test_a_background_run_that_cannot_be_begun_leaves_nothing(store: Store
 
         store.begin = fail  # type: ignore[method-assign]
         assert (await server.ask(background=True)).status == 500
-        assert not server.memory.runs._live
+        assert not server.memory.runs.live
 
 
 async def test_a_run_whose_end_could_not_be_kept_is_ended_later(store: Store) -> None:
@@ -145,7 +147,7 @@ async def test_who_is_stopped_by_time_has_the_stream_that_is_kept(store: Store) 
     stub = Stub(*OPENING, word("Hel"), asyncio.Event())
     app = App(stub, replace(SETTINGS, deadline=0.1), memory)
     call = await asked(app)()
-    while memory.runs._live:
+    while memory.runs.live:
         await asyncio.sleep(0)
     again = Call(app, f"{PATH}/{identity(call)}", method="GET")
     again._scope["query_string"] = b"stream=true"
@@ -160,8 +162,11 @@ async def test_who_is_cancelled_by_another_has_the_stream_that_is_kept(store: St
         call = asked(server.app)
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
-        await server.sdk.responses.cancel(identity(call))
+        cancelled = await server.sdk.responses.cancel(identity(call))
         await task
+        assert cancelled.status == "cancelled"
+        assert b"event: response.incomplete" in call.body
+        assert server.app._engine.running == 0
         replay = await server.get(f"/{identity(call)}?stream=true")
         assert frames(replay.body) == frames(call.body)
 
@@ -175,3 +180,32 @@ async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(
         assert b"event: response.failed" in call.body
         await all_ended(server)
         assert await statuses(store) == ["failed"]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+@pytest.mark.parametrize("kind", ["unary", "stream", "background"])
+async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
+    store: Store, kind: str, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
+    lost = Delta(7, 0, "text", "nobody opened this")
+    stub = Stub(*OPENING, word("Hel"), pause, lost, pause, *closing("Hel"))
+    async with remembering(stub, store) as server:
+        await server.ask(stream=kind == "stream", background=kind == "background")
+        await all_ended(server)
+        (record,) = (await store.list_responses("", None, Paging())).records
+        assert record.status == "failed"
+        assert record.response is not None
+        assert [item.text for item in record.response.output] == ["Hel"]
+        log = [event for segment in await store.log(record.id) for event in segment.events]
+        assert fold(log) == record.response
+        assert lost not in log
+
+
+async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path: Path) -> None:
+    store = opened("sqlite", tmp_path)
+    async with remembering(Stub(), store) as server:
+        await server.ask()
+        caller = server.app._engine.asked[0][1]
+        (record,) = (await store.list_responses("", None, Paging())).records
+        assert caller.response == record.id

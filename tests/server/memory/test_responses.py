@@ -3,6 +3,7 @@ where it has words for it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import openai
 import pytest
 
-from dragoman.stores.base import Paging, Store
-from tests.server.memory.remembering import Server, opened, remembering
+from dragoman.server.settings import Settings
+from dragoman.stores.base import Paging, Retention, Store
+from dragoman.stores.sqlite import SqliteStore
+from tests.server.memory.remembering import Server, frames, identity, opened, remembering
 from tests.server.stubs import Call, Stub
 
 
@@ -32,7 +35,7 @@ def asked(server: Server) -> Any:
     return [(item.role, item.text) for item in stub.asked[-1][0].items]
 
 
-async def test_a_response_is_kept_as_it_was_answered(server: Server) -> None:
+async def test_response_is_stored_as_it_was_answered(server: Server) -> None:
     answer = await server.sdk.responses.create(model="stub", input="Hi", metadata={"k": "v"})
     assert answer.store is True
     again = await server.sdk.responses.retrieve(answer.id)
@@ -41,7 +44,7 @@ async def test_a_response_is_kept_as_it_was_answered(server: Server) -> None:
     assert again.metadata == {"k": "v"}
 
 
-async def test_what_is_not_to_be_stored_leaves_no_trace(server: Server, tmp_path: Path) -> None:
+async def test_store_false_leaves_no_trace(server: Server, tmp_path: Path) -> None:
     secret = "a word nobody else says"
     call = await server.ask(input=secret, store=False)
     assert call.json["store"] is False
@@ -52,7 +55,7 @@ async def test_what_is_not_to_be_stored_leaves_no_trace(server: Server, tmp_path
         assert secret.encode() not in file.read_bytes()
 
 
-async def test_chat_is_stored_only_when_asked(server: Server) -> None:
+async def test_chat_is_stored_on_request_only(server: Server) -> None:
     body = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}]}
     await Call(server.app, body=body)()
     page = await server.memory.store.list_responses("", "chat", Paging())
@@ -62,7 +65,7 @@ async def test_chat_is_stored_only_when_asked(server: Server) -> None:
     assert len(page.records) == 1
 
 
-async def test_r4_21_what_is_stored_outlives_the_server(tmp_path: Path) -> None:
+async def test_r4_21_stored_response_outlives_the_server(tmp_path: Path) -> None:
     async with remembering(Stub(), opened("sqlite", tmp_path)) as first:
         answer = await first.sdk.responses.create(model="stub", input="Hi")
     async with remembering(Stub(), opened("sqlite", tmp_path)) as second:
@@ -75,7 +78,7 @@ async def test_r4_21_what_is_stored_outlives_the_server(tmp_path: Path) -> None:
         assert asked(second) == [("user", "Hi"), ("assistant", "Hello, world"), ("user", "More")]
 
 
-async def test_r4_22_a_chain_is_all_that_was_asked_and_answered(server: Server) -> None:
+async def test_r4_22_chain_has_all_inputs_and_outputs(server: Server) -> None:
     previous = None
     for turn in ("one", "two", "three", "four"):
         call = await server.ask(input=turn, previous_response_id=previous)
@@ -109,26 +112,30 @@ async def test_r4_24_neither_tools_nor_sampling_are_inherited(server: Server) ->
     assert request.model == "other"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_r4_25_an_unknown_previous_response_is_refused(server: Server, stream: bool) -> None:
-    call = await server.ask(previous_response_id="resp_nothing", stream=stream)
-    assert call.status in (400, 404)
-    error = call.json["error"]
-    assert (error["code"], error["param"]) == (
-        "previous_response_not_found",
-        "previous_response_id",
-    )
-    assert "resp_nothing" in error["message"]
+async def test_r4_25_r4_w11_unknown_previous_response_is_refused(server: Server) -> None:
+    deleted = (await server.ask()).json["id"]
+    await server.sdk.responses.delete(deleted)
+    not_stored = (await server.ask(store=False)).json["id"]
+    answered = len(server.app._engine.asked)
+    for previous in ("resp_nothing", "nothing", deleted, not_stored):
+        for fields in ({}, {"stream": True}, {"store": False}, {"background": True}):
+            call = await server.ask(previous_response_id=previous, **fields)
+            assert call.status == 400, (previous, fields)
+            error = call.json["error"]
+            assert error["code"] == "previous_response_not_found"
+            assert error["param"] == "previous_response_id"
+            assert previous in error["message"]
+    assert len(server.app._engine.asked) == answered
 
 
-async def test_r4_26_the_answer_says_what_it_goes_on_from(server: Server) -> None:
+async def test_r4_26_response_names_its_previous_response(server: Server) -> None:
     first = await server.ask(instructions="Be brief.")
     assert first.json["instructions"] == "Be brief."
     second = await server.ask(previous_response_id=first.json["id"])
     assert second.json["previous_response_id"] == first.json["id"]
 
 
-async def test_an_output_pairs_with_a_call_of_an_earlier_turn_or_is_refused(
+async def test_output_without_a_call_in_the_chain_is_refused(
     server: Server,
 ) -> None:
     first = await server.ask(
@@ -147,7 +154,7 @@ async def test_an_output_pairs_with_a_call_of_an_earlier_turn_or_is_refused(
     assert (wrong.status, wrong.json["error"]["param"]) == (400, "input[0].call_id")
 
 
-async def test_items_are_found_by_reference(server: Server) -> None:
+async def test_item_reference_is_resolved(server: Server) -> None:
     first = await server.ask(input=[{"role": "user", "content": "Hi", "id": "msg_own"}])
     said = first.json["output"][0]["id"]
     await server.ask(
@@ -181,13 +188,13 @@ async def test_input_items_are_listed_in_pages(server: Server) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=x", "limit=--5", "limit=101", "limit=" + "9" * 5000, "order=up"]
 )
-async def test_a_wrong_page_is_refused_by_name(server: Server, query: str) -> None:
+async def test_invalid_page_parameter_is_named(server: Server, query: str) -> None:
     first = await server.ask()
     call = await server.get(f"/{first.json['id']}/input_items?{query}")
     assert (call.status, call.json["error"]["param"]) == (400, query.partition("=")[0])
 
 
-async def test_a_response_is_forgotten(server: Server) -> None:
+async def test_deleted_response_is_not_found(server: Server) -> None:
     first = await server.ask()
     await server.sdk.responses.delete(first.json["id"])
     with pytest.raises(openai.NotFoundError):
@@ -196,7 +203,7 @@ async def test_a_response_is_forgotten(server: Server) -> None:
         await server.sdk.responses.delete(first.json["id"])
 
 
-async def test_what_is_not_there_is_not_found(server: Server) -> None:
+async def test_unknown_path_is_404(server: Server) -> None:
     first = (await server.ask()).json["id"]
     for path, method in (
         ("/resp_nothing", "GET"),
@@ -208,30 +215,7 @@ async def test_what_is_not_there_is_not_found(server: Server) -> None:
     assert (await server.get(f"/{first}?stream=maybe")).status == 400
 
 
-async def test_one_tenant_does_not_see_what_another_has(tmp_path: Path) -> None:
-    from dragoman.core.interfaces import Secret
-    from dragoman.server.app import App
-    from dragoman.server.settings import Settings
-    from dragoman.server.state.service import Memory
-
-    memory = Memory(opened("sqlite", tmp_path))
-    app = App(Stub(), Settings(keys=(Secret("key-one"), Secret("key-two"))), memory)
-    one, two = ({"authorization": f"Bearer key-{name}"} for name in ("one", "two"))
-    body = {"model": "stub", "input": "Hi"}
-    first = (await Call(app, "/v1/responses", body, headers=one)()).json["id"]
-    path = f"/v1/responses/{first}"
-    assert (await Call(app, path, method="GET", headers=one)()).status == 200
-    assert (await Call(app, path, method="GET", headers=two)()).status == 404
-    assert (await Call(app, path, method="DELETE", headers=two)()).status == 404
-    chained = {**body, "previous_response_id": first}
-    assert (await Call(app, "/v1/responses", chained, headers=two)()).status in (400, 404)
-    assert (await Call(app, "/v1/responses", chained, headers=one)()).status == 200
-    await app.close()
-    for file in tmp_path.iterdir():
-        assert b"key-one" not in file.read_bytes()
-
-
-async def test_a_prompt_is_counted_with_all_it_builds_on(server: Server) -> None:
+async def test_input_tokens_count_the_chain(server: Server) -> None:
     first = await server.ask(input="12345678" * 20)
     alone = await server.sdk.responses.input_tokens.count(model="stub", input="Hi")
     more = await server.sdk.responses.input_tokens.count(
@@ -243,7 +227,7 @@ async def test_a_prompt_is_counted_with_all_it_builds_on(server: Server) -> None
     assert "input_tokens" in call.headers["x-dragoman-loss"]
 
 
-async def test_a_conversation_is_compacted_and_gone_on_from(server: Server) -> None:
+async def test_conversation_is_compacted_and_continued(server: Server) -> None:
     first = await server.ask(input="My name is Ada.")
     compacted = await server.sdk.responses.compact(
         model="stub", input="And?", previous_response_id=first.json["id"]
@@ -259,7 +243,7 @@ async def test_a_conversation_is_compacted_and_gone_on_from(server: Server) -> N
     assert (wrong.status, wrong.json["error"]["param"]) == (400, "model")
 
 
-async def test_the_engine_does_not_see_the_ids_that_items_got_here(server: Server) -> None:
+async def test_generated_item_ids_are_not_sent_to_the_engine(server: Server) -> None:
     first = await server.ask(input=[{"role": "user", "content": "a"}])
     own = {"type": "message", "role": "user", "content": "b", "id": "msg_mine"}
     await server.ask(input=[own], previous_response_id=first.json["id"])
@@ -267,3 +251,60 @@ async def test_the_engine_does_not_see_the_ids_that_items_got_here(server: Serve
     answered = first.json["output"][0]["id"]
     assert [item.id for item in items] == [None, answered, "msg_mine"]
     assert first.headers.get("x-dragoman-loss") is None
+
+
+# ---- what is stored ----------------------------------------------------------------------------
+
+
+async def kept_bytes(server: Server) -> list[int]:
+    """The size of what is kept of each response's input, the earliest first."""
+    page = await server.memory.store.list_responses("", None, Paging(limit=100, order="asc"))
+    return [sum(len(item.text) for item in record.request.items) for record in page.records]
+
+
+async def test_o9_turn_is_stored_once(tmp_path: Path) -> None:
+    async with remembering(Stub(), opened("sqlite", tmp_path)) as server:
+        previous = None
+        for _ in range(20):
+            call = await server.ask(input="x" * 1000, previous_response_id=previous)
+            previous = call.json["id"]
+        assert len(server.app._engine.asked[-1][0].items) == 39
+        assert await kept_bytes(server) == [1000] * 20
+
+
+async def test_p21_responses_are_stored_on_disk_within_stated_limits(tmp_path: Path) -> None:
+    assert Settings().store == "sqlite"
+    keeping = Retention(
+        max_age=Settings().retention,
+        max_log_age=Settings().log_retention,
+        max_responses=Settings().max_responses,
+    )
+    assert keeping == Retention()
+    store = SqliteStore(tmp_path / "store.db", Retention(max_responses=3))
+    async with remembering(Stub(), store) as server:
+        ids = [(await server.ask()).json["id"] for _ in range(5)]
+        await store.sweep(0)
+    async with remembering(Stub(), opened("sqlite", tmp_path)) as again:
+        found = [(await again.get(f"/{id}")).status for id in ids]
+    assert sorted(found) == [200, 200, 200, 404, 404]
+
+
+async def test_p22_background_stream_resumes_for_the_stated_time(tmp_path: Path) -> None:
+    path, keeping = tmp_path / "store.db", Retention(max_log_age=100)
+    async with remembering(Stub(), SqliteStore(path, keeping)) as server:
+        whole = await server.ask(stream=True, background=True)
+        id = identity(whole)
+    async with remembering(Stub(), SqliteStore(path, keeping)) as again:
+        seen = frames(whole.body)
+        for place in range(len(seen) - 1):
+            rest = await again.get(f"/{id}?stream=true&starting_after={place}")
+            assert b"".join(seen[: place + 1]) + rest.body == whole.body
+        born = (await again.get(f"/{id}")).json["created_at"]
+        await again.memory.store.sweep(born + 90)
+        assert (await again.get(f"/{id}?stream=true")).status == 200
+        await again.memory.store.sweep(born + 200)
+        refused = await again.get(f"/{id}?stream=true")
+        assert (refused.status, refused.json["error"]["param"]) == (400, "stream")
+        kept = await again.get(f"/{id}")
+        ended = json.loads(seen[-2].split(b"data: ")[1])["response"]
+        assert kept.json == ended

@@ -14,15 +14,14 @@ from dragoman.core.error import Fault
 from dragoman.core.event import Failed
 from dragoman.core.item import Message
 from dragoman.core.request import Request
-from dragoman.core.response import Response
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from dragoman.server.state.runs import Runs
+from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
 from dragoman.stores.memory import MemoryStore
 from tests.server.memory.remembering import Server, all_ended, frames, identity, opened, remembering
-from tests.server.stubs import OPENING, STARTED, Call, Stub, closing, word
+from tests.server.stubs import OPENING, Call, Stub, closing, word
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -37,16 +36,6 @@ async def server(store: Store) -> AsyncIterator[Server]:
 
 
 # ---- replay --------------------------------------------------------------------------------
-
-
-async def test_every_place_of_a_stream_resumes_byte_for_byte(server: Server) -> None:
-    live = await server.ask(stream=True)
-    said = frames(live.body)
-    id = json.loads(said[0].split(b"data: ")[1])["response"]["id"]
-    assert frames((await server.get(f"/{id}?stream=true")).body) == said
-    for number in range(len(said)):
-        rest = await server.get(f"/{id}?stream=true&starting_after={number}")
-        assert rest.body == b"".join(said[number + 1 :]) or number == len(said) - 1
 
 
 async def test_the_official_sdk_resumes_a_stream(server: Server) -> None:
@@ -187,13 +176,6 @@ async def test_a_failure_in_the_background_is_in_the_record(store: Store) -> Non
         assert "not there" in done.error.message
 
 
-async def test_an_engine_that_breaks_its_promise_fails_the_run(store: Store) -> None:
-    async with remembering(Stub(STARTED, RuntimeError("broken")), store) as server:
-        queued = await server.ask(background=True)
-        await all_ended(server)
-        assert (await server.sdk.responses.retrieve(queued.json["id"])).status == "failed"
-
-
 # ---- in the foreground -----------------------------------------------------------------------
 
 
@@ -209,19 +191,6 @@ async def test_a_foreground_run_ends_with_its_client_and_says_so(store: Store) -
         await all_ended(server)
         found = await server.sdk.responses.retrieve(id)
         assert (found.status, found.output_text) == ("cancelled", "Hel")
-        assert server.app._engine.running == 0
-
-
-async def test_a_foreground_run_is_cancelled_by_another_reader(store: Store) -> None:
-    async with remembering(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
-        call = Call(server.app, "/v1/responses", {"model": "stub", "input": "Hi", "stream": True})
-        task = asyncio.create_task(call())
-        await call.until(lambda: b'"Hel"' in call.body)
-        id = identity(call)
-        cancelled = await server.sdk.responses.cancel(id)
-        await task
-        assert cancelled.status == "cancelled"
-        assert b"event: response.incomplete" in call.body
         assert server.app._engine.running == 0
 
 
@@ -402,20 +371,3 @@ async def test_runs_are_ended_when_the_server_shuts_down(tmp_path: Path) -> None
         assert found.status == "failed"
         assert found.error is not None
         assert "shut down" in found.error.message
-
-
-async def test_events_no_longer_kept_are_not_replayed(server: Server) -> None:
-    record = Record(
-        id="old",
-        tenant="",
-        wire="responses",
-        created_at=0,
-        request=Request(model="m"),
-        dialect="openai",
-    )
-    await server.memory.store.begin(record)
-    done = Response(id="old", created_at=0, model="m", status="completed")
-    await server.memory.store.finish("old", done)
-    call = await server.get("/resp_old?stream=true")
-    assert (call.status, call.json["error"]["param"]) == (400, "stream")
-    assert (await server.get("/resp_old")).status == 200

@@ -143,29 +143,6 @@ async def test_p21_any_server_answers_for_every_other_under_load(servers: list[S
             clients.create_task(one(number))
 
 
-async def test_runs_of_a_dead_server_are_ended_by_another(
-    postgres: Postgres, tmp_path: Path
-) -> None:
-    def store() -> PostgresStore:
-        return PostgresStore(postgres.address, schema=tmp_path.name)
-
-    async with remembering(Parrot(), store(), lease=1.0) as here:
-        answer = await here.sdk.responses.create(model="m", input="wait here", background=True)
-        assert here.memory.runs._upkeep is not None
-        here.memory.runs._upkeep.cancel()  # it renews its promise no more
-        async with remembering(Parrot(), store(), lease=1.0) as there:
-            there.memory.runs.begin()
-            stream = await there.sdk.responses.retrieve(answer.id, stream=True)
-            events = [event async for event in stream]
-            assert events[-1].type == "response.failed"
-            found = await there.sdk.responses.retrieve(answer.id)
-            assert found.error is not None
-            assert "stopped before its end" in found.error.message
-            async with remembering(Parrot(), store(), lease=1.0) as third:
-                again = await third.sdk.responses.retrieve(answer.id)
-                assert again.to_dict() == found.to_dict()
-
-
 @pytest.mark.timeout(300)
 async def test_p22_a_stream_goes_on_at_another_server_after_a_kill(
     postgres: Postgres, tmp_path: Path

@@ -48,7 +48,7 @@ async def test_unary_answer_is_not_in_the_store_before_its_end(store: Store) -> 
     gate = asyncio.Event()
     async with remembering(Stub(*OPENING, word("a"), gate, *closing("a")), store) as server:
         asked = asyncio.create_task(server.ask())
-        while not server.memory.runs._live:
+        while not server.memory.runs.live:
             await asyncio.sleep(0)
         assert (await store.list_responses("", None, Paging())).records == ()
         gate.set()
@@ -78,7 +78,7 @@ async def test_background_event_is_not_shown_before_it_is_stored(store: Store) -
         call = asyncio.create_task(server.ask(background=True, stream=True))
         async with asyncio.timeout(BOUND):
             await slow.asked.wait()
-            (run,) = server.memory.runs._live.values()
+            (run,) = server.memory.runs.live.values()
             while len(run.events) < len(OPENING) + 1:
                 await asyncio.sleep(0)
         for _ in range(20):
@@ -100,7 +100,7 @@ async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: S
     stub = Stub(*OPENING, word("a"), gate, *closing("a"))
     async with remembering(stub, store, upkeep=False) as server:
         asked = await server.ask(background=True)
-        (run,) = server.memory.runs._live.values()
+        (run,) = server.memory.runs.live.values()
         await store.renew_leases([run.record.id], 1.0)
         await server.memory.runs._end_orphans()
         gate.set()

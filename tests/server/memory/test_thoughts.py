@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -16,7 +15,6 @@ from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sqlite import SqliteStore
 from tests.mock import Mock, completion, plain, response, said
 from tests.postgres import Postgres
-from tests.product import configured, dragoman
 from tests.server.memory.remembering import Server, opened
 from tests.server.memory.thinking import (
     ASK,
@@ -24,9 +22,7 @@ from tests.server.memory.thinking import (
     CALL,
     CHAT_RESULT,
     CHAT_SAID,
-    CHAT_TOOL,
     DETAILS,
-    RESPONSES_TOOL,
     RESULT,
     SEALED,
     SEALED_REASONING,
@@ -149,32 +145,6 @@ async def test_p21_one_server_finds_what_another_heard(
         first = (await ask(there)).json["id"]
         await ask(here, [RESULT], previous_response_id=first)
         assert same(up, upstream)
-
-
-@WIRES
-async def test_p9_every_worker_of_a_server_finds_it(upstream: str, tmp_path: Path) -> None:
-    """Each request is a connection of its own, and comes to any of them."""
-    profile = 'profile = "deepseek"\n' if upstream == "chat" else ""
-    stored = {"model": "m", "store": True}
-    chatting = {**stored, "messages": [USER, CHAT_SAID, CHAT_RESULT], "tools": [CHAT_TOOL]}
-    first = {**stored, "input": ASK, "tools": [RESPONSES_TOOL]}
-    async with thinking(upstream) as up:
-        words = configured(
-            tmp_path,
-            f'[server]\nstore = "sqlite:{tmp_path}/store.db"\nworkers = 2\n[[upstreams]]\n'
-            f'name = "up"\nurl = "{up.base_url}"\nwire = "{upstream}"\n{profile}',
-        )
-
-        def work() -> None:
-            with dragoman(*words) as server:
-                answer = server.post("responses", first).json
-                chained = {**first, "input": [RESULT], "previous_response_id": answer["id"]}
-                for wire, body in (("chat", chatting), ("responses", chained)) * 6:
-                    said = server.post(wire, body)
-                    assert said.status == 200, said.body
-                    assert b"It is noon." in said.body
-
-        await asyncio.to_thread(work)
 
 
 # ---- whose it is -----------------------------------------------------------------------------

@@ -82,7 +82,7 @@ async def test_a_turn_is_cancelled_by_another_reader() -> None:
         serving = asyncio.create_task(client.connection.serve())
         while not any(event["type"].endswith("text.delta") for event in client.heard):
             await asyncio.sleep(0)
-        (run,) = client.memory.runs._live.values()
+        (run,) = client.memory.runs.live.values()
         cancelled = await client.memory.runs.cancel(run.record)
         assert cancelled.status == "cancelled"
         assert engine.running == 0

@@ -23,7 +23,6 @@ from dragoman.core.item import (
     Unknown,
     UnknownPart,
 )
-from dragoman.core.loss import LossList
 from dragoman.core.request import (
     FunctionTool,
     Request,
@@ -192,4 +191,4 @@ def test_part_without_a_form_is_encoded_as_text(part: Part) -> None:
 
 def test_refused_items_give_no_message() -> None:
     items = (ItemReference("i"), Message("user", "hello"), Compaction("blob"))
-    assert encode_messages(items, STANDARD, LossList()) == [{"role": "user", "content": "hello"}]
+    assert encode_messages(items, STANDARD, []) == [{"role": "user", "content": "hello"}]

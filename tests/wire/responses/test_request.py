@@ -19,6 +19,7 @@ from dragoman.core.item import (
     Message,
     Reasoning,
     Text,
+    Thought,
     Unknown,
     UnknownPart,
 )
@@ -38,7 +39,7 @@ from dragoman.wire.chat import CHAT
 from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
-from dragoman.wire.responses.items import decode_all
+from dragoman.wire.responses.items import decode_item
 from tests import oracle
 from tests.wire.damage import damaged
 
@@ -343,7 +344,7 @@ TYPED_ITEMS: list[dict[str, Any]] = [
 def test_items_decoded_typed_are_those_decoded_field_by_field(odd: dict[str, Any]) -> None:
     items = [*TYPED_ITEMS, odd] if odd else TYPED_ITEMS
     typed = asked(input=items).items
-    assert typed == decode_all(json.loads(json.dumps(items)), "input")
+    assert typed == tuple(map(decode_item, items))
 
 
 @pytest.mark.parametrize("wrong", [7, {"type": "function_call", "call_id": "", "name": "f"}])
@@ -351,6 +352,39 @@ def test_an_item_of_the_wrong_type_is_named_after_typed_ones(wrong: Any) -> None
     with pytest.raises(FaultError) as raised:
         asked(input=[*TYPED_ITEMS, wrong])
     assert str(raised.value.fault.param).startswith(f"input[{len(TYPED_ITEMS)}]")
+
+
+def test_unusual_spellings_of_a_value_are_taken() -> None:
+    assert asked(max_output_tokens=4096.0).max_output_tokens == 4096
+    assert asked(input=None, instructions="x").items == ()
+    assert asked(top_k=3).sampling == Sampling(top_k=3)
+    assert decode('{"model": "m", "input": "\\ud83d"}').items == (Message("user", "\ufffd"),)
+
+
+def test_reasoning_of_parts_that_are_no_reasoning_is_taken() -> None:
+    parts = [
+        {"type": "output_text", "text": "a"},
+        {"type": "refusal", "refusal": "b"},
+        {"type": "x"},
+    ]
+    (reasoning,) = asked(input=[{"type": "reasoning", "content": parts}]).items
+    refusal, odd = (UnknownPart("responses", part) for part in parts[1:])
+    assert reasoning == Reasoning((Thought("a"), refusal, odd))
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": "function_call_output", "call_id": "c", "output": None}, "output"),
+        ({"type": "reasoning", "summary": "s"}, "summary"),
+        ({"role": "user", "content": 7}, "content"),
+        ({"role": "tool", "content": "x"}, "role"),
+    ],
+)
+def test_a_field_of_an_item_that_is_wrong_is_named(item: dict[str, Any], param: str) -> None:
+    with pytest.raises(FaultError) as caught:
+        asked(input=[item])
+    assert caught.value.fault.param == f"input[0].{param}"
 
 
 def test_tools_sent_again_are_the_same_value() -> None:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
+from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.core.response import Response
@@ -19,7 +20,7 @@ from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange, Route, nothing_at
 from dragoman.server.limits import read_body
 from dragoman.server.settings import DIALECTS, Settings
-from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError
+from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError, named
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD
@@ -36,8 +37,8 @@ from dragoman.wire.responses.response import (
     encode_list,
 )
 
-from .resolve import bare, named, no_conversation, understand
-from .run import refolded, unstarted
+from .resolve import bare, no_conversation, understand
+from .run import unstarted
 from .service import ENCODER_VERSION, Memory
 
 Replay = Callable[[Record, int, Exchange, Caller], None]
@@ -165,7 +166,7 @@ class Responses:
     async def _unfinished(self, record: Record) -> Response:
         log = await self._memory.store.log(record.id)
         events = [event for segment in log for event in segment.events]
-        return refolded(events).response if events else unstarted(record)
+        return fold(events) if events else unstarted(record)
 
     async def _send_log(
         self, exchange: Exchange, caller: Caller, record: Record, first: int
@@ -179,7 +180,7 @@ class Responses:
 
     async def _input_items(self, exchange: Exchange, record: Record, paging: Paging) -> None:
         request = replace(record.request, previous_response_id=record.previous)
-        asked = await understand(request, self._memory.store, record.tenant, record.id, ids=True)
+        asked = await understand(request, self._memory.store, record.tenant, id=record.id)
         found, more = paged([(item.id, item) for item in asked.whole.items], paging)
         seen = shown(found, record.request.include)
         exchange.reply(200, encode_list(seen, more))

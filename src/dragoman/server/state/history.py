@@ -20,8 +20,7 @@ from dragoman.wire import json
 from dragoman.wire.registry import WIRES
 
 from .resolve import bare
-from .run import Batches
-from .runs import Runs
+from .run import Batches, Runs
 
 PAGE = 100
 """Records read at a time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,6 +13,7 @@ from dragoman.core.item import (
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
+    Extra,
     FunctionCall,
     FunctionCallOutput,
     Item,
@@ -23,15 +23,7 @@ from dragoman.core.item import (
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
-from dragoman.stores.base import (
-    ItemPage,
-    Paging,
-    Record,
-    StoredAnswer,
-    StoreError,
-    call_digest,
-    input_id,
-)
+from dragoman.stores.base import Record, Source, StoredAnswer, StoreError, call_digest, named
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
 NOT_ENCRYPTED = Loss(
@@ -61,51 +53,23 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
         losses.append(NOT_STORED)
         request = replace(request, store=False)
     elif request.store is None:
-        request = decided(request)
+        request = replace(request, extra=decided(request.extra))
     if ENCRYPTED in request.include:
         losses.append(NOT_ENCRYPTED)
     return request, tuple(losses)
 
 
-def decided(request: Request) -> Request:
-    """The request without the note that `store` was left out: an upstream might store then."""
-    extra = request.extra
-    if not extra:
-        return request
-    rest = {
+def decided(extra: Extra | None) -> Extra | None:
+    """The fields without the note that `store` was left out: an upstream might store then."""
+    return extra and {
         wire: {k: v for k, v in fields.items() if k != "store"} for wire, fields in extra.items()
     }
-    return replace(request, extra=rest)
-
-
-class Source(Protocol):
-    """Where earlier things are looked up; a store is one."""
-
-    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all that came before it."""
-        ...
-
-    async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item with this id."""
-        ...
-
-    async def list_items(
-        self, tenant: str, id: str, paging: Paging | None = None
-    ) -> ItemPage | None:
-        """The items of a conversation."""
-        ...
-
-    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        """The answers that made calls."""
-        ...
 
 
 class Asked(Struct, frozen=True):
-    """A request in its two forms: `own`, as it was asked, its items with ids, and `whole`, as the
-    engine gets it. `conversation` is the id of the one it belongs to, `answers` are those of the
-    chain that it goes on from."""
+    """What a request asks for: `whole` is as the engine gets it, `conversation` the id of the one
+    it belongs to, `answers` are those of the chain that it goes on from."""
 
-    own: Request
     whole: Request
     conversation: str | None = None
     answers: tuple[StoredAnswer, ...] = ()
@@ -115,48 +79,41 @@ async def understand(
     request: Request,
     store: Source,
     tenant: str,
-    id: str,
     *,
     inherit: bool = False,
-    ids: bool = False,
+    id: str | None = None,
 ) -> Asked:
-    """Find what a request builds on; `id` is that of the response it will get, `inherit` says
-    whether instructions left out are those of the response before, and `ids` whether the whole
-    shows the ids that items got here: an engine has no use for them.
+    """Find what a request builds on. `inherit` says whether instructions left out are those of the
+    response before; with the `id` of its response the items have the ids that they are known by
+    here, for which an engine has no use.
 
     Raises FaultError, naming the field, when something it refers to is not there.
     """
     conversation = conversation_id(request)
-    own = replace(request, items=named(request.items, id))
     before: tuple[Item, ...] = ()
     records: tuple[Record, ...] = ()
     instructions = request.instructions
     if request.previous_response_id is not None:
         records = await _chain(store, tenant, request.previous_response_id)
-        before = await _history(store, tenant, records, ids)
+        before = await _history(store, tenant, records, ids=id is not None)
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:
         before = await _conversation(store, tenant, conversation)
-    given = own.items if ids else request.items
+    given = request.items if id is None else named(request.items, id)
     items = before + await _resolved(given, store, tenant)
     if request.previous_response_id is not None or conversation is not None:
         check_outputs(items, len(before))
     whole = for_engine(request, items, instructions)
     answers = (StoredAnswer(r.request.model, r.response) for r in records if r.response is not None)
-    return Asked(own, whole, conversation, tuple(answers))
+    return Asked(whole, conversation, tuple(answers))
 
 
-_REFERRING = frozenset((ItemReference,))
-_RECALLED = frozenset((ItemReference, FunctionCall, CustomToolCall))
-
-
-def needs_lookup(request: Request, *, stored: bool) -> bool:
-    """Whether a request builds on something that only a store has: what it refers to, or, where the
-    answer is stored, the reasoning of the calls that it brings back."""
-    if request.previous_response_id is not None or request.conversation is not None:
-        return True
-    return not (_RECALLED if stored else _REFERRING).isdisjoint(map(type, request.items))
+_OUTPUTS = frozenset((FunctionCallOutput, CustomToolCallOutput))
+REFERRING = frozenset((ItemReference,))
+RECALLING = frozenset((ItemReference, FunctionCall, CustomToolCall))
+"""The items that make it necessary to look something up: what they refer to, or, where the answer
+is stored, the reasoning of the calls that are brought back."""
 
 
 def for_engine(
@@ -164,7 +121,8 @@ def for_engine(
 ) -> Request:
     """The request as an engine gets it, whole: with these items, and nothing to look up."""
     return replace(
-        decided(request) if request.extra else request,
+        request,
+        extra=decided(request.extra),
         items=items,
         instructions=instructions,
         previous_response_id=None,
@@ -181,28 +139,10 @@ def conversation_id(request: Request) -> str | None:
     return id
 
 
-def named(items: Sequence[Item], id: str) -> tuple[Item, ...]:
-    """The items with an id each, derived from the response's where they came without one."""
-    return tuple(
-        [
-            item
-            if isinstance(item, ItemReference) or item.id
-            else replace(item, id=input_id(item, id, place))
-            for place, item in enumerate(items)
-        ]
-    )
-
-
-def _as_given(record: Record) -> tuple[Item, ...]:
-    """What was asked, without the ids that `named` gave: the same history is the same request."""
-    return tuple(
-        replace(item, id=None) if item.id == input_id(item, record.id, place) else item
-        for place, item in enumerate(record.request.items)
-    )
-
-
 def check_outputs(items: Sequence[Item], start: int) -> None:
     """Raises FaultError for an output, among the items from `start` on, that no call asked for."""
+    if _OUTPUTS.isdisjoint(map(type, items[start:])):
+        return
     calls: set[str] = set()
     for place, item in enumerate(items):
         match item:
@@ -237,13 +177,13 @@ async def _history(
     first = records[0]
     if first.conversation is not None:  # it went on from a conversation
         page = await store.list_items(tenant, first.conversation)
-        own = {item.id for item in first.request.items}
+        own = {item.id for item in named(first.request.items, first.id)}
         for item in page.items if page is not None else ():
             if item.id in own:
                 break
             items.append(item)
     for record in records:
-        given = record.request.items if ids else _as_given(record)
+        given = named(record.request.items, record.id) if ids else record.request.items
         items += await _resolved(given, store, tenant)
         items += record.response.output if record.response is not None else ()
     return tuple(items)
@@ -258,7 +198,7 @@ async def _conversation(store: Source, tenant: str, conversation: str) -> tuple[
 
 async def _resolved(items: Sequence[Item], store: Source, tenant: str) -> tuple[Item, ...]:
     """The items, with those they refer to in the place of references."""
-    if not any(isinstance(item, ItemReference) for item in items):
+    if ItemReference not in map(type, items):
         return tuple(items)
     near = {item.id: item for item in items if not isinstance(item, ItemReference)}
     found: list[Item] = []

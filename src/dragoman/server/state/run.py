@@ -1,40 +1,60 @@
-"""Records one answer: a sink between an engine and those who read it, which stores the events.
+"""Runs: the answers of this server that are stored, from their first event to their last.
 
-In the foreground events go to the client as they come and are stored a moment later, but the last
-ones: a client that has the end can count on the whole being stored. In the background nobody sees
-an event before it is stored.
+A run is a sink between an engine and those who read it. In the foreground events go to the client
+as they come and are stored a moment later, but the last ones: a client that has the end can count
+on the whole being stored. In the background nobody sees an event before it is stored. `Runs` renews
+their leases, and ends those of servers that died.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
 
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
-from dragoman.core.fold import Fold
+from dragoman.core.fold import Fold, fold
 from dragoman.core.interfaces import Caller, Engine, Handle, Sink
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines.base import fault_from, start
-from dragoman.server.cancellation import CANCELLED, TERMINAL, end_for
-from dragoman.stores.base import LogSegment, OutboxMessage, Record, Store, StoreError
+from dragoman.engines.base import fault_from, new_id, start
+from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
+from dragoman.stores.base import LogSegment, OutboxMessage, Record, Store, StoreError, named
 
 Batches = AsyncGenerator[list[Event], None]
 """Events, as many at a time as there are."""
 
 Announce = Callable[[Record, Response], Sequence[OutboxMessage]]
-"""The messages that announce a run which ends so."""
+"""The messages that announce the end of a run in the background."""
 
 BEHIND = 0.25
 """Seconds a foreground run's events may wait before they are stored."""
+LEASE = 30.0
+"""Seconds a lease lasts."""
+SWEEP = 600.0
+"""Seconds between two sweeps of the store."""
+LOOK = 10.0
+"""Seconds to wait for more of a run elsewhere before looking whether it goes on."""
+PATIENCE = 5.0
+"""Seconds to wait until a run that shall end has ended."""
 
 NOT_STORED = Loss("store", "dropped", "this response could not be stored")
+DIED = Fault(
+    "internal",
+    "The server that was giving this answer stopped before its end. Ask again.",
+    "server",
+)
+SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's end.", "server")
+
+_log = logging.getLogger("dragoman.server")
 
 
 def announce_nothing(record: Record, response: Response) -> tuple[OutboxMessage, ...]:
@@ -51,14 +71,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        record: Record,
-        store: Store,
-        turn: tuple[Item, ...] = (),
-        announce: Announce = announce_nothing,
-        live: dict[str, Run] | None = None,
-        *,
-        whole: bool = False,
+        self, record: Record, runs: Runs, turn: tuple[Item, ...] = (), *, whole: bool = False
     ) -> None:
         self.record = record
         self.events: list[Event] = []
@@ -66,20 +79,19 @@ class Run:
         self.begun = False  # the store knows of it
         self.ended = False
         self.task: asyncio.Task[None] | None = None  # of a run in the background
-        self._store = store
-        self._turn = turn  # what the request adds to its conversation
-        self._announce = announce
-        self._live = {} if live is None else live  # where it is listed while it goes on
+        self._runs = runs
+        self._turn = turn  # what its request adds to the conversation
         self._whole = whole
-        self._fold = Fold()
         self._sink: Sink | None = None
         self._handle: Handle | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._changed: asyncio.Event | None = None  # set when there is more to read, if anybody is
+        self._fold = Fold()
+        self._folded = 0  # how many events it has
         self._stored = 0  # how many events the store has
+        self._due = False  # it is to be written with the others
         self._broken = False  # the store failed: go on without it
         self._complete = False  # all events have come
 
@@ -91,10 +103,11 @@ class Run:
         if self._complete:  # it was stopped before its turn
             return self
         self._sink = sink
-        self._live[self.record.id] = self
+        self._runs.live[self.record.id] = self
         if not (self.record.background or self._whole):
             self._beginning = asyncio.get_running_loop().create_task(self._begin())
-        self._handle = start(engine, request, caller, self)
+        # With the record's id in its items' ids the store needs no index to find them.
+        self._handle = start(engine, request, replace(caller, response=self.record.id), self)
         return self
 
     def pause(self) -> None:
@@ -124,11 +137,11 @@ class Run:
         if self._handle is not None:
             self._handle.cancel()
         if self.visible or self.record.background:
-            end = end_for(fault)
-            last: list[Event] = [end] if self.events else [self._started(), end]
-            self._fold.feed_all(last)
-            self.events += last
-            self._end_soon()
+            if not self.events:
+                self.events.append(self._started())
+            self.events.append(end_for(fault))
+            self._complete = True
+            self._ending = asyncio.get_running_loop().create_task(self._end())
         else:
             self._withdraw([Failed(fault)])
 
@@ -148,32 +161,24 @@ class Run:
                 return
             else:
                 events = [self._started(), *events]
-        try:
-            self._fold.feed_all(events)
-        except Exception as error:  # events out of order, which nothing could be made of
-            self._fold = refolded(self.events)
-            self.stop(fault_from(error))
-            return
         self.events += events
-        if isinstance(events[-1], TERMINAL):
-            self._end_soon()
+        if isinstance(events[-1], TERMINAL):  # the end is shown once all is stored
+            self._complete = True
+            self._ending = asyncio.get_running_loop().create_task(self._end())
         elif self.record.background:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.get_running_loop().create_task(self._write_ahead())
         elif self.begun or self._broken or self._whole:
-            self._show(len(self.events))
-            if self._timer is None and self.begun:
+            self.visible = len(self.events)
+            if self._sink is not None:
+                self._sink.receive(events)
+            if self._changed is not None:
+                self._wake()
+            if self.begun and not self._due:
                 self._write_soon()
 
     def _started(self) -> Event:
         return Started(self.record.id, self.record.created_at, self.record.request.model)
-
-    def _end_soon(self) -> None:
-        """The last events have come; they are shown once all is stored."""
-        self._complete = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._ending = asyncio.get_running_loop().create_task(self._end())
 
     def _withdraw(self, events: list[Event]) -> None:
         """The answer never began and nobody knows its id: nothing of it remains."""
@@ -189,15 +194,19 @@ class Run:
             self.visible = count
             if self._sink is not None:
                 self._sink.receive(events)
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
+        if self._changed is not None:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed.clear()
 
     # ---- storing --------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         try:
-            await self._store.begin(self.record)
+            await self._runs.store.begin(self.record)
             self.begun = True
         except StoreError:
             self._broken = True
@@ -206,14 +215,13 @@ class Run:
             self._write_soon()
 
     def _write_soon(self) -> None:
-        """Write at the next tick: all runs have the same, so that they share a commit."""
-        loop = asyncio.get_running_loop()
-        tick = (loop.time() // BEHIND + 1) * BEHIND
-        self._timer = loop.call_at(tick, self._write_behind)
+        self._due = True
+        self._runs.write_soon(self)
 
-    def _write_behind(self) -> None:
-        self._timer = None
-        if self._broken:
+    def write_behind(self) -> None:
+        """Store what has come since the last time."""
+        self._due = False
+        if self._complete or self._broken:
             return
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
@@ -227,14 +235,37 @@ class Run:
             self._show(self._stored)
 
     async def _write(self) -> None:
-        events = tuple(self.events[self._stored :])
+        self._add_up()
         if self._complete:
             return
+        events = tuple(self.events[self._stored :])
         try:
-            await self._store.append(self.record.id, LogSegment(self._stored, events))
+            await self._runs.store.append(self.record.id, LogSegment(self._stored, events))
             self._stored += len(events)
         except StoreError:
             self._broken = True
+
+    def _add_up(self) -> None:
+        """Fold what has come since the last time. Events out of order, of which nothing can be
+        made, are left out with all that follow; the run ends there."""
+        try:
+            self._fold.feed_all(self.events[self._folded :])
+        except Exception as error:
+            fault = fault_from(error)
+            self._fold, self._folded = Fold(), 0
+            with suppress(Exception):
+                for event in self.events:
+                    self._fold.feed(event)
+                    self._folded += 1
+            self.visible = min(self.visible, self._folded)
+            if self._complete:
+                self.events[self._folded :] = [end_for(fault)]
+                self._fold.feed(self.events[-1])
+            else:
+                del self.events[self._folded :]
+                self.stop(fault)
+                return
+        self._folded = len(self.events)
 
     async def _end(self) -> None:
         """Store the end, and show it; where the store failed, it says so."""
@@ -242,19 +273,23 @@ class Run:
             await self._beginning
         if self._writing is not None:
             await self._writing
-        response, last, stored = self._fold.response, self.events[-1], False
-        turn = self._turn + response.output if response.status == "completed" else ()
+        self._add_up()
+        record, response, last = self.record, self._fold.response, self.events[-1]
+        turn: tuple[Item, ...] = ()  # what it adds to its conversation
+        if record.conversation is not None and response.status == "completed":
+            turn = self._turn + response.output
+        stored = False
         if not self._broken:
-            messages = self._announce(self.record, response)
+            messages = self._runs.announce(record, response) if record.background else ()
+            store = self._runs.store
             with suppress(StoreError):
                 if self._whole:
-                    whole = replace(self.record, status=response.status, response=response)
-                    await self._store.put(whole, turn, messages)
+                    whole = replace(record, status=response.status, response=response)
+                    await store.put(whole, turn, messages)
                     stored = True
                 else:
                     rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
-                    id = self.record.id
-                    stored = await self._store.finish(id, response, rest, turn, messages)
+                    stored = await store.finish(record.id, response, rest, turn, messages)
         if not stored and isinstance(last, Finished):
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
         self._close()
@@ -263,13 +298,13 @@ class Run:
         if self._beginning is not None:
             await self._beginning
             with suppress(StoreError):
-                await self._store.delete(self.record.tenant, self.record.id)
+                await self._runs.store.delete(self.record.tenant, self.record.id)
         self._close()
 
     def _close(self) -> None:
         self.ended = True
         self._handle = None  # it knows this sink
-        self._live.pop(self.record.id, None)
+        self._runs.live.pop(self.record.id, None)
         self._show(len(self.events))
         self._sink = None  # it knows this handle
 
@@ -286,26 +321,23 @@ class Run:
             elif self.ended:
                 return
             else:
-                await self._changed()
+                await self._change()
 
     async def finished(self) -> None:
         """Return when the run has ended."""
         while not self.ended:
-            await self._changed()
+            await self._change()
 
-    async def _changed(self) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await future
-        finally:
-            self._waiting.discard(future)
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
 
     @property
     def snapshot(self) -> Response:
         """The response as far as it may be shown."""
         seen = self.events[: self.visible]
-        return refolded(seen).response if seen else unstarted(self.record)
+        return fold(seen) if seen else unstarted(self.record)
 
 
 def unstarted(record: Record) -> Response:
@@ -318,8 +350,242 @@ def unstarted(record: Record) -> Response:
     )
 
 
-def refolded(events: Sequence[Event]) -> Fold:
-    """What events of a run add up to."""
-    fold = Fold()
-    fold.feed_all(events)
-    return fold
+Launch = Callable[[Run, Request | None, Caller], Coroutine[Any, Any, None]]
+"""Carries out a run in the background: the request, or without one what its record asked for."""
+
+
+class Runs:
+    """The runs of this server.
+
+    With `requeue`, a background run whose server died before it had an event is begun again instead
+    of ended. One that has events never is: nothing is answered twice. `launch` is set by the
+    responder, which has the engine.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        lease: float = LEASE,
+        upkeep: bool = True,
+        announce: Announce = announce_nothing,
+        requeue: bool = False,
+    ) -> None:
+        self.owner = new_id()
+        self.launch: Launch | None = None
+        self.store = store
+        self.announce = announce
+        self.live: dict[str, Run] = {}
+        self._requeue = requeue
+        self.lease = lease
+        self._behind: list[Run] = []  # those with events to store
+        self._timer: asyncio.TimerHandle | None = None
+        self._with_upkeep = upkeep
+        self._upkeep: asyncio.Task[None] | None = None
+
+    def open(self, record: Record, turn: tuple[Item, ...] = (), *, whole: bool = False) -> Run:
+        """A run for a record, whose lease is renewed from its beginning to its end."""
+        if self._upkeep is None or self._upkeep.done():
+            self.begin()
+        return Run(record, self, turn, whole=whole)
+
+    def write_soon(self, run: Run) -> None:
+        """Have a run store its events, all runs at the same time: so they share a commit."""
+        self._behind.append(run)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(BEHIND, self._write_behind)
+
+    def _write_behind(self) -> None:
+        runs, self._behind, self._timer = self._behind, [], None
+        for run in runs:
+            run.write_behind()
+
+    async def begin_in_background(self, run: Run, request: Request, caller: Caller) -> None:
+        """Store a run and start it."""
+        await self.store.begin(run.record)
+        self._launch(run, request, caller)
+
+    def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
+        if self.launch is None:
+            raise RuntimeError("there is no engine to answer in the background")
+        run.begun = True
+        self.live[run.record.id] = run
+        run.task = asyncio.get_running_loop().create_task(self.launch(run, request, caller))
+
+    async def follow(self, record: Record) -> Batches:
+        """The events of a run from the first on, wherever it runs, to its end."""
+        run = self.live.get(record.id)
+        if run is not None:
+            async for batch in run.follow():
+                yield batch
+            return
+        place, running = 0, record.running
+        while True:
+            for segment in await self.store.log(record.id, place):
+                place += len(segment.events)
+                yield list(segment.events)
+                if isinstance(segment.events[-1], TERMINAL):
+                    return
+            if not running:
+                return
+            await self.store.wait(record.id, place, LOOK)
+            now = await self.store.get(record.tenant, record.id)
+            running = now is not None and now.running
+
+    def send(self, record: Record, sink: Sink) -> Handle:
+        """Have a sink receive the events of a run from the first on, wherever it runs."""
+        return Follower(self.follow(record), sink)
+
+    async def cancel(self, record: Record) -> Record:
+        """End a run, wherever it runs; the record as it is after that."""
+        run = self.live.get(record.id)
+        if run is not None and not run.ended:
+            run.stop()
+            await run.finished()
+        elif record.running:
+            await self.store.request_cancel(record.tenant, record.id)
+            await self._ended(record)
+        return await self.store.get(record.tenant, record.id) or record
+
+    async def _ended(self, record: Record) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                async for _ in self.follow(record):
+                    pass
+
+    # ---- upkeep --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Renew leases, and end the runs of dead servers, from now on."""
+        if self._with_upkeep and (self._upkeep is None or self._upkeep.done()):
+            self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+
+    @property
+    def background(self) -> int:
+        """How many answers are being given here in the background."""
+        return len(self._in_background())
+
+    def stop_all(self) -> None:
+        """Stop what runs in the background now."""
+        for run in self._in_background():
+            run.stop(SHUT_DOWN)
+
+    async def drain(self, patience: float) -> None:
+        """Let what runs in the background end within `patience` seconds, then stop it."""
+        timer = asyncio.get_running_loop().call_later(patience, self.stop_all)
+        try:
+            async with asyncio.timeout(patience + PATIENCE):
+                while runs := self._in_background():
+                    await runs[0].finished()
+        except TimeoutError:
+            _log.warning("%d background answers would not stop.", self.background)
+        finally:
+            timer.cancel()
+
+    def _in_background(self) -> list[Run]:
+        return [run for run in self.live.values() if run.record.background and not run.ended]
+
+    async def close(self) -> None:
+        """Stop what still runs, wait until that is stored, and end the upkeep."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        runs = tuple(self.live.values())
+        for run in runs:
+            run.stop(SHUT_DOWN)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                for run in runs:
+                    await run.finished()
+
+    async def _keep_up(self) -> None:
+        swept, trouble = 0.0, ""
+        while True:
+            try:
+                await self._renew()
+                await self._end_orphans()
+                if time.monotonic() - swept > SWEEP:
+                    swept = time.monotonic()
+                    await self.store.sweep(time.time())
+                trouble = ""
+            except StoreError as error:  # requests get their own errors; this is tried again
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("%s", trouble)
+            except Exception:
+                _log.exception("The upkeep of runs failed, and goes on.")
+            await asyncio.sleep(min(1.0, self.lease / 4))
+
+    async def _renew(self) -> None:
+        own = [run for run in self.live.values() if run.begun and not run.ended]
+        if not own:
+            return
+        unwanted = await self.store.renew_leases(
+            [run.record.id for run in own], time.time() + self.lease
+        )
+        for run in own:
+            if run.record.id in unwanted:
+                run.stop()
+
+    async def _end_orphans(self) -> None:
+        """End the runs that nobody goes on with: their servers died, or, where it was this one,
+        their end could not be stored."""
+        now = time.time()
+        for record in await self.store.take_orphans(self.owner, now, now + self.lease):
+            if record.id in self.live:
+                continue
+            log = await self.store.log(record.id)
+            events = [event for segment in log for event in segment.events]
+            stored = len(events)
+            if not events and record.background and self._requeue and self.launch is not None:
+                items = record.request.items if record.conversation is not None else ()
+                run = Run(record, self, named(items, record.id))
+                self._launch(run, None, Caller(tenant=record.tenant))
+                continue
+            if not events:
+                events.append(Started(record.id, record.created_at, record.request.model))
+            events.append(Failed(DIED))
+            response, rest = fold(events), LogSegment(stored, tuple(events[stored:]))
+            messages = self.announce(record, response) if record.background else ()
+            await self.store.finish(record.id, response, rest, messages=messages)
+
+
+class Follower:
+    """A handle of one task that reads the events of a run for a sink."""
+
+    def __init__(self, batches: Batches, sink: Sink) -> None:
+        self._batches = batches
+        self._sink: Sink | None = sink  # None once nothing more is wanted
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    def cancel(self) -> None:
+        """Read no more; the run goes on."""
+        self._sink = None
+        self._resumed.set()
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def pause(self) -> None:
+        """Read no more until `resume`."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._resumed.set()
+
+    async def _read(self) -> None:
+        last: Event | None = None
+        try:
+            async with aclosing(self._batches) as batches:
+                async for batch in batches:
+                    last = batch[-1]
+                    if self._sink is None:
+                        return
+                    self._sink.receive(batch)
+                    await self._resumed.wait()
+            if not isinstance(last, TERMINAL) and self._sink is not None:
+                self._sink.receive([Failed(UNFINISHED)])
+        except Exception as error:
+            if self._sink is not None:
+                self._sink.receive([Failed(fault_from(error))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import os
 import secrets
+import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,28 +18,18 @@ from dragoman.core.error import FaultError, bad_request
 from dragoman.core.interfaces import Caller
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.engines.base import new_id, now
+from dragoman.engines.base import new_id
 from dragoman.engines.reasoning import ENCRYPTED, ReasoningCipher
 from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.config import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Record, Retention, Store, StoreError
+from dragoman.stores.base import Record, Retention, Source, Store, StoreError, named
 from dragoman.stores.factory import data_directory, open_store
 from dragoman.wire.registry import WIRES
 
-from .resolve import (
-    NOT_ENCRYPTED,
-    Source,
-    bare,
-    for_engine,
-    named,
-    needs_lookup,
-    recalled,
-    understand,
-)
-from .run import Run
-from .runs import LEASE, Runs
+from .resolve import NOT_ENCRYPTED, RECALLING, REFERRING, bare, for_engine, recalled, understand
+from .run import LEASE, Run, Runs
 from .webhooks import Receiver, Sender, Webhooks
 
 ENCODER_VERSION = 2
@@ -98,37 +89,36 @@ class Memory:
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
             raise FaultError(bad_request("needs store to be true", "background"))
-        if needs_lookup(request, stored=stored):
+        if (
+            request.previous_response_id is not None
+            or request.conversation is not None
+            or not (RECALLING if stored else REFERRING).isdisjoint(map(type, request.items))
+        ):
             return self._look_up(wire, request, caller, stored, source or self.store)
         whole = for_engine(request, request.items, request.instructions)
         if not stored:
             losses = self._losses(request) if request.include else ()
             return Plan(whole, replace(request, store=False), losses)
-        id = new_id()
-        own = replace(request, items=named(request.items, id))
-        return self._stored(wire, caller, id, own, whole)
+        return self._stored(wire, caller, request, whole)
 
     async def _look_up(
         self, wire: str, request: Request, caller: Caller, stored: bool, source: Source
     ) -> Plan:
-        id = new_id()
-        asked = await understand(request, source, caller.tenant, id, inherit=self._inherit)
+        asked = await understand(request, source, caller.tenant, inherit=self._inherit)
         whole, losses = await recalled(asked, source, caller.tenant)
         if not stored:
             losses = (*self._losses(request), *losses)
             return Plan(whole, replace(request, store=False), losses)
-        own = asked.own
         previous = request.previous_response_id
         if previous is not None and not await self._known(caller, previous, source):
             # Only the connection has what came before, so that the record must hold it.
-            own, previous = replace(own, items=named(asked.whole.items, id)), None
-        return self._stored(wire, caller, id, own, whole, previous, asked.conversation, losses)
+            request, previous = replace(request, items=asked.whole.items), None
+        return self._stored(wire, caller, request, whole, previous, asked.conversation, losses)
 
     def _stored(
         self,
         wire: str,
         caller: Caller,
-        id: str,
         own: Request,
         whole: Request,
         previous: str | None = None,
@@ -136,26 +126,28 @@ class Memory:
         losses: tuple[Loss, ...] = (),
     ) -> Plan:
         """The plan of a request whose answer is stored: `own` with it, `whole` is answered."""
-        background = bool(own.background)
+        background, moment = bool(own.background), time.time()
         record = Record(
-            id=id,
+            id=new_id(),
             tenant=caller.tenant,
             wire=wire,
-            created_at=now(),
+            created_at=int(moment),
             request=replace(own, store=True),
             status="queued" if background else "in_progress",
             previous=None if previous is None else bare(previous),
             conversation=None if conversation is None else bare(conversation),
             background=background,
             owner=self.runs.owner,
-            lease=self.runs.until(),
+            lease=moment + self.runs.lease,
             dialect=self._dialect,
             version=ENCODER_VERSION,
             metadata=own.metadata,
         )
-        turn = named(own.items, id) if conversation is not None else ()
+        turn = () if conversation is None else named(own.items, record.id)
         run = self.runs.open(record, turn, whole=not (background or own.stream))
-        return Plan(whole, record.request, (*self._losses(own), *losses), run, background)
+        if own.include:
+            losses = (*self._losses(own), *losses)
+        return Plan(whole, record.request, losses, run, background)
 
     def _losses(self, request: Request) -> tuple[Loss, ...]:
         return (NOT_ENCRYPTED,) if self.cipher is None and ENCRYPTED in request.include else ()
@@ -163,9 +155,7 @@ class Memory:
     async def reread(self, record: Record) -> Request:
         """What a record asked for, with all that it builds on. Raises FaultError when something it
         names is not there any more."""
-        asked = await understand(
-            record.request, self.store, record.tenant, record.id, inherit=self._inherit
-        )
+        asked = await understand(record.request, self.store, record.tenant, inherit=self._inherit)
         whole, _ = await recalled(asked, self.store, record.tenant)
         return whole
 

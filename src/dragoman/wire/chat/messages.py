@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
@@ -33,10 +33,10 @@ from dragoman.core.item import (
     Unknown,
     UnknownPart,
 )
-from dragoman.core.loss import LossList
 from dragoman.wire import json
 from dragoman.wire.choices import merge
 from dragoman.wire.json import ABSENT, Reader
+from dragoman.wire.losses import Note
 from dragoman.wire.protocol import Dialect
 
 from .fields import NAME, from_extra, restore, to_extra
@@ -169,47 +169,64 @@ class _CustomCall(Struct):
     namespace: str | None = None
 
 
-message_reader = Reader[_Message | _Tool | _Function](
-    _System, _Developer, _User, _Assistant, _Tool, _Function
+_image_url, _sound, _file_data = Reader(_ImageURL), Reader(_Sound), Reader(_FileData)
+_function_calls, _custom_calls = Reader(_FunctionCall), Reader(_CustomCall)
+_past_audio = Reader(_PastAudio)
+_calls = Reader(
+    _Call,
+    type=Literal["function", "custom"] | None,
+    function=_function_calls.strict,
+    custom=_custom_calls.strict,
 )
 _parts = Reader[_TextPart | _RefusalPart | _ImagePart | _AudioPart | _FilePart](
-    _TextPart, _RefusalPart, _ImagePart, _AudioPart, _FilePart
+    *(_TextPart, _RefusalPart, _ImagePart, _AudioPart, _FilePart),
+    image_url=_image_url.strict,
+    input_audio=_sound.strict,
+    file=_file_data.strict,
 )
-_image_url, _sound, _file_data = Reader(_ImageURL), Reader(_Sound), Reader(_FileData)
-_past_audio, _calls = Reader(_PastAudio), Reader(_Call)
-_function_calls, _custom_calls = Reader(_FunctionCall), Reader(_CustomCall)
+message_reader = Reader[_Message | _Tool | _Function](
+    *(_System, _Developer, _User, _Assistant, _Tool, _Function),
+    content=str | _parts.strict_list | None,
+    tool_calls=_calls.strict_list | None,
+)
 
 
 # ---- decoding ----------------------------------------------------------------------------
 
 
-def decode_messages(data: Raw) -> tuple[Item, ...]:
+def decode_messages(data: Raw | list[Any]) -> tuple[Item, ...]:
     """The items of a conversation, by `message_reader`. Raises FaultError naming the message that
     is wrong."""
     items: list[Item] = []
     calls: dict[str, type[Item]] = {}  # the calls that results may refer to
     legacy: dict[str, str] = {}  # by function name: the id made up for its last call
     after_assistant = False
-    messages, unknown = message_reader.read_all(data, "messages")
-    for number, message in enumerate(messages):
+    unknown: dict[int, dict[str, JSON]] = {}
+    if not isinstance(data, list):
+        data, unknown = message_reader.read_all(data, "messages")
+    for number, message in enumerate(data):
         rest = unknown.get(number, {})
-        content: Content | None
+        content: Content | None = message.content
         if isinstance(message.content, list):
             path = f"messages[{number}].content"
-            content = tuple([_part(raw, f"{path}[{n}]") for n, raw in enumerate(message.content)])
-        else:
-            content = message.content
+            content = tuple(
+                [
+                    Text(part.text)
+                    if isinstance(part, _TextPart)
+                    else _part(part, f"{path}[{place}]")
+                    for place, part in enumerate(message.content)
+                ]
+            )
         if isinstance(message, _Assistant):
             turn = _assistant_items(message, content, rest, number)
-            if message.tool_calls or message.function_call is not ABSENT:
-                for item in turn:
-                    match item:
-                        case FunctionCall() | CustomToolCall():
-                            calls[item.call_id] = type(item)
-                            if message.tool_calls is None:
-                                legacy[item.name] = item.call_id
-                        case Unknown(value={"id": str(call_id)}):
-                            calls[call_id] = Unknown
+            for item in turn if message.tool_calls or message.function_call is not ABSENT else ():
+                match item:
+                    case FunctionCall() | CustomToolCall():
+                        calls[item.call_id] = type(item)
+                        if message.tool_calls is None:
+                            legacy[item.name] = item.call_id
+                    case Unknown(value={"id": str(call_id)}):
+                        calls[call_id] = Unknown
             if after_assistant:
                 turn[0] = replace(turn[0], extra=(turn[0].extra or {}) | NEW_TURN)
             items += turn
@@ -219,11 +236,8 @@ def decode_messages(data: Raw) -> tuple[Item, ...]:
         if isinstance(message, _Message):
             if content is None:
                 raise FaultError(bad_request("is missing", f"messages[{number}].content"))
-            if rest or message.name is not None:
-                extra = to_extra(rest)
-                items.append(Message(message.role, content, name=message.name, extra=extra))
-            else:
-                items.append(Message(message.role, content))
+            extra = to_extra(rest) if rest else None
+            items.append(Message(message.role, content, name=message.name, extra=extra))
         elif isinstance(message, _Tool):
             call_id = message.tool_call_id
             if call_id not in calls:
@@ -250,7 +264,7 @@ def _assistant_items(
     reasoning = None
     if message.reasoning_content is not ABSENT or message.reasoning is not ABSENT:
         reasoning = _reasoning_text(message, rest)
-    details = _reasoning = message.reasoning_details
+    details = message.reasoning_details
     if reasoning is not None or details:
         json.check_depth(details)
         thoughts = () if reasoning is None else (Thought(reasoning),)
@@ -265,7 +279,8 @@ def _assistant_items(
             rest["function_call"] = json.value_of(message.function_call)
         else:
             path, call_id = f"messages[{place}].function_call", f"call_legacy_{place}"
-            calls = [_function_call(call_id, message.function_call, {}, path)]
+            call, more = _function_calls.read(message.function_call, path)
+            calls = [_function_call(call_id, call, to_extra({}, function=more))]
     content = None if given == () else given
     if message.refusal or message.audio is not ABSENT:
         content = _with_refusal_and_audio(content, message, f"messages[{place}]")
@@ -312,22 +327,23 @@ def _with_refusal_and_audio(
     return (*(parts(content) if content else ()), *added) if added else content
 
 
-def _part(raw: Raw, path: str) -> Part:
+def _part(data: Any, path: str) -> Part:
     try:
-        part, rest = _parts.read(raw, path)
+        part, rest = _parts.read(data, path)
     except FaultError:
-        value = json.load(bytes(raw))
+        value = json.load(bytes(data))
         if isinstance(value, dict) and str(value.get("type")) in VENDOR_PARTS:
             return UnknownPart(NAME, value)
         raise
     match part:
         case _TextPart():
-            return Text(part.text, extra=to_extra(rest) if rest else None)
+            return Text(part.text, extra=to_extra(rest))
         case _RefusalPart():
             return Refusal(part.refusal, extra=to_extra(rest))
-        case _ImagePart(image_url=inner):
-            if bytes(memoryview(inner)[:1]) == b'"':  # seen in the wild, and clear enough
-                inner = Raw(b'{"url":%b}' % bytes(inner))
+        case _ImagePart():
+            inner: Any = part.image_url
+            if isinstance(inner, Raw) and bytes(inner)[:1] == b'"':
+                inner = Raw(b'{"url":%b}' % bytes(inner))  # seen in the wild, and clear enough
             image, more = _image_url.read(inner, f"{path}.image_url")
             return Image(image.url, detail=image.detail, extra=to_extra(rest, image_url=more))
         case _AudioPart():
@@ -342,33 +358,30 @@ def _part(raw: Raw, path: str) -> Part:
             return File(file.file_id, file.file_data, filename=file.filename, extra=extra)
 
 
-def _call(raw: Raw, path: str) -> FunctionCall | CustomToolCall | Unknown:
-    call, rest = _calls.read(raw, path)
+def _call(data: Any, path: str) -> FunctionCall | CustomToolCall | Unknown:
+    call, rest = _calls.read(data, path)
     kind = call.type or "function"
     if kind not in ("function", "custom"):
-        value = json.load(bytes(raw))
-        fields = {name: each for name, each in value.items() if name != "type"}
-        return Unknown(NAME, kind, fields)
+        fields = json.value_of(data)
+        return Unknown(NAME, kind, {name: v for name, v in fields.items() if name != "type"})
     inner, path = (call.function if kind == "function" else call.custom), f"{path}.{kind}"
     if inner is ABSENT:
         raise FaultError(bad_request("is missing", path))
-    return (_function_call if kind == "function" else _custom_call)(call.id, inner, rest, path)
+    if kind == "function":
+        function, more = _function_calls.read(inner, path)
+        extra = to_extra(rest, function=more) if rest or more else None
+        return _function_call(call.id, function, extra)
+    custom, more = _custom_calls.read(inner, path)
+    extra = to_extra(rest, custom=more)
+    return CustomToolCall(call.id, custom.name, custom.input or "", custom.namespace, extra=extra)
 
 
-def _function_call(call_id: str, inner: Raw, rest: dict[str, JSON], path: str) -> FunctionCall:
-    call, more = _function_calls.read(inner, path)
+def _function_call(call_id: str, call: _FunctionCall, extra: Extra | None) -> FunctionCall:
     arguments = call.arguments or ""
     if not isinstance(arguments, str):
         json.check_depth(arguments)
         arguments = json.text(arguments)
-    extra = to_extra(rest, function=more) if rest or more else None
     return FunctionCall(call_id, call.name, arguments, call.namespace, extra=extra)
-
-
-def _custom_call(call_id: str, inner: Raw, rest: dict[str, JSON], path: str) -> CustomToolCall:
-    call, more = _custom_calls.read(inner, path)
-    extra = to_extra(rest, custom=more)
-    return CustomToolCall(call_id, call.name, call.input or "", call.namespace, extra=extra)
 
 
 # ---- encoding ----------------------------------------------------------------------------
@@ -407,11 +420,6 @@ def parts(content: Content) -> tuple[Part, ...]:
     return (Text(content),) if isinstance(content, str) else content
 
 
-def is_text(content: Sequence[Part]) -> bool:
-    """Whether all parts are text."""
-    return all(isinstance(part, Text | Refusal) for part in content)
-
-
 def describe(part: Part) -> str:
     """A part as text, for models and servers that cannot take the part itself."""
     match part:
@@ -435,226 +443,164 @@ MAX_DESCRIBED = 2000
 """How many characters of a field are kept where an item is described as text."""
 
 
-def encode_messages(items: Iterable[Item], dialect: Dialect, losses: LossList) -> list[JSON]:
-    """The messages for these items; what the dialect costs is added to the losses."""
+def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) -> list[JSON]:
+    """The messages for these items; what the dialect costs is noted."""
     messages: list[JSON] = []
-    turn: _AssistantTurn | None = None  # the assistant message that is not complete yet
+    turn: list[tuple[int, Any]] = []  # the items of an assistant message that is not complete yet
     moved: list[Part] = []  # parts of results that only a user message may have
-    reasoning_missing = False
-
-    def end_turn() -> None:
-        nonlocal turn, reasoning_missing
-        if turn is not None:
-            reasoning_missing = reasoning_missing or turn.lacks_reasoning
-            messages.append(turn.message())
-            turn = None
-
-    def end_results() -> None:
-        end_turn()
-        if moved:
-            messages.append({"role": "user", "content": encode_content(tuple(moved))})
-            moved.clear()
-
-    for index, item in enumerate(items):
+    for index, item in enumerate((*items, None)):
         match item:
-            case Message(role="user" | "system" | "developer"):
-                if turn is not None or moved:
-                    end_results()
-                content = item.content
-                if not isinstance(content, str):
-                    content = _encode_parts(content, dialect, losses, index)
-                message: dict[str, JSON] = {"role": item.role, "content": content}
-                if item.name:
-                    message["name"] = item.name
-                messages.append(message if item.extra is None else restore(message, item.extra))
-            case FunctionCallOutput() | CustomToolCallOutput():
-                if turn is not None:
-                    end_turn()
-                output = item.output
-                if not isinstance(output, str):
-                    shown = [part for part in output if isinstance(part, Image | Audio | File)]
-                    if shown:
-                        label = Text(f"From the result of the tool call {item.call_id}:")
-                        moved += [label, *shown]
-                        output = tuple(map(_without_media, output))
-                    output = _encode_parts(output, dialect, losses, index)
-                message = {"role": "tool", "tool_call_id": item.call_id, "content": output}
-                messages.append(message if item.extra is None else restore(message, item.extra))
             case Unknown(kind="compaction_trigger") | ItemReference() | Compaction():
-                pass  # asks for nothing where it is not last; the others are refused before
+                continue  # asks for nothing where it is not last; the others are refused before
+            case Message(role=role):
+                inside = role == "assistant"
             case _:
-                if turn is None or (item.extra and item.extra.get("turn")):
-                    end_results()
-                    turn = _AssistantTurn(dialect)
-                turn.add(item, losses, index)
-    if turn is not None or moved:
-        end_results()
-    if reasoning_missing:
-        why = (
-            "this server wants the reasoning that led to a call, and there is none: it gets a space"
-        )
-        losses.note("items[*].reasoning", "emulated", why)
+                inside = isinstance(item, Reasoning | FunctionCall | CustomToolCall | Unknown)
+        result = isinstance(item, FunctionCallOutput | CustomToolCallOutput)
+        if turn and not (inside and not (item and item.extra and item.extra.get("turn"))):
+            messages.append(_assistant_message(turn, dialect, notes))
+            turn = []
+        if moved and not result:
+            messages.append({"role": "user", "content": encode_content(tuple(moved))})
+            moved = []
+        if inside:
+            turn.append((index, item))
+            continue
+        if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+            content = item.output
+            if not isinstance(content, str):
+                shown = [part for part in content if type(part) in _MEDIA]
+                if shown:
+                    moved += [Text(f"From the result of the tool call {item.call_id}:"), *shown]
+                    content = tuple(
+                        Text(f"[{kind}: see the next user message]") if kind else part
+                        for part, kind in ((part, _MEDIA.get(type(part))) for part in content)
+                    )
+                content = _encode_parts(content, dialect, notes, index)
+            message = {"role": "tool", "tool_call_id": item.call_id, "content": content}
+        elif isinstance(item, Message):
+            content = item.content
+            if not isinstance(content, str):
+                content = _encode_parts(content, dialect, notes, index)
+            message = {"role": item.role, "content": content}
+            if item.name:
+                message["name"] = item.name
+        else:
+            continue
+        messages.append(message if item.extra is None else restore(message, item.extra))
     return messages
 
 
+_MEDIA: dict[type, str] = {Image: "image", Audio: "audio", File: "file"}
+"""Parts that cannot stand in the result of a tool."""
+
+
 def _encode_parts(
-    content: tuple[Part, ...], dialect: Dialect, losses: LossList, index: int
+    content: tuple[Part, ...], dialect: Dialect, notes: list[Note], index: int
 ) -> JSON:
     """Parts as this server takes them: a list that is all text may have to be a string."""
-    if dialect.content_parts or not is_text(content):
+    if dialect.content_parts or not all(isinstance(part, Text | Refusal) for part in content):
         return encode_content(content)
     if len(content) > 1:
         why = "the text is sent as one string; its parts are joined"
-        losses.note("items[*].content", "emulated", why, (index,))
-    return "\n".join(describe(part) for part in content)
+        notes.append(("items[*].content", "emulated", why, (index,)))
+    return "\n".join(map(describe, content))
 
 
-def _without_media(part: Part) -> Part:
-    """A part of a result; one that cannot stand there as the text that says where it is."""
-    match part:
-        case Image():
-            return Text("[image: see the next user message]")
-        case Audio():
-            return Text("[audio: see the next user message]")
-        case File():
-            return Text("[file: see the next user message]")
-        case _:
-            return part
-
-
-class _AssistantTurn:
-    """The items between two messages of others, which are one assistant message."""
-
-    __slots__ = ("_calls", "_content", "_dialect", "_extra", "_inline", "_reasoning")
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self._reasoning: list[str] = []
-        self._content: Content | None = None
-        self._inline = ""  # reasoning in think tags, which stands before the text it belongs to
-        self._calls: list[JSON] = []
-        self._extra: dict[str, JSON] = {}
-
-    def add(
-        self,
-        item: Message | Reasoning | FunctionCall | CustomToolCall | Unknown,
-        losses: LossList,
-        index: int,
-    ) -> None:
-        """One item more of this turn."""
+def _assistant_message(
+    turn: list[tuple[int, Any]], dialect: Dialect, notes: list[Note]
+) -> dict[str, JSON]:
+    """The items between two messages of others, which are one message of the assistant. Fields that
+    were not given are not in it."""
+    contents: list[Content] = []
+    reasoning: list[str] = []
+    inline = ""  # reasoning in think tags runs into the text it belongs to with nothing between
+    calls: list[JSON] = []
+    more: dict[str, JSON] = {}
+    for index, item in turn:
+        content: Content | None = None
         match item:
             case FunctionCall() | CustomToolCall():
-                self._calls.append(encode_call(item))
+                calls.append(encode_call(item))
+                continue
+            case Unknown(wire=wire) if wire == NAME:
+                calls.append({"type": item.kind, **item.value})
+                continue
+            case Unknown():
+                content = (Text(f"[{item.kind}: {json.text(_shortened(item.value))}]"),)
             case Message():
                 content = item.content
-                if not isinstance(content, str) and not self._dialect.content_parts:
-                    _encode_parts(content, self._dialect, losses, index)  # notes what it costs
-                self._add_content(content)
+                if not isinstance(content, str) and not dialect.content_parts:
+                    _encode_parts(content, dialect, notes, index)  # notes what it costs
                 if item.name:
-                    self._add_extra({"name": item.name})
-                if item.extra:
-                    self._add_extra(from_extra(item.extra))
+                    more.setdefault("name", item.name)
             case Reasoning():
-                self._add_reasoning(item, losses, index)
-            case Unknown(wire=wire) if wire == NAME:
-                self._calls.append({"type": item.kind, **item.value})
-            case _:
-                text = f"[{item.kind}: {json.text(_shortened(item.value))}]"
-                self._add_content((Text(text),))
-
-    @property
-    def lacks_reasoning(self) -> bool:
-        """Whether the server wants reasoning with this message, and there is none."""
-        must = self._dialect.reasoning_echo == "must"
-        return must and bool(self._calls) and not any(self._reasoning)
-
-    def message(self) -> dict[str, JSON]:
-        """The message; fields that were not given are not in it."""
-        message: dict[str, JSON] = {"role": "assistant"}
-        if self._inline:
-            self._add_content("")
-        refusal: str | None = None
-        audio: dict[str, JSON] | None = None
-        content = self._content
-        if isinstance(content, tuple):
-            content, refusal, audio = _split_content(content)
+                if dialect.reasoning_echo == "never":
+                    why = "this server takes no reasoning back"
+                    notes.append(("items[*].reasoning", "dropped", why, (index,)))
+                if (tags := (item.extra or {}).get("inline")) is not None:
+                    inline += tags.get("open", "") + item.text + tags.get("close", "")
+                elif item.content or item.summary:
+                    reasoning.append(item.text)
         if content is not None:
-            text = not isinstance(content, str) and not self._dialect.content_parts
-            message["content"] = (
-                "\n".join(map(describe, parts(content)))
-                if text and is_text(parts(content))
-                else encode_content(content)
-            )
-        elif not (self._calls or refusal or audio):
-            message["content"] = ""
-        if refusal:
-            message["refusal"] = refusal
-        if audio:
-            message["audio"] = audio
-        if self._reasoning and self._dialect.reasoning_echo != "never":
-            message[self._dialect.reasoning_field] = "\n\n".join(self._reasoning)
-        if self.lacks_reasoning:
-            message[self._dialect.reasoning_field] = PLACEHOLDER_REASONING
-        if self._calls:
-            message["tool_calls"] = self._calls
-        if self._dialect.reasoning_echo == "never":
-            self._extra.pop("reasoning_details", None)
-        return merge(message, self._extra) if self._extra else message
-
-    def _add_reasoning(self, item: Reasoning, losses: LossList, index: int) -> None:
-        if self._dialect.reasoning_echo == "never":
-            why = "this server takes no reasoning back"
-            losses.note("items[*].reasoning", "dropped", why, (index,))
-        tags = (item.extra or {}).get("inline")
-        if tags is not None:
-            self._inline += tags.get("open", "") + item.text + tags.get("close", "")
-        elif item.content or item.summary:
-            self._reasoning.append(item.text)
-        if item.extra:
-            self._add_extra(from_extra(item.extra))
-
-    def _add_content(self, content: Content) -> None:
-        inline, self._inline = self._inline, ""
-        if inline:  # reasoning in think tags runs into the text with nothing between
-            match content:
-                case str():
-                    content = inline + content
-                case (Text() as first, *rest):
-                    content = (replace(first, text=inline + first.text), *rest)
-                case _:
-                    content = (Text(inline), *content)
-        if self._content is None or self._content == ():
-            self._content = content
-        elif content != ():
-            self._content = (*parts(self._content), *parts(content))
-
-    def _add_extra(self, fields: dict[str, JSON]) -> None:
-        for name, value in fields.items():
-            have = self._extra.get(name)
+            contents.append(_prefixed(inline, content) if inline else content)
+            inline = ""
+        for name, value in from_extra(item.extra).items() if item.extra else ():
+            have = more.get(name)
             if isinstance(have, list) and isinstance(value, list):
-                self._extra[name] = have + value
+                more[name] = have + value
             else:
-                self._extra.setdefault(name, value)
-
-
-def _split_content(
-    content: tuple[Part, ...],
-) -> tuple[Content | None, str | None, dict[str, JSON] | None]:
-    """Content, refusal and past audio, which have fields of their own on this wire."""
-    audio: dict[str, JSON] | None = None
-    kept: list[Part] = []
+                more.setdefault(name, value)
+    if inline:
+        contents.append(inline)
+    message: dict[str, JSON] = {"role": "assistant"}
     refusals: list[str] = []
-    for part in content:
-        match part:
-            case Refusal():
-                refusals.append(part.text)
-            case Audio(id=str(id)):
-                audio = restore({"id": id}, part.extra)
-            case Audio():
-                kept.append(Text(describe(part)))
-            case _:
-                kept.append(part)
-    return tuple(kept) or None, "".join(refusals) or None, audio
+    several = [content for content in contents if content != ()]
+    said: JSON = None
+    if len(several) == 1 and isinstance(several[0], str):
+        said = several[0]
+    elif several:
+        kept: list[Part] = []
+        for part in (part for content in several for part in parts(content)):
+            match part:  # refusals and past audio have fields of their own on this wire
+                case Refusal():
+                    refusals.append(part.text)
+                case Audio(id=str(id)):
+                    message["audio"] = restore({"id": id}, part.extra)
+                case Audio():
+                    kept.append(Text(describe(part)))
+                case _:
+                    kept.append(part)
+        said = _encode_parts(tuple(kept), dialect, [], 0) if kept else None
+    refusal = "".join(refusals)
+    if said is not None or not (calls or refusal or "audio" in message):
+        message["content"] = said or ""
+    if refusal:
+        message["refusal"] = refusal
+    if dialect.reasoning_echo == "never":
+        more.pop("reasoning_details", None)
+    elif reasoning:
+        message[dialect.reasoning_field] = "\n\n".join(reasoning)
+    if dialect.reasoning_echo == "must" and calls and not any(reasoning):
+        message[dialect.reasoning_field] = PLACEHOLDER_REASONING
+        why = (
+            "this server wants the reasoning that led to a call, and there is none: it gets a space"
+        )
+        notes.append(("items[*].reasoning", "emulated", why, ()))
+    if calls:
+        message["tool_calls"] = calls
+    return merge(message, more) if more else message
+
+
+def _prefixed(text: str, content: Content) -> Content:
+    """The content with a text right before it."""
+    match content:
+        case str():
+            return text + content
+        case (Text() as first, *rest):
+            return (replace(first, text=text + first.text), *rest)
+        case _:
+            return (Text(text), *content)
 
 
 def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:

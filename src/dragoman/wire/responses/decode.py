@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import CUT, Fault, FaultError
 from dragoman.core.event import DeltaKind, Event, State
 from dragoman.core.item import (
     JSON,
@@ -21,18 +21,19 @@ from dragoman.core.item import (
     Part,
     Reasoning,
     Refusal,
+    Role,
     Summary,
     Text,
     Thought,
     Unknown,
 )
-from dragoman.core.turn import CUT, EMPTY, NAMELESS, Turn
+from dragoman.core.turn import EMPTY, NAMELESS, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import MAX_ANSWER
 from dragoman.wire.sse import SSEDecoder
 
 from .encode import STATES
-from .items import ROLES, WIRE, decode_annotation, decode_items, decode_parts, decode_tokens, dense
+from .items import WIRE, decode_annotation, decode_item, decode_part, decode_tokens, dense
 from .response import FIELDS, REASONS, decode
 from .tracker import CALLS, ItemState, ItemTracker, LastDelta, Types
 
@@ -110,7 +111,7 @@ def lenient_item(value: dict[str, JSON]) -> Item:
     try:
         if kind in _CALLS:
             return _call(value, _CALLS[kind])
-        return decode_items(_repaired({**value, "type": kind}, kind))
+        return decode_item(_repaired({**value, "type": kind}, kind))
     except FaultError:
         rest = {name: said for name, said in value.items() if name != "type"}
         id = value.get("id")
@@ -123,14 +124,14 @@ def _call(value: dict[str, JSON], field: str) -> Item:
     text = said if isinstance(said, str) else "" if said is None else json.text(said)
     call_id, name = value.get("call_id") or value.get("id") or "", value.get("name") or ""
     whole = {**value, field: text, "call_id": call_id or "?", "name": name or "?"}
-    call = decode_items(whole)
+    call = decode_item(whole)
     return replace(call, call_id=call_id, name=name)
 
 
 def _repaired(value: dict[str, JSON], kind: str) -> dict[str, JSON]:
     match kind:
         case "message":
-            role = next((role for role in ROLES if role == value.get("role")), "assistant")
+            role = next((role for role in get_args(Role) if role == value.get("role")), "assistant")
             return {**value, "role": role, "content": _content(value.get("content"), None)}
         case "reasoning":
             content = _content(value.get("content"), "reasoning_text")
@@ -169,7 +170,7 @@ def lenient_part(value: JSON, kind: str | None = None) -> Part | None:
     if not isinstance(value, dict):
         return None
     try:
-        return decode_parts(_piece({**value, "type": kind} if kind else value))
+        return decode_part(_piece({**value, "type": kind} if kind else value))
     except FaultError:
         return None
 

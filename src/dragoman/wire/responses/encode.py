@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -24,8 +24,6 @@ from dragoman.core.item import (
     Audio,
     CustomToolCall,
     FunctionCall,
-    Item,
-    Part,
     Refusal,
     Summary,
     Text,
@@ -38,26 +36,16 @@ from dragoman.wire import error, json, sse
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from .items import (
+    SEALED,
     WIRE,
     encode_annotation,
-    encode_output,
-    encode_parts,
+    encode_item,
+    encode_part,
     encode_tokens,
-    hides,
     hosted,
     shown,
-    without,
 )
-from .response import Echo, encode_object, item_id
-
-Named = tuple[str, dict[str, JSON]]
-"""The name of an event and its fields, all but its type and number."""
-
-Encoded = tuple[str, bytes]
-"""The name of an event and its JSON; `[DONE]` has no name."""
-
-Inside = PartAdded | Delta | PartDone | ItemDone
-ItemEvent = ItemAdded | Inside | Progress
+from .response import Echo, derived_id, encode_object
 
 STATES = {"partial": "partial_image"}
 """States of hosted tools that have another name on this wire."""
@@ -78,144 +66,11 @@ class _Position:
 
     __slots__ = ("annotations", "contents", "fields", "kind")
 
-    def __init__(self, item: Item, id: str, position: int) -> None:
-        self.fields: dict[str, JSON] = {"item_id": id, "output_index": position}
-        self.kind = hosted(item)
-        self.contents: dict[int, int] = {}  # our number of a part: its number here
+    def __init__(self, fields: dict[str, JSON], kind: str | None) -> None:
+        self.fields = fields
+        self.kind = kind  # of a hosted tool
+        self.contents: dict[int, dict[str, JSON]] = {}  # where a part stands, by our number of it
         self.annotations: dict[int, int] = {}  # our number of a part: how many so far
-
-    def open(self, part: Part, number: int) -> dict[str, JSON] | None:
-        """Where a part stands, from now on; None if it has no place here."""
-        if isinstance(part, Summary):
-            return {**self.fields, "summary_index": number}
-        if encode_parts(part) is None:
-            return None
-        self.contents[number] = len(self.contents)
-        return self.at(number)
-
-    def at(self, number: int) -> dict[str, JSON] | None:
-        """Where a part stands that is no summary."""
-        position = self.contents.get(number)
-        return None if position is None else {**self.fields, "content_index": position}
-
-
-class ItemEvents:
-    """The events about the items of one answer. `reasoning` is what raw reasoning is called."""
-
-    def __init__(self, reasoning: str) -> None:
-        self.response_id = ""
-        self._names = {**_NAMES, "reasoning": reasoning}
-        self._positions: dict[int, _Position] = {}  # by our index
-
-    def encode(self, event: ItemEvent) -> Iterator[Named]:
-        """The events of this wire for one about an item, or beside all items."""
-        match event:
-            case ItemAdded(index=index, item=item):
-                yield from self._item_added(index, item)
-            case Progress():
-                yield from self._progress(event)
-            case _ if (place := self._positions.get(event.index)) is not None:
-                yield from self._inside(place, event)
-
-    def _item_added(self, index: int, item: Item) -> Iterator[Named]:
-        id, position = item_id(item, self.response_id, index), len(self._positions)
-        encoded = encode_output(item, id)
-        if encoded is not None:
-            self._positions[index] = _Position(item, id, position)
-            yield "response.output_item.added", {"output_index": position, "item": encoded}
-
-    def _inside(self, place: _Position, event: Inside) -> Iterator[Named]:
-        match event:
-            case PartAdded(part=part):
-                at = place.open(part, event.part_index)
-                if at is not None:
-                    family = "reasoning_summary" if isinstance(part, Summary) else "content"
-                    yield f"response.{family}_part.added", {**at, "part": _full(part)}
-            case Delta(kind="annotation"):
-                yield from _annotation(place, event)
-            case Delta():
-                yield from self._delta(place, event)
-            case PartDone():
-                yield from self._part_done(place, event)
-            case _:
-                yield from _item_done(place, event.item)
-
-    def _delta(self, place: _Position, event: Delta) -> Iterator[Named]:
-        match event.kind:
-            case "text" | "transcript" | "refusal" | "reasoning":
-                at = place.at(event.part_index)
-            case "summary":
-                at = {**place.fields, "summary_index": event.part_index}
-            case "arguments" | "input" if place.kind is None:
-                at = place.fields
-            case _:
-                at = None  # the whole is in the item when it is done
-        if at is None:
-            return
-        encoded = {**at, "delta": event.data}
-        if event.kind in ("text", "transcript"):
-            encoded["logprobs"] = encode_tokens(event.tokens)
-        yield f"response.{self._names[event.kind]}.delta", encoded
-
-    def _part_done(self, place: _Position, event: PartDone) -> Iterator[Named]:
-        part = event.part
-        if isinstance(part, Summary):
-            at: dict[str, JSON] | None = {**place.fields, "summary_index": event.part_index}
-        else:
-            at = place.at(event.part_index)
-        if at is None:
-            return
-        whole = _full(part)
-        match part:
-            case Text() | Audio():
-                encoded = {name: whole[name] for name in ("text", "logprobs")}
-                yield "response.output_text.done", {**at, **encoded}
-            case Refusal():
-                yield "response.refusal.done", {**at, "refusal": part.text}
-            case Thought():
-                yield f"response.{self._names['reasoning']}.done", {**at, "text": part.text}
-            case Summary():
-                yield "response.reasoning_summary_text.done", {**at, "text": part.text}
-                yield "response.reasoning_summary_part.done", {**at, "part": whole}
-                return
-        yield "response.content_part.done", {**at, "part": whole}
-
-    def _progress(self, event: Progress) -> Iterator[Named]:
-        place = None if event.index is None else self._positions.get(event.index)
-        if event.state == "raw":
-            encoded = event.data.get(WIRE)
-            if encoded is not None and (event.index is None or place is not None):
-                where = place.fields if place else {}
-                fields = {name: where.get(name, value) for name, value in encoded.items()}
-                yield fields.pop("type"), fields
-        elif place is not None and place.kind is not None:
-            state = STATES.get(event.state, event.state)
-            yield f"response.{place.kind}.{state}", {**place.fields, **(event.data or {})}
-
-
-def _full(part: Part) -> dict[str, JSON]:
-    return encode_parts(part, "output_text", full=True) or {}
-
-
-def _annotation(place: _Position, event: Delta) -> Iterator[Named]:
-    at = place.at(event.part_index)
-    if at is not None:
-        number = place.annotations.get(event.part_index, 0)
-        place.annotations[event.part_index] = number + 1
-        note = {"annotation_index": number, "annotation": encode_annotation(event.data)}
-        yield "response.output_text.annotation.added", {**at, **note}
-
-
-def _item_done(place: _Position, item: Item) -> Iterator[Named]:
-    where = place.fields
-    match item:
-        case FunctionCall():
-            encoded = {"name": item.name, "arguments": item.arguments}
-            yield "response.function_call_arguments.done", {**where, **encoded}
-        case CustomToolCall():
-            yield "response.custom_tool_call_input.done", {**where, "input": item.input}
-    whole = encode_output(item, where["item_id"])
-    yield "response.output_item.done", {"output_index": where["output_index"], "item": whole}
 
 
 class Encoder:
@@ -229,9 +84,11 @@ class Encoder:
     def __init__(self, request: Request, dialect: Dialect = STANDARD) -> None:
         self._echo = Echo(request)
         self._queued = bool(request.background)
-        self._hides = hides(request)
+        self._hides = request.store is True and SEALED not in request.include
         self._nested_error = dialect.error_event == "nested"
-        self._item_events = ItemEvents(dialect.reasoning_events)
+        self._names = {**_NAMES, "reasoning": dialect.reasoning_events}
+        self._id = ""  # of the response
+        self._positions: dict[int, _Position] = {}  # of items, by our index
         self._fold = Fold()
         self._unfolded: list[Event] = []  # deltas that the fold gets with the event after them
         self._serial = ItemSerializer()
@@ -240,30 +97,15 @@ class Encoder:
         self._number = 0  # of the next event
         self._in_progress = b""  # the response object, until the answer is over
         self._over = False
-        # The last delta, as most are of the kind of the one before: which it was, its name, and
-        # what stands before its number and after its data.
+        # The last delta, as most are of the kind of the one before: which it was, and what stands
+        # before its number and after its data.
         self._key: tuple[int, str, int] | None = None
-        self._label = self._before = self._after = b""
+        self._before = self._after = b""
+        self._out: list[bytes] = []  # the frames of this batch
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The server-sent events for these; empty where this wire has none."""
-        return b"".join(self._encode(events, framed=True))
-
-    def frames(self, events: Sequence[Event]) -> list[bytes]:
-        """The same for a WebSocket: a JSON object for each event of this wire."""
-        return self._encode(events, framed=False)
-
-    def heartbeat(self, *, data: bool = False) -> bytes:
-        """A comment, or `response.in_progress` once more; empty unless an answer is in progress."""
-        if not self._in_progress:
-            return b""
-        if not data:
-            return sse.comment("still working")
-        name, encoded = self._snapshot("response.in_progress", self._in_progress)
-        return sse.frame(encoded, name)
-
-    def _encode(self, events: Sequence[Event], *, framed: bool) -> list[bytes]:
-        found: list[bytes] = []
+        out = self._out = []
         place, count = 0, len(events)
         while place < count:
             run: list[str] = []  # the data of deltas that are like the last one
@@ -277,29 +119,39 @@ class Encoder:
                 run.append(event.data)
                 place += 1
             if not run:
-                for name, data in self._one(events[place]):
-                    if framed:
-                        found.append(sse.frame(data, name or None))
-                    elif name:
-                        found.append(data)
+                self._one(events[place])
                 place += 1
                 continue
             self._unfolded += events[start:place]
-            before = self._label + self._before if framed else self._before
-            after = self._after + b"\n\n" if framed else self._after
+            before, after = self._before, self._after
             number, self._number = self._number, self._number + len(run)
             if len(run) == 1:
-                found.append(b'%b%d,"delta":%b%b' % (before, number, json.dump(run[0]), after))
+                out.append(b'%b%d,"delta":%b%b' % (before, number, json.dump(run[0]), after))
                 continue
             # As text, which is put together faster than bytes, and encoded once.
             texts = json.dump_all(run).decode().split("\n")
             opening, ending = before.decode(), after.decode()
             lines = [f'{opening}{n},"delta":{text}{ending}' for n, text in enumerate(texts, number)]
-            found += ["".join(lines).encode()] if framed else [line.encode() for line in lines]
-        return found
+            out.append("".join(lines).encode())
+        return b"".join(out)
 
-    def _one(self, event: Event) -> Iterator[Encoded]:
-        """The events for one that is no delta like the last."""
+    def frames(self, events: Sequence[Event]) -> list[bytes]:
+        """The same for a WebSocket: a JSON object for each event of this wire."""
+        # JSON has no line ends in it. What has no name is `[DONE]`, for streams alone.
+        frames = self.feed(events).split(b"\n\n")
+        return [frame.partition(b"\ndata: ")[2] for frame in frames if frame.startswith(b"event")]
+
+    def heartbeat(self, *, data: bool = False) -> bytes:
+        """A comment, or `response.in_progress` once more; empty unless an answer is in progress."""
+        if not self._in_progress:
+            return b""
+        if not data:
+            return sse.comment("still working")
+        self._snapshot("response.in_progress", self._in_progress)
+        return self._out.pop()
+
+    def _one(self, event: Event) -> None:
+        """Encode an event that is no delta like the last."""
         if isinstance(event, ItemAdded):
             if event.choice and self._first is None:
                 self._first, self._key = FirstChoice(self._items), None
@@ -307,78 +159,165 @@ class Encoder:
         only = event if self._first is None else self._first.feed(event)
         if only is None or self._over:  # another choice, for which this wire has no place
             return
-        only = without(only) if self._hides else only
+        if self._hides and isinstance(only, ItemAdded | ItemDone):
+            only = replace(only, item=shown((only.item,))[0])
         self._fold.feed_all((*self._unfolded, only))
         self._unfolded.clear()
         for ready in self._serial.feed(only):
-            yield from self._ready(ready)
+            self._encode(ready)
 
-    def _ready(self, event: Event) -> Iterator[Encoded]:
+    def _encode(self, event: Event) -> None:
         match event:
-            case Delta():
-                for name, fields in self._item_events.encode(event):
-                    yield self._delta(event, name, fields)
             case Started():
-                yield from self._start(event)
+                self._start(event)
+            case ItemAdded(index=index, item=item):
+                encoded = encode_item(item, item.id or derived_id(item, self._id, index))
+                if encoded is not None:
+                    place = len(self._positions)
+                    fields = {"item_id": encoded["id"], "output_index": place}
+                    self._positions[index] = _Position(fields, hosted(item))
+                    added = {"output_index": place, "item": encoded}
+                    self._emit("response.output_item.added", added)
+            case Progress():
+                self._progress(event)
             case Finished():
                 # A cancelled answer has no event of its own: it is one that stopped early.
                 status = "incomplete" if event.status == "cancelled" else event.status
-                yield self._end(f"response.{status}")
-                yield "", sse.END
+                self._end(f"response.{status}")
+                self._out.append(sse.DONE)
             case Failed():
-                begun = bool(self._in_progress)
-                yield self._end("response.failed") if begun else self._error(event)
+                if self._in_progress:
+                    self._end("response.failed")
+                else:
+                    self._error(event)
                 if event.fault.code != "upstream_cut":  # the answer broke off before it was done
-                    yield "", sse.END
-            case _:
-                for name, fields in self._item_events.encode(event):
-                    yield self._event(name, fields)
+                    self._out.append(sse.DONE)
+            case _ if (position := self._positions.get(event.index)) is not None:
+                self._inside(position, event)
 
-    def _start(self, event: Started) -> Iterator[Encoded]:
+    def _inside(self, position: _Position, event: PartAdded | Delta | PartDone | ItemDone) -> None:
+        """Encode what happens inside an item."""
+        where = position.fields
+        match event:
+            case Delta():
+                self._delta(position, event)
+            case PartAdded(part_index=number, part=Summary() as part):
+                at = {**where, "summary_index": number, "part": encode_part(part)}
+                self._emit("response.reasoning_summary_part.added", at)
+            case PartAdded(part_index=number, part=part):
+                encoded = encode_part(part, "output_text", full=True)
+                if encoded is not None:
+                    at = {**where, "content_index": len(position.contents)}
+                    position.contents[number] = at
+                    self._emit("response.content_part.added", {**at, "part": encoded})
+            case PartDone(part_index=number, part=Summary() as part):
+                at = {**where, "summary_index": number}
+                self._emit("response.reasoning_summary_text.done", {**at, "text": part.text})
+                whole = {**at, "part": encode_part(part)}
+                self._emit("response.reasoning_summary_part.done", whole)
+            case PartDone(part=part):
+                if (content := position.contents.get(event.part_index)) is None:
+                    return
+                encoded = encode_part(part, "output_text", full=True) or {}
+                match part:
+                    case Text() | Audio():
+                        done = {name: encoded[name] for name in ("text", "logprobs")}
+                        self._emit("response.output_text.done", {**content, **done})
+                    case Refusal():
+                        self._emit("response.refusal.done", {**content, "refusal": part.text})
+                    case Thought():
+                        name = f"response.{self._names['reasoning']}.done"
+                        self._emit(name, {**content, "text": part.text})
+                self._emit("response.content_part.done", {**content, "part": encoded})
+            case _:
+                item = event.item
+                match item:
+                    case FunctionCall():
+                        done = {"name": item.name, "arguments": item.arguments}
+                        self._emit("response.function_call_arguments.done", {**where, **done})
+                    case CustomToolCall():
+                        done = {"input": item.input}
+                        self._emit("response.custom_tool_call_input.done", {**where, **done})
+                encoded = encode_item(item, where["item_id"])
+                done = {"output_index": where["output_index"], "item": encoded}
+                self._emit("response.output_item.done", done)
+
+    def _delta(self, position: _Position, event: Delta) -> None:
+        """Encode a delta, and remember the template for those that follow."""
+        kind, at = event.kind, position.contents.get(event.part_index)
+        if kind == "annotation":
+            if at is not None:
+                number = position.annotations.get(event.part_index, 0)
+                position.annotations[event.part_index] = number + 1
+                note = {"annotation_index": number, "annotation": encode_annotation(event.data)}
+                self._emit("response.output_text.annotation.added", {**at, **note})
+            return
+        if kind == "summary":
+            at = {**position.fields, "summary_index": event.part_index}
+        elif kind in ("arguments", "input") and position.kind is None:
+            at = position.fields
+        elif kind not in self._names:
+            at = None
+        if at is None:
+            return  # the whole is in the item when it is done
+        name, text = f"response.{self._names[kind]}.delta", kind in ("text", "transcript")
+        if event.tokens:
+            probabilities = {"logprobs": encode_tokens(event.tokens)} if text else {}
+            self._emit(name, {**at, "delta": event.data, **probabilities})
+            return
+        number, self._number = self._number, self._number + 1
+        opening = json.dump({"type": name, **at})[:-1]
+        self._before = b'event: %b\ndata: %b,"sequence_number":' % (name.encode(), opening)
+        self._after = b',"logprobs":[]}\n\n' if text else b"}\n\n"
+        if self._first is None:
+            self._key = event.index, kind, event.part_index
+        data = json.dump(event.data)
+        self._out.append(b'%b%d,"delta":%b%b' % (self._before, number, data, self._after))
+
+    def _progress(self, event: Progress) -> None:
+        position = None if event.index is None else self._positions.get(event.index)
+        if event.state == "raw":
+            encoded = event.data.get(WIRE)
+            if encoded is not None and (event.index is None or position is not None):
+                where = position.fields if position else {}
+                fields = {name: where.get(name, value) for name, value in encoded.items()}
+                self._emit(fields.pop("type"), fields)
+        elif position is not None and position.kind is not None:
+            name = f"response.{position.kind}.{STATES.get(event.state, event.state)}"
+            self._emit(name, {**position.fields, **(event.data or {})})
+
+    def _start(self, event: Started) -> None:
         """The first events; a run in the background begins as one that waits its turn."""
-        self._item_events.response_id = event.id
+        self._id = event.id
         response = self._fold.response
         self._in_progress = opening = encode_object(response, self._echo)
         if self._queued:
             opening = encode_object(replace(response, status="queued"), self._echo)
-        yield self._snapshot("response.created", opening)
+        self._snapshot("response.created", opening)
         if self._queued:
-            yield self._snapshot("response.queued", opening)
-        yield self._snapshot("response.in_progress", self._in_progress)
+            self._snapshot("response.queued", opening)
+        self._snapshot("response.in_progress", self._in_progress)
 
-    def _end(self, name: str) -> Encoded:
+    def _end(self, name: str) -> None:
         self._in_progress, self._over, self._key = b"", True, None
-        return self._snapshot(name, encode_object(self._fold.response, self._echo))
+        self._snapshot(name, encode_object(self._fold.response, self._echo))
 
-    def _error(self, event: Failed) -> Encoded:
+    def _error(self, event: Failed) -> None:
         """A failure of an answer that never began, and so has no response to fail."""
         self._over = True
         fields = error.error_object(event.fault)
-        if self._nested_error:
-            return self._event("error", {"error": fields})
-        return self._event("error", {name: fields[name] for name in ("code", "message", "param")})
+        flat = {name: fields[name] for name in ("code", "message", "param")}
+        self._emit("error", {"error": fields} if self._nested_error else flat)
 
-    def _snapshot(self, name: str, response: bytes) -> Encoded:
-        number, self._number = self._number, self._number + 1
-        fields = b'{"type":"%b","sequence_number":%d,"response":%b}'
-        return name, fields % (name.encode(), number, response)
+    def _snapshot(self, name: str, response: bytes) -> None:
+        number, self._number, label = self._number, self._number + 1, name.encode()
+        frame = b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n'
+        self._out.append(frame % (label, label, number, response))
 
-    def _event(self, name: str, fields: dict[str, JSON]) -> Encoded:
+    def _emit(self, name: str, fields: dict[str, JSON]) -> None:
         number, self._number = self._number, self._number + 1
-        return name, json.dump({"type": name, "sequence_number": number, **fields})
-
-    def _delta(self, event: Delta, name: str, fields: dict[str, JSON]) -> Encoded:
-        """A delta, of which the template is remembered for those that follow."""
-        if event.tokens or event.kind == "annotation":
-            return self._event(name, fields)
-        number, self._number = self._number, self._number + 1
-        data = json.dump(fields.pop("delta"))
-        self._after = b',"logprobs":[]}' if fields.pop("logprobs", None) is not None else b"}"
-        self._before = json.dump({"type": name, **fields})[:-1] + b',"sequence_number":'
-        self._label = f"event: {name}\ndata: ".encode()
-        if self._first is None:
-            self._key = event.index, event.kind, event.part_index
-        return name, b'%b%d,"delta":%b%b' % (self._before, number, data, self._after)
+        data = json.dump({"type": name, "sequence_number": number, **fields})
+        self._out.append(b"event: %b\ndata: %b\n\n" % (name.encode(), data))
 
 
 def encode_response(response: Response, request: Request, dialect: Dialect = STANDARD) -> bytes:
@@ -386,6 +325,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect = STA
     if response.choices:  # this wire has a place for one alternative
         first = response.choice(0)
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
-    if hides(request):
-        response = replace(response, output=shown(response.output))
+    if request.store is True:
+        response = replace(response, output=shown(response.output, request.include))
     return encode_object(response, Echo(request))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
@@ -10,12 +10,10 @@ from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
-from dragoman.core.event import Event, ItemAdded, ItemDone
 from dragoman.core.item import (
     JSON,
     Annotation,
     Audio,
-    CallOutput,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -39,9 +37,8 @@ from dragoman.core.item import (
     Unknown,
     UnknownPart,
 )
-from dragoman.core.request import Request
 from dragoman.wire import json
-from dragoman.wire.json import Fields, kind
+from dragoman.wire.json import ABSENT, Reader, kind
 
 WIRE: Final = "responses"
 """The key of this wire in every `extra`."""
@@ -112,73 +109,300 @@ _REQUIRED: dict[str, dict[str, JSON]] = {
 """Fields the protocol's types demand of an annotation, and what stands for one not known."""
 
 
-# ---- decoding -----------------------------------------------------------------------------
+# ---- the objects of the protocol ---------------------------------------------------------
+
+_Word = Annotated[str, Meta(min_length=1)]
 
 
-def objects(values: list[JSON], path: str) -> Iterator[tuple[dict[str, JSON], str]]:
-    """Every member of a list with its path. Raises FaultError for one that is no object."""
-    for number, value in enumerate(values):
-        at = f"{path}[{number}]"
-        if not isinstance(value, dict):
-            raise FaultError(bad_request(f"is {kind(value)}, and must be an object", at))
-        yield value, at
+class _InputText(Struct, tag="input_text"):
+    text: str
+    annotations: JSON = None
+    logprobs: JSON = None
 
 
-def decode_parts(value: dict[str, JSON], path: str = "") -> Part:
-    """One piece of content. An unknown kind becomes an `UnknownPart`.
+class _OutputText(_InputText, tag="output_text"):
+    pass
 
-    Raises FaultError naming the field that is missing or of the wrong type.
-    """
-    fields = Fields(value, path)
-    match fields.need("type"):
-        case "input_text" | "output_text" | "text":
-            return Text(
-                need_text(fields, "text"),
-                annotations=decode_annotations(fields.any("annotations")),
-                tokens=decode_tokens(fields.any("logprobs")),
-                extra=to_extra(fields.rest()),
-            )
-        case "refusal":
-            return Refusal(need_text(fields, "refusal"), extra=to_extra(fields.rest()))
-        case "input_image":
-            return _image(fields)
-        case "input_file":
-            return _file(fields)
-        case "input_audio":
-            sound = fields.object("input_audio")
-            if sound is None:
-                raise fields.wrong("input_audio", "is missing")
-            data, format = sound.need("data"), sound.string("format")
-            return Audio(data, format, extra=to_extra(fields.rest()))
-        case "reasoning_text":
-            return Thought(need_text(fields, "text"), extra=to_extra(fields.rest()))
-        case "summary_text":
-            return Summary(need_text(fields, "text"), extra=to_extra(fields.rest()))
+
+class _PlainText(_InputText, tag="text"):
+    pass
+
+
+class _Refusal(Struct, tag="refusal"):
+    refusal: str
+
+
+class _Image(Struct, tag="input_image"):
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+
+
+class _File(Struct, tag="input_file"):
+    file_id: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+
+
+class _Audio(Struct, tag="input_audio"):
+    input_audio: Raw
+
+
+class _Sound(Struct):
+    data: _Word
+    format: str | None = None
+
+
+class _ReasoningText(Struct, tag="reasoning_text"):
+    text: str
+
+
+class _SummaryText(Struct, tag="summary_text"):
+    text: str
+
+
+class _Item(Struct, kw_only=True):
+    id: str | None = None
+    status: str | None = None
+
+
+class _EasyMessage(_Item, kw_only=True):
+    """A message without a type, as people write them."""
+
+    role: str
+    content: Raw = ABSENT
+    phase: str | None = None
+
+
+class _Message(_EasyMessage, tag="message"):
+    pass
+
+
+class _Reasoning(_Item, tag="reasoning", kw_only=True):
+    content: Raw = ABSENT
+    summary: Raw = ABSENT
+    encrypted_content: str | None = None
+
+
+class _FunctionCall(_Item, tag="function_call", kw_only=True):
+    call_id: _Word
+    name: _Word
+    arguments: str
+    namespace: str | None = None
+
+
+class _CustomToolCall(_Item, tag="custom_tool_call", kw_only=True):
+    call_id: _Word
+    name: _Word
+    input: str
+    namespace: str | None = None
+
+
+class _CallOutput(_Item, tag="function_call_output", kw_only=True):
+    call_id: _Word
+    output: Raw
+
+
+class _CustomCallOutput(_CallOutput, tag="custom_tool_call_output"):
+    pass
+
+
+class _Compaction(Struct, tag="compaction"):
+    encrypted_content: str
+    id: str | None = None
+
+
+class _ItemReference(Struct, tag="item_reference"):
+    id: _Word
+
+
+class _Head(Struct):
+    """What tells the kinds of objects apart."""
+
+    type: str | None = None
+    id: JSON = None
+    role: JSON = None
+    content: Raw = ABSENT
+
+
+_PARTS = (
+    *(_InputText, _OutputText, _PlainText, _Refusal, _Image, _File, _Audio),
+    *(_ReasoningText, _SummaryText),
+)
+_ITEMS = (
+    *(_Message, _Reasoning, _FunctionCall, _CustomToolCall, _CallOutput, _CustomCallOutput),
+    *(_Compaction, _ItemReference),
+)
+_KINDS = {each.__struct_config__.tag for each in (*_PARTS, *_ITEMS)}
+_parts, _sound = Reader[Any](*_PARTS), Reader(_Sound)
+_content_type = str | _parts.strict_list | None
+_items = Reader[Any](*_ITEMS, content=_content_type, summary=_content_type, output=_content_type)
+_easy = Reader(_EasyMessage, content=_content_type)
+_read_items = msgspec.json.Decoder(_items.strict_list).decode
+_read_head = msgspec.json.Decoder(_Head).decode
+_read_array = msgspec.json.Decoder(list[Raw]).decode
+
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+def decode_items(data: bytes | Raw, path: str) -> tuple[Item, ...]:
+    """The items of an array, in one step where all are of a usual shape. Raises FaultError naming
+    the item and the field that is wrong."""
+    try:
+        values = _read_items(data)
+    except msgspec.ValidationError:
+        return tuple([_read_item(raw, f"{path}[{n}]") for n, raw in enumerate(_read_array(data))])
+    return tuple([_item(value, {}, f"{path}[{n}]") for n, value in enumerate(values)])
+
+
+def decode_item(value: dict[str, JSON], path: str = "") -> Item:
+    """One item; without a type it is a message, or a reference where it has but an id. Raises
+    FaultError naming the field that is wrong."""
+    return _read_item(json.dump(value), path)
+
+
+def _read_item(data: bytes | Raw, path: str) -> Item:
+    head = _head(data, path)
+    if head.type is None:
+        if head.role is None and head.content is ABSENT and head.id:
+            data = json.dump({**json.load(bytes(data)), "type": "item_reference"})
+        else:
+            return _item(*_easy.read(data, path), path)
+    elif head.type not in _KINDS:
+        value = json.load(bytes(data))
+        del value["type"]
+        return Unknown(WIRE, head.type, value, head.id if isinstance(head.id, str) else None)
+    return _item(*_items.read(data, path), path)
+
+
+def _head(data: bytes | Raw, path: str) -> _Head:
+    try:
+        return _read_head(data)
+    except msgspec.ValidationError as error:
+        raise json.invalid(error, path) from None
+
+
+def _wrong(path: str, name: str, problem: str = "is missing") -> FaultError:
+    return FaultError(bad_request(problem, f"{path}.{name}".removeprefix(".")))
+
+
+def _item(value: Any, rest: dict[str, JSON], path: str) -> Item:
+    extra: Extra | None
+    match value:
+        case _Compaction():
+            return Compaction(value.encrypted_content, value.id, to_extra(rest))
+        case _ItemReference():
+            return ItemReference(value.id, to_extra(rest))
+    id, status = value.id, value.status
+    if status not in _STATUSES:  # kept as it is
+        rest, status = {"status": status, **rest}, None
+    extra = {WIRE: rest} if rest else None
+    match value:
+        case _EasyMessage():
+            role: Any = value.role
+            if role not in _ROLES:
+                problem = f"is {role!r}, and must be one of {', '.join(_ROLES)}"
+                raise _wrong(path, "role", problem)
+            content = _content(value.content, path, "content")
+            if content is None and role != "assistant":
+                raise _wrong(path, "content")
+            content = () if content is None else content
+            return Message(role, content, id, status, phase=value.phase, extra=extra)
+        case _FunctionCall(call_id=call_id, name=name):
+            return FunctionCall(call_id, name, value.arguments, value.namespace, id, status, extra)
+        case _CustomToolCall(call_id=call_id, name=name):
+            return CustomToolCall(call_id, name, value.input, value.namespace, id, status, extra)
+        case _Reasoning():
+            thoughts = _texts(Thought, value.content, path, "content")
+            summary = _texts(Summary, value.summary, path, "summary")
+            return Reasoning(thoughts, summary, value.encrypted_content, id, status, extra)
         case _:
-            return UnknownPart(WIRE, value)
+            output = _content(value.output, path, "output")
+            if output is None:
+                raise _wrong(path, "output")
+            custom = isinstance(value, _CustomCallOutput)
+            outputs = CustomToolCallOutput if custom else FunctionCallOutput
+            return outputs(value.call_id, output, id, status, extra)
 
 
-def need_text(fields: Fields, name: str) -> str:
-    """A string that must be there and may be empty."""
-    text = fields.string(name)
-    if text is None:
-        raise fields.wrong(name, "is missing")
-    return text
+_ROLES = sorted(get_args(Role))
+_STATUSES: tuple[ItemStatus | None, ...] = (None, "completed", "in_progress", "incomplete")
 
 
-def _image(fields: Fields) -> Image:
-    url, file_id = fields.string("image_url"), fields.string("file_id")
-    if url is None and file_id is None:
-        raise fields.wrong("image_url", "is missing")
-    return Image(url, file_id, fields.string("detail"), to_extra(fields.rest()))
+def _content(given: Any, path: str, name: str) -> str | tuple[Part, ...] | None:
+    """A string, or parts; None where it is null or absent. It is decoded, or Raw where something in
+    the item is unusual."""
+    if isinstance(given, Raw) and bytes(memoryview(given)[:1]) != b"[":
+        given = json.value_of(given)
+    if given is None or isinstance(given, str):
+        return given
+    at = f"{path}.{name}".removeprefix(".")
+    if isinstance(given, list):
+        return tuple([_part(part, {}, f"{at}[{n}]") for n, part in enumerate(given)])
+    if isinstance(given, Raw):
+        return tuple([_read_part(raw, f"{at}[{n}]") for n, raw in enumerate(_read_array(given))])
+    raise _wrong(path, name, f"is {kind(given)}, and must be a string or an array")
 
 
-def _file(fields: Fields) -> File:
-    file_id, data = fields.string("file_id"), fields.string("file_data")
-    url, filename = fields.string("file_url"), fields.string("filename")
-    if file_id is None and data is None and url is None:
-        raise fields.wrong("file_data", "is missing")
-    return File(file_id, data, url, filename, to_extra(fields.rest()))
+def _texts(wanted: type[Any], given: Any, path: str, name: str) -> tuple[Any, ...]:
+    """Reasoning or its summary, also where a server spells it as the text of a message."""
+    content = _content(given, path, name)
+    if isinstance(content, str):
+        raise _wrong(path, name, "is a string, and must be an array")
+    found: list[Part] = []
+    for part in content or ():
+        match part:
+            case UnknownPart():
+                found.append(part)
+            case Text(text=text) | Thought(text=text) | Summary(text=text):
+                found.append(part if isinstance(part, wanted) else wanted(text))
+            case _:
+                found.append(UnknownPart(WIRE, encode_part(part) or {}))
+    return tuple(found)
+
+
+def decode_part(value: dict[str, JSON]) -> Part:
+    """One piece of content. Raises FaultError naming the field that is missing or wrong."""
+    return _read_part(json.dump(value), "")
+
+
+def _read_part(data: bytes | Raw, path: str) -> Part:
+    type = _head(data, path).type
+    if not type:
+        raise _wrong(path, "type", "is missing" if type is None else "is empty")
+    if type not in _KINDS:
+        return UnknownPart(WIRE, json.load(bytes(data)))
+    return _part(*_parts.read(data, path), path)
+
+
+def _part(value: Any, rest: dict[str, JSON], path: str) -> Part:
+    extra: Extra | None = {WIRE: rest} if rest else None
+    match value:
+        case _InputText():
+            if not (value.annotations or value.logprobs):
+                return Text(value.text, extra=extra)
+            json.check_depth([value.annotations, value.logprobs])
+            notes, tokens = decode_annotations(value.annotations), decode_tokens(value.logprobs)
+            return Text(value.text, notes, tokens, extra)
+        case _Refusal():
+            return Refusal(value.refusal, extra=extra)
+        case _Image():
+            if value.image_url is None and value.file_id is None:
+                raise _wrong(path, "image_url")
+            return Image(value.image_url, value.file_id, value.detail, extra)
+        case _File():
+            if value.file_id is None and value.file_data is None and value.file_url is None:
+                raise _wrong(path, "file_data")
+            return File(value.file_id, value.file_data, value.file_url, value.filename, extra)
+        case _Audio():
+            sound, _ = _sound.read(value.input_audio, f"{path}.input_audio")
+            return Audio(sound.data, sound.format, extra=extra)
+        case _ReasoningText():
+            return Thought(value.text, extra=extra)
+        case _:
+            return Summary(value.text, extra=extra)
 
 
 def decode_annotations(values: JSON) -> tuple[Annotation, ...]:
@@ -221,10 +445,72 @@ def _token(value: dict[str, JSON]) -> Token:
     return Token(str(text), logprob, octets, top, extra=to_extra(dense(rest)))
 
 
-# ---- encoding -----------------------------------------------------------------------------
+# ---- encoding ----------------------------------------------------------------------------
+
+_TYPES: dict[type, str] = {
+    Message: "message",
+    Reasoning: "reasoning",
+    FunctionCall: "function_call",
+    FunctionCallOutput: "function_call_output",
+    CustomToolCall: "custom_tool_call",
+    CustomToolCallOutput: "custom_tool_call_output",
+    Compaction: "compaction",
+    ItemReference: "item_reference",
+}
 
 
-def encode_parts(
+def encode_item(item: Item, id: str | None = None) -> dict[str, JSON] | None:
+    """One item with the fields it has; None for one of another wire. With an id it is one of an
+    answer, under this id and with all fields that its type demands."""
+    if isinstance(item, Unknown):
+        given = {} if id is None else {"id": id}
+        return {"type": item.kind, **item.value, **given} if item.wire == WIRE else None
+    full = id is not None
+    encoded: dict[str, JSON] = {
+        "type": _TYPES[type(item)],
+        "id": id if full else item.id,
+    }
+    if not isinstance(item, Compaction | ItemReference):
+        encoded["status"] = item.status or ("completed" if full else None)
+    match item:
+        case Message(content=content):
+            text = "output_text" if item.role == "assistant" else "input_text"
+            encoded["role"] = item.role
+            if full or not isinstance(content, str):
+                encoded["content"] = [
+                    part
+                    for each in ((Text(content),) if isinstance(content, str) else content)
+                    if (part := encode_part(each, text, full=full)) is not None
+                ]
+            else:
+                encoded["content"] = content
+            encoded["phase"] = item.phase
+        case Reasoning():
+            encoded["summary"] = _encode_parts(item.summary)
+            encoded["content"] = _encode_parts(item.content) or None
+            encoded["encrypted_content"] = item.encrypted
+        case FunctionCall() | CustomToolCall():
+            encoded |= {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
+            if isinstance(item, FunctionCall):
+                encoded["arguments"] = item.arguments
+            else:
+                encoded["input"] = item.input
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            encoded["call_id"] = item.call_id
+            encoded["output"] = output if isinstance(output, str) else _encode_parts(output)
+        case Compaction():
+            encoded["encrypted_content"] = item.encrypted
+    if item.extra:
+        encoded |= from_extra(item.extra)
+    return {name: value for name, value in encoded.items() if value is not None}
+
+
+def _encode_parts(parts: Iterable[Part]) -> list[dict[str, JSON]]:
+    """Pieces of content in a row, those of other wires left out."""
+    return [encoded for part in parts if (encoded := encode_part(part)) is not None]
+
+
+def encode_part(
     part: Part, text: str = "input_text", *, full: bool = False
 ) -> dict[str, JSON] | None:
     """One piece of content; None for one that belongs to another wire.
@@ -238,7 +524,7 @@ def encode_parts(
             if part.annotations or text == "output_text":
                 encoded["annotations"] = [encode_annotation(note) for note in part.annotations]
             if part.tokens or full:
-                encoded["logprobs"] = encode_tokens(part.tokens)
+                encoded["logprobs"] = encode_tokens(part.tokens) if part.tokens else []
         case Refusal():
             encoded = {"type": "refusal", "refusal": part.text}
         case Thought():
@@ -247,40 +533,16 @@ def encode_parts(
             encoded = {"type": "summary_text", "text": part.text}
         case UnknownPart():
             return part.value if part.wire == WIRE else None
-        case Audio():
-            return encode_parts(
-                Text(part.transcript or ""), text, full=full
-            )  # no sound here, but words
-        case _:
-            encoded = dense(_media(part))
-    return {**encoded, **from_extra(part.extra)}
-
-
-def encode_all(
-    parts: Iterable[Part], text: str = "input_text", *, full: bool = False
-) -> list[dict[str, JSON]]:
-    """Pieces of content in a row, those of other wires left out."""
-    encoded = (encode_parts(part, text, full=full) for part in parts)
-    return [part for part in encoded if part is not None]
-
-
-def _media(part: Image | File) -> dict[str, JSON]:
-    match part:
+        case Audio():  # no sound here, but words
+            return encode_part(Text(part.transcript or ""), text, full=full)
         case Image():
-            return {
-                "type": "input_image",
-                "image_url": part.url,
-                "file_id": part.file_id,
-                "detail": part.detail,
-            }
+            encoded = {"image_url": part.url, "file_id": part.file_id, "detail": part.detail}
+            encoded = dense({"type": "input_image", **encoded})
         case _:
-            return {
-                "type": "input_file",
-                "file_id": part.file_id,
-                "filename": part.filename,
-                "file_data": part.data,
-                "file_url": part.url,
-            }
+            encoded = {"file_id": part.file_id, "filename": part.filename}
+            encoded |= {"file_data": part.data, "file_url": part.url}
+            encoded = dense({"type": "input_file", **encoded})
+    return {**encoded, **from_extra(part.extra)} if part.extra else encoded
 
 
 def encode_annotation(note: Annotation) -> dict[str, JSON]:
@@ -305,356 +567,6 @@ def _brief(token: Token) -> dict[str, JSON]:
     return {**encoded, **from_extra(token.extra)}
 
 
-# ---- typed -------------------------------------------------------------------------------
-
-_Name = Annotated[str, Meta(min_length=1)]
-
-
-class _InputText(Struct, tag="input_text", forbid_unknown_fields=True):
-    text: str
-
-
-class _OutputText(Struct, tag="output_text", forbid_unknown_fields=True):
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[Any] = []
-
-
-class _InputImage(Struct, tag="input_image", forbid_unknown_fields=True):
-    image_url: str
-    detail: str | None = None
-
-
-class _SummaryText(Struct, tag="summary_text", forbid_unknown_fields=True):
-    text: str
-
-
-class _ReasoningText(Struct, tag="reasoning_text", forbid_unknown_fields=True):
-    text: str
-
-
-_Part = _InputText | _OutputText | _InputImage
-
-
-class _Message(Struct, tag="message", forbid_unknown_fields=True):
-    role: Role
-    content: str | list[_Part]
-    id: str | None = None
-    status: ItemStatus | None = None
-    phase: str | None = None
-
-
-class _EasyMessage(Struct, forbid_unknown_fields=True):
-    """A message without a type, as people write them."""
-
-    role: Role
-    content: str | list[_Part]
-
-
-class _Reasoning(Struct, tag="reasoning", forbid_unknown_fields=True):
-    summary: list[_SummaryText] = []
-    content: list[_ReasoningText] | None = None
-    encrypted_content: str | None = None
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class _FunctionCall(Struct, tag="function_call", forbid_unknown_fields=True):
-    call_id: _Name
-    name: _Name
-    arguments: str
-    namespace: str | None = None
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class _CustomToolCall(Struct, tag="custom_tool_call", forbid_unknown_fields=True):
-    call_id: _Name
-    name: _Name
-    input: str
-    namespace: str | None = None
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class _Output(Struct, tag="function_call_output", forbid_unknown_fields=True):
-    call_id: _Name
-    output: str | list[_Part]
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class _CustomOutput(Struct, tag="custom_tool_call_output", forbid_unknown_fields=True):
-    call_id: _Name
-    output: str | list[_Part]
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-_Typed = _Message | _Reasoning | _FunctionCall | _CustomToolCall | _Output | _CustomOutput
-_read_typed = msgspec.json.Decoder(list[_Typed]).decode
-_read_one = msgspec.json.Decoder(_Typed).decode
-_read_easy = msgspec.json.Decoder(_EasyMessage).decode
-_read_raw = msgspec.json.Decoder(list[Raw]).decode
-
-
-def decode_typed(data: Raw) -> tuple[Item, ...]:
-    """The items of an array. Those of a usual shape are decoded typed, in one step where all are;
-    the others field by field. Raises FaultError or ValueError for what is wrong, without its place.
-    """
-    values: list[_Typed | _EasyMessage | Raw]
-    try:
-        values = [*_read_typed(data)]
-    except msgspec.ValidationError:
-        values = [_typed_or_raw(raw) for raw in _read_raw(data)]
-    items: list[Item] = []
-    for value in values:
-        match value:
-            case _Message():
-                content = value.content if isinstance(value.content, str) else _parts(value.content)
-                items.append(
-                    Message(value.role, content, value.id, value.status, phase=value.phase)
-                )
-            case _FunctionCall(call_id, name, arguments, space, id, status):
-                items.append(FunctionCall(call_id, name, arguments, space, id, status))
-            case _Output(call_id, output, id, status):
-                encoded = output if isinstance(output, str) else _parts(output)
-                items.append(FunctionCallOutput(call_id, encoded, id, status))
-            case _CustomToolCall(call_id, name, text, space, id, status):
-                items.append(CustomToolCall(call_id, name, text, space, id, status))
-            case _CustomOutput(call_id, output, id, status):
-                encoded = output if isinstance(output, str) else _parts(output)
-                items.append(CustomToolCallOutput(call_id, encoded, id, status))
-            case _Reasoning(id=id, status=status, encrypted_content=encrypted):
-                thoughts = tuple([Thought(part.text) for part in value.content or ()])
-                summary = tuple([Summary(part.text) for part in value.summary])
-                items.append(Reasoning(thoughts, summary, encrypted, id, status))
-            case _EasyMessage():
-                content = value.content if isinstance(value.content, str) else _parts(value.content)
-                items.append(Message(value.role, content))
-            case _:
-                items += decode_all([json.value_of(value)], "input")
-    return tuple(items)
-
-
-def _typed_or_raw(raw: Raw) -> _Typed | _EasyMessage | Raw:
-    for read in (_read_one, _read_easy):
-        try:
-            value: _Typed | _EasyMessage = read(raw)
-        except msgspec.ValidationError:
-            continue
-        return value
-    return raw
-
-
-def _parts(parts: list[_Part]) -> tuple[Part, ...]:
-    found: list[Part] = []
-    for part in parts:
-        if isinstance(part, _InputText):
-            found.append(Text(part.text))
-        elif isinstance(part, _InputImage):
-            found.append(Image(part.image_url, None, part.detail))
-        elif part.annotations or part.logprobs:
-            json.check_depth([part.annotations, part.logprobs])
-            notes, tokens = decode_annotations(part.annotations), decode_tokens(part.logprobs)
-            found.append(Text(part.text, notes, tokens))
-        else:
-            found.append(Text(part.text))
-    return tuple(found)
-
-
-# ---- field by field ----------------------------------------------------------------------
-
-ROLES = frozenset(get_args(Role))
-_STATUSES = frozenset(get_args(ItemStatus))
-
-
-# ---- decoding -----------------------------------------------------------------------------
-
-
-def decode_all(values: list[JSON], path: str) -> tuple[Item, ...]:
-    """The items of a list. Raises FaultError naming the item and the field that is wrong."""
-    return tuple(decode_items(value, at) for value, at in objects(values, path))
-
-
-def decode_items(value: dict[str, JSON], path: str = "") -> Item:
-    """One item; without a type it is a message, or a reference where it has but an id."""
-    fields = Fields(value, path)
-    match fields.string("type"):
-        case None if "role" not in fields and "content" not in fields and "id" in fields:
-            return ItemReference(fields.need("id"), to_extra(fields.rest()))
-        case None | "message":
-            return _message(fields)
-        case "reasoning":
-            return _reasoning(fields)
-        case "function_call":
-            call_id, name = fields.need("call_id"), fields.need("name")
-            encoded = need_text(fields, "arguments")
-            space, id, status, extra = fields.string("namespace"), *_identity(fields)
-            return FunctionCall(call_id, name, encoded, space, id, status, extra)
-        case "custom_tool_call":
-            call_id, name = fields.need("call_id"), fields.need("name")
-            encoded = need_text(fields, "input")
-            space, id, status, extra = fields.string("namespace"), *_identity(fields)
-            return CustomToolCall(call_id, name, encoded, space, id, status, extra)
-        case "function_call_output":
-            return FunctionCallOutput(fields.need("call_id"), _output(fields), *_identity(fields))
-        case "custom_tool_call_output":
-            return CustomToolCallOutput(fields.need("call_id"), _output(fields), *_identity(fields))
-        case "compaction":
-            encrypted = need_text(fields, "encrypted_content")
-            return Compaction(encrypted, fields.string("id"), to_extra(fields.rest()))
-        case "item_reference":
-            return ItemReference(fields.need("id"), to_extra(fields.rest()))
-        case other:
-            id = value.get("id")
-            rest = {name: encoded for name, encoded in value.items() if name != "type"}
-            return Unknown(WIRE, other, rest, id if isinstance(id, str) else None)
-
-
-def _identity(fields: Fields) -> tuple[str | None, ItemStatus | None, Extra | None]:
-    """What all items have: id, status, and what we do not know. A strange status is kept."""
-    status = fields.string("status")
-    known: ItemStatus | None = None
-    match status:
-        case "in_progress" | "completed" | "incomplete":
-            known, status = status, None
-    id = fields.string("id")
-    return id, known, to_extra({**dense({"status": status}), **fields.rest()})
-
-
-def _message(fields: Fields) -> Message:
-    role = fields.need("role")
-    match role:
-        case "system" | "developer" | "user" | "assistant":
-            pass
-        case _:
-            allowed = ", ".join(sorted(ROLES))
-            raise fields.wrong("role", f"is {role!r}, and must be one of {allowed}")
-    if "content" not in fields and role != "assistant":
-        raise fields.wrong("content", "is missing")
-    content, phase = _content(fields, "content"), fields.string("phase")
-    id, status, extra = _identity(fields)
-    return Message(role, content, id, status, phase=phase, extra=extra)
-
-
-def _content(fields: Fields, name: str) -> str | tuple[Part, ...]:
-    """A string, or a list of pieces; nothing where it is null."""
-    match fields.any(name):
-        case None:
-            return ()
-        case str(text):
-            return text
-        case list(values):
-            return tuple(decode_parts(v, at) for v, at in objects(values, fields.at(name)))
-        case value:
-            raise fields.wrong(name, f"is {kind(value)}, and must be a string or an array")
-
-
-def _output(fields: Fields) -> str | tuple[Part, ...]:
-    if "output" not in fields:
-        raise fields.wrong("output", "is missing")
-    return _content(fields, "output")
-
-
-def _reasoning(fields: Fields) -> Reasoning:
-    thoughts = tuple(_thought(v, at) for v, at in _list(fields, "content"))
-    summary = tuple(_summary(v, at) for v, at in _list(fields, "summary"))
-    encrypted, (id, status, extra) = fields.string("encrypted_content"), _identity(fields)
-    return Reasoning(thoughts, summary, encrypted, id, status, extra)
-
-
-def _list(fields: Fields, name: str) -> Iterator[tuple[dict[str, JSON], str]]:
-    return objects(fields.array(name) or [], fields.at(name))
-
-
-def _thought(value: dict[str, JSON], path: str) -> Thought | UnknownPart:
-    """Reasoning in words, also where a server spells it as the text of a message."""
-    match decode_parts(value, path):
-        case Thought() as part:
-            return part
-        case Text(text=text) | Summary(text=text):
-            return Thought(text)
-        case _:
-            return UnknownPart(WIRE, value)
-
-
-def _summary(value: dict[str, JSON], path: str) -> Summary | UnknownPart:
-    match decode_parts(value, path):
-        case Summary() as part:
-            return part
-        case Text(text=text) | Thought(text=text):
-            return Summary(text)
-        case _:
-            return UnknownPart(WIRE, value)
-
-
-# ---- encoding -----------------------------------------------------------------------------
-
-
-def encode_items(item: Item, *, full: bool = False) -> dict[str, JSON] | None:
-    """One item with the fields it has; None for one of another wire."""
-    match item:
-        case Message():
-            encoded = _encode_message(item, full)
-        case Reasoning():
-            content = encode_all(item.content) or None
-            summary = encode_all(item.summary)
-            encoded = {"summary": summary, "content": content, "encrypted_content": item.encrypted}
-        case FunctionCall():
-            encoded = {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
-            encoded["arguments"] = item.arguments
-        case CustomToolCall():
-            encoded = {"call_id": item.call_id, "name": item.name, "namespace": item.namespace}
-            encoded["input"] = item.input
-        case FunctionCallOutput() | CustomToolCallOutput():
-            encoded = _encode_output(item)
-        case Compaction():
-            encoded = {"id": item.id, "encrypted_content": item.encrypted}
-            return dense({"type": "compaction", **encoded, **from_extra(item.extra)})
-        case ItemReference():
-            return {"type": "item_reference", "id": item.id, **from_extra(item.extra)}
-        case _:
-            return {"type": item.kind, **item.value} if item.wire == WIRE else None
-    identity = {"type": _TYPES[type(item)], "id": item.id, "status": item.status}
-    return dense({**identity, **encoded, **from_extra(item.extra)})
-
-
-_TYPES: dict[type, str] = {
-    Message: "message",
-    Reasoning: "reasoning",
-    FunctionCall: "function_call",
-    FunctionCallOutput: "function_call_output",
-    CustomToolCall: "custom_tool_call",
-    CustomToolCallOutput: "custom_tool_call_output",
-}
-
-
-def _encode_message(item: Message, full: bool) -> dict[str, JSON]:
-    text = "output_text" if item.role == "assistant" else "input_text"
-    content: JSON = item.content
-    if full or not isinstance(item.content, str):
-        content = encode_all(item.parts, text, full=full)
-    return {"role": item.role, "content": content, "phase": item.phase}
-
-
-def _encode_output(item: CallOutput) -> dict[str, JSON]:
-    output = item.output
-    encoded = output if isinstance(output, str) else encode_all(output)
-    return {"call_id": item.call_id, "output": encoded}
-
-
-def encode_output(item: Item, id: str) -> dict[str, JSON] | None:
-    """One item of an answer, under this id; None for one that belongs to another wire."""
-    match item:
-        case Unknown():
-            return {"type": item.kind, **item.value, "id": id} if item.wire == WIRE else None
-        case Compaction() | ItemReference():
-            return encode_items(replace(item, id=id))
-        case _:
-            return encode_items(replace(item, id=id, status=item.status or "completed"), full=True)
-
-
 def hosted(item: Item) -> str | None:
     """What the events of an item's progress are called; None for an item that has none."""
     match item:
@@ -670,28 +582,13 @@ SEALED = "reasoning.encrypted_content"
 """The value of `include` that asks for encrypted reasoning."""
 
 
-def hides(request: Request) -> bool:
-    """Whether the answer to this request omits encrypted reasoning.
-
-    >>> hides(Request(model="m", store=True)), hides(Request(model="m", store=False))
-    (True, False)
-    """
-    return request.store is True and SEALED not in request.include
-
-
 def shown(items: Iterable[Item], include: Collection[str] = ()) -> tuple[Item, ...]:
-    """The items as shown to a client that asked to include this."""
-    return tuple(items) if SEALED in include else tuple(map(_bare, items))
+    """The items as shown to a client that asked to include this: reasoning without its encrypted
+    content, unless that is included.
 
-
-def without(event: Event) -> Event:
-    """An event, without the encrypted content of the item in it."""
-    if isinstance(event, ItemAdded | ItemDone):
-        bare = _bare(event.item)
-        return event if bare is event.item else replace(event, item=bare)
-    return event
-
-
-def _bare(item: Item) -> Item:
-    encrypted = isinstance(item, Reasoning) and item.encrypted is not None
-    return replace(item, encrypted=None) if encrypted else item
+    >>> shown([Reasoning(encrypted="x")]), shown([Reasoning(encrypted="x")], [SEALED])[0].encrypted
+    ((Reasoning(),), 'x')
+    """
+    if SEALED in include:
+        return tuple(items)
+    return tuple([replace(i, encrypted=None) if isinstance(i, Reasoning) else i for i in items])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import (
@@ -29,7 +29,6 @@ from dragoman.core.request import (
     FunctionTool,
     NamedTool,
     Namespace,
-    OutputFormat,
     ReasoningOptions,
     Request,
     Sampling,
@@ -38,17 +37,17 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
-from dragoman.wire.json import ABSENT, Fields, Reader, kind
+from dragoman.wire.json import ABSENT, Fields, Reader
 from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from . import tools
 from .items import (
     VENDOR_PARTS,
-    decode_all,
-    decode_typed,
+    WIRE,
+    decode_items,
     dense,
-    encode_items,
+    encode_item,
     from_extra,
     merge,
     to_extra,
@@ -66,9 +65,8 @@ def check(request: Request) -> None:
     elsewhere = (request.previous_response_id, request.conversation, request.prompt)
     if not request.items and request.instructions is None and elsewhere == (None, None, None):
         raise _wrong("is missing", "input")
-    _check_parts(request.items)
-    if request.previous_response_id is None and request.conversation is None:
-        _check_outputs(request.items)
+    whole = request.previous_response_id is None and request.conversation is None
+    _check_items(request.items, whole=whole)
     if request.prompt is not None or request.tool_choice is None:
         return
     kinds = {item.kind for item in request.items if isinstance(item, Unknown)}
@@ -80,35 +78,34 @@ def _wrong(problem: str, param: str) -> FaultError:
     return FaultError(bad_request(problem, param))
 
 
-def _check_parts(items: tuple[Item, ...]) -> None:
-    """An unknown kind of content is a mistake, not an extension."""
-    for number, item in enumerate(items):
-        if isinstance(item, Message):
-            name, parts = "content", item.content
-        elif isinstance(item, FunctionCallOutput | CustomToolCallOutput):
-            name, parts = "output", item.output
-        else:
-            continue
-        for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
-            if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
-                problem = f"is {part.value['type']!r}, which is no kind of content"
-                raise _wrong(problem, f"input[{number}].{name}[{place}].type")
-
-
-def _check_outputs(items: tuple[Item, ...]) -> None:
-    """A call's output follows its call, unless earlier items are out of sight."""
+def _check_items(items: tuple[Item, ...], *, whole: bool) -> None:
+    """An unknown kind of content is a mistake, not an extension. A call's output follows its call,
+    unless earlier items are out of sight, as where this is not the `whole` conversation."""
     calls: set[str] = set()
     for number, item in enumerate(items):
         match item:
+            case Message(content=parts):
+                name = "content"
+            case FunctionCallOutput(output=parts) | CustomToolCallOutput(output=parts):
+                name = "output"
+                if whole and item.call_id not in calls:
+                    problem = f"No tool call found for the output with call_id {item.call_id!r}"
+                    raise _wrong(problem, f"input[{number}].call_id")
             case FunctionCall() | CustomToolCall():
                 calls.add(item.call_id)
+                continue
             case Unknown(value={"call_id": str(call_id)}):
                 calls.add(call_id)
-            case ItemReference() | Compaction():
-                return
-            case FunctionCallOutput() | CustomToolCallOutput() if item.call_id not in calls:
-                problem = f"No tool call found for the output with call_id {item.call_id!r}"
-                raise _wrong(problem, f"input[{number}].call_id")
+                continue
+            case _:
+                whole = whole and not isinstance(item, ItemReference | Compaction)
+                continue
+        if isinstance(parts, str):
+            continue
+        for place, part in enumerate(parts):
+            if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
+                problem = f"is {part.value['type']!r}, which is no kind of content"
+                raise _wrong(problem, f"input[{number}].{name}[{place}].type")
 
 
 def _check_choice(request: Request) -> None:
@@ -157,89 +154,13 @@ _STRINGS = (
 )
 _BOOLEANS = ("parallel_tool_calls", "background")
 _OBJECTS = ("prompt", "metadata", "moderation", "prompt_cache_options")
-_LIMITS = ("max_tool_calls", "max_output_tokens")
-_CHANCES = ("temperature", "top_p")
-_PENALTIES = ("frequency_penalty", "presence_penalty")
-
-
-# ---- decoding -----------------------------------------------------------------------------
-
-
-def decode(data: bytes) -> Request:
-    """The request in a body. Raises FaultError naming the field that is wrong.
-
-    >>> decode(b'{"model": "m", "input": "hello"}').items[0].text
-    'hello'
-    """
-    try:
-        body, rest = _body.read(data)
-        items = () if body.input is ABSENT else _typed_input(body.input)
-        offered = () if body.tools is ABSENT else tools.decode_cached(body.tools)
-        known: dict[str, Any] = {name: getattr(body, name) for name in _TYPED}
-        given = {name: v for name in _STRUCTURED if (v := getattr(body, name)) is not None}
-        json.check_depth([given, *(known[name] for name in _OBJECTS)])
-        fields = Fields(rest | given)
-    except (FaultError, ValueError, *json.BROKEN):
-        # No JSON, half a character in it, or a wrong type somewhere: read it field by field, which
-        # finds the words for what is wrong, and takes what is only unusual.
-        fields = json.parse(data)
-        known, items = {"model": fields.need("model")}, _input(fields)
-        known |= {name: fields.string(name) for name in _STRINGS}
-        known |= {name: fields.boolean(name) for name in (*_BOOLEANS, "store", "stream")}
-        known |= {name: fields.mapping(name) for name in _OBJECTS}
-        known |= {name: fields.integer(name, 1) for name in _LIMITS}
-        known |= {name: fields.number(name, 0, 2 - (name == "top_p")) for name in _CHANCES}
-        known |= {name: fields.number(name, -2, 2) for name in _PENALTIES}
-        known["top_logprobs"] = fields.integer("top_logprobs", 0, 20)
-        known["include"] = fields.strings("include")
-        offered = tools.decode_all(fields)
-    request = _request(fields, known, items, offered)
-    check(request)
-    return request
-
-
-def _request(
-    fields: Fields, known: dict[str, Any], items: tuple[Item, ...], offered: tuple[Tool, ...]
-) -> Request:
-    """The request, of the fields with a simple type and those that are objects or rare."""
-    include = tuple(known.pop("include") or ())
-    values = {name: known.pop(name) for name in (*_CHANCES, *_PENALTIES, "top_logprobs")}
-    vendor = {name: fields.any(name) for name in _VENDOR_SAMPLING if name in fields}
-    if vendor:
-        values |= _vendor_sampling(vendor)
-    if LOGPROBS in include:
-        values["logprobs"] = True
-    format, verbosity, rest = _text(fields)
-    context = fields.array("context_management")
-    decoded = {
-        "instructions": _instructions(fields),
-        "tool_choice": tools.decode_choice(fields),
-        "reasoning": _reasoning(fields),
-        "stream_options": _stream_options(fields),
-        "conversation": _conversation(fields),
-    }
-    unknown = {**fields.rest(), **({"text": rest} if rest else {})}
-    if known["store"] is None:
-        unknown["store"] = None  # absent, which here means yes: see `encode`
-    extra = to_extra(unknown) or {}
-    if vendor:
-        extra[_VENDOR] = vendor
-    known["stream"] = known["stream"] or False
-    return Request(
-        **known,
-        **decoded,
-        items=items,
-        tools=offered,
-        sampling=Sampling(**values),
-        format=format,
-        verbosity=verbosity,
-        context_management=context,
-        include=include,
-        extra=extra or None,
-    )
-
-
-# ---- typed bodies ------------------------------------------------------------------------
+_INTEGERS = ("max_tool_calls", "max_output_tokens", "top_logprobs")
+_SAMPLING = (*("temperature", "top_p", "frequency_penalty", "presence_penalty", "top_logprobs"),)
+_STRUCTURED = (
+    *("instructions", "tool_choice", "text", "reasoning", "stream_options", "conversation"),
+    "context_management",
+)
+_VENDOR_SAMPLING = ("top_k", "min_p", "repetition_penalty", "seed", "stop", "logit_bias")
 
 # A number is encoded as it was: 1 does not become 1.0.
 _Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
@@ -250,7 +171,8 @@ _Name = Annotated[str, Meta(min_length=1)]
 
 
 class _Body(Struct):
-    """The usual fields. Objects are any value here, and read field by field."""
+    """The usual fields. Those of several shapes or with fields inside are any value here, and read
+    field by field together with the rare ones, which come as unknown ones do."""
 
     model: _Name
     input: Raw = ABSENT
@@ -278,60 +200,123 @@ class _Body(Struct):
     presence_penalty: _Penalty | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
-    instructions: JSON = None
+    instructions: str | list[Any] | None = None
     tool_choice: JSON = None
     text: JSON = None
     reasoning: JSON = None
     stream_options: JSON = None
     conversation: JSON = None
-    context_management: JSON = None
+    context_management: list[Any] | None = None
 
 
 _body = Reader(_Body)
-_STRUCTURED = (
-    *("instructions", "tool_choice", "text", "reasoning", "stream_options", "conversation"),
-    "context_management",
-)
-_TYPED = tuple({*_Body.__struct_fields__} - {"input", "tools", *_STRUCTURED})
+
+# ---- decoding -----------------------------------------------------------------------------
 
 
-def _typed_input(data: Raw) -> tuple[Item, ...]:
-    if bytes(data)[:1] == b"[":
-        return decode_typed(data)
-    return _input(Fields({"input": json.value_of(data)}))
+def decode(data: bytes) -> Request:
+    """The request in a body. Raises FaultError naming the field that is wrong.
+
+    >>> decode(b'{"model": "m", "input": "hello"}').items[0].text
+    'hello'
+    """
+    try:
+        request = _decode(data)
+    except (FaultError, ValueError, *json.BROKEN) as error:
+        # What is no JSON, or nested too deeply, is refused as that before anything else.
+        fields = json.parse(data).rest()
+        given = {name: fields.get(name) for name in _INTEGERS}
+        rounded = {n: int(v) for n, v in given.items() if isinstance(v, float) and v.is_integer()}
+        if isinstance(error, FaultError) and not rounded:
+            raise
+        # Lone surrogates, which msgspec does not read, are replaced; `4096.0` counts as an integer.
+        request = _decode(json.dump(fields | rounded))
+    check(request)
+    return request
 
 
-# ---- fields ------------------------------------------------------------------------------
+def _decode(data: bytes) -> Request:
+    body, rest = _body.read(data)
+    known = asdict(body)
+    items = _input(known.pop("input"))
+    offered = known.pop("tools")
+    sampling = {name: known.pop(name) for name in _SAMPLING}
+    include = known["include"] = tuple(known["include"] or ())
+    if LOGPROBS in include:
+        sampling["logprobs"] = True
+    given = {name: value for name in _STRUCTURED if (value := known.pop(name)) is not None}
+    loose = [*given.values(), *map(known.get, _OBJECTS)]
+    if any(loose):
+        json.check_depth(loose)
+    if given or rest:
+        decoded, rest = _structured(Fields(rest | given), sampling)
+        known |= decoded
+    if known["store"] is None:
+        rest["store"] = None  # absent, which here means yes: see `encode`
+    vendor = {name: rest.pop(name) for name in _VENDOR_SAMPLING if name in rest}
+    extra = {WIRE: rest} if rest else {}
+    if vendor:
+        extra[_VENDOR] = vendor
+    known["stream"] = known["stream"] or False
+    return Request(
+        **known,
+        items=items,
+        tools=() if offered is ABSENT else tools.decode_cached(offered),
+        sampling=Sampling(**sampling),
+        extra=extra or None,
+    )
 
 
-def _input(fields: Fields) -> tuple[Item, ...]:
-    match fields.any("input"):
-        case None:
+def _input(data: Raw) -> tuple[Item, ...]:
+    if data is ABSENT:
+        return ()
+    match bytes(memoryview(data)[:1]):
+        case b"[":
+            return decode_items(data, "input")
+        case b'"':
+            return (Message("user", json.decode_string(data)),)
+        case b"n":
             return ()
-        case str(text):
-            return (Message("user", text),)
-        case list(values):
-            return decode_all(values, fields.at("input"))
-        case value:
-            raise fields.wrong("input", f"is {kind(value)}, and must be a string or an array")
+        case _:
+            problem = f"is {json.kind(json.value_of(data))}, and must be a string or an array"
+            raise FaultError(bad_request(problem, "input"))
 
 
-def _instructions(fields: Fields) -> str | tuple[Item, ...] | None:
+def _structured(fields: Fields, sampling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, JSON]]:
+    """The fields of a request that are objects or come in several shapes, and all that is left.
+    Sampling values that the protocol itself has not are added to the others, and left too."""
+    decoded: dict[str, Any] = {
+        "tool_choice": tools.decode_choice(fields),
+        "context_management": fields.any("context_management"),
+    }
     match fields.any("instructions"):
         case list(values):
-            return decode_all(values, fields.at("instructions"))
-        case None | str() as text:
-            return text
-        case value:
-            raise fields.wrong("instructions", f"is {kind(value)}, and must be a string")
-
-
-def _conversation(fields: Fields) -> JSON:
+            decoded["instructions"] = decode_items(json.dump(values), "instructions")
+        case text:
+            decoded["instructions"] = text
     match fields.any("conversation"):
         case None | str() | {"id": str()} as value:
-            return value
+            decoded["conversation"] = value
         case _:
             raise fields.wrong("conversation", "must be a conversation's id, or an object with it")
+    if (options := fields.object("reasoning")) is not None:
+        effort, summary = options.string("effort"), options.string("summary")
+        decoded["reasoning"] = ReasoningOptions(effort, summary, to_extra(options.rest()))
+    if (options := fields.object("stream_options")) is not None:
+        obfuscation, extra = options.boolean("include_obfuscation"), to_extra(options.rest())
+        decoded["stream_options"] = StreamOptions(include_obfuscation=obfuscation, extra=extra)
+    unknown: dict[str, JSON] = {}
+    if (text := fields.object("text")) is not None:
+        decoded["verbosity"], format = text.string("verbosity"), text.object("format")
+        unknown = text.rest()
+        if format is not None:
+            decoded["format"], more = tools.decode_format(format)
+            unknown |= {"format": more} if more else {}
+    rest = fields.rest()
+    vendor = {name: rest[name] for name in _VENDOR_SAMPLING if name in rest}
+    if vendor:
+        sampling |= _vendor_sampling(vendor)
+    return decoded, rest | ({"text": unknown} if unknown else {})
 
 
 def _vendor_sampling(vendor: dict[str, JSON]) -> dict[str, Any]:
@@ -349,38 +334,6 @@ def _vendor_sampling(vendor: dict[str, JSON]) -> dict[str, Any]:
         "stop": (stop,) if isinstance(stop, str) else more.strings("stop"),
         "logit_bias": bias,
     }
-
-
-_VENDOR_SAMPLING = ("top_k", "min_p", "repetition_penalty", "seed", "stop", "logit_bias")
-
-
-def _text(fields: Fields) -> tuple[OutputFormat | None, str | None, dict[str, JSON]]:
-    """The format of the answer, its verbosity, and what we do not know of `text`."""
-    text = fields.object("text")
-    if text is None:
-        return None, None, {}
-    format, known = text.object("format"), None
-    unknown: dict[str, JSON] = {}
-    if format is not None:
-        known, unknown = tools.decode_format(format)
-    verbosity = text.string("verbosity")
-    return known, verbosity, {**text.rest(), **({"format": unknown} if unknown else {})}
-
-
-def _reasoning(fields: Fields) -> ReasoningOptions | None:
-    options = fields.object("reasoning")
-    if options is None:
-        return None
-    effort, summary = options.string("effort"), options.string("summary")
-    return ReasoningOptions(effort, summary, to_extra(options.rest()))
-
-
-def _stream_options(fields: Fields) -> StreamOptions | None:
-    options = fields.object("stream_options")
-    if options is None:
-        return None
-    obfuscation = options.boolean("include_obfuscation")
-    return StreamOptions(include_obfuscation=obfuscation, extra=to_extra(options.rest()))
 
 
 # ---- encoding -----------------------------------------------------------------------------
@@ -432,8 +385,7 @@ def _fields(request: Request) -> dict[str, JSON]:
 
 
 def _encode_items(values: tuple[Item, ...]) -> list[JSON]:
-    encoded = (encode_items(item) for item in values)
-    return [item for item in encoded if item is not None]
+    return [encoded for item in values if (encoded := encode_item(item)) is not None]
 
 
 def encode_instructions(request: Request) -> JSON:

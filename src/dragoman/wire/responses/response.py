@@ -16,13 +16,13 @@ from dragoman.core.item import (
     Message,
     Reasoning,
 )
-from dragoman.core.request import Request, TextFormat
+from dragoman.core.request import Request
 from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
 from dragoman.wire.json import Fields
 
-from . import request, tools
-from .items import decode_all, dense, encode_output, from_extra, merge, to_extra
+from . import items, request, tools
+from .items import WIRE, dense, from_extra, merge, to_extra
 
 _ALIASES = {
     "prompt_tokens": "input_tokens",
@@ -65,10 +65,8 @@ def _count(counts: dict[str, JSON], name: str) -> int | None:
     return json.whole(counts.pop(name, None))
 
 
-def encode_usage(usage: Usage | None) -> dict[str, JSON] | None:
-    """Usage with all the numbers its type demands, or None when nothing was counted."""
-    if usage is None:
-        return None
+def encode_usage(usage: Usage) -> dict[str, JSON]:
+    """Usage with all the numbers its type demands."""
     read, written = usage.input_tokens or 0, usage.output_tokens or 0
     encoded: dict[str, JSON] = {
         "input_tokens": read,
@@ -80,7 +78,7 @@ def encode_usage(usage: Usage | None) -> dict[str, JSON] | None:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": read + written if usage.total_tokens is None else usage.total_tokens,
     }
-    return merge(encoded, from_extra(usage.extra))
+    return merge(encoded, from_extra(usage.extra)) if usage.extra else encoded
 
 
 SNAPSHOT_PREFIX = "resp_"
@@ -140,111 +138,89 @@ class Echo:
 
     __slots__ = ("data", "fields")
 
-    def __init__(self, request: Request) -> None:
-        self.fields = _echoed(request)
+    def __init__(self, asked: Request) -> None:
+        sampling, thinking, conversation = asked.sampling, asked.reasoning, asked.conversation
+        text: dict[str, JSON] = {"format": {"type": "text"}}
+        if asked.format is not None:
+            text["format"] = tools.encode_format(asked.format, full=True)
+        if asked.verbosity is not None:
+            text["verbosity"] = asked.verbosity
+        reasoning: dict[str, JSON] = {"effort": None, "summary": None}
+        if thinking is not None:
+            reasoning = {"effort": thinking.effort, "summary": thinking.summary}
+            reasoning |= from_extra(thinking.extra)
+        choice, given = asked.tool_choice, asked.instructions
+        self.fields: dict[str, JSON] = {
+            "background": bool(asked.background),
+            "instructions": request.encode_instructions(asked) if given else given,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": asked.max_tool_calls,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": asked.previous_response_id,
+            "prompt_cache_key": asked.prompt_cache_key,
+            "reasoning": reasoning,
+            "safety_identifier": asked.safety_identifier,
+            "service_tier": asked.service_tier or "default",
+            "store": bool(asked.store),
+            "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
+            "text": text,
+            "tool_choice": tools.encode_choice(choice) if choice else "auto",
+            "tools": tools.echo_all(asked.tools) if asked.tools else [],
+            "top_logprobs": sampling.top_logprobs or 0,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+            "presence_penalty": sampling.presence_penalty or 0.0,
+            "frequency_penalty": sampling.frequency_penalty or 0.0,
+            "truncation": asked.truncation or "disabled",
+            "metadata": asked.metadata or {},
+        }
+        if conversation is not None:
+            named = isinstance(conversation, str)
+            self.fields["conversation"] = {"id": conversation} if named else conversation
+        if asked.user is not None:
+            self.fields["user"] = asked.user
+        if asked.prompt_cache_retention is not None:
+            self.fields["prompt_cache_retention"] = asked.prompt_cache_retention
         self.data = json.dump(self.fields)[1:-1]
-
-    def replaced(self, more: dict[str, JSON]) -> bytes:
-        """The same, with these fields instead."""
-        return json.dump({**self.fields, **more})[1:-1]
-
-
-def _echoed(asked: Request) -> dict[str, JSON]:
-    sampling, thinking = asked.sampling, asked.reasoning
-    text = {"format": tools.encode_format(asked.format or TextFormat(), full=True)}
-    return {
-        "background": bool(asked.background),
-        "instructions": request.encode_instructions(asked),
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "previous_response_id": asked.previous_response_id,
-        "prompt_cache_key": asked.prompt_cache_key,
-        "reasoning": {
-            "effort": thinking.effort if thinking else None,
-            "summary": thinking.summary if thinking else None,
-            **(from_extra(thinking.extra) if thinking else {}),
-        },
-        "safety_identifier": asked.safety_identifier,
-        "service_tier": asked.service_tier or "default",
-        "store": bool(asked.store),
-        "temperature": _or(sampling.temperature, 1.0),
-        "text": {**text, **dense({"verbosity": asked.verbosity})},
-        "tool_choice": tools.encode_choice(asked.tool_choice or "auto"),
-        "tools": tools.echo_all(asked.tools),
-        "top_logprobs": _or(sampling.top_logprobs, 0),
-        "top_p": _or(sampling.top_p, 1.0),
-        "presence_penalty": _or(sampling.presence_penalty, 0.0),
-        "frequency_penalty": _or(sampling.frequency_penalty, 0.0),
-        "truncation": asked.truncation or "disabled",
-        "metadata": asked.metadata or {},
-        **dense({"conversation": _conversation(asked)}),
-        **dense({"user": asked.user, "prompt_cache_retention": asked.prompt_cache_retention}),
-    }
-
-
-def _conversation(asked: Request) -> JSON:
-    given = asked.conversation
-    return {"id": given} if isinstance(given, str) else given
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def encode_object(response: Response, echo: Echo) -> bytes:
     """The response object. Fields of the model's server that the core does not have
     take precedence."""
-    own, echoed = _own(response), echo.data
-    more = from_extra(response.extra)
-    rest = b""
-    if more:
-        own |= {name: more[name] for name in own.keys() & more.keys()}
-        if repeated := {name: more[name] for name in echo.fields if name in more}:
-            echoed = echo.replaced(repeated)
-        new = {name: v for name, v in more.items() if name not in own and name not in echo.fields}
-        rest = b"," + json.dump(new)[1:-1] if new else b""
-    return b"%b,%b%b}" % (json.dump(own)[:-1], echoed, rest)
-
-
-def _own(response: Response) -> dict[str, JSON]:
-    completed_at = response.completed_at
-    if response.status != "completed":
-        completed_at = None
-    elif completed_at is None:
-        completed_at = response.created_at
-    return {
+    status, completed_at, incomplete = response.status, None, None
+    if status == "completed":
+        completed_at = response.completed_at
+        completed_at = response.created_at if completed_at is None else completed_at
+    elif status == "incomplete":
+        short = [reason for reason in response.reasons if reason in _SHORT]
+        reason = (*short, *response.reasons, "length")[0]
+        incomplete = {"reason": REASONS.get(reason, reason)}
+    output = []
+    for index, item in enumerate(response.output):
+        encoded = items.encode_item(item, item.id or derived_id(item, response.id, index))
+        if encoded is not None:
+            output.append(encoded)
+    own: dict[str, JSON] = {
         "id": SNAPSHOT_PREFIX + response.id,
         "object": "response",
         "created_at": response.created_at,
-        "status": response.status,
+        "status": status,
         "completed_at": completed_at,
         "error": None if response.error is None else render_error(response.error),
-        "incomplete_details": _incomplete(response),
+        "incomplete_details": incomplete,
         "model": response.model,
-        "output": _output(response),
-        "usage": encode_usage(response.usage),
+        "output": output,
+        "usage": None if response.usage is None else encode_usage(response.usage),
     }
+    if not (more := response.extra and response.extra.get(WIRE)):
+        return b"%b,%b}" % (json.dump(own)[:-1], echo.data)
+    echoed = {name: more.get(name, value) for name, value in echo.fields.items()}
+    own = {name: more.get(name, value) for name, value in own.items()}
+    return json.dump(own | echoed | more)
 
 
-def _output(response: Response) -> list[dict[str, JSON]]:
-    encoded = (
-        encode_output(item, item_id(item, response.id, index))
-        for index, item in enumerate(response.output)
-    )
-    return [item for item in encoded if item is not None]
-
-
-def item_id(item: Item, response_id: str, index: int) -> str:
-    """The item's own id, or one derived from where it stands."""
-    return item.id or f"{_PREFIXES.get(type(item), 'item')}_{response_id}_{index}"
-
-
-def _incomplete(response: Response) -> JSON:
-    if response.status != "incomplete":
-        return None
-    reason = next((r for r in response.reasons if r in _SHORT), (*response.reasons, "length")[0])
-    return {"reason": REASONS.get(reason, reason)}
+def derived_id(item: Item, response_id: str, index: int) -> str:
+    """The id of an item that has none, from where it stands."""
+    return f"{_PREFIXES.get(type(item), 'item')}_{response_id}_{index}"
 
 
 def render_error(fault: Fault) -> dict[str, JSON]:
@@ -259,8 +235,11 @@ def render_error(fault: Fault) -> dict[str, JSON]:
 
 FIELDS = frozenset(
     {
-        *_own(Response(id="", created_at=0, model="", status="completed")),
-        *_echoed(Request(model="")),
+        *json.load(
+            encode_object(
+                Response(id="", created_at=0, model="", status="completed"), Echo(Request(model=""))
+            )
+        ),
         *("conversation", "output_text", "prompt_cache_retention", "user"),
     }
 )
@@ -269,7 +248,7 @@ FIELDS = frozenset(
 
 def encode_item(item: Item) -> dict[str, JSON] | None:
     """A stored item, in full; None for one that belongs to another wire."""
-    return encode_output(item, item.id or "")
+    return items.encode_item(item, item.id or "")
 
 
 def encode_list(found: Sequence[Item], more: bool) -> bytes:
@@ -357,7 +336,7 @@ def _items(fields: Fields, *, needed: bool) -> tuple[Item, ...]:
         case None if not needed:
             return ()
         case list(values) if len(values) <= MOST:
-            return decode_all(values, fields.at("items"))
+            return items.decode_items(json.dump(values), "items")
         case list(values):
             raise fields.wrong("items", f"has {len(values)} entries; {MOST} are allowed at once")
         case _:

@@ -7,11 +7,12 @@ again, and None from another wire is written out: the model's server gets what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from msgspec import Raw
 
+from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
 from dragoman.core.request import (
     AllowedTools,
@@ -31,7 +32,7 @@ from dragoman.core.request import (
 from dragoman.wire import json
 from dragoman.wire.json import Cache, Fields, kind
 
-from .items import WIRE, dense, from_extra, objects, to_extra
+from .items import WIRE, dense, from_extra, to_extra
 
 _CACHE_LIMIT = 4 * 1024 * 1024
 _decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
@@ -55,7 +56,16 @@ def decode_cached(raw: Raw) -> tuple[Tool, ...]:
 
 def decode_all(fields: Fields) -> tuple[Tool, ...]:
     """The field `tools`. Raises FaultError naming the tool and the field that is wrong."""
-    return tuple(decode(*tool) for tool in objects(fields.array("tools") or [], fields.at("tools")))
+    return tuple(decode(*tool) for tool in _objects(fields))
+
+
+def _objects(fields: Fields) -> Iterator[tuple[dict[str, JSON], str]]:
+    """Every member of the field `tools` with its path."""
+    for number, value in enumerate(fields.array("tools") or ()):
+        path = f"{fields.at('tools')}[{number}]"
+        if not isinstance(value, dict):
+            raise FaultError(bad_request(f"is {kind(value)}, and must be an object", path))
+        yield value, path
 
 
 def decode(value: dict[str, JSON], path: str = "") -> Tool:
@@ -68,10 +78,8 @@ def decode(value: dict[str, JSON], path: str = "") -> Tool:
             return _custom(fields)
         case "namespace":
             name, about = fields.need("name"), fields.string("description")
-            members = objects(fields.array("tools") or [], fields.at("tools"))
-            return Namespace(
-                name, tuple(_member(*m) for m in members), about, to_extra(fields.rest())
-            )
+            members = tuple(_member(*member) for member in _objects(fields))
+            return Namespace(name, members, about, to_extra(fields.rest()))
         case other:
             return UnknownTool(WIRE, other, _without_type(value))
 
@@ -135,8 +143,8 @@ def _choice(value: dict[str, JSON], path: str) -> ToolChoice:
     mode: Literal["auto", "required"] = "auto"
     if fields.one_of("mode", ("auto", "required")) == "required":
         mode = "required"
-    among = objects(fields.array("tools") or [], fields.at("tools"))
-    return AllowedTools(mode, tuple(_named(v, at) for v, at in among), to_extra(fields.rest()))
+    among = tuple(_named(*tool) for tool in _objects(fields))
+    return AllowedTools(mode, among, to_extra(fields.rest()))
 
 
 def _named(value: dict[str, JSON], path: str) -> NamedTool | UnknownTool:

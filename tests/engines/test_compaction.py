@@ -1,4 +1,4 @@
-"""Summaries: written by the model, carried as opaque items, put back into words."""
+"""Compaction and truncation: summaries as opaque items, and input cut where that is allowed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Progress, Started
 from dragoman.core.fold import Fold
+from dragoman.core.interfaces import Capabilities
 from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, Message, Unknown
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
@@ -21,12 +22,15 @@ from dragoman.engines.compaction import (
     OPENING,
     ORDER,
     Compacting,
+    Truncating,
+    count,
     decode_summary,
     encode_summary,
     expanded,
     summarise,
     threshold,
 )
+from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script, spoken
 
 TALK = (
@@ -140,16 +144,6 @@ async def test_what_the_answer_told_at_its_beginning_is_told_at_its_end() -> Non
     assert response.guarantee == "enforced"
 
 
-async def test_below_the_threshold_nothing_is_changed() -> None:
-    model = Model()
-    rules = [{"type": "compaction", "compact_threshold": 100_000}]
-    events = await heard(
-        Compacting(model), Request(model="m", items=TALK, context_management=rules)
-    )
-    assert [item.text for item in folded(events).output if isinstance(item, Message)] == ["Ada."]
-    assert model.asked[0].items == TALK
-
-
 TRIGGER = Unknown("responses", "compaction_trigger", {})
 
 
@@ -177,52 +171,41 @@ async def test_trigger_as_last_item_is_answered_by_a_summary_alone(rules: Any) -
     )
 
 
-async def test_trigger_whose_summary_fails_fails_the_answer() -> None:
-    request = Request(model="m", items=(*TALK, TRIGGER))
-    end = (await heard(Compacting(Model("  ")), request))[-1]
-    assert isinstance(end, Failed)
-    assert "no summary" in end.fault.message
+BLOB = Compaction(encode_summary("She is Ada."))
+SUMMARY = Message("user", OPENING + "She is Ada.")
+CALL = (FunctionCall("c", "f", "{}"), FunctionCallOutput("c", "1"))
+HIGH = [{"type": "compaction", "compact_threshold": 100_000}]
 
 
-async def test_trigger_before_other_items_is_left_to_the_engine() -> None:
+@pytest.mark.parametrize(
+    ("items", "rules", "asked"),
+    [
+        (TALK, HIGH, TALK),
+        ((TRIGGER, *TALK), None, (TRIGGER, *TALK)),  # a trigger counts as the last item only
+        ((BLOB, TALK[-1]), None, (SUMMARY, TALK[-1])),
+        ((*TALK, *CALL), AT_ONCE, (TALK[0], SUMMARY, TALK[-1], *CALL)),  # the turn stays whole
+        ((Message("assistant", "a word " * 50),), AT_ONCE, (SUMMARY,)),
+    ],
+)
+async def test_items_the_model_is_asked(items: Any, rules: Any, asked: Any) -> None:
     model = Model()
-    request = Request(model="m", items=(TRIGGER, *TALK))
+    request = Request(model="m", items=items, context_management=rules)
     assert folded(await heard(Compacting(model), request)).text == "Ada."
-    assert model.asked[0].items == request.items
-
-
-async def test_without_a_threshold_the_engine_answers() -> None:
-    model = Model()
-    blob = Compaction(encode_summary("She is Ada."))
-    await heard(Compacting(model), Request(model="m", items=(blob, TALK[-1])))
-    assert model.asked[0].items == (Message("user", OPENING + "She is Ada."), TALK[-1])
-
-
-async def test_a_turn_with_calls_stays_whole() -> None:
-    model = Model()
-    tail = (FunctionCall("c", "f", "{}"), FunctionCallOutput("c", "1"))
-    request = Request(model="m", items=(*TALK, *tail), context_management=AT_ONCE)
-    await heard(Compacting(model), request)
-    assert model.asked[1].items[-3:] == (TALK[-1], *tail)
-
-
-async def test_a_conversation_without_words_of_a_user_is_its_summary() -> None:
-    model = Model()
-    said = (Message("assistant", "a word " * 50),)
-    await heard(Compacting(model), Request(model="m", items=said, context_management=AT_ONCE))
-    assert model.asked[1].items == (Message("user", OPENING + "She is Ada."),)
+    assert len(model.asked) == 1 + (rules is AT_ONCE)
+    assert model.asked[-1].items == asked
 
 
 FAULT = Fault("upstream_error", "It is broken.", "upstream")
 
 
+@pytest.mark.parametrize("items", [TALK, (*TALK, TRIGGER)], ids=["threshold", "trigger"])
 @pytest.mark.parametrize(
     ("summary", "words"),
     [("  ", "no summary"), ((Started("1", 0, "m"), Failed(FAULT)), "broken")],
 )
-async def test_without_a_summary_the_answer_fails(summary: Any, words: str) -> None:
+async def test_without_a_summary_the_answer_fails(summary: Any, words: str, items: Any) -> None:
     model = Model(summary)
-    request = Request(model="m", items=TALK, context_management=AT_ONCE)
+    request = Request(model="m", items=items, context_management=AT_ONCE)
     events = await heard(Compacting(model), request)
     check(events)
     end = events[-1]
@@ -273,3 +256,72 @@ async def test_progress_is_moved_with_what_it_is_about() -> None:
     events = await heard(Compacting(Busy()), request)
     moved = [event.index for event in events if isinstance(event, Progress)]
     assert moved == [0, None, 1]
+
+
+# ---- truncation --------------------------------------------------------------------------
+
+LONG = tuple(Message("user", f"{n} " * 200) for n in range(20))
+
+
+class Small(Script):
+    """A script with a small context that remembers what it was asked."""
+
+    context: int | None = 1000
+
+    def __init__(self) -> None:
+        super().__init__(self.play)
+        self.asked: list[Request] = []
+
+    def play(self, request: Request) -> str:
+        self.asked.append(request)
+        return "yes"
+
+    async def capabilities(self, model: str) -> Capabilities:
+        return Capabilities(context=self.context)
+
+    async def count(self, request: Request) -> int:
+        return 42
+
+
+async def test_what_fits_is_asked_and_the_rest_is_told() -> None:
+    small = Small()
+    request = Request(model="m", items=LONG, truncation="auto", max_output_tokens=100)
+    events = await heard(Truncating(small), request)
+    (asked,) = small.asked
+    assert 0 < len(asked.items) < len(LONG)
+    assert asked.items == LONG[-len(asked.items) :]
+    assert isinstance(events[0], Started)
+    (loss,) = events[0].losses
+    assert (loss.field, loss.action) == ("input", "dropped")
+    assert str(len(LONG) - len(asked.items)) in loss.why
+
+
+@pytest.mark.parametrize(
+    ("truncation", "context", "items"),
+    [
+        (None, 1000, LONG),
+        ("disabled", 1000, LONG),
+        ("auto", None, LONG),
+        ("auto", 10_000, LONG[:2]),
+    ],
+)
+async def test_input_is_truncated_only_where_allowed_and_needed(
+    truncation: str | None, context: int | None, items: tuple[Message, ...]
+) -> None:
+    small = Small()
+    small.context = context
+    request = Request(model="m", items=items, truncation=truncation)
+    started = (await heard(Truncating(small), request))[0]
+    assert small.asked[0].items == items
+    assert isinstance(started, Started)
+    assert not started.losses
+
+
+async def test_counting_is_exact_where_the_engine_can() -> None:
+    request = Request(model="m", items=(Message("user", "12345678"),))
+    assert await count(Small(), request) == (42, True)
+    assert await count(Script("yes"), request) == (6, False)
+    router = Router([Route(Small(), models=("m",)), Route(Script("yes"), models=("other",))])
+    assert await count(router, request) == (42, True)
+    other = Request(model="other", items=request.items)
+    assert await count(Truncating(router), other) == (6, False)

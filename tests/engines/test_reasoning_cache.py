@@ -1,4 +1,4 @@
-"""Reasoning that led to calls: kept, put back where it was, and given to nobody else."""
+"""The reasoning cache: reasoning before calls is restored, for its tenant and model only."""
 
 from __future__ import annotations
 
@@ -82,6 +82,8 @@ def test_p9_one_of_several_calls_is_enough_and_none_brings_it_twice() -> None:
     kept = cache(ENCRYPTED_ITEM, CALL, second)
     assert recalled(kept, ASK, second, RESULT) == (ASK, ENCRYPTED_ITEM, second, RESULT)
     assert recalled(kept, ASK, second, CALL) == (ASK, ENCRYPTED_ITEM, second, CALL)
+    tight = replace(CALL, arguments='{"city":"Rome"}')
+    assert recalled(kept, tight) == (ENCRYPTED_ITEM, tight)
 
 
 def test_p9_words_that_came_back_alone_get_their_encrypted_content_again() -> None:
@@ -132,6 +134,7 @@ def test_a_turn_begins_with_what_was_put_back() -> None:
         replace(CALL, name="other"),
         replace(CALL, arguments='{"city": "Oslo"}'),
         replace(CALL, arguments='{"city": '),
+        replace(CALL, arguments="[" * 100_000),
         replace(CALL, call_id="call_9"),
     ],
 )
@@ -139,33 +142,6 @@ def test_another_call_of_the_same_id_gets_nothing(other: FunctionCall) -> None:
     """Some servers count their calls from 0 in every conversation."""
     asked = (ASK, other)
     assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
-
-
-def test_conversations_whose_calls_are_counted_alike_do_not_meet() -> None:
-    kept, calls = (
-        ReasoningCache(),
-        [replace(CALL, arguments=f'{{"city": "{n}"}}') for n in range(9)],
-    )
-    thoughts = [Reasoning((Thought(f"City {n}."),)) for n in range(9)]
-    for thought, call in zip(thoughts, calls, strict=True):
-        kept.store("ada", "m", (thought, call))
-    for thought, call in zip(thoughts, calls, strict=True):
-        assert recalled(kept, ASK, call, RESULT) == (ASK, thought, call, RESULT)
-
-
-def test_arguments_of_any_depth_are_compared() -> None:
-    deep = replace(CALL, arguments="[" * 100_000)
-    assert recalled(cache(ENCRYPTED_ITEM, CALL), deep) == (deep,)
-
-
-def test_arguments_may_be_written_in_other_white_space() -> None:
-    kept, tight = cache(ENCRYPTED_ITEM, CALL), replace(CALL, arguments='{"city":"Rome"}')
-    assert recalled(kept, tight) == (ENCRYPTED_ITEM, tight)
-
-
-def test_another_tenant_gets_nothing() -> None:
-    asked = (ASK, CALL)
-    assert cache(ENCRYPTED_ITEM, CALL).restore("bob", "m", asked)[0] is asked
 
 
 def test_the_oldest_goes_when_there_is_no_more_room() -> None:
@@ -179,12 +155,9 @@ def test_the_oldest_goes_when_there_is_no_more_room() -> None:
     assert not there[0]
     assert there[-1]
     assert there == sorted(there)
-
-
-def test_a_cache_without_room_stores_nothing() -> None:
-    kept = ReasoningCache(0)
-    kept.store("ada", "m", (ENCRYPTED_ITEM, CALL))
-    assert recalled(kept, CALL) == (CALL,)
+    empty = ReasoningCache(0)
+    empty.store("ada", "m", (ENCRYPTED_ITEM, CALL))
+    assert recalled(empty, CALL) == (CALL,)
 
 
 # ---- when the model changes ------------------------------------------------------------------
@@ -336,20 +309,13 @@ async def test_every_choice_is_remembered_for_itself() -> None:
     assert model.asked[-1].items[1] == thoughts[1]
 
 
-async def test_what_came_before_a_cut_is_remembered() -> None:
-    events = [
-        event for event in unfold(answered(ENCRYPTED_ITEM, CALL)) if type(event) is not Finished
-    ]
+@pytest.mark.parametrize("left", [False, True], ids=["cut", "closed by the reader"])
+async def test_reasoning_before_a_cut_is_cached(left: bool) -> None:
+    events = [e for e in unfold(answered(ENCRYPTED_ITEM, CALL)) if type(e) is not Finished]
     engine = CachingReasoning(Script([*events, Failed(CUT)]))
-    await heard(engine, FIRST)
-    assert len(engine.cache.restore("", "m", AGAIN.items)[0]) == 4
-
-
-async def test_who_leaves_in_the_middle_may_still_come_back() -> None:
-    engine = CachingReasoning(Script(list(unfold(answered(ENCRYPTED_ITEM, CALL)))))
     answer = engine.stream(FIRST)
     async for event in answer:
-        if isinstance(event, ItemDone) and isinstance(event.item, FunctionCall):
+        if left and isinstance(event, ItemDone) and isinstance(event.item, FunctionCall):
             break
     await answer.aclose()
     assert len(engine.cache.restore("", "m", AGAIN.items)[0]) == 4

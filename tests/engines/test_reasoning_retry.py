@@ -37,6 +37,7 @@ UNSUPPORTED = Fault(
 )
 NO_FIELD = replace(UNSUPPORTED, message="Unknown parameter: 'include'.")
 NO_FIELD_EITHER = replace(UNSUPPORTED, message='[{"loc": ["body", "include"], "msg": "Extra"}]')
+MISSING = Fault("upstream_refused", "Must include a message.", "client", status=400)
 SIGNED = Fault("upstream_refused", "Invalid `signature` in `thinking` block", "client", status=400)
 
 
@@ -81,36 +82,34 @@ async def test_p12_a_blob_that_cannot_be_opened_is_left_out_at_the_second_try(
     assert second.items == (ASK, replace(ENCRYPTED_ITEM, encrypted=None, id=None), CALL)
 
 
-async def test_p12_nothing_is_asked_a_third_time() -> None:
-    server = Server(refused=lambda request: True)
-    answer = fold(await heard(RetryingReasoning(server), TALK))
-    assert answer.error == INVALID
-    assert len(server.asked) == 2
-
-
-async def test_p12_a_refusal_stands_where_that_is_set() -> None:
-    server = Server()
-    answer = fold(await heard(RetryingReasoning(server, again=False), TALK))
-    assert answer.error == INVALID
-    assert len(server.asked) == 1
+def about_anything(request: Request) -> bool:
+    return True
 
 
 @pytest.mark.parametrize(
-    ("request_", "fault"),
+    ("request_", "server", "asks"),
     [
-        (TALK, Fault("upstream_refused", "Too long.", "client", status=400)),
-        (TALK, NO_FIELD),
-        (TOOLS, Fault("upstream_refused", "Must include a message.", "client", status=400)),
-        (TALK, Fault("upstream_error", "encrypted content", "upstream", status=500)),
-        (replace(TALK, items=(ASK,)), INVALID),
+        (TALK, Server(refused=about_anything), 2),
+        (TALK, Server(INVALID, *list(unfold(spoken("Hel")))[:4]), 1),  # some output was sent
+        (TALK, Server(Fault("upstream_refused", "Too long.", "client", status=400)), 1),
+        (TALK, Server(NO_FIELD), 1),
+        (TALK, Server(Fault("upstream_error", "encrypted content", "upstream", status=500)), 1),
+        (TOOLS, Server(MISSING, refused=about_anything), 1),
+        (replace(TALK, items=(ASK,)), Server(refused=about_anything), 1),
     ],
 )
-async def test_p12_only_what_is_about_encryption_is_asked_again(
-    request_: Request, fault: Fault
+async def test_p12_only_a_refusal_of_encrypted_content_is_retried_and_once(
+    request_: Request, server: Server, asks: int
 ) -> None:
-    server = Server(fault, refused=lambda request: True)
-    assert fold(await heard(RetryingReasoning(server), request_)).error == fault
-    assert len(server.asked) == 1
+    server.asked.clear()
+    answer = fold(await heard(RetryingReasoning(server), request_))
+    assert (answer.error, len(server.asked)) == (server.refusal[-1].fault, asks)
+
+
+async def test_p12_refusal_is_not_retried_where_that_is_disabled() -> None:
+    server = Server()
+    answer = fold(await heard(RetryingReasoning(server, again=False), TALK))
+    assert (answer.error, len(server.asked)) == (INVALID, 1)
 
 
 STARTED = Started("1", 0, "m")
@@ -158,43 +157,34 @@ async def test_pause_and_cancel_reach_the_second_try() -> None:
     assert len(sink.events) == count
 
 
-async def test_p12_what_has_been_said_is_never_said_again() -> None:
-    server = Server(INVALID, *list(unfold(spoken("Hel")))[:4])
-    answer = fold(await heard(RetryingReasoning(server), TALK))
-    assert (answer.error, len(server.asked)) == (INVALID, 1)
-
-
 # ---- asking for what a client of Chat cannot ask for ------------------------------------------
 
 
-async def test_p9_encrypted_reasoning_is_asked_for_where_the_client_cannot() -> None:
-    server = Server()
-    answer = fold(await ask(RetryingReasoning(server), TOOLS, CHAT))
-    assert server.asked[0].include == (ENCRYPTED,)
-    assert answer.losses == ()  # a server that has none is nothing to tell of
-    await ask(RetryingReasoning(server), TOOLS, RESPONSES)
-    assert server.asked[-1] is TOOLS
-    plain = replace(TOOLS, tools=())
-    await ask(RetryingReasoning(server), plain, CHAT)
-    assert server.asked[-1] is plain
-    own = replace(TOOLS, include=(ENCRYPTED,))
-    answer = fold(await ask(RetryingReasoning(server), own, RESPONSES))
-    assert server.asked[-1] is own
-    assert [loss.field for loss in answer.losses] == [ASKING]
+KEPT, PLAIN = replace(RESPONSES, stored=True), replace(TOOLS, tools=())
+OWN = replace(TOOLS, include=(ENCRYPTED,))
 
 
-async def test_p9_encrypted_reasoning_is_asked_for_where_the_answer_is_kept_here() -> None:
+@pytest.mark.parametrize(
+    ("request_", "caller", "added", "losses"),
+    [
+        (TOOLS, CHAT, True, []),  # a client of Chat cannot ask for it
+        (PLAIN, KEPT, True, []),  # the response is stored here
+        (TOOLS, RESPONSES, False, []),
+        (PLAIN, CHAT, False, []),
+        (PLAIN, RESPONSES, False, []),
+        (OWN, RESPONSES, False, [ASKING]),
+        (OWN, KEPT, False, [ASKING]),
+    ],
+)
+async def test_p9_encrypted_reasoning_is_requested_where_the_client_cannot(
+    request_: Request, caller: Caller, added: bool, losses: list[str]
+) -> None:
     server = Server()
-    engine, plain = RetryingReasoning(server), replace(TOOLS, tools=())
-    kept = replace(RESPONSES, stored=True)
-    answer = fold(await ask(engine, plain, kept))
-    assert server.asked[0].include == (ENCRYPTED,)
-    assert answer.losses == ()
-    await ask(engine, plain, RESPONSES)
-    assert server.asked[-1] is plain
-    own = replace(plain, include=(ENCRYPTED,))
-    await ask(engine, own, kept)
-    assert server.asked[-1] is own
+    answer = fold(await ask(RetryingReasoning(server), request_, caller))
+    assert [loss.field for loss in answer.losses] == losses
+    (asked,) = server.asked
+    assert asked == (replace(request_, include=(ENCRYPTED,)) if added else request_)
+    assert added or asked is request_
 
 
 @pytest.mark.parametrize("fault", [UNSUPPORTED, NO_FIELD, NO_FIELD_EITHER])

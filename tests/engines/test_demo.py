@@ -1,13 +1,14 @@
-"""The demo keeps to what it is asked, says what it is, and is the same every time."""
+"""The demo engine: deterministic answers that keep to the request, and say what they are."""
 
 import json
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.core.event import Delta
-from dragoman.core.fold import fold
 from dragoman.core.item import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -36,8 +37,10 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response, Usage
-from dragoman.engines.script import demo, demo_answer
+from dragoman.engines.script import demo, fill
 from tests.engines.stage import answered, heard
+from tests.strategies import json as json_values
+from tests.strategies import word
 
 WEATHER = FunctionTool(
     "get_weather",
@@ -67,18 +70,18 @@ def call_of(response: Response) -> FunctionCall:
 # ---- text --------------------------------------------------------------------------------
 
 
-async def test_it_says_that_it_is_no_model_and_what_it_heard() -> None:
+async def test_answer_says_that_it_is_no_model_and_quotes_the_question() -> None:
     said = (await ask("Hello!")).text
     assert "demo, not a model" in said
     assert "Hello!" in said
     assert "You said nothing" in (await ask()).text
 
 
-async def test_a_long_question_is_quoted_in_part() -> None:
+async def test_long_question_is_quoted_in_part() -> None:
     assert len((await ask("x" * 100_000)).text) < 1_000
 
 
-async def test_a_picture_is_accepted_and_not_seen() -> None:
+async def test_image_is_accepted_and_counted() -> None:
     shown = Message("user", (Text("What is this?"), Image("data:image/png;base64,AA==")))
     response = await ask(shown)
     assert response.status == "completed"
@@ -91,23 +94,20 @@ async def test_a_picture_is_accepted_and_not_seen() -> None:
         ("Count to 3", "1, 2, 3."),
         ("please count up to four!", "1, 2, 3, 4."),
         ("Count from 1 to 2", "1, 2."),
+        ("count to 999999", ", ".join(map(str, range(1, 1001))) + "."),
     ],
 )
-async def test_it_counts(question: str, answer: str) -> None:
+async def test_question_to_count_is_answered(question: str, answer: str) -> None:
     assert (await ask(question)).text == answer
 
 
-async def test_it_does_not_count_for_ever() -> None:
-    assert (await ask("count to 999999")).text.endswith(" 1000.")
-
-
-async def test_the_same_question_gets_the_same_answer() -> None:
+async def test_same_question_has_the_same_answer() -> None:
     one, two = await ask("Hello!"), await ask("Hello!")
     assert one.id != two.id
     assert (one.text, one.usage) == (two.text, two.usage)
 
 
-async def test_choices_are_told_apart() -> None:
+async def test_choices_differ() -> None:
     response = await ask("Hello!", sampling=Sampling(n=3))
     assert response.choices == (0, 1, 2)
     assert response.reasons == ("stop",) * 3
@@ -115,12 +115,12 @@ async def test_choices_are_told_apart() -> None:
     assert len({item.id for item in response.output}) == 3
 
 
-async def test_it_stops_where_it_is_told() -> None:
+async def test_stop_string_ends_the_answer() -> None:
     response = await ask("count to 9", sampling=Sampling(stop=("", "5", "7")))
     assert (response.text, response.reasons) == ("1, 2, 3, 4, ", ("stop",))
 
 
-async def test_it_thinks_only_when_asked_to() -> None:
+async def test_reasoning_is_given_on_request_only() -> None:
     assert (await ask("Hello!", reasoning=ReasoningOptions("none"))).reasoning == ""
     assert (await ask("Hello!", reasoning=ReasoningOptions())).reasoning == ""
     response = await ask("Hello!", reasoning=ReasoningOptions("high", "auto"))
@@ -131,7 +131,7 @@ async def test_it_thinks_only_when_asked_to() -> None:
     assert (await ask("Hello!", reasoning=ReasoningOptions("low"))).output[0] != thought
 
 
-async def test_v12_probabilities_are_those_of_something_certain() -> None:
+async def test_v12_logprobs_are_zero() -> None:
     events = await heard(
         demo(0),
         Request(
@@ -155,7 +155,7 @@ async def test_v12_probabilities_are_those_of_something_certain() -> None:
 # ---- limits and counts -------------------------------------------------------------------
 
 
-async def test_the_limit_of_tokens_is_a_limit_of_words() -> None:
+async def test_token_limit_counts_words() -> None:
     response = await ask("count to 9", max_output_tokens=3)
     assert (response.text, response.status) == ("1, 2, 3,", "incomplete")
     assert response.reasons == ("length",)
@@ -171,15 +171,13 @@ async def test_the_limit_of_tokens_is_a_limit_of_words() -> None:
         ({"tools": (SHELL,), "tool_choice": "required"}, CustomToolCall),
     ],
 )
-async def test_whatever_is_being_said_is_cut_at_the_limit(
-    settings: dict[str, Any], kind: type[Item]
-) -> None:
+async def test_item_at_the_limit_is_incomplete(settings: dict[str, Any], kind: type[Item]) -> None:
     last = (await ask("In San Francisco", max_output_tokens=1, **settings)).output[-1]
     assert isinstance(last, kind)
     assert last.status == "incomplete"
 
 
-async def test_words_are_counted_on_both_sides() -> None:
+async def test_usage_counts_words() -> None:
     response = await ask(
         Message("developer", "be kind"),
         Message("user", "call it"),
@@ -203,7 +201,7 @@ async def test_words_are_counted_on_both_sides() -> None:
 # ---- tools -------------------------------------------------------------------------------
 
 
-async def test_a_tool_the_question_is_about_is_called_unasked() -> None:
+async def test_tool_named_in_the_question_is_called() -> None:
     response = await ask(QUESTION, tools=(TIME, WEATHER))
     call = call_of(response)
     assert (call.name, call.arguments) == ("get_weather", '{"location": "San Francisco"}')
@@ -211,12 +209,14 @@ async def test_a_tool_the_question_is_about_is_called_unasked() -> None:
     assert (await ask("Hello!", tools=(TIME, WEATHER))).calls == ()
 
 
-async def test_a_tool_is_found_by_its_description_or_by_the_word_tool() -> None:
+async def test_tool_is_found_by_its_description_or_the_word_tool() -> None:
     assert call_of(await ask("At what hour?", tools=(WEATHER, TIME))).name == "localTime"
     assert call_of(await ask("Use a tool!", tools=(WEATHER, TIME))).name == "get_weather"
+    bare = FunctionTool("restart")
+    assert call_of(await ask("restart it", tools=(bare,))).arguments == "{}"
 
 
-async def test_p7_two_tools_are_called_side_by_side_unless_that_is_not_wanted() -> None:
+async def test_p7_two_tools_are_called_in_parallel_unless_disabled() -> None:
     both = "The weather and the time, please"
     asked = {"tools": (WEATHER, TIME)}
     assert [c.name for c in (await ask(both, **asked)).calls] == ["get_weather", "localTime"]
@@ -224,7 +224,7 @@ async def test_p7_two_tools_are_called_side_by_side_unless_that_is_not_wanted() 
     assert call_of(await ask(both, **asked, max_tool_calls=1)).name == "get_weather"
 
 
-async def test_a_choice_of_tools_is_obeyed() -> None:
+async def test_tool_choice_is_obeyed() -> None:
     tools = (WEATHER, TIME, SHELL, UnknownTool("responses", "web_search", {}))
     assert (await ask(QUESTION, tools=tools, tool_choice="none")).calls == ()
     assert call_of(await ask("Hi", tools=tools, tool_choice="required")).name == "get_weather"
@@ -241,7 +241,7 @@ async def test_a_choice_of_tools_is_obeyed() -> None:
     assert (await ask("Hi", tool_choice="required")).calls == ()
 
 
-async def test_tools_in_a_namespace_are_called_by_it() -> None:
+async def test_namespaced_tool_is_called() -> None:
     space = Namespace("city", (WEATHER, SHELL, UnknownTool("responses", "x", {})))
     call = call_of(await ask(QUESTION, tools=(space,)))
     assert (call.namespace, call.name) == ("city", "get_weather")
@@ -249,12 +249,7 @@ async def test_tools_in_a_namespace_are_called_by_it() -> None:
     assert (await ask("Hi", tools=(space,), tool_choice=choice)).calls == ()
 
 
-async def test_a_tool_without_parameters_gets_none() -> None:
-    tool = FunctionTool("restart")
-    assert call_of(await ask("restart it", tools=(tool,))).arguments == "{}"
-
-
-async def test_results_are_answered_in_words() -> None:
+async def test_tool_results_are_quoted() -> None:
     history = (
         QUESTION,
         FunctionCall("c", "get_weather", "{}"),
@@ -273,7 +268,7 @@ async def test_results_are_answered_in_words() -> None:
 # ---- forms -------------------------------------------------------------------------------
 
 
-async def test_a_schema_is_filled_in() -> None:
+async def test_schema_is_filled_in() -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 2}},
@@ -283,15 +278,103 @@ async def test_a_schema_is_filled_in() -> None:
     jsonschema.validate(value, schema)
     assert value["city"] == "Rome"
     assert json.loads((await ask("Hi", format=JSONObject())).text)["demo"] is True
+    forced = await ask("Hi", format=JSONObject(), tools=(WEATHER,), tool_choice="required")
+    assert call_of(forced).name == "get_weather"
 
 
-async def test_a_forced_tool_comes_before_a_form() -> None:
-    response = await ask("Hi", format=JSONObject(), tools=(WEATHER,), tool_choice="required")
-    assert call_of(response).name == "get_weather"
+# ---- values that fit a schema ------------------------------------------------------------
+
+TREE = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/tree"}},
+    "required": ["value"],
+}
+SCHEMAS: list[Any] = [
+    {},
+    True,
+    {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "boolean"}}},
+    {"type": "object", "required": ["a"]},
+    {"required": ["a"], "properties": {"a": {"type": "null"}}},
+    {"type": "array", "items": {"type": "number", "minimum": 2.5}},
+    {"type": "array", "minItems": 3, "maxItems": 3, "items": {"type": "integer"}},
+    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}]},
+    {"type": "array", "maxItems": 0},
+    {"type": "string", "minLength": 20, "maxLength": 22},
+    {"type": "string", "maxLength": 3},
+    *({"type": "string", "format": f} for f in ("date", "date-time", "email", "uri", "uuid")),
+    {"type": "integer", "minimum": 5, "maximum": 6},
+    {"type": "integer", "exclusiveMinimum": 5, "exclusiveMaximum": 7},
+    {"type": "integer", "multipleOf": 7, "minimum": 8},
+    {"type": "integer", "maximum": -3},
+    {"type": "integer", "multipleOf": 5, "maximum": -3},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": "number", "multipleOf": 0.5, "minimum": 0.7},
+    {"minimum": 3},
+    {"enum": ["red", "green"]},
+    {"const": None},
+    {"type": "string", "default": "x"},
+    {"type": "string", "examples": ["y"]},
+    {"type": ["null", "string"]},
+    {"type": ["null"]},
+    {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    {"oneOf": [{"const": 1}, {"const": 2}]},
+    {
+        "allOf": [
+            {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "string"}}, "required": ["b", "a"]},
+        ],
+        "type": "object",
+    },
+    {"$ref": "#/$defs/tree", "$defs": {"tree": TREE}},
+    {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "integer"}}},
+    {
+        "type": "object",
+        "properties": {"child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["child"],
+        "additionalProperties": False,
+    },
+]
 
 
-def test_what_is_played_is_what_was_answered() -> None:
-    request = Request(model="script", items=(Message("user", "Hello!"),))
-    response = demo_answer(request)
-    assert response.model == "script"
-    assert fold([]) != response
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_filled_value_fits_its_schema(schema: Any) -> None:
+    value = fill(schema)
+    jsonschema.Draft202012Validator(schema).validate(value)
+    assert fill(schema) == value
+
+
+def test_free_text_is_the_given_words() -> None:
+    assert fill({"properties": {"city": {"type": "string"}}}, "Paris") == {"city": "Paris"}
+
+
+keywords = st.sampled_from(
+    [
+        *("type", "properties", "required", "items", "prefixItems", "anyOf", "allOf", "$ref"),
+        *("enum", "minItems", "maxItems", "minLength", "minimum", "exclusiveMaximum"),
+        *("multipleOf", "format", "default"),
+    ]
+)
+values = json_values | st.sampled_from(["object", "array", "integer", "#", "#/properties/a", 1e300])
+broken = st.recursive(
+    st.dictionaries(keywords, values, max_size=4) | values,
+    lambda inside: st.dictionaries(
+        keywords, inside | st.lists(inside, max_size=3) | st.dictionaries(word, inside), max_size=4
+    ),
+    max_leaves=8,
+)
+
+
+@given(broken)
+def test_fill_never_raises(schema: Any) -> None:
+    fill(schema)
+
+
+def test_endless_schemas_are_bounded() -> None:
+    wide: dict[str, Any] = {"type": "object"}
+    wide["properties"] = {f"p{n}": {"$ref": "#"} for n in range(9)}
+    assert fill(wide)
+    wide["required"] = list(wide["properties"])
+    assert fill(wide)
+    assert fill({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}) == "example"
+    assert len(fill({"type": "array", "minItems": 10**9})) == 100
+    assert len(fill({"type": "string", "minLength": 10**9})) == 10_000
