@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -50,3 +52,11 @@ async def test_an_engine_answers_in_this_process() -> None:
     transport = dragoman.transport(dragoman.connect("script"))
     async with httpx2.AsyncClient(transport=transport, base_url="http://here/v1") as client:
         assert (await client.get("/models")).json()["data"][0]["id"] == "script"
+
+
+def test_importing_the_package_loads_no_protocol_server_store_or_local_engine() -> None:
+    probe = "import sys, dragoman; print(*sys.modules)"
+    loaded = set(subprocess.check_output([sys.executable, "-c", probe], text=True).split())
+    rooms = ("cli", "formats", "net", "server", "stores", "wire", "engines.local", "engines.remote")
+    packages = ("httptools", "numpy", "sqlite3", "tomllib", "uvicorn", "uvloop", "websockets")
+    assert not loaded & {*(f"dragoman.{room}" for room in rooms), *packages}

@@ -1,98 +1,103 @@
-"""One driver for anything asynchronous, from code that is not."""
+"""The client for code without `async`: one event loop in a thread drives everything behind it."""
 
 import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from typing import Any, Self
 
 import pytest
 
-from dragoman.client.client import Blocking, _Loop
+from dragoman.client import SyncStream, connect_sync
+from dragoman.client.client import LoopThread
+from dragoman.core.interfaces import ANYONE, Caller, Model
+from dragoman.engines.script import Script
 
 
-class Thing:
-    """Something asynchronous."""
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
 
-    size = 3
+
+class Endless(Script):
+    """An engine that never lists its models."""
 
     def __init__(self) -> None:
-        self.log: list[str] = []
+        super().__init__("Hi")
+        self.closed = False
+        self.started, self.cancelled = threading.Event(), threading.Event()
 
-    async def double(self, number: int) -> int:
-        await asyncio.sleep(0)
-        return 2 * number
+    async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+        try:
+            self.started.set()
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+        return ()
 
-    def plain(self) -> str:
-        return threading.current_thread().name
-
-    async def numbers(self) -> AsyncIterator[int]:
-        for number in range(self.size):
-            yield number
-
-    async def __aenter__(self) -> Self:
-        self.log.append("entered")
-        return self
-
-    async def __aexit__(self, *error: Any) -> bool:
-        self.log.append("left")
-        return error[0] is KeyError
+    async def close(self) -> None:
+        assert threading.current_thread().name == "dragoman-sync"
+        self.closed = True
 
 
-def test_awaitables_iterators_and_contexts_become_plain() -> None:
-    thing = Thing()
-    with Blocking(thing) as face:
-        assert face.double(21) == 42
-        assert list(face.numbers()) == [0, 1, 2]
-        assert face.size == 3
-        assert face.plain() == "dragoman-sync"
-        assert "Thing" in repr(face)
-        raise KeyError("the exit may swallow an error, as ever")
-    assert thing.log == ["entered", "left"]
+def test_leaving_the_context_closes_the_engine() -> None:
+    engine = Endless()
+    with connect_sync(engine) as client:
+        assert not engine.closed
+        assert client.capabilities("m") is not None
+    assert engine.closed
+
+
+def test_streams_are_iterated_and_closed() -> None:
+    with connect_sync("script", pace=0) as client, client.stream("Count to three.") as stream:
+        assert isinstance(stream, SyncStream)
+        first = next(stream)
+        rest = list(stream)
+        assert next(stream, None) is None
+        assert (stream.answer.text, stream.response.text) == ("1, 2, 3.", "1, 2, 3.")
+        assert first not in rest
+    with connect_sync("script", pace=0) as client:
+        stream = client.stream("Count to three.")
+        next(stream)
+        stream.close()
+        assert stream.response.status == "cancelled"
+
+
+def test_stream_is_finished_in_one_call() -> None:
+    with connect_sync("script", pace=0) as client:
+        assert client.stream("Count to two.").finish().text == "1, 2."
 
 
 def test_errors_come_through() -> None:
-    with pytest.raises(TypeError):
-        Blocking(Thing()).double("x", "y")
-    with pytest.raises(AttributeError):
-        Blocking(Thing()).fly
+    with connect_sync("script") as client, pytest.raises(TypeError, match="no setting"):
+        client.respond("Hi", fly=True)
 
 
 def test_sync_call_on_its_own_loop_is_refused() -> None:
-    class Nested(Thing):
-        def call(self) -> Any:
-            return Blocking(self).double(1)
+    class Nested(Script):
+        async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
+            return connect_sync("script").models()
 
     with pytest.raises(RuntimeError, match="its own event loop"):
-        Blocking(Nested()).call()
+        connect_sync(Nested("Hi")).models()
 
 
 def test_keyboard_interrupt_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, cancelled = threading.Event(), threading.Event()
-
-    class Endless(Thing):
-        async def wait(self) -> None:
-            try:
-                started.set()
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
+    engine = Endless()
 
     def interrupted(future: Future[None]) -> None:
-        assert started.wait(10)
+        assert engine.started.wait(10)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Blocking(Endless()).wait()
-    assert cancelled.wait(10)
+        connect_sync(engine).models()
+    assert engine.cancelled.wait(10)
 
 
 def test_a_loop_that_is_stopped_is_closed() -> None:
-    own = _Loop()
-    assert own.run(Thing().double(1)) == 2
+    own = LoopThread()
+    assert own.run(double, 1) == 2
     loop, thread = own._loop, own._thread
     assert loop is not None
     assert thread is not None

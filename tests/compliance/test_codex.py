@@ -375,17 +375,6 @@ async def test_p16_codex_turn_is_answered_by_a_token_model(
     await engine.close()
 
 
-async def test_custom_tool_call_in_harmony_is_a_custom_tool_call() -> None:
-    to = "commentary to=functions.apply_patch"
-    engine = local("harmony", ["<|channel|>", to, "<|message|>", PATCH, "<|call|>"])
-    answer = await ask_local(engine, turn("local"))
-    await engine.close()
-    lines = answer.text.split("\n")
-    said = [line.removeprefix("data: ") for line in lines if "data: {" in line]
-    (patch,) = readers.item_collector(map(json.loads, said))
-    assert (patch["type"], patch["input"]) == ("custom_tool_call", PATCH)
-
-
 async def test_hosted_tool_that_is_not_there_is_reported_and_never_shown_as_run() -> None:
     to = "analysis to=browser.search code"
     engine = local("harmony", ["<|channel|>", to, "<|message|>", '{"query":"x"}', "<|call|>"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
+import sys
 from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from typing import Any
@@ -216,3 +218,14 @@ async def test_who_asks_for_nothing_gets_nothing() -> None:
     engine = EncryptingReasoning(model, ciphered())
     events = await heard(engine, Request(model="m", items=(ASK,)))
     assert all(e.item == model.output[0] for e in events if isinstance(e, ItemDone))
+
+
+def test_cipher_is_imported_when_the_first_reasoning_is_encrypted() -> None:
+    """It takes six megabytes, which a server whose clients never ask for it does without."""
+    probe = (
+        "import sys\nfrom dragoman.engines.reasoning import MARK, ReasoningCipher\n"
+        "cipher = ReasoningCipher(lambda: bytes(32))\nprint('cryptography' in sys.modules)\n"
+        "cipher.is_ours(MARK)\nprint('cryptography' in sys.modules)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", probe], text=True)
+    assert said.split() == ["False", "True"]

@@ -16,7 +16,7 @@ from dragoman.engines import transformers as room
 from dragoman.engines.find_format import HARMONY
 from dragoman.engines.pocket import FOLDER, pocket
 from dragoman.engines.pocket.model import load
-from dragoman.engines.transformers import Causal, transformers
+from dragoman.engines.transformers import Causal
 from tests.engines.stage import answered
 from tests.engines.test_llamacpp import asking
 
@@ -166,7 +166,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def test_a_folder_is_served_by_its_name(installed: dict[str, Any], folder: Path) -> None:
-    engine = transformers(str(folder), threads=1)
+    engine = room.prepare(str(folder), threads=1)()
     assert (engine.name, engine.format.name, engine.context) == ("small", "hermes", 4096)
     small = pocket()
     question = asking("Who are you?")
@@ -181,7 +181,7 @@ async def test_a_folder_is_served_by_its_name(installed: dict[str, Any], folder:
 async def test_a_prompt_that_goes_on_is_not_read_again(
     installed: dict[str, Any], folder: Path
 ) -> None:
-    engine = transformers(str(folder))
+    engine = room.prepare(str(folder))()
     first = await answered(engine, asking("Hello!"))
     again = await answered(engine, asking("Hello!"))
     assert again.text == first.text
@@ -194,7 +194,7 @@ async def test_a_prompt_that_goes_on_is_not_read_again(
 def test_the_format_can_be_forced_and_harmony_is_known_by_its_tokens(
     installed: dict[str, Any], folder: Path
 ) -> None:
-    assert transformers(str(folder), format="mistral").format.name == "mistral"
+    assert room.prepare(str(folder), format="mistral")().format.name == "mistral"
     described = json.loads((folder / "tokenizer.json").read_text())
     for number, text in enumerate(sorted(HARMONY)):
         added = {"id": SIZE + number, "content": text, "special": True}
@@ -202,7 +202,7 @@ def test_the_format_can_be_forced_and_harmony_is_known_by_its_tokens(
         described["added_tokens"].append(added | dict.fromkeys(rest, False))
     (folder / "tokenizer.json").write_text(json.dumps(described))
     installed["transformers"].network.config.vocab_size = SIZE + len(HARMONY)
-    assert transformers(str(folder)).format.name == "harmony"
+    assert room.prepare(str(folder))().format.name == "harmony"
 
 
 async def test_a_model_of_the_hub_is_fetched_by_its_name(
@@ -242,7 +242,7 @@ def test_the_device_is_the_best_there_is_or_the_one_asked_for(
     used: list[str] = []
     monkeypatch.setattr(Network, "to", lambda network, device: used.append(device) or network)
     installed["torch"] = Torch(*there)
-    transformers(str(folder), device=asked)
+    room.prepare(str(folder), device=asked)()
     assert used == [chosen]
 
 
@@ -281,12 +281,12 @@ def test_what_the_hub_says_is_passed_on(installed: dict[str, Any]) -> None:
 
     installed["huggingface_hub"] = SimpleNamespace(snapshot_download=snapshot_download)
     with pytest.raises(ValueError, match=r"the hub gave none: 404: no such thing$"):
-        transformers("somebody/none")
+        room.prepare("somebody/none")()
 
 
 def test_a_device_that_is_not_there_is_told(installed: dict[str, Any], folder: Path) -> None:
     with pytest.raises(ValueError, match=r"no device 'cuda' here. There is: cpu\."):
-        transformers(str(folder), device="cuda")
+        room.prepare(str(folder), device="cuda")()
 
 
 def test_too_little_memory_is_told_before_it_is_used_up(
@@ -294,11 +294,11 @@ def test_too_little_memory_is_told_before_it_is_used_up(
 ) -> None:
     installed["torch"] = Torch("cuda", free=1e5)
     with pytest.raises(ValueError, match=r"small needs about 0\.0 GB of memory, and 0\.0 GB of it"):
-        transformers(str(folder))
+        room.prepare(str(folder))()
     assert installed["transformers"].asked == {}
     installed.update(torch=Torch("mps"), transformers=Library(OutOfMemoryError("huge")))
     with pytest.raises(ValueError, match="of memory, and there is less"):
-        transformers(str(folder))
+        room.prepare(str(folder))()
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,13 @@ def test_weights_that_do_not_load_are_told(
 ) -> None:
     installed["transformers"] = library
     with pytest.raises(ValueError, match=told):
-        transformers(str(folder))
+        room.prepare(str(folder))()
 
 
 def test_a_vocabulary_of_another_model_is_told(installed: dict[str, Any], folder: Path) -> None:
     installed["transformers"].network.config.vocab_size = 1000
     with pytest.raises(ValueError, match="1024 ids, the network 1000: they are not of one model"):
-        transformers(str(folder))
+        room.prepare(str(folder))()
 
 
 def test_a_network_that_remembers_in_another_way_is_told(
@@ -330,13 +330,13 @@ def test_a_network_that_remembers_in_another_way_is_told(
 
     monkeypatch.setattr(Network, "forward", forward)
     with pytest.raises(ValueError, match="Network takes no keys and values of earlier tokens"):
-        transformers(str(folder))
+        room.prepare(str(folder))()
 
 
 def test_a_model_without_a_template_is_told(installed: dict[str, Any], folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="brings no chat template; name a format instead"):
-        transformers(str(folder))
+        room.prepare(str(folder))()
 
 
 # ---- sequences -----------------------------------------------------------------------------

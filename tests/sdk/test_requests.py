@@ -194,33 +194,6 @@ async def test_p16_custom_tool_passes_to_a_server_that_has_them() -> None:
     assert "".join(each.custom["input"] for each in fragments) == DIFF
 
 
-async def test_tool_results_keep_the_ids_of_their_calls() -> None:
-    call = {"type": "function_call", "name": "weather"}
-    past = [
-        {"role": "user", "content": "Weather in Rome and Bern?"},
-        call | {"call_id": "a", "arguments": '{"city":"Rome"}'},
-        call | {"call_id": "b", "arguments": '{"city":"Bern"}'},
-        {"type": "function_call_output", "call_id": "a", "output": "sunny"},
-        {"type": "function_call_output", "call_id": "b", "output": "rainy"},
-    ]
-    async with behind(saying("Sunny, and rainy.")) as server:
-        await server.whole("responses", input=past)
-        user, assistant, *results = sent(server)["messages"]
-        calls = [(c["id"], c["function"]["arguments"]) for c in assistant["tool_calls"]]
-        assert user["content"] == "Weather in Rome and Bern?"
-        assert calls == [("a", '{"city":"Rome"}'), ("b", '{"city":"Bern"}')]
-        assert [(r["role"], r["tool_call_id"], r["content"]) for r in results] == [
-            ("tool", "a", "sunny"),
-            ("tool", "b", "rainy"),
-        ]
-        messages = sent(server)["messages"]
-    async with behind(answering(message("Yes.")), wire="responses") as server:
-        await server.whole("chat", messages=messages)
-        kinds = [item.get("type", "message") for item in sent(server)["input"]]
-        assert kinds == ["message"] + ["function_call"] * 2 + ["function_call_output"] * 2
-        assert [item.get("call_id") for item in sent(server)["input"]] == [None, *"abab"]
-
-
 # ---- what else is asked ------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """The in-process transport: the official SDK over an engine, with no port and true streaming."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -62,15 +61,6 @@ async def test_streams_come_as_the_engine_speaks_and_not_at_the_end() -> None:
                 if heard < 3:
                     gates[heard].set()
         assert heard == 3
-
-
-async def test_the_sdks_own_stream_helpers_work() -> None:
-    async with client(Stub(*saying("Hello", ", world"))) as sdk:
-        async with sdk.responses.stream(model="stub", input="Hi") as stream:
-            assert (await stream.get_final_response()).output_text == "Hello, world"
-        async with sdk.chat.completions.stream(model="stub", messages=HELLO) as chat:
-            final = await chat.get_final_completion()
-        assert final.choices[0].message.content == "Hello, world"
 
 
 async def test_errors_are_the_sdks_own() -> None:
@@ -171,7 +161,6 @@ def test_the_sync_client_streams_too() -> None:
             if event.type == "response.output_text.delta":
                 heard.append(event.delta)
     assert heard == ["a", "b"]
-    assert not [t for t in threading.enumerate() if t.name == "dragoman-transport"]
 
 
 def test_the_sync_client_stops_the_engine_by_closing() -> None:

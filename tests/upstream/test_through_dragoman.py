@@ -301,20 +301,6 @@ def test_several_choices_and_a_stop_word(sdk: OpenAI) -> None:
     assert {choice.message.content for choice in completion.choices} == {"1, 2, 3, 4, 5, 6, "}
 
 
-def test_usage_goes_to_those_who_asked(sdk: OpenAI) -> None:
-    whole = chat(sdk, "Hello!").usage
-    assert whole.total_tokens == whole.prompt_tokens + whole.completion_tokens
-    asked = list(chat(sdk, "Hello!", stream=True, stream_options={"include_usage": True}))
-    assert (asked[-1].choices, asked[-1].usage.completion_tokens) == ([], whole.completion_tokens)
-    assert all("usage" in chunk.to_dict() and chunk.usage is None for chunk in asked[:-1])
-    assert not any("usage" in chunk.to_dict() for chunk in chat(sdk, "Hello!", stream=True))
-    usage = respond_stream(sdk, "Hello!")[1].usage
-    assert (usage.input_tokens, usage.output_tokens) == (
-        whole.prompt_tokens,
-        whole.completion_tokens,
-    )
-
-
 def test_a_picture_for_a_model_without_eyes_is_told(sdk: OpenAI) -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
     content = [{"type": "input_text", "text": "Describe this image."}, picture]

@@ -5,7 +5,7 @@ A failed answer is an error that still holds what had come.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -13,7 +13,6 @@ from msgspec.structs import asdict
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import JSON, Call, FunctionCall, Item
 from dragoman.core.response import Response, Status, Usage
-from dragoman.wire import json
 
 End = Literal[
     "stop",  # the model finished
@@ -100,7 +99,7 @@ class Answer(Struct, frozen=True):
         reason = response.reasons[0] if response.reasons else "stop"
         if reason == "stop" and response.refusal:
             return "refused"
-        return _ENDS.get(reason, "stop")
+        return cast(End, reason) if reason in _REASONS else "stop"
 
     def json(self) -> JSON:
         """The text as JSON. Raises FaultError where it is none."""
@@ -115,12 +114,8 @@ class AnswerError(FaultError):
         self.answer = answer
 
 
-_ENDS: dict[str, End] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "content_filter": "content_filter",
-}
+_REASONS = frozenset(("length", "tool_calls", "content_filter"))
+"""Reasons of the core that are ends by the same name."""
 
 
 def arguments(call: FunctionCall) -> dict[str, JSON]:
@@ -133,11 +128,8 @@ def arguments(call: FunctionCall) -> dict[str, JSON]:
     """
     if not call.arguments.strip():
         return {}
-    value = _parsed(call.arguments, f"The arguments of {call.name}")
-    if not isinstance(value, dict):
-        problem = f"The arguments of {call.name} are {json.kind(value)}, and must be an object."
-        raise FaultError(Fault("upstream_error", problem, "upstream"))
-    return value
+    parsed: dict[str, JSON] = _parsed(call.arguments, f"The arguments of {call.name}", object=True)
+    return parsed
 
 
 def spent(usage: Usage | None, first: float | None, latency: float) -> Spent:
@@ -146,10 +138,16 @@ def spent(usage: Usage | None, first: float | None, latency: float) -> Spent:
     return Spent(**reported, time_to_first_token=first, latency=latency)
 
 
-def _parsed(text: str, what: str) -> JSON:
+def _parsed(text: str, what: str, *, object: bool = False) -> JSON:
+    from dragoman.wire import json  # `import dragoman` alone needs no wire
+
     try:
-        return json.load(text)
-    except ValueError as problem:
+        value = json.load(text)
+    except ValueError as error:
         shown = text if len(text) <= 200 else text[:200] + "…"
-        message = f"{what}: {shown!r} {problem}."
+        message = f"{what}: {shown!r} {error}."
         raise FaultError(Fault("upstream_error", message, "upstream")) from None
+    if object and not isinstance(value, dict):
+        problem = f"{what} are {json.kind(value)}, and must be an object."
+        raise FaultError(Fault("upstream_error", problem, "upstream"))
+    return value

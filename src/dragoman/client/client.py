@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import inspect
+import functools
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 from msgspec.structs import fields, replace
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
+from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import JSON, Item, Message
 from dragoman.core.request import (
     AudioOutput,
@@ -33,62 +40,12 @@ from dragoman.engines.base import Wrapper
 from .answer import Answer, AnswerError
 from .stream import Stream
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _END = object()
 
 
-class Blocking:
-    """Drives an object: awaitables are awaited, asynchronous iterators become plain ones.
-
-    Not to be called on a running event loop, which it would block.
-
-    >>> async def double(n): return 2 * n
-    >>> Blocking(double)(21)
-    42
-    """
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def __getattr__(self, name: str) -> Any:
-        return _driven(getattr(self._target, name))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        async def call() -> Any:
-            result = self._target(*args, **kwargs)
-            return await result if inspect.isawaitable(result) else result
-
-        return _driven(_LOOP.run(call()))
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        async def step() -> Any:
-            return await anext(self._target, _END)
-
-        if (value := _LOOP.run(step())) is _END:
-            raise StopIteration
-        return value
-
-    def __enter__(self) -> Self:
-        _LOOP.run(self._target.__aenter__())
-        return self
-
-    def __exit__(self, *error: Any) -> Any:
-        return _LOOP.run(self._target.__aexit__(*error))
-
-    def __repr__(self) -> str:
-        return f"Blocking({self._target!r})"
-
-
-def _driven(value: Any) -> Any:
-    """The value itself, or a driver of it where it is asynchronous or a function."""
-    asynchronous = hasattr(value, "__anext__") or hasattr(value, "__aenter__")
-    return Blocking(value) if asynchronous or inspect.isroutine(value) else value
-
-
-class _Loop:
+class LoopThread:
     """An event loop in a daemon thread, started when first needed, stopped at exit."""
 
     def __init__(self) -> None:
@@ -96,13 +53,15 @@ class _Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run something there and give its result; an interrupt cancels it."""
-        loop = self._started()
+    def run(self, function: Callable[..., Awaitable[_T]], *args: Any, **kwargs: Any) -> _T:
+        """Await what a function gives there, for its result; an interrupt cancels it."""
+
+        async def work() -> _T:
+            return await function(*args, **kwargs)
+
         if threading.current_thread() is self._thread:
-            work.close()
             raise RuntimeError("the synchronous client cannot be used from its own event loop")
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+        future = asyncio.run_coroutine_threadsafe(work(), self._started())
         try:
             return future.result()
         except BaseException:
@@ -128,7 +87,8 @@ class _Loop:
             loop.close()
 
 
-_LOOP = _Loop()
+LOOP = LoopThread()
+"""What drives everything asynchronous for code that is not."""
 
 
 Input = str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]] | Request
@@ -176,8 +136,13 @@ class Settings(TypedDict, total=False):
 
 
 _SAMPLING = frozenset(Sampling.__struct_fields__)
-_REQUEST = frozenset(Request.__struct_fields__) - {"items", "sampling"}
-_TYPES = {field.name: field.type for struct in (Sampling, Request) for field in fields(struct)}
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    """The type of each setting; worked out when the first is given, which takes milliseconds."""
+    found = {field.name: field.type for kind in (Sampling, Request) for field in fields(kind)}
+    return {name: type for name, type in found.items() if name not in ("items", "sampling")}
 
 
 def build_request(given: Input, settings: Mapping[str, JSON], *, stream: bool) -> Request:
@@ -190,141 +155,60 @@ def build_request(given: Input, settings: Mapping[str, JSON], *, stream: bool) -
     >>> build_request("Hi", {"model": "m", "temperature": 0}, stream=True).sampling.temperature
     0
     """
-    unknown = [name for name in settings if name not in _SAMPLING | _REQUEST]
-    if unknown:
-        raise TypeError(f"there is no setting {unknown[0]!r}")
     values = {name: _shaped(name, value) for name, value in settings.items()}
-    request = given if isinstance(given, Request) else _first_turn(given, stream)
-    if not values:
-        return request
+    if isinstance(given, str):
+        given = Message("user", given)
+    if not isinstance(given, Request):
+        if isinstance(given, list | tuple):
+            items = tuple(_item(each, f"input[{n}]") for n, each in enumerate(given))
+        else:
+            items = (_item(given, "input"),)
+        given = Request(model="", items=items, stream=stream)
     sampling = {name: values.pop(name) for name in list(values) if name in _SAMPLING}
     if sampling:
-        values["sampling"] = replace(request.sampling, **sampling)
-    return replace(request, **values)
-
-
-def _first_turn(
-    given: str | Item | dict[str, JSON] | Sequence[Item | dict[str, JSON]], stream: bool
-) -> Request:
-    items: tuple[Item, ...]
-    match given:
-        case str():
-            items = (Message("user", given),)
-        case list() | tuple():
-            items = tuple(_item(each, f"input[{place}]") for place, each in enumerate(given))
-        case _:
-            items = (_item(given, "input"),)
-    return Request(model="", items=items, stream=stream)
-
-
-def _item(given: object, place: str) -> Item:
-    if isinstance(given, Item):
-        return given
-    if not isinstance(given, dict):
-        problem = f"is of type {type(given).__name__}, and must be an item or a dict"
-        raise TypeError(f"{place}: {problem}")
-    from dragoman.wire.responses.items import decode_item as decode
-
-    return _decoded(decode, given, place)
-
-
-def _decoded(
-    decode: Callable[[dict[str, JSON], str], _T], given: dict[str, JSON], place: str
-) -> _T:
-    try:
-        return decode(given, place)
-    except FaultError as error:
-        raise TypeError(error.fault.message) from None
+        values["sampling"] = replace(given.sampling, **sampling)
+    return replace(given, **values) if values else given
 
 
 def _shaped(name: str, value: JSON) -> JSON:
     """A value in the shape the core has for it. Raises TypeError where it has none."""
-    if name == "reasoning" and isinstance(value, str):
-        return ReasoningOptions(value)
-    if name == "stop" and isinstance(value, str):
-        return (value,)
-    if isinstance(value, list):
-        value = tuple(value)
-    if name == "tools" and isinstance(value, tuple):
-        value = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(value))
+    if name not in _types():
+        raise TypeError(f"there is no setting {name!r}")
+    match name, value:
+        case "reasoning", str():
+            value = ReasoningOptions(value)
+        case "stop", str():
+            value = (value,)
+        case "tools", list() | tuple():
+            value = tuple(_decoded(each, f"tools[{n}]", tool=True) for n, each in enumerate(value))
+        case _, list():
+            value = tuple(value)
     try:
-        msgspec.convert(value, _TYPES[name])
+        msgspec.convert(value, _types()[name])
     except msgspec.ValidationError as error:
         raise TypeError(f"{name}: {error}") from None
     return value
 
 
-def _tool(given: JSON, place: str) -> JSON:
+def _item(given: object, place: str) -> Item:
+    item = _decoded(given, place)
+    if not isinstance(item, Item):
+        problem = f"is of type {type(given).__name__}, and must be an item or a dict"
+        raise TypeError(f"{place}: {problem}")
+    return item
+
+
+def _decoded(given: object, place: str, *, tool: bool = False) -> Any:
+    """An item or a tool of a dict, spelled as in the official SDK; anything else as it is."""
     if not isinstance(given, dict):
         return given
-    from dragoman.wire.responses.tools import decode
+    # Imported where it is used: `import dragoman` alone needs no wire.
+    from dragoman.wire.responses import items, tools
 
-    return _decoded(decode, given, place)
-
-
-class _Context(Protocol):
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-class SyncStream(_Context, Protocol):
-    """A `Stream` for code without `async`."""
-
-    def __iter__(self) -> Iterator[Event]: ...
-
-    def __next__(self) -> Event: ...
-
-    @property
-    def text(self) -> Iterator[str]:
-        """The pieces of text of the first choice. Raises AnswerError when the answer fails."""
-
-    @property
-    def response(self) -> Response:
-        """All that has come so far."""
-
-    @property
-    def answer(self) -> Answer:
-        """The same, with usage and times."""
-
-    def finish(self) -> Answer:
-        """Read on to the end and give the whole answer, a failed one too."""
-
-    def close(self) -> None:
-        """Cancel the answer."""
-
-
-class SyncClient(_Context, Protocol):
-    """A `Client` for code without `async`."""
-
-    def stream(
-        self, request: Input, caller: Caller = ANYONE, **settings: Unpack[Settings]
-    ) -> SyncStream:
-        """Ask, and read the answer as it comes."""
-
-    def respond(
-        self,
-        request: Input,
-        caller: Caller = ANYONE,
-        *,
-        raises: bool = True,
-        **settings: Unpack[Settings],
-    ) -> Answer:
-        """Ask, and wait for the whole answer. Raises AnswerError when it fails."""
-
-    def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
-        """The models on offer."""
-
-    def capabilities(self, model: str) -> Capabilities:
-        """What is known of a model."""
-
-    def close(self) -> None:
-        """Close connections and end tasks."""
+    try:
+        return tools.decode(given, place) if tool else items.decode_item(given, place)
+    except FaultError as error:
+        raise TypeError(error.fault.message) from None
 
 
 class Client(Wrapper):
@@ -373,17 +257,12 @@ class Client(Wrapper):
 
         Use a client in one way or the other, not both: connections belong to one event loop.
         """
-        return cast(SyncClient, Blocking(self))
+        return SyncClient(self)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def _answer(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
@@ -408,6 +287,86 @@ class Client(Wrapper):
                 raise FaultError(Fault("model_not_found", problem, "client", "model"))
             self._model = models[0].id
         return self._model
+
+
+def _driven(
+    method: Callable[Concatenate[Any, _P], Awaitable[_T]],
+) -> Callable[Concatenate[Any, _P], _T]:
+    """The method for code without `async`: waits for the result of the one behind."""
+
+    @functools.wraps(method)
+    def call(face: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return LOOP.run(method, face.behind, *args, **kwargs)
+
+    return call
+
+
+def iterated(source: AsyncIterator[_T]) -> Iterator[_T]:
+    """The same values for code without `async`."""
+    while (value := LOOP.run(anext, source, _END)) is not _END:
+        yield value
+
+
+class SyncStream:
+    """A `Stream` for code without `async`."""
+
+    def __init__(self, behind: Stream) -> None:
+        self.behind = behind
+        self._events = iterated(behind)
+
+    finish = _driven(Stream.finish)
+    close = _driven(Stream.close)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    @property
+    def text(self) -> Iterator[str]:
+        """The pieces of text of the first choice. Raises AnswerError when the answer fails."""
+        return iterated(self.behind.text)
+
+    @property
+    def response(self) -> Response:
+        """All that has come so far."""
+        return self.behind.response
+
+    @property
+    def answer(self) -> Answer:
+        """The same, with usage and times."""
+        return self.behind.answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class SyncClient:
+    """A `Client` for code without `async`: on a running event loop it would block that."""
+
+    def __init__(self, behind: Client) -> None:
+        self.behind = behind
+
+    def stream(
+        self, request: Input, caller: Caller = ANYONE, **settings: Unpack[Settings]
+    ) -> SyncStream:
+        """Ask, and read the answer as it comes. Nothing is sent before the first read."""
+        return SyncStream(self.behind.stream(request, caller, **settings))
+
+    respond = _driven(Client.respond)
+    models = _driven(Client.models)
+    capabilities = _driven(Client.capabilities)
+    close = _driven(Client.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def connect(target: str | Engine, *, model: str | None = None, **options: Any) -> Client:

@@ -98,3 +98,12 @@ def with_param(fault: Fault, param: str) -> Fault:
 def unsupported(problem: str, param: str) -> Fault:
     """The fault for a field that is legal and that this route cannot carry."""
     return Fault("unsupported", f"{param}: {problem}", "client", param)
+
+
+CUT = Fault(
+    "upstream_cut",
+    "The model's server ended the stream before the answer was finished. "
+    "What arrived before is all there is; ask again.",
+    "upstream",
+)
+"""Why an answer failed whose end never came."""

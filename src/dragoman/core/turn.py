@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from .error import Fault
+from .error import CUT, Fault
 from .event import (
     Delta,
     DeltaKind,
@@ -51,12 +51,6 @@ SHORT = ("length", "content_filter")
 MAX_CHOICES = 1_000
 """A choice with a number beyond this is a mistake, and counts as the first."""
 
-CUT = Fault(
-    "upstream_cut",
-    "The model's server ended the stream before the answer was finished. "
-    "What arrived before is all there is; ask again.",
-    "upstream",
-)
 EMPTY = Fault("upstream_error", "The model's server answered 200 with no answer in it.", "upstream")
 NAMELESS = Fault(
     "upstream_error", "The model's server sent a tool call that never got a name.", "upstream"

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from dragoman.core.error import Fault, FaultError, unsupported
+from dragoman.core.error import CUT, Fault, FaultError, unsupported
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.interfaces import (
     ANYONE,
@@ -38,7 +38,6 @@ from dragoman.core.interfaces import (
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.core.turn import CUT
 
 _log = logging.getLogger("dragoman")
 

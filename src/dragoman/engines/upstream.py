@@ -11,11 +11,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Code, Fault, FaultError, bad_request
+from dragoman.core.error import CUT, Code, Fault, FaultError, bad_request
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Model, Secret
 from dragoman.core.item import JSON
 from dragoman.core.lower import UpstreamLimits
-from dragoman.core.turn import CUT
 from dragoman.net.client import Client, HeaderFields, Response
 from dragoman.net.errors import (
     ConnectError,

@@ -1,5 +1,5 @@
 """The way out: every socket Dragoman opens is opened in this package.
 
-`http` is the client that engines use, `guard` the door for addresses that a client gave us.
-What the bytes mean is for the layers above.
+`client` is the client that engines use, `guard` judges addresses that others gave us. What the
+bytes mean is for the layers above.
 """

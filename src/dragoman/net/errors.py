@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Phase = Literal["pool", "connect", "tls", "proxy", "first_byte", "idle", "total"]
+Phase = Literal["pool", "connect", "tls", "proxy", "first_byte", "idle"]
 
 
 class NetError(Exception):
@@ -60,13 +60,5 @@ class TooLargeError(NetError):
     """A header block or a body passed its limit."""
 
 
-class StatusError(NetError):
-    """A guarded fetch was answered with a `status` other than 200."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class BlockedAddressError(NetError):
-    """The guard does not allow this address to be fetched."""
+    """The guard does not allow this address to be called."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from msgspec.structs import replace
 
+from dragoman.client.client import LOOP, iterated
 from dragoman.core.interfaces import Engine
 from dragoman.stores.memory import MemoryStore
 
@@ -28,8 +26,6 @@ except ImportError as missing:
 
 AHEAD = 16
 """Pieces of an answer the server may be ahead of its reader."""
-
-_T = TypeVar("_T")
 
 
 def transport(engine: Engine, settings: Settings | None = None) -> Transport:
@@ -52,14 +48,11 @@ def transport(engine: Engine, settings: Settings | None = None) -> Transport:
 
 
 class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
-    """Requests to an application in this process: in the running event loop where there is one.
-
-    A client without a loop is served by one in a thread, which lives until the client is closed.
-    """
+    """Requests to an application in this process: in the running event loop where there is one, or
+    else in that of the synchronous client."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._thread: _LoopThread | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         call = _Call(self._app, request, await request.aread())
@@ -71,16 +64,12 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
         await self._app.rest()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        thread = self._thread = self._thread or _LoopThread()
         call = _Call(self._app, request, request.read())
-        thread.run(call.begin())
-        return httpx2.Response(call.status, headers=call.headers, stream=_SyncBody(call, thread))
+        LOOP.run(call.begin)
+        return httpx2.Response(call.status, headers=call.headers, stream=_SyncBody(call))
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.run(self.aclose())
-            self._thread.stop()
-            self._thread = None
+        LOOP.run(self.aclose)
 
 
 class _Call:
@@ -168,36 +157,11 @@ class _AsyncBody(httpx2.AsyncByteStream):
 
 
 class _SyncBody(httpx2.SyncByteStream):
-    def __init__(self, call: _Call, thread: _LoopThread) -> None:
+    def __init__(self, call: _Call) -> None:
         self._call = call
-        self._thread = thread
 
     def __iter__(self) -> Iterator[bytes]:
-        pieces = self._call.pieces()
-        with suppress(StopAsyncIteration):
-            while True:
-                yield self._thread.run(anext(pieces))
+        return iterated(self._call.pieces())
 
     def close(self) -> None:
-        self._thread.run(self._call.leave())
-
-
-class _LoopThread:
-    """An event loop in a thread of its own, for callers that have none."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="dragoman-transport", daemon=True
-        )
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run it there and wait for what it gives."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def stop(self) -> None:
-        """End the loop and the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        LOOP.run(self._call.leave)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
+from functools import cached_property
 
 from msgspec import Struct
+from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
@@ -16,10 +18,9 @@ from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
 from dragoman.core.request import Request
 from dragoman.engines.base import Wrapper, new_id, now
-from dragoman.stores.base import ItemPage, Paging, Record, Retention, Store, StoredAnswer
+from dragoman.stores.base import ItemPage, OutboxMessage, Paging, Record, Store, StoredAnswer
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire import error, json
-from dragoman.wire.json import Fields
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
@@ -50,68 +51,83 @@ MOST = 64
 
 
 class Near:
-    """A source that looks at the connection first, and then in the server's store."""
+    """What a connection remembers, in front of the server's store: a source for what is asked."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self.own = MemoryStore(Retention(max_age=float("inf"), max_responses=MOST))
-        self.runs = Runs(self.own, upkeep=False)
+        self._records: dict[str, Record] = {}
+
+    async def put(
+        self,
+        record: Record,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
+    ) -> None:
+        """Remember an answer that has ended, and forget the oldest of too many."""
+        self._records[record.id] = record
+        if len(self._records) > MOST:
+            del self._records[next(iter(self._records))]
+
+    def forget(self, id: str) -> None:
+        """What a failed turn went on from must not be gone on from again."""
+        self._records.pop(id, None)
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all that came before it."""
-        record = await self.own.get(tenant, id)
-        if record is not None:
-            return (record,)
-        return () if self._store is None else await self._store.chain(tenant, id)
+        record = self._records.get(id)  # its request is whole
+        return await self._store.chain(tenant, id) if record is None else (record,)
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item with this id."""
-        found = await self.own.find_item(tenant, item)
-        if found is None and self._store is not None:
-            found = await self._store.find_item(tenant, item)
-        return found
+        for record in self._records.values():
+            if (found := record.item(item)) is not None:
+                return found
+        return await self._store.find_item(tenant, item)
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
     ) -> ItemPage | None:
-        """The items of a conversation."""
-        return None if self._store is None else await self._store.list_items(tenant, id, paging)
+        return await self._store.list_items(tenant, id, paging)
 
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        """The answers that made calls; those of this connection this process knows anyway."""
-        return () if self._store is None else await self._store.find_answers(tenant, digests)
+        # Those of this connection the reasoning cache of this process has anyway.
+        return await self._store.find_answers(tenant, digests)
 
 
 CREATE = "response.create"
 
 
-class Ask(Struct, frozen=True):
-    """A frame that asks for a response. Without `generate` only its place in a chain is made."""
+class Frame(Struct, frozen=True):
+    """What a frame says besides the body of a request: its kind and its lane. Without `generate`
+    only a place in a chain is made."""
 
-    request: Request
-    lane: str | None = None
-    generate: bool = True
+    type: str | None = None
+    stream_id: str | None = None
+    generate: bool | None = None
 
 
-def understood(text: str | bytes) -> Ask:
+_FRAMING = frozenset(Frame.__struct_fields__)
+_decode = Decoder(Frame).decode
+
+
+def understood(data: bytes) -> tuple[Frame, Request]:
     """What a frame asks for. Raises FaultError naming what is wrong with it."""
-    fields = json.parse(text.encode() if isinstance(text, str) else text)
-    kind = fields.string("type")
-    if kind != CREATE:
-        raise FaultError(bad_request(f"is {kind!r}, and must be {CREATE!r}", "type"))
-    generate = fields.boolean("generate")
-    fields.boolean("stream")  # Codex and the Agents SDK send it; a socket streams in any case
-    if fields.boolean("background"):
+    try:
+        frame = _decode(data)
+    except json.BROKEN:  # read field by field, which finds the words for what is wrong
+        fields = json.parse(data)
+        lane = fields.string("stream_id")
+        frame = Frame(fields.string("type"), lane, fields.boolean("generate"))
+    if frame.type != CREATE:
+        raise FaultError(bad_request(f"is {frame.type!r}, and must be {CREATE!r}", "type"))
+    # The rest is the body of a POST. Codex and the Agents SDK send `stream` with it, too; a socket
+    # streams in any case.
+    request = RESPONSES.decode_request(data)
+    if request.background:
         raise FaultError(bad_request("is not supported over WebSocket", "background"))
-    rest = fields.rest()
-    rest.pop("stream_id", None)
-    request = RESPONSES.decode_request(json.dump({**rest, "stream": True}))
-    return Ask(request, lane_of(fields), generate is not False)
-
-
-def lane_of(fields: Fields) -> str | None:
-    """The lane a frame belongs to. Raises FaultError for one that is no text."""
-    return fields.string("stream_id")
+    extra = {
+        wire: {name: value for name, value in fields.items() if name not in _FRAMING}
+        for wire, fields in (request.extra or {}).items()
+    }
+    return frame, replace(request, stream=True, extra=extra)
 
 
 class Warmup(Wrapper):
@@ -144,13 +160,13 @@ class Turn(Responder):
 
     listens = False  # its connection does
 
-    def __init__(self, connection: Connection, ask: Ask, plan: Plan) -> None:
+    def __init__(self, connection: Connection, lane: str | None, plan: Plan) -> None:
         service = connection.service
         super().__init__(service, connection.exchange, connection.caller, plan.run)
         self._connection = connection
-        self._lane = ask.lane
+        self._lane = lane
         # What ends each event: of which lane it is.
-        self._ending = b"}" if ask.lane is None else b',"stream_id":' + json.dump(ask.lane) + b"}"
+        self._ending = b"}" if lane is None else b',"stream_id":' + json.dump(lane) + b"}"
         self._encoder = Encoder(plan.echoed, DIALECTS[service.settings.dialect])
         self._begun = False  # an event was sent
         self.failed = False
@@ -197,7 +213,13 @@ class Connection:
     """
 
     def __init__(
-        self, service: Service, exchange: Exchange, caller: Caller, receive: Receive, send: Send
+        self,
+        service: Service,
+        runs: Runs,
+        exchange: Exchange,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
     ) -> None:
         self.service = service
         self.exchange = exchange
@@ -205,8 +227,9 @@ class Connection:
         self.caller = replace(caller, wire=RESPONSES.name, stored=True)
         self._receive = receive
         self._send = send
-        self._near = Near(None if service.memory is None else service.memory.store)
-        self._lanes: dict[str | None, deque[Ask]] = {}
+        self._runs = runs
+        self._near = Near(runs.store)
+        self._lanes: dict[str | None, deque[tuple[Frame, Request]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
         self._queue: deque[str] = deque()  # frames to be sent
@@ -223,7 +246,8 @@ class Connection:
         try:
             async with self._time:
                 while (message := await self._receive())["type"] == "websocket.receive":
-                    self._take(message.get("text") or message.get("bytes") or "")
+                    text = message.get("text")
+                    self._take(text.encode() if text else message.get("bytes") or b"")
         except TimeoutError:
             if not sender.done():  # or it was the client that did not read
                 self._closing = True
@@ -236,25 +260,28 @@ class Connection:
 
     # ---- turns ---------------------------------------------------------------------------
 
-    def _take(self, text: str | bytes) -> None:
+    def _take(self, data: bytes) -> None:
         """Put what a frame asks for into its lane; refuse one that makes no sense."""
         try:
-            ask = understood(text)
-            self._enqueue(ask)
+            frame, request = understood(data)
+            self._enqueue(frame.stream_id, (frame, request))
         except FaultError as error:
-            self.write(refusal(error.fault, _lane(text)))
+            lane = None
+            with suppress(FaultError):  # even the lane may make no sense
+                lane = json.parse(data).string("stream_id")
+            self.write(refusal(error.fault, lane))
 
-    def _enqueue(self, ask: Ask) -> None:
-        lane = self._lanes.get(ask.lane)
-        if lane is not None:
-            if len(lane) >= WAITING:
+    def _enqueue(self, lane: str | None, turn: tuple[Frame, Request]) -> None:
+        waiting = self._lanes.get(lane)
+        if waiting is not None:
+            if len(waiting) >= WAITING:
                 raise FaultError(_crowded(f"{WAITING} turns are waiting in this lane"))
-            lane.append(ask)
+            waiting.append(turn)
             return
         if len(self._lanes) >= LANES:
             raise FaultError(_crowded(f"{LANES} lanes are open on this connection"))
-        self._lanes[ask.lane] = deque([ask])
-        task = asyncio.get_running_loop().create_task(self._work(ask.lane))
+        self._lanes[lane] = deque([turn])
+        task = asyncio.get_running_loop().create_task(self._work(lane))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -263,28 +290,28 @@ class Connection:
         queue = self._lanes[lane]
         try:
             while queue:
-                ask = queue.popleft()
-                if not await self._answer(ask) and ask.request.previous_response_id is not None:
-                    # What a failed turn went on from must not be gone on from again.
-                    previous = bare(ask.request.previous_response_id)
-                    await self._near.own.delete(self.caller.tenant, previous)
-                await self._near.own.sweep(0.0)
+                frame, request = queue.popleft()
+                previous = request.previous_response_id
+                if not await self._answer(frame, request) and previous is not None:
+                    self._near.forget(bare(previous))
         finally:
             del self._lanes[lane]
 
-    async def _answer(self, ask: Ask) -> bool:
+    async def _answer(self, frame: Frame, request: Request) -> bool:
         """Answer a turn; false if that failed."""
-        service = self.service
+        service, lane = self.service, frame.stream_id
         try:
-            with Watch(service.roster) as watch:
-                if (seconds := service.settings.deadline) is not None:
-                    watch.limit(seconds, too_late(seconds))
-                plan = await self._plan(ask.request)
-                await service.gate.enter()
-            turn = Turn(self, ask, plan)
-            turn.start(plan, None if ask.generate else Warmup(service.engine))
+            plan = self._plan(request)
+            if not isinstance(plan, Plan) or not service.gate.enter_at_once():
+                with Watch(service.roster) as watch:
+                    if (seconds := service.settings.deadline) is not None:
+                        watch.limit(seconds, too_late(seconds))
+                    plan = plan if isinstance(plan, Plan) else await plan
+                    await service.gate.enter()
+            turn = Turn(self, lane, plan)
+            turn.start(plan, Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:
-            self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), ask.lane))
+            self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), lane))
             return False
         self._turns.add(turn)
         try:
@@ -294,22 +321,21 @@ class Connection:
             turn.stop(GONE)
         return not turn.failed
 
-    async def _plan(self, request: Request) -> Plan:
+    def _plan(self, request: Request) -> Plan | Awaitable[Plan]:
         memory = self.service.memory
         if memory is not None and request.store is not False:
-            plan = memory.plan(RESPONSES.name, request, self.caller, self._near)
-            return plan if isinstance(plan, Plan) else await plan
+            return memory.plan(RESPONSES.name, request, self.caller, self._near)
+        return self._remembered(request)
+
+    async def _remembered(self, request: Request) -> Plan:
+        """The plan of a turn that only the connection remembers."""
         id, tenant = new_id(), self.caller.tenant
         asked = await understand(request, self._near, tenant)
         record = Record(
-            id=id,
-            tenant=tenant,
-            wire=RESPONSES.name,
-            created_at=now(),
-            request=asked.whole,
+            id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
         )
         losses = (NOT_STORED,) if request.store else ()
-        run = self._near.runs.open(record, whole=True)
+        run = self._runs.open(record, (), self._near.put)
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
     # ---- frames --------------------------------------------------------------------------
@@ -353,14 +379,6 @@ class Connection:
             pass
 
 
-def _lane(text: str | bytes) -> str | None:
-    """The lane of a frame that makes no sense, where at least that can be read."""
-    try:
-        return lane_of(json.parse(text.encode() if isinstance(text, str) else text))
-    except FaultError:
-        return None
-
-
 def _crowded(problem: str) -> Fault:
     return Fault("rate_limited", f"Too much at once: {problem}.", "client")
 
@@ -383,6 +401,11 @@ class Sockets:
     def __init__(self, service: Service) -> None:
         self._service = service
 
+    @cached_property
+    def _runs(self) -> Runs:
+        memory = self._service.memory
+        return Runs(MemoryStore(), upkeep=False) if memory is None else memory.runs
+
     def plain(self, exchange: Exchange, caller: Caller) -> None:
         """Answer a GET that asks for no WebSocket."""
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
@@ -393,7 +416,7 @@ class Sockets:
             raise FaultError(NO_SOCKET)
         await receive()  # that it wants to connect
         await send({"type": "websocket.accept", "headers": exchange.marks})
-        await Connection(self._service, exchange, caller, receive, send).serve()
+        await Connection(self._service, self._runs, exchange, caller, receive, send).serve()
 
 
 async def deny(

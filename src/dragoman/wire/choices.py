@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from dragoman.core.error import Fault
+from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
 from dragoman.core.item import JSON, Token
 from dragoman.core.request import Request, Sampling, StreamOptions
-from dragoman.core.turn import CUT, EMPTY, Turn
+from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json, sse
 from .json import BROKEN, Reader, decode_string, decode_strings, merge, string

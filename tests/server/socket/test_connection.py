@@ -36,6 +36,7 @@ class Client:
             Service(
                 engine, replace(Settings(), **settings), InFlight(), Gate(8, 8, 1.0), self.memory
             ),
+            self.memory.runs,
             Exchange("GET", "/v1/responses", b"", [], cast(Any, None)),
             ANYONE,
             self.said.get,

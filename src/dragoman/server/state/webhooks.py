@@ -19,7 +19,7 @@ from dragoman.engines.base import new_id, now
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
 from dragoman.net.errors import NetError
-from dragoman.net.guard import Guard
+from dragoman.net.guard import resolve
 from dragoman.net.url import parse_url
 from dragoman.stores.base import Outbox, OutboxMessage, Record, StoreError
 from dragoman.wire import json
@@ -152,7 +152,7 @@ class Sender:
         try:
             async with asyncio.timeout(PATIENCE):
                 url = parse_url(receiver.url)
-                address = await Guard(("*", *receiver.allow)).resolve(url)
+                address = await resolve(url, receiver.allow)
                 sending = self._client.stream("POST", url, headers, message.body, address=address)
                 async with sending as answer:
                     status = answer.status

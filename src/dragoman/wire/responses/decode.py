@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import CUT, Fault, FaultError
 from dragoman.core.event import DeltaKind, Event, State
 from dragoman.core.item import (
     JSON,
@@ -27,7 +27,7 @@ from dragoman.core.item import (
     Thought,
     Unknown,
 )
-from dragoman.core.turn import CUT, EMPTY, NAMELESS, Turn
+from dragoman.core.turn import EMPTY, NAMELESS, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import MAX_ANSWER
 from dragoman.wire.sse import SSEDecoder
