@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -37,7 +37,7 @@ class Client:
                 engine, replace(Settings(), **settings), InFlight(), Gate(8, 8, 1.0), self.memory
             ),
             self.memory.runs,
-            Exchange("GET", "/v1/responses", b"", [], cast(Any, None)),
+            Exchange("GET", "/v1/responses", b"", []),
             ANYONE,
             self.said.get,
             self._take,
