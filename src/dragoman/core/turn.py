@@ -268,8 +268,8 @@ class Turn:
         model: str | None,
         extra: Extra,
     ) -> None:
-        """Add an answer that is one text, or calls with different ids and some arguments, or both, from `header` to
-        `end`, before anything else came."""
+        """Add an answer that is one text, or calls with different ids and some arguments, or both,
+        from `header` to `end`, before anything else came."""
         status: ItemStatus = "incomplete" if reason in SHORT else "completed"
         self.started = self.over = True
         self.events.append(
