@@ -51,7 +51,6 @@ REFUSED = {
     "serve --workers many": "--workers: invalid workers value: 'many'",
     "serve --retries -1": "--retries: a request is tried again at most 10 times",
     "serve --retries 11": "--retries: a request is tried again at most 10 times",
-    "serve --wire smoke": "--wire: invalid choice: 'smoke'",
     "serve --upstream": "--upstream: expected one argument",
     "ask --port": "unrecognized arguments: --port",
     "models a": "unrecognized arguments: a",

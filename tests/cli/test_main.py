@@ -12,7 +12,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import VERSION
 from dragoman.net.errors import NetError
 from dragoman.server.config import ConfigurationError
-from dragoman.server.host import HostError, WorkersError
+from dragoman.server.host import HostError
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> list[Namespace]:
@@ -50,7 +50,6 @@ def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
         NetError("What happened."),
         ConfigurationError("What happened."),
         HostError("What happened."),
-        WorkersError("What happened."),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -113,7 +113,7 @@ PLACE = "http://127.0.0.1:9/v1"
 MISTAKES: dict[str, tuple[Upstream, str]] = {
     "profile": (
         Upstream(name="up", url=PLACE, profile="olama"),
-        f"There is no profile 'olama'. Profiles: {', '.join(sorted(BY_NAME))}.",
+        f"up: profile is 'olama', and must be one of {', '.join(sorted(BY_NAME))}.",
     ),
     "format": (
         Upstream(name="up", url=PLACE, format="hermes"),
@@ -137,7 +137,7 @@ MISTAKES: dict[str, tuple[Upstream, str]] = {
     ),
     "unsendable key": (
         Upstream(name="up", url=PLACE, key_env="BROKEN"),
-        "up: the key holds characters that no header can carry",
+        "The key in the environment variable BROKEN may have printable ASCII only.",
     ),
 }
 
