@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dragoman.core.request import Request
 from dragoman.core.turn import Turn
-from dragoman.engines.token.planner import raw_ids
+from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.harmony import HARMONY
 
 from . import machine, replay

@@ -180,9 +180,9 @@ def profiles() -> str:
 def marks(profile: Profile) -> Iterator[str]:
     """The marks by which a server is recognised."""
     known = {
-        "address": profile.marks.hosts,
-        "`Server`": profile.marks.server,
-        "`owned_by`": profile.marks.owned_by,
+        "address": profile.hosts,
+        "`Server`": profile.server,
+        "`owned_by`": profile.owned_by,
     }
     for where, values in known.items():
         if values:

@@ -1,9 +1,11 @@
 """Finds the numbered behaviours: those required, those described, and the tests that have them.
 
-A test has the numbers in its name; a row of the chaos table those of its field `shows`.
+A test has the numbers in its name; a row of the chaos table, or of a corpus of cases in JSON,
+those of its field `shows`.
 """
 
 import ast
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -68,9 +70,13 @@ def numbers_of(test: str) -> list[str]:
 
 
 def rows() -> Iterator[tuple[str, str, list[str]]]:
-    """File, name and numbers of every row of the chaos table, each of which is played as a test."""
-    for row in tomllib.loads(ROWS.read_text())["case"]:
-        yield ROWS.relative_to(TESTS).as_posix(), row["name"], row.get("shows", [])
+    """File, name and numbers of each row of the chaos table and of corpora, which is a test."""
+    tables = [(ROWS, tomllib.loads(ROWS.read_text())["case"])]
+    tables += [(path, json.loads(path.read_text())) for path in sorted(TESTS.rglob("cases/*.json"))]
+    for path, table in tables:
+        for row in table:
+            if isinstance(row, dict) and "shows" in row:
+                yield path.relative_to(TESTS).as_posix(), row["name"], row["shows"]
 
 
 def functions(folder: Path) -> Iterator[tuple[str, str]]:

@@ -81,25 +81,6 @@ def test_ctrl_c_stops_the_answer_and_at_the_prompt_the_program() -> None:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_ctrl_d_at_the_prompt_exits_with_success() -> None:
-    with terminal("chat", "--at", "script") as person:
-        person.until(b"> ")
-        assert person.pressed_until_it_ends(CTRL_D) == 0
-
-
-@pytest.mark.timeout(2 * SECONDS)
-def test_reasoning_is_dim_on_a_terminal() -> None:
-    with terminal("chat", "--at", "script", "--effort", "high") as person:
-        person.until(b"> ")
-        person.press(b"count to 3\n")
-        shown = person.until(b"1, 2, 3.")
-        _, dim, after = shown.partition(DIM)
-        assert dim
-        assert b"There is nothing to think about" in after.partition(PLAIN)[0]
-        assert b"1, 2, 3." in after.partition(PLAIN)[2]
-
-
-@pytest.mark.timeout(2 * SECONDS)
 def test_ctrl_c_stops_a_server() -> None:
     with terminal("serve", "script", "--port", "0") as person:
         assert b"Dragoman is ready at http://127.0.0.1:" in person.until(b"Ctrl-C stops.")

@@ -141,6 +141,31 @@ def test_request_within_the_limits_costs_one_call_at_any_size(
     assert calls == 1
 
 
+@pytest.mark.parametrize(
+    ("item", "limits", "lowered"),
+    [
+        (Message("system", "x"), UpstreamLimits(system_messages="front"), Message("system", "x")),
+        (
+            Message("user", (Image("https://example.com/a.png"),)),
+            UpstreamLimits(images=False),
+            Message("user", (Text("[image: this model cannot see it]"),)),
+        ),
+        (
+            FunctionCallOutput("c", (Image(file_id="f1"),)),
+            UpstreamLimits(images=False),
+            FunctionCallOutput("c", (Text("[image: this model cannot see it]"),)),
+        ),
+    ],
+    ids=["late", "image", "output"],
+)
+def test_item_beyond_the_limits_is_rewritten(
+    item: Item, limits: UpstreamLimits, lowered: Item
+) -> None:
+    items = lower(asked(item), limits).request.items
+    assert lowered in items
+    assert items != (USER, item)
+
+
 def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
     """The result, and how many Python functions ran."""
     calls = -1  # the lambda itself

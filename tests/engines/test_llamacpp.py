@@ -23,7 +23,7 @@ from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request,
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.engines import llamacpp as room
-from dragoman.engines.llamacpp import Aligner, LlamaCpp, llamacpp, tokens_of_text
+from dragoman.engines.llamacpp import Aligner, LlamaCpp, prepare, tokens_of_text
 from tests.engines.stage import answered
 from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER
 from training.tiny.transcripts import HELLO
@@ -38,7 +38,7 @@ WEATHER = FunctionTool(
 
 @pytest.fixture
 async def engine() -> AsyncIterator[LlamaCpp]:
-    made = llamacpp(FILE, threads=1, context=CONTEXT, gpu_layers=0)
+    made = prepare(FILE, threads=1, context=CONTEXT, gpu_layers=0)()
     yield made
     await made.close()
 
@@ -72,7 +72,7 @@ async def test_nobody_else_can_ask_its_server(engine: LlamaCpp) -> None:
 
 
 async def test_a_format_of_ours_can_be_put_in_front() -> None:
-    engine = llamacpp(FILE, threads=1, context=CONTEXT, format=str(folder_of_the_template()))
+    engine = prepare(FILE, threads=1, context=CONTEXT, format=str(folder_of_the_template()))()
     assert (await answered(engine, asking("Hello!"))).text == HELLO
     await engine.close()
 
@@ -123,7 +123,7 @@ def tokens(response: Response) -> str:
 
 
 async def test_closing_stops_the_server_in_the_midst_of_a_song() -> None:
-    engine = llamacpp(FILE, threads=1, context=CONTEXT)
+    engine = prepare(FILE, threads=1, context=CONTEXT)()
     events = engine.stream(asking("Sing for ever."))
     async for event in events:
         if isinstance(event, Delta):
@@ -158,7 +158,7 @@ def test_a_broken_file_is_told(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(FILE.read_bytes()[:5000])
     with pytest.raises(ValueError, match=re.escape(f"llama.cpp cannot run {broken}: ")):
-        llamacpp(broken)
+        prepare(broken)()
 
 
 @pytest.mark.parametrize("name", ["context", "parallel", "threads"])

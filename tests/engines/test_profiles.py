@@ -70,8 +70,7 @@ def test_every_server_that_was_promised_has_its_entry() -> None:
 
 def test_every_profile_but_the_generic_one_can_be_recognised() -> None:
     for profile in PROFILES:
-        marks = profile.marks
-        assert marks.hosts or marks.server or marks.owned_by, profile.name
+        assert profile.hosts or profile.server or profile.owned_by, profile.name
         assert set(profile.wires) <= {"chat", "responses"}
 
 

@@ -1,7 +1,6 @@
 """Names to engines: routes, aliases, engines that take any name, and names nobody has."""
 
 import asyncio
-from contextlib import aclosing
 
 import pytest
 
@@ -150,14 +149,3 @@ async def test_every_engine_is_closed_once_even_if_one_cannot() -> None:
         await Router([Route(down), Route(up, ("a",)), Route(up, ("b",))]).close()
     assert (down.closed, up.closed) == (1, 1)
     await Router([Route(up)]).close()
-
-
-async def test_giving_up_reaches_the_engine() -> None:
-    gate = asyncio.Event()
-    routed = Router([Route(Script([gate.wait]))])
-    async with aclosing(routed.stream(Request(model="x"))) as events:
-        task = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task

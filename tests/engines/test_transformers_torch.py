@@ -12,7 +12,7 @@ from dragoman.core.request import JSONSchema
 from dragoman.engines.pocket import FOLDER, pocket
 from dragoman.engines.pocket.model import load
 from dragoman.engines.token.engine import TokenEngine
-from dragoman.engines.transformers import prepare, transformers
+from dragoman.engines.transformers import prepare
 from tests.engines.pocket.asking import heard, request_of
 from tests.engines.stage import answered
 from tests.engines.test_llamacpp import asking
@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[TokenEngine]:
-    made = await asyncio.to_thread(transformers, str(FOLDER), device="cpu", threads=1)
+    made = await asyncio.to_thread(prepare(str(FOLDER), device="cpu", threads=1))
     yield made
     await made.close()
 

@@ -230,23 +230,3 @@ async def test_p9_with_store_false_encrypted_reasoning_is_accepted_again(streame
         again = [*ask, carried, called, output]
         second = await server.whole("responses", input=again, **fields)
     assert second.output_text == "I thought: A clock\nis needed."
-
-
-async def test_p9_stored_chain_keeps_encrypted_reasoning() -> None:
-    """A server that is asked to store nothing knows no item by its id, and wants the blob."""
-
-    def forgetful(asked: Asked) -> Reply:
-        for item in asked.json["input"]:
-            if item.get("type") == "reasoning" and not item.get("encrypted_content"):
-                return plain(404, {"error": {"message": f"Item {item['id']!r} not found."}})
-        return thinking(asked)
-
-    async with remembering(forgetful, "responses") as server, server.sdk() as sdk:
-        fields: JSON = {"model": "mock", "tools": TOOLS, "include": [ENCRYPTED]}
-        first = await sdk.responses.create(input="What is the time?", **fields)
-        call = first.output[-1]
-        output = {"type": "function_call_output", "call_id": call.call_id, "output": "12"}
-        second = await sdk.responses.create(input=[output], previous_response_id=first.id, **fields)
-        assert second.output[-1].type == "function_call"
-        carried = [i for i in server.up.asked[-1].json["input"] if i.get("type") == "reasoning"]
-    assert [thought["encrypted_content"] for thought in carried] == [SEALS[0]]

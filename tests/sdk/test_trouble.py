@@ -1,9 +1,7 @@
-"""Failures as the official SDK sees them: its own exceptions, at the right time, with the field and
-the code; and what happens upstream when a client disconnects."""
+"""Failures as the official SDK sees them: its own exceptions, with the field and the code."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +11,8 @@ import pytest
 
 from dragoman.core.interfaces import Secret
 from dragoman.server.settings import Settings
-from tests.cancel.phases import AT_ONCE
 from tests.mock import Asked, Reply, chunk, plain, stream
-from tests.sdk.behind import Behind, Face, Player, behind
+from tests.sdk.behind import Face, behind
 from tests.sdk.speaking import answering, message
 
 WIRES = pytest.mark.parametrize("wire", ["chat", "responses"])
@@ -116,21 +113,6 @@ async def test_stream_cut_by_the_upstream_is_an_error_after_its_text(face: Face)
     assert events[-1].response.status == "failed"
 
 
-@WIRES
-async def test_error_in_a_stream_keeps_its_message(wire: str) -> None:
-    failing = stream(
-        chunk({"content": "Once "}), {"error": {"message": "Out of memory.", "code": "oom"}}
-    )
-    async with behind(failing) as server:
-        if wire == "chat":
-            with pytest.raises(openai.APIError, match=r"Out of memory\.") as error:
-                await server.raw("chat")
-            assert error.value.code == "oom"
-        else:
-            events = await server.raw("responses")
-            assert "Out of memory." in events[-1].response.error.message
-
-
 # ---- trying again ----------------------------------------------------------------------------
 
 
@@ -153,69 +135,6 @@ async def test_p25_retry_after_reaches_the_sdk_which_waits(wire: str) -> None:
             assert (await sdk.responses.create(model="mock", input="Go.")).output_text == "Hi."
     first, second = times
     assert 0.9 < second - first < 20
-
-
-# ---- disconnecting ---------------------------------------------------------------------------
-
-
-def without_end(handler: Player) -> Player:
-    """A server that says the beginning of an answer, and then nothing."""
-    return lambda asked: Reply(handler(asked).pieces[:6], hang=True)
-
-
-SINGING = {
-    "chat": stream(chunk({"content": "la "}), done=False, hang=True),
-    "responses": without_end(answering(message("la la"))),
-}
-
-
-@FACES
-@pytest.mark.parametrize(
-    ("upstream", "wire"), [("chat", "chat"), ("chat", "responses"), ("responses", "chat")]
-)
-async def test_p26_closing_a_stream_closes_the_upstream(
-    upstream: str, wire: str, face: Face
-) -> None:
-    async with behind(SINGING[upstream], wire=upstream, face=face) as server:
-        await _hear_one(server, wire)
-        (asked,) = server.up.asked
-        await asyncio.wait_for(asyncio.shield(asked.gone), AT_ONCE)
-
-
-async def _hear_one(server: Behind, wire: str) -> None:
-    """Read the beginning of a stream, and go."""
-
-    def ask(sdk: Any) -> Any:
-        if wire == "responses":
-            return sdk.responses.create(model="mock", input="Go.", stream=True)
-        question = [{"role": "user", "content": "Go."}]
-        return sdk.chat.completions.create(model="mock", messages=question, stream=True)
-
-    def synchronous() -> None:
-        with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as sdk:
-            answer = ask(sdk)
-            next(iter(answer))
-            answer.close()
-
-    if server.face == "sync":
-        await asyncio.to_thread(synchronous)
-        return
-    async with server.sdk() as sdk:
-        answer = await ask(sdk)
-        await anext(aiter(answer))
-        await answer.close()
-
-
-@WIRES
-async def test_p26_cancelling_a_unary_request_closes_the_upstream(wire: str) -> None:
-    async with behind(Reply([], hang=True)) as server:
-        task = asyncio.create_task(server.whole(wire))
-        await server.up.arrived.wait()
-        task.cancel()
-        (asked,) = server.up.asked
-        await asyncio.wait_for(asyncio.shield(asked.gone), AT_ONCE)
-        with pytest.raises(asyncio.CancelledError):
-            await task
 
 
 # ---- models ----------------------------------------------------------------------------------

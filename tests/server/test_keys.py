@@ -4,9 +4,6 @@ import asyncio
 import hmac
 import json
 import logging
-import sys
-import traceback
-from typing import Any, cast
 
 import msgspec
 import pytest
@@ -240,18 +237,6 @@ async def exchange(port: int, request: bytes) -> bytes:
     return answer
 
 
-def test_p45_a_traceback_shows_no_secret() -> None:
-    try:
-        _fail(Secret(CANARY))
-    except ValueError:
-        told = traceback.TracebackException(*sys.exc_info(), capture_locals=True)
-        assert CANARY not in "".join(told.format())
-
-
-def _fail(key: Secret) -> None:
-    raise ValueError(f"no luck with {key}")
-
-
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the time of a refusal says neither which key was close nor how close."""
     compared: list[tuple[bytes, bytes]] = []
@@ -264,7 +249,7 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(hmac, "compare_digest", noting)
     keys = Keys([Secret("first"), Secret("second"), Secret("third")])
     headers = [(b"authorization", b"Bearer first")]
-    exchange = Exchange("GET", "/", b"", headers, cast(Any, None))
+    exchange = Exchange("GET", "/", b"", headers)
     assert keys.check(exchange) is not None
     assert len(compared) == 3
     assert len({known for _, known in compared}) == 3

@@ -63,15 +63,6 @@ async def test_streams_come_as_the_engine_speaks_and_not_at_the_end() -> None:
         assert heard == 3
 
 
-async def test_the_sdks_own_stream_helpers_work() -> None:
-    async with client(Stub(*saying("Hello", ", world"))) as sdk:
-        async with sdk.responses.stream(model="stub", input="Hi") as stream:
-            assert (await stream.get_final_response()).output_text == "Hello, world"
-        async with sdk.chat.completions.stream(model="stub", messages=HELLO) as chat:
-            final = await chat.get_final_completion()
-        assert final.choices[0].message.content == "Hello, world"
-
-
 async def test_errors_are_the_sdks_own() -> None:
     fault = Fault("upstream_refused", "Slow down.", "upstream", status=429, retry_after="3")
     async with client(Stub(Failed(fault))) as sdk:

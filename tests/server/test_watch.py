@@ -42,14 +42,6 @@ async def test_the_first_reason_counts() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_client_that_hangs_up_is_a_reason() -> None:
-    outlet: Any = Outlet()
-    with pytest.raises(FaultError) as caught, Watch(InFlight(), outlet):
-        asyncio.get_running_loop().call_soon(outlet.peer.disconnected)
-        await asyncio.Event().wait()
-    assert caught.value.fault is GONE
-
-
 async def test_the_last_limit_set_is_in_force() -> None:
     with Watch(InFlight()) as watch:
         watch.limit(0.001, REASON)

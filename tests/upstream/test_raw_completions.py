@@ -154,3 +154,13 @@ def test_the_command_line_makes_a_chat_server_of_it(llamacpp: Llamacpp) -> None:
         shown = model.to_dict()
         assert (shown["format"], shown["guarantees"]) == ("hermes", ["best-effort"])
         assert isinstance(shown["context_window"], int)
+
+
+def test_banner_names_the_model_and_recognises_the_server(llamacpp: Llamacpp) -> None:
+    with dragoman("--upstream", llamacpp.base_url) as product:
+        assert product.process.stdout is not None
+        rows = [product.process.stdout.readline().split() for _ in range(3)]
+    assert rows[1:] == [
+        ["MODEL", "ANSWERED", "BY"],
+        [llamacpp.model, llamacpp.base_url, "(llama.cpp)"],
+    ]

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 from msgspec import Struct
 
 from .event import Event
-from .item import JSON, Extra
+from .item import Extra
 from .request import Request
 
 VERSION = "0.1.0"
@@ -52,13 +52,13 @@ class Secret:
 
 
 class Caller(Struct, frozen=True, omit_defaults=True):
-    """Who asks: whose data it is, with which key, until when (monotonic seconds), traced how.
+    """The client: whose data it is, with which key, until when (monotonic seconds), traced how.
 
     `key` is the client's own key; it goes upstream only where the configuration says so. `wire` is
     the protocol the caller speaks: an engine that could ask over several prefers that one. `hops`
-    counts the Dragomans this request has passed. `stored` is true where the answer is kept here and
-    may be gone on from: then we carry what the caller does not, whatever its wire. `response` is
-    the id it is kept under: an engine that names its answer and the items so saves the store an
+    counts the Dragomans this request has passed. `stored` is true where the answer is stored here
+    and may be continued: then we carry what the caller does not, whatever its wire. `response` is
+    the id it is stored under: an engine that names its answer and the items so saves the store an
     index of them.
     """
 
@@ -102,6 +102,16 @@ class Engine(Protocol):
     `stream` yields the events of one answer: `Started` first (or `Failed` at once, when it never
     began) and one terminal event last, on every path. It raises nothing of its own; to stop it,
     cancel the task that iterates, or close the generator between events.
+
+    An engine may have more methods, which are looked up by name:
+
+    - `start(request, caller, sink)` gives a `Handle`. The events arrive by callback, with the same
+      promises, and need no task to be read. The sink is not called before this has returned.
+    - `count(request)` gives, awaited, the exact number of tokens of the prompt.
+    - `complete(prompt, request, caller, *, echo=False)` streams what continues a bare prompt: text
+      in which control tokens are read, or token ids. The request beside it has no items. With
+      `echo` the answer begins with the prompt itself.
+    - `embed(request, caller)` gives, awaited, vectors of texts in the protocol's own objects.
     """
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
@@ -117,7 +127,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> Awaitable[None]:
-        """Let go of connections and tasks."""
+        """Close connections and end tasks."""
         ...
 
 
@@ -149,56 +159,6 @@ class Handle(Protocol):
         ...
 
 
-class Starter(Protocol):
-    """Optional: an engine whose events arrive by callback and need no task to be read."""
-
-    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        """Begin to answer: the events of `Engine.stream`, with the same promises, for the sink. The
-        sink is not called before this has returned."""
-        ...
-
-
-class Counter(Protocol):
-    """What an engine can do besides, if it knows its model's tokens: say how long a prompt is."""
-
-    def count(self, request: Request) -> Awaitable[int]:
-        """The exact number of tokens of the prompt that a request is rendered to. Raises
-        FaultError where it cannot be rendered."""
-        ...
-
-
-class Completer(Protocol):
-    """What an engine can do besides, if it knows its model's tokens: go on from a bare prompt.
-
-    A prompt is text, control tokens read in it, or token ids. It is no conversation: the request
-    beside it has no items, only a model, how to sample and how much. The answer is one message of
-    text for each choice, with tokens where log-probabilities are asked for. With `echo` it begins
-    with the prompt itself, and a limit of 0 tokens makes sense. Without a limit the engine goes on
-    until the model stops, or its context is full.
-    """
-
-    def complete(
-        self,
-        prompt: str | Sequence[int],
-        request: Request,
-        caller: Caller = ANYONE,
-        *,
-        echo: bool = False,
-    ) -> AsyncGenerator[Event, None]:
-        """Go on from one prompt, with the same promises as `Engine.stream`."""
-        ...
-
-
-class Embedder(Protocol):
-    """What an engine can do besides, if it has vectors for texts."""
-
-    def embed(
-        self, request: dict[str, JSON], caller: Caller = ANYONE
-    ) -> Awaitable[dict[str, JSON]]:
-        """The vectors, in the protocol's own objects. Raises FaultError."""
-        ...
-
-
 class Encoder(Protocol):
     """Encodes the events of one answer on a wire."""
 
@@ -215,17 +175,17 @@ class Encoder(Protocol):
 
 
 class Decoder(Protocol):
-    """Hears an answer on a wire, in pieces of any size."""
+    """Decodes an answer on a wire, in pieces of any size."""
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
         ...
 
     def close(self) -> list[Event]:
-        """No more bytes will come: whatever was not ended is ended now, as what it is."""
+        """No more bytes will come: what is still open ends now, complete or cut."""
         ...
 
     @property
     def ended(self) -> bool:
-        """True once the wire said that the answer is over, though late news may follow."""
+        """True once the wire has ended the answer, though late usage may follow."""
         ...

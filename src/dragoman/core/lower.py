@@ -370,12 +370,13 @@ def _placeholder(part: Part) -> tuple[str, Literal["emulated", "dropped"], str]:
         case Audio(transcript=str(transcript)):
             return transcript, "emulated", "this model cannot hear; the transcript is sent"
         case Image():
-            text, why = "[image: this model cannot see it]", "this model cannot see"
+            kind, verb, cannot = "image", "see", "see"
         case Audio():
-            text, why = "[audio: this model cannot hear it]", "this model cannot hear"
+            kind, verb, cannot = "audio", "hear", "hear"
         case _:
-            text, why = "[file: this model cannot read it]", "this model cannot read files"
-    return text, "dropped", f"{why}; a placeholder is sent"
+            kind, verb, cannot = "file", "read", "read files"
+    why = f"this model cannot {cannot}; a placeholder is sent"
+    return f"[{kind}: this model cannot {verb} it]", "dropped", why
 
 
 def lower_system(
@@ -392,24 +393,21 @@ def lower_system(
     if front and found and (request.instructions or list(found) != [0]):
         losses.note("items", "emulated", "all system messages are sent as one, before the others")
         return _system_in_front(request, losses, role)
-    renamed = {i: replace(item, role=role) for i, item in found.items() if item.role == "developer"}
-    if role == "developer" or not renamed:
-        return request
-    for index in renamed:
-        why = "developer messages are sent as system"
-        losses.note("items[*].role", "emulated", why, (index,))
-    items = tuple(renamed.get(index, item) for index, item in enumerate(request.items))
-    return replace(request, items=items)
+    items = list(request.items)
+    for index, item in found.items():
+        if item.role != role == "system":
+            items[index] = replace(item, role=role)
+            why = "developer messages are sent as system"
+            losses.note("items[*].role", "emulated", why, (index,))
+    return request if items == list(request.items) else replace(request, items=tuple(items))
 
 
 def _system_in_front(
     request: Request, losses: LossList, role: Literal["developer", "system"]
 ) -> Request:
-    match request.instructions:
-        case tuple(lead):
-            pass
-        case text:
-            lead = (Message("system", text),) if text else ()
+    lead = request.instructions or ()
+    if isinstance(lead, str):
+        lead = (Message("system", lead),)
     items = (*lead, *request.items)
     system = [item for item in items if _is_system(item)]
     if len(system) > 1 and any(item != Message(item.role, item.content) for item in system):
@@ -424,16 +422,14 @@ def _system_in_front(
 
 def _joined(messages: list[Message], role: Role) -> Message:
     """One message of several; its content is a string unless there is more than plain text."""
-    contents = [message.parts for message in messages if message.content]
-    if all(
-        isinstance(part, Text) and part == Text(part.text) for parts in contents for part in parts
-    ):
+    parts: list[Part] = []
+    for message in messages:
+        if message.content:
+            parts += [Text("\n\n"), *message.parts] if parts else message.parts
+    if all(isinstance(part, Text) and part == Text(part.text) for part in parts):
         texts = (message.text for message in messages)
         return Message(role, "\n\n".join(text for text in texts if text))
-    joined: list[Part] = []
-    for parts in contents:
-        joined += [Text("\n\n"), *parts] if joined else parts
-    return Message(role, tuple(joined))
+    return Message(role, tuple(parts))
 
 
 def _is_system(item: Item) -> TypeGuard[Message]:
@@ -498,17 +494,6 @@ def _input(index: int, call: FunctionCall | CustomToolCall) -> list[Event]:
     return [Delta(index, 0, "input", text)] if text else []
 
 
-class _Choice:
-    """One alternative of the answer: what is left of it, and whether a call was held back."""
-
-    __slots__ = ("calls", "held_back", "items")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.items = 0
-        self.held_back = False
-
-
 class CallFilter:
     """Drops calls of tools that were not allowed, and reports them at the end.
 
@@ -516,15 +501,16 @@ class CallFilter:
     calls were all dropped did not end with calls, and one with nothing left is an empty message.
     """
 
-    __slots__ = ("_allowed", "_choices", "_id", "_indices", "_losses", "_names", "_next")
+    __slots__ = ("_allowed", "_calls", "_dropped", "_id", "_indices", "_items", "_losses", "_names")
 
     def __init__(self, allowed: frozenset[tuple[str | None, str]]) -> None:
         self._allowed = allowed
         self._names = {name for _, name in allowed}
         self._losses = LossList()
-        self._choices: dict[int, _Choice] = {}
+        self._dropped: dict[int, None] = {}  # the choices of which a call was dropped
+        self._calls: set[int] = set()  # those that have a call left
+        self._items: list[int] = []  # the choice of each item left
         self._indices: list[int | None] = []  # by the upstream's index: ours, or None if dropped
-        self._next = 0
         self._id = ""
 
     def feed(self, events: list[Event]) -> list[Event]:
@@ -540,13 +526,27 @@ class CallFilter:
                     | Progress(index=int(index))
                 ):
                     ours = self._indices[index]
-                    if ours is not None:
-                        passed.append(event if ours == index else replace(event, index=ours))
+                    if ours is None:
+                        continue
+                    event = event if ours == index else replace(event, index=ours)
+                case ItemAdded(choice=choice, item=FunctionCall() | CustomToolCall() as call) if (
+                    # An upstream may leave the namespace out.
+                    not (call.namespace is None and call.name in self._names)
+                    and (call.namespace, call.name) not in self._allowed
+                ):
+                    self._dropped[choice] = None
+                    self._indices.append(None)
+                    why = f"a call of {call.name!r}, which is not allowed, was dropped"
+                    self._losses.note("tool_choice", "dropped", why)
                     continue
-                case ItemAdded():
-                    passed += self._add(event)
-                    continue
-                case Finished():
+                case ItemAdded(index=index, choice=choice, item=item):
+                    if isinstance(item, FunctionCall | CustomToolCall):
+                        self._calls.add(choice)
+                    ours = len(self._items)
+                    self._items.append(choice)
+                    self._indices.append(ours)
+                    event = event if ours == index else replace(event, index=ours)
+                case Finished() if self._dropped:
                     passed += self._finish(event)
                     continue
                 case Started():
@@ -554,48 +554,27 @@ class CallFilter:
             passed.append(event)
         return passed
 
-    def _add(self, event: ItemAdded) -> list[Event]:
-        choice = self._choices.setdefault(event.choice, _Choice())
-        if isinstance(call := event.item, FunctionCall | CustomToolCall):
-            # An upstream may leave the namespace out.
-            unnamed = call.namespace is None and call.name in self._names
-            if not unnamed and (call.namespace, call.name) not in self._allowed:
-                choice.held_back = True
-                self._indices.append(None)
-                why = f"a call of {call.name!r}, which is not allowed, was held back"
-                self._losses.note("tool_choice", "dropped", why)
-                return []
-            choice.calls += 1
-        choice.items += 1
-        index, self._next = self._next, self._next + 1
-        self._indices.append(index)
-        return [event if index == event.index else replace(event, index=index)]
-
     def _finish(self, event: Finished) -> list[Event]:
-        losses = self._losses.losses()
-        if not losses:
-            return [event]
         reasons = list(event.reasons)
         passed: list[Event] = []
-        for number, choice in self._choices.items():
-            bereft = choice.held_back and not choice.calls
-            if bereft and number < len(reasons) and reasons[number] == "tool_calls":
-                reasons[number] = "stop"
-            if not choice.items:
+        for choice in self._dropped:
+            if choice < len(reasons) and reasons[choice] == "tool_calls":
+                reasons[choice] = "tool_calls" if choice in self._calls else "stop"
+            if choice not in self._items:
                 # The id counts on from those of all items so far, so that no other has it.
-                id = f"msg_{self._id}_{len(self._indices)}"
-                self._indices.append(self._next)
+                index, id = len(self._items), f"msg_{self._id}_{len(self._indices)}"
                 message = Message("assistant", (Text(""),), id, "completed")
                 empty = replace(message, content=(), status="in_progress")
                 passed += (
-                    ItemAdded(self._next, empty, number),
-                    PartAdded(self._next, 0, Text("")),
-                    PartDone(self._next, 0, Text("")),
-                    ItemDone(self._next, message),
+                    ItemAdded(index, empty, choice),
+                    PartAdded(index, 0, Text("")),
+                    PartDone(index, 0, Text("")),
+                    ItemDone(index, message),
                 )
-                self._next += 1
-        end = replace(event, reasons=tuple(reasons), losses=(*event.losses, *losses))
-        return [*passed, end]
+                self._items.append(choice)
+                self._indices.append(index)
+        losses = (*event.losses, *self._losses.losses())
+        return [*passed, replace(event, reasons=tuple(reasons), losses=losses)]
 
 
 def with_summary(request: Request, restore: Restore | None = None) -> Restore | None:
@@ -621,22 +600,20 @@ class SummaryEmitter:
 
     def feed(self, events: list[Event]) -> list[Event]:
         """The client's events for a batch of the upstream's."""
-        items = self._items
         emitted: list[Event] = []
         for event in events:
-            if isinstance(event, PartAdded) and event.index not in items:
-                match event.part:
-                    case Thought():
-                        items[event.index] = _SummarisedItem()
-                    case Summary():
-                        items[event.index] = None
             match event:
-                case PartAdded() | Delta() | PartDone() | ItemDone():
-                    item = items.get(event.index)
-                    if item is not None:
-                        emitted += item.feed(event)
-                        continue
-            emitted.append(event)
+                case PartAdded(index, part=Thought()) if index not in self._items:
+                    self._items[index] = _SummarisedItem()
+                case PartAdded(index, part=Summary()) if index not in self._items:
+                    self._items[index] = None
+            match event:
+                case PartAdded(index) | Delta(index) | PartDone(index) | ItemDone(index) if (
+                    item := self._items.get(index)
+                ):
+                    emitted += item.feed(event)
+                case _:
+                    emitted.append(event)
         return emitted
 
 

@@ -37,8 +37,13 @@ class LooseCall:
     `placeholder` is whether its arguments began with an empty object that may mean nothing."""
 
     __slots__ = (
-        "_braces",
+        "_carry",
+        "_complete",
+        "_depth",
+        "_in_string",
+        "_opened",
         "_scanned",
+        "_trailing",
         "custom",
         "extra",
         "id",
@@ -60,8 +65,14 @@ class LooseCall:
         self.pieces: list[str] = []
         self.placeholder = False
         self.item: int | None = None
-        self._braces = _Braces()
-        self._scanned = 0
+        # How the JSON of the pieces stands, so that only text whose braces are closed is parsed.
+        self._scanned = 0  # pieces
+        self._depth = 0
+        self._opened = False
+        self._in_string = False
+        self._trailing = False  # text came after the end
+        self._carry = ""  # a backslash at the end of a piece
+        self._complete: bool | None = False  # None: not known
 
     def update(self, fragment: CallFragment) -> None:
         """Set what was not known before: a late id, a late name and what comes with it."""
@@ -77,15 +88,38 @@ class LooseCall:
         """Whether the arguments are a complete JSON object that is not empty."""
         if self.custom:
             return False
-        fresh, self._scanned = self.pieces[self._scanned :], len(self.pieces)
-        for piece in fresh:
-            self._braces.feed(piece)
-        return self._braces.whole(self.pieces)
+        for piece in self.pieces[self._scanned :]:
+            self._scan(piece)
+        self._scanned = len(self.pieces)
+        if self._complete is None:
+            value = None
+            if self._opened and self._depth == 0 and not self._trailing:
+                with suppress(ValueError, RecursionError):
+                    value = json.loads("".join(self.pieces))
+            self._complete = isinstance(value, dict) and bool(value)
+        return self._complete
 
     @property
     def whole(self) -> bool:
         """The same, an empty object included."""
         return self.complete or (self.placeholder and not self.pieces)
+
+    def _scan(self, piece: str) -> None:
+        if not piece.strip():
+            return
+        self._complete = None
+        self._trailing = self._trailing or (self._opened and self._depth == 0)
+        text, self._carry = self._carry + piece, ""
+        for mark in _STRUCTURE.findall(text):
+            if mark == '"':
+                self._in_string = not self._in_string
+            elif mark == "\\":
+                self._carry = mark
+            elif not self._in_string and mark == "{":
+                self._opened = True
+                self._depth += 1
+            elif not self._in_string and mark == "}":
+                self._depth -= 1
 
 
 class CallSorter:
@@ -176,49 +210,3 @@ def _begins(known: LooseCall, fragment: CallFragment) -> bool:
     if fragment.arguments == "{}" and fragment.name and known.placeholder and not known.pieces:
         return True
     return fragment.opens and known.complete
-
-
-class _Braces:
-    """Follows JSON text piece by piece, so that only a text whose braces are closed is parsed."""
-
-    __slots__ = ("_carry", "_depth", "_known", "_opened", "_quoted", "_trailing")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._opened = False
-        self._quoted = False
-        self._trailing = False  # text came after the end
-        self._carry = ""
-        self._known: bool | None = None
-
-    @property
-    def _closed(self) -> bool:
-        return self._opened and self._depth == 0
-
-    def feed(self, piece: str) -> None:
-        """Add a piece."""
-        if not piece.strip():
-            return
-        self._known = None
-        self._trailing = self._trailing or self._closed
-        text, self._carry = self._carry + piece, ""
-        for mark in _STRUCTURE.findall(text):
-            if mark == '"':
-                self._quoted = not self._quoted
-            elif mark == "\\":
-                self._carry = mark
-            elif not self._quoted and mark == "{":
-                self._opened = True
-                self._depth += 1
-            elif not self._quoted and mark == "}":
-                self._depth -= 1
-
-    def whole(self, pieces: list[str]) -> bool:
-        """Whether the pieces are an object with something in it."""
-        if self._known is None:
-            value = None
-            if self._closed and not self._trailing:
-                with suppress(ValueError, RecursionError):
-                    value = json.loads("".join(pieces))
-            self._known = isinstance(value, dict) and bool(value)
-        return self._known

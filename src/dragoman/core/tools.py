@@ -208,7 +208,8 @@ def _with_prefix(id: str | None, old: str, new: str) -> str | None:
 
 
 class ToolFilter:
-    """A choice, applied to the tools on offer. `tools` are those that remain, numbered as before.
+    """A choice, applied to the tools on offer. `tools` are those that remain, numbered as before,
+    and `expanded` the entries in their order, each named tool with its kind and its namespace.
 
     >>> from .request import FunctionTool
     >>> offered = (FunctionTool("read"), FunctionTool("write"))
@@ -216,13 +217,32 @@ class ToolFilter:
     [(1, FunctionTool(name='write', description=None, parameters=None, strict=None, extra=None))]
     """
 
-    __slots__ = ("_choice", "_offered", "tools")
+    __slots__ = ("expanded", "tools")
 
     def __init__(self, choice: AllowedTools, tools: tuple[Tool, ...]) -> None:
-        self._choice = choice
-        self._offered = tools
-        kept = ((number, self._keep(tool)) for number, tool in enumerate(tools))
-        self.tools: list[tuple[int, Tool]] = [(n, tool) for n, tool in kept if tool is not None]
+        self.tools: list[tuple[int, Tool]] = []
+        for number, tool in enumerate(tools):
+            left = tuple(
+                member
+                for group, member in flat((tool,))
+                if any(_matches(entry, group, member) for entry in choice.tools)
+            )
+            if left:
+                kept = replace(tool, tools=left) if isinstance(tool, Namespace) else tool
+                self.tools.append((number, kept))
+        entries: dict[tuple[str | None, str, str] | int, NamedTool | UnknownTool] = {}
+        for number, entry in enumerate(choice.tools):
+            found = False
+            for group, member in flat(tools):
+                if not isinstance(member, UnknownTool) and _matches(entry, group, member):
+                    kind: Kind = "custom" if isinstance(member, CustomTool) else "function"
+                    extra = entry.extra if isinstance(entry, NamedTool) else None
+                    named = NamedTool(member.name, kind, group, extra)
+                    entries.setdefault((group, member.name, kind), named)
+                    found = True
+            if not found and isinstance(entry, UnknownTool):
+                entries[number] = entry
+        self.expanded: tuple[NamedTool | UnknownTool, ...] = tuple(entries.values())
 
     @property
     def names(self) -> frozenset[tuple[str | None, str]]:
@@ -231,48 +251,8 @@ class ToolFilter:
             (each.namespace, each.name) for each in self.expanded if isinstance(each, NamedTool)
         )
 
-    @property
-    def expanded(self) -> tuple[NamedTool | UnknownTool, ...]:
-        """The entries in their order, each named tool with its kind and its namespace."""
-        entries: dict[tuple[str | None, str, str] | int, NamedTool | UnknownTool] = {}
-        for number, entry in enumerate(self._choice.tools):
-            named = self._named(entry)
-            for each in named:
-                entries.setdefault((each.namespace, each.name, each.kind), each)
-            if not named and isinstance(entry, UnknownTool):
-                entries[number] = entry
-        return tuple(entries.values())
 
-    def _named(self, entry: NamedTool | UnknownTool) -> list[NamedTool]:
-        """The named tools that an entry means."""
-        extra = entry.extra if isinstance(entry, NamedTool) else None
-        return [
-            NamedTool(tool.name, _kind(tool), group, extra)
-            for group, tool in flat(self._offered)
-            if not isinstance(tool, UnknownTool) and _means(entry, group, tool.name)
-        ]
-
-    def _keep(self, tool: Tool) -> Tool | None:
-        """The tool if it is allowed, a namespace with what is allowed of it, or None."""
-        match tool:
-            case Namespace():
-                kept = tuple(m for m in tool.tools if self._allows(m, tool.name))
-                return replace(tool, tools=kept) if kept else None
-            case _:
-                return tool if self._allows(tool, None) else None
-
-    def _allows(self, tool: Tool, group: str | None) -> bool:
-        for entry in self._choice.tools:
-            if isinstance(tool, UnknownTool):
-                if isinstance(entry, UnknownTool) and _is(tool, entry):
-                    return True
-            elif _means(entry, group, tool.name):
-                return True
-        return False
-
-
-def _kind(tool: Tool) -> Literal["function", "custom"]:
-    return "custom" if isinstance(tool, CustomTool) else "function"
+Kind = Literal["function", "custom"]
 
 
 def flat(
@@ -288,15 +268,14 @@ def flat(
     return flat
 
 
-def _means(entry: NamedTool | UnknownTool, group: str | None, name: str) -> bool:
-    match entry:
-        case NamedTool():
-            return entry.name == name and entry.namespace in (None, group)
-        case UnknownTool(kind="namespace", value={"name": space}):
+def _matches(entry: NamedTool | UnknownTool, group: str | None, tool: Tool) -> bool:
+    """Whether an entry of a choice means this tool of a namespace, or of none."""
+    match entry, tool:
+        case UnknownTool(), UnknownTool():
+            return tool.kind == entry.kind and entry.value.items() <= tool.value.items()
+        case NamedTool(), FunctionTool() | CustomTool():
+            return entry.name == tool.name and entry.namespace in (None, group)
+        case UnknownTool(kind="namespace", value={"name": space}), _:
             return group is not None and group == space
         case _:
             return False
-
-
-def _is(tool: UnknownTool, entry: UnknownTool) -> bool:
-    return tool.kind == entry.kind and entry.value.items() <= tool.value.items()

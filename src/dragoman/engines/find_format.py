@@ -66,8 +66,6 @@ def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
         return by_name("harmony")
     template = folder / TEMPLATE
     try:
-        """The format of the model in a folder: harmony where its vocabulary (`controls`, if known)
-        has harmony's control tokens, else its chat template. Raises as `find_format` does."""
         config = (folder / CONFIG).read_text(encoding="utf-8")
         own = template.read_text(encoding="utf-8") if template.exists() else None
     except OSError as error:
@@ -75,8 +73,6 @@ def format_of(folder: Path, controls: Iterable[str] | None = None) -> Format:
     from dragoman.formats.template import from_config  # needs the `local` extra
 
     try:
-        """The format of the model in a folder: harmony where its vocabulary (`controls`, if known)
-        has harmony's control tokens, else its chat template. Raises as `find_format` does."""
         found = from_config(config, own, known)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None

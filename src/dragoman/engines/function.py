@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
@@ -44,10 +44,10 @@ class Function:
     - chunks or whole completions: dicts, or objects with `model_dump()`;
     - pieces of text, or one text.
 
-    A synchronous one runs in a thread of its own. When the answer is given up, its iterator is
+    A synchronous one runs in a thread of its own. When the answer is cancelled, its iterator is
     closed: at once, or where it is synchronous as soon as it gives its next piece; so is what a
-    call returns that nobody waits for any more. Exceptions become faults; one with a
-    `status_code` becomes a refusal with that status.
+    call returns after that. Exceptions become faults; one with a `status_code` becomes a refusal
+    with that status.
 
     >>> def parrot(messages, **rest):
     ...     yield from messages[-1]["content"].split()
@@ -78,117 +78,90 @@ class Function:
         return Capabilities()
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
     async def _events(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         try:
-            asked, losses = CHAT.encode_request(request, STANDARD)
+            body, losses = CHAT.encode_request(request, STANDARD)
         except FaultError as error:
             raise FaultError(spell_fault(error.fault, request, caller.wire)) from error
         losses = spell_losses(losses, request, caller.wire)
         turn = Turn(new_id(), now(), request.model, losses=losses, think=self._think)
-        hearing, restore = _Hearing(turn), with_summary(request)
+        decoder, restore = CHAT.decoder(turn), with_summary(request)
+        ended = False  # text that stops has ended; chunks without a finish reason were cut
         try:
-            async with aclosing(_pieces(self._answer, json.load(asked))) as pieces:
-                async for piece in pieces:
-                    events = hearing.take(piece)
+            async with aclosing(_pieces(self._answer, json.load(body))) as pieces:
+                async for piece, whole in pieces:
+                    ended = ended or whole or isinstance(piece, str)
+                    if isinstance(piece, str):
+                        turn.text(piece)
+                        events = turn.take()
+                    else:
+                        value = piece if isinstance(piece, dict) else piece.model_dump(mode="json")
+                        events = decoder.feed(b"data: " + json.dump(value) + b"\n\n")
                     for event in events if restore is None else restore(events):
                         yield event
-        except FaultError:
-            raise
         except Exception as error:
-            fault = _refusal(error)
+            fault = None if isinstance(error, FaultError) else _refusal(error)
             if fault is None:
                 raise
             raise FaultError(fault) from error
-        events = hearing.close()
+        events = (decoder.feed(_DONE) if ended else []) + decoder.close()
         for event in events if restore is None else restore(events):
             yield event
 
 
-class _Whole:
-    """An answer that came in one piece."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class _Hearing:
-    """Hears pieces of any kind into a turn.
-
-    Text that stops has ended; chunks that stop without a finish reason were cut.
-    """
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._decoder = CHAT.decoder(turn)
-        self._said = False
-
-    def take(self, piece: Any) -> list[Event]:
-        """The events of a piece."""
-        if isinstance(piece, _Whole):
-            piece, self._said = piece.value, True
-        if isinstance(piece, str):
-            self._said = True
-            self._turn.text(piece)
-            return self._turn.take()
-        value = piece if isinstance(piece, dict) else piece.model_dump(mode="json")
-        return self._decoder.feed(b"data: " + json.dump(value) + b"\n\n")
-
-    def close(self) -> list[Event]:
-        """The end."""
-        events = self._decoder.feed(_DONE) if self._said else []
-        return events + self._decoder.close()
-
-
-# ---- calling -----------------------------------------------------------------------------
-
-
-async def _pieces(answer: Callable[..., Any], arguments: Any) -> AsyncGenerator[Any, None]:
-    """What a callable gives, piece by piece, whatever kind of callable it is."""
-    thread = _Thread()
+async def _pieces(
+    answer: Callable[..., Any], arguments: Any
+) -> AsyncGenerator[tuple[Any, bool], None]:
+    """What a callable gives, piece by piece, whatever kind of callable it is, and whether a piece
+    is all there is."""
+    pool = ThreadPoolExecutor(1, "dragoman-function")  # its thread is started when it is needed
+    call = partial(_in_thread, pool, copy_context())
     try:
         if inspect.iscoroutinefunction(answer) or inspect.isasyncgenfunction(answer):
             given = answer(**arguments)
         else:
-            given = await thread.call(partial(answer, **arguments))
+            given = await call(partial(answer, **arguments))
         if inspect.isawaitable(given):
             given = await given
         if isinstance(given, str | dict) or hasattr(given, "model_dump"):
-            yield _Whole(given)
-            return
-        async with aclosing(_walked(given, thread)) as pieces:
-            async for piece in pieces:
-                yield piece
+            yield given, True
+        elif hasattr(given, "__aiter__"):
+            pieces = aiter(given)
+            try:
+                async for piece in pieces:
+                    yield piece, False
+            finally:
+                for close in _closers(pieces, given):
+                    if inspect.isawaitable(closing := close()):
+                        await closing
+        elif hasattr(given, "__iter__"):
+            iterator = iter(given)
+            try:
+                while (piece := await call(partial(next, iterator, _END))) is not _END:
+                    yield piece, False
+            finally:
+                for close in _closers(iterator, given):
+                    pool.submit(close)
+        else:
+            message = f"The function returned {type(given).__name__}, which is no answer."
+            raise FaultError(Fault("internal", message))
     finally:
-        thread.finish()
+        pool.shutdown(wait=False)
 
 
-async def _walked(given: Any, thread: _Thread) -> AsyncGenerator[Any, None]:
-    """The pieces of something that can be iterated, closed with all that it holds."""
-    if hasattr(given, "__aiter__"):
-        iterator = aiter(given)
-        try:
-            async for piece in iterator:
-                yield piece
-        finally:
-            for close in _closers(iterator, given):
-                if inspect.isawaitable(closing := close()):
-                    await closing
-    elif hasattr(given, "__iter__"):
-        iterator = iter(given)
-        try:
-            while (piece := await thread.run(partial(next, iterator, _END))) is not _END:
-                yield piece
-        finally:
-            thread.last(_closers(iterator, given))
-    else:
-        message = f"The function returned {type(given).__name__}, which is no answer."
-        raise FaultError(Fault("internal", message))
+async def _in_thread(pool: ThreadPoolExecutor, context: Context, work: Callable[[], Any]) -> Any:
+    """Run code that blocks. What it returns after a cancellation is closed there."""
+    future = pool.submit(context.run, work)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        pool.submit(_close_result, future, asyncio.get_running_loop())
+        raise
 
 
-def _abandon(future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-    """Close what a call gave when nobody waited for it any more."""
+def _close_result(future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
     if future.cancelled() or future.exception() is not None:
         return
     for close in _closers(future.result()):
@@ -207,37 +180,6 @@ def _closers(*things: Any) -> list[Callable[[], Any]]:
     return [close for close in found if close is not None]
 
 
-class _Thread:
-    """A thread for code that blocks, started when it is needed."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "dragoman-function")
-        self._context = copy_context()
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        """Run something there, and wait for it."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._context.run, work)
-
-    async def call(self, work: Callable[[], Any]) -> Any:
-        """The same, for work that gives something to be closed. Given up, it is closed there."""
-        future = self._pool.submit(self._context.run, work)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            self.last([partial(_abandon, future, asyncio.get_running_loop())])
-            raise
-
-    def last(self, work: Iterable[Callable[[], Any]]) -> None:
-        """Have something done there after all else; nobody waits for it."""
-        for each in work:
-            self._pool.submit(each)
-
-    def finish(self) -> None:
-        """Let the thread go once its work is done."""
-        self._pool.shutdown(wait=False)
-
-
 def _refusal(error: Exception) -> Fault | None:
     """The fault in an exception of a client library, known by the HTTP status it carries."""
     status = getattr(error, "status_code", None)
@@ -247,5 +189,5 @@ def _refusal(error: Exception) -> Fault | None:
         message = f"The model's server refused the key of the function that asked it ({status})."
         return Fault("upstream_authentication", message, "server", status=status)
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    told = json.dump(getattr(error, "body", None) or "")
-    return wire_error.decode(status, told, headers.get("retry-after"))
+    body = json.dump(getattr(error, "body", None) or "")
+    return wire_error.decode(status, body, headers.get("retry-after"))

@@ -31,15 +31,6 @@ QUIET = -1
 """The verbosity at which llama.cpp writes nothing to our standard error."""
 
 
-def llamacpp(file: str | Path, **options: Any) -> LlamaCpp:
-    """The engine for the model in a GGUF file; `options` are those of `prepare`.
-
-    Raises ImportError where the extra is missing, and ValueError, in a sentence, for a file that
-    llama.cpp cannot run, and for too little memory.
-    """
-    return prepare(file, **options)()
-
-
 def prepare(
     file: str | Path,
     *,
@@ -49,14 +40,17 @@ def prepare(
     threads: int | None = None,
     gpu_layers: int | None = None,
 ) -> Callable[[], LlamaCpp]:
-    """The same in two steps: options and file are checked now, the model is loaded when the result
-    is called.
+    """The engine for the model in a GGUF file. Options and file are checked now; the model is
+    loaded when the result is called.
 
     - `format` is the name of a token format, to be used in place of llama.cpp's own chat.
     - `context` is the most tokens of each sequence; by default as many as the model was made for.
       `parallel` sequences run at a time.
     - `threads` is how many threads compute, `gpu_layers` how many layers are on the graphics card;
       by default llama.cpp decides.
+
+    Both raise ImportError where the extra is missing, and ValueError, in a sentence, for a file
+    that llama.cpp cannot run, and for too little memory.
     """
     if find_spec(NEEDED) is None:
         raise ImportError(MISSING)
@@ -84,7 +78,15 @@ def prepare(
             params.n_gpu_layers = gpu_layers
         key = Secret(new_id())
         params.api_keys = [key.reveal()]
-        return LlamaCpp(_started(library, params, path), key, format)
+        try:
+            server = library.Server(params)
+        except (RuntimeError, MemoryError) as error:
+            raise ValueError(
+                f"llama.cpp cannot run {path}: {error} The file may be broken or of a model it "
+                "does not know, or too large for the memory there is (a smaller context takes "
+                "less)."
+            ) from error
+        return LlamaCpp(server, key, format)
 
     return load
 
@@ -105,17 +107,6 @@ def check(file: Path) -> None:
     with file.open("rb") as opened:
         if opened.read(len(MAGIC)) != MAGIC:
             raise ValueError(f"{file} is no GGUF file.")
-
-
-def _started(library: Any, params: Any, file: Path) -> Any:
-    """The server, on a free port. Raises ValueError where it does not start."""
-    try:
-        return library.Server(params)
-    except (RuntimeError, MemoryError) as error:
-        raise ValueError(
-            f"llama.cpp cannot run {file}: {error} The file may be broken or of a model it does "
-            "not know, or too large for the memory there is (a smaller context takes less)."
-        ) from error
 
 
 class LlamaCpp(Wrapper):

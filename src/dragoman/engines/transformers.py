@@ -37,26 +37,6 @@ SPARE = 1.2
 GIGABYTE = 1e9
 
 
-def transformers(
-    name: str,
-    *,
-    format: str | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-) -> TokenEngine:
-    """The engine for the model in a folder, or of that name on the hub (fetched then).
-
-    - `format` is the name of a token format; by default it is the model's own chat template, or
-      harmony where the vocabulary has its tokens.
-    - `device` is `cpu`, `cuda` (or `cuda:1`), `mps`, or `auto`: the first available of the others.
-    - `threads` is how many threads torch may use on the processor; by default it decides.
-
-    Raises ImportError where the extra is missing, and ValueError, in a sentence, for a folder
-    without a model, an absent device, too little memory or a model without template.
-    """
-    return prepare(name, format=format, device=device, threads=threads)()
-
-
 def prepare(
     name: str,
     *,
@@ -64,8 +44,17 @@ def prepare(
     device: str = "auto",
     threads: int | None = None,
 ) -> Callable[[], TokenEngine]:
-    """The same in two steps: options and files are checked now, the model is loaded when the result
-    is called."""
+    """The engine for the model in a folder, or of that name on the hub. Options and files are
+    checked now; the model is fetched and loaded when the result is called.
+
+    - `format` is the name of a token format; by default it is the model's own chat template, or
+      harmony where the vocabulary has its tokens.
+    - `device` is `cpu`, `cuda` (or `cuda:1`), `mps`, or `auto`: the first available of the others.
+    - `threads` is how many threads torch may use on the processor; by default it decides.
+
+    Both raise ImportError where the extra is missing, and ValueError, in a sentence, for a folder
+    without a model, an absent device, too little memory or a model without template.
+    """
     if any(find_spec(needed) is None for needed in NEEDED):
         raise ImportError(MISSING)
     if format is not None:

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 try:
+    from jinja2 import Template as JinjaTemplate
     from jinja2 import TemplateError, TemplateSyntaxError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
@@ -77,7 +78,8 @@ class Template:
         found = profile or profile_of(text, self._controls)
         self.recognised = found is not None
         self._markup = Markup(found or FALLBACK)
-        self._sandbox = Sandbox(text, MAX_CHARACTERS)
+        self._template = _compiled(text)
+        self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
         self._variables = dict(variables or {})
         any_control = "|".join(map(re.escape, self._controls)) or r"(?!)"
         self._split = re.compile(f"({any_control})")
@@ -126,35 +128,36 @@ class Template:
     # ---- inside --------------------------------------------------------------------------
 
     def _run(
-        self,
-        turns: Messages,
-        tools: Messages,
-        options: dict[str, JSON],
-        setting: Setting,
+        self, turns: Messages, tools: Messages, options: dict[str, JSON], setting: Setting
     ) -> tuple[str, str]:
         """The template's output, and the separator in it that is to be taken out."""
         given = {"messages": turns, "tools": tools or None, **options}
         try:
-            """The template's output, and the separator in it that is to be taken out."""
             separator = _unused_character(given)
             variables = {name: self._separated(value, separator) for name, value in given.items()}
-        except RecursionError as problem:
-            problem_text = "the conversation is nested too deeply for a chat template"
-            raise FaultError(bad_request(problem_text)) from problem
+        except RecursionError as error:
+            problem = "the conversation is nested too deeply for a chat template"
+            raise FaultError(bad_request(problem)) from error
+        variables = {**self._variables, **variables, "add_generation_prompt": True}
+        today = setting.today
+        if today is not None or self._needs_date:
+            variables["strftime_now"] = lambda form: strftime(form, today) if today else ""
+        refusal = "the model's chat template refuses this conversation"
+        pieces: list[str] = []
+        size = 0
         try:
-            """The template's output, and the separator in it that is to be taken out."""
-            text = self._sandbox.render(
-                {**self._variables, **variables, "add_generation_prompt": True}, setting.today
-            )
-        except ValueError as problem:
-            raise FaultError(
-                bad_request(f"the model's chat template refuses this conversation: {problem}")
-            ) from problem
-        except RuntimeError as problem:
-            raise FaultError(
-                Fault("internal", f"The model's chat template failed: {problem}")
-            ) from problem
-        return text, separator
+            for piece in self._template.generate(variables):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_CHARACTERS:
+                    problem = f"the prompt is longer than {MAX_CHARACTERS} characters"
+                    raise FaultError(bad_request(f"{refusal}: {problem}"))
+        except _RejectedError as error:
+            raise FaultError(bad_request(f"{refusal}: {error.message}")) from error
+        except (TemplateError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            problem = f"The model's chat template failed: {type(error).__name__}: {error}"
+            raise FaultError(Fault("internal", problem)) from error
+        return "".join(pieces), separator
 
     def _separated(self, value: JSON, separator: str) -> JSON:
         """A value in which no text is a control token, or can become one at its end."""
@@ -189,8 +192,6 @@ class Template:
         known = self._starts_thinking.get(key)
         if known is None:
             try:
-                """Whether the template opens the reasoning, so that the answer begins inside it
-                (Qwen3 and DeepSeek-R1 templates do). Found by rendering one message."""
                 hello: dict[str, JSON] = {"role": "user", "content": "hello"}
                 text, _ = self._run([hello], [], options, PLAIN)
             except FaultError:
@@ -213,8 +214,11 @@ def from_config(
     value = json.loads(config)
     if not isinstance(value, dict):
         raise ValueError("tokenizer_config.json is no JSON object")
-    found = template or _template(value.get("chat_template"))
-    if found is None:
+    found = template or value.get("chat_template")
+    if isinstance(found, list):  # several by name
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("tool_use") or named.get("default")
+    if not isinstance(found, str) or not found:
         raise ValueError("the model brings no chat template; name a format instead")
     variables = {
         name: text
@@ -265,14 +269,6 @@ def _unused_character(value: JSON) -> str:
     return separator
 
 
-def _template(value: JSON) -> str | None:
-    """The template of a configuration; where it has several by name, the one for tools."""
-    if isinstance(value, list):
-        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
-        value = named.get("tool_use") or named.get("default")
-    return value if isinstance(value, str) and value else None
-
-
 def _content(value: JSON) -> str | None:
     """The text of a token, which is given as a string or as an object."""
     text = value.get("content") if isinstance(value, dict) else value
@@ -299,17 +295,17 @@ def strftime(form: str, date: str) -> str:
     match = _DATE.match(date)
     if match is None or not 1 <= int(match[2]) <= 12:
         return date
-    year, month, day = (int(part) for part in match.groups())
+    year, month, day = map(int, match.groups())
     leaps = (year - 1) // 4 - (year - 1) // 100 + (year - 1) // 400
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     number = _DAYS_BEFORE[month - 1] + day + (leap and month > 2)
     weekday = _DAYS[(365 * (year - 1) + leaps + number - 1) % 7]
     name = _MONTHS[month - 1]
     known = {
-        "Y": f"{year:04}",
-        "y": f"{year % 100:02}",
-        "m": f"{month:02}",
-        "d": f"{day:02}",
+        "Y": match[1],
+        "y": match[1][2:],
+        "m": match[2],
+        "d": match[3],
         "B": name,
         "b": name[:3],
         "A": weekday,
@@ -361,45 +357,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-class Sandbox:
-    """One compiled template. Raises ValueError where it cannot be parsed."""
-
-    def __init__(self, text: str, max_size: int) -> None:
-        self._max_size = max_size
-        self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
-        environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _reject
-        try:
-            self._template = environment.from_string(text)
-        except TemplateSyntaxError as error:
-            raise ValueError(
-                f"the chat template cannot be read: line {error.lineno}: {error.message}"
-            ) from error
-
-    def render(self, variables: Mapping[str, JSON], today: str | None) -> str:
-        """The output. Raises ValueError with the template's message where it refuses the
-        conversation, and RuntimeError where it fails."""
-        given = dict(variables)
-        if today is not None or self._needs_date:
-            given["strftime_now"] = lambda form: strftime(form, today) if today else ""
-        pieces: list[str] = []
-        size = 0
-        try:
-            """The output. Raises ValueError with the template's message where it refuses the
-            conversation, and RuntimeError where it fails."""
-            for piece in self._template.generate(given):
-                pieces.append(piece)
-                size += len(piece)
-                if size > self._max_size:
-                    raise ValueError(f"the prompt is longer than {self._max_size} characters")
-        except _RejectedError as refusal:
-            raise ValueError(refusal.message) from refusal
-        except (TemplateError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        return "".join(pieces)
+def _compiled(text: str) -> JinjaTemplate:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _reject
+    try:
+        return environment.from_string(text)
+    except TemplateSyntaxError as error:
+        raise ValueError(
+            f"the chat template cannot be read: line {error.lineno}: {error.message}"
+        ) from error
 
 
 def _reject(message: str) -> NoReturn:

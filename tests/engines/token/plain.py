@@ -9,7 +9,7 @@ from dragoman.core.item import Message, Token
 from dragoman.core.lower import UNLIMITED
 from dragoman.core.request import JSONSchema, Request
 from dragoman.core.turn import Turn
-from dragoman.engines.token.planner import RawParser
+from dragoman.engines.token.engine import RawParser
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import ByteTokenizer, Prompt, Tokenizer
 
@@ -31,7 +31,7 @@ class Plain:
         return Stops(("<|end|>",))
 
     def parser(self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None) -> RawParser:
-        return RawParser(request, turn, tokenizer or TOY)
+        return RawParser(turn, tokenizer or TOY)
 
     def grammar(self, request: Request) -> Grammar | None:
         return Grammar("start: /[ab]+/") if isinstance(request.format, JSONSchema) else None

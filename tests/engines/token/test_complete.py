@@ -16,7 +16,7 @@ from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.engines.base import Wrapper
 from dragoman.engines.token import TokenEngine
-from dragoman.engines.token.planner import RawParser, raw_ids
+from dragoman.engines.token.engine import RawParser, raw_ids
 from tests.engines.token.asking import asked, serving
 from tests.engines.token.models import Says, Table
 from tests.engines.token.plain import END, TOY
@@ -109,7 +109,7 @@ async def test_a_wrapper_passes_counting_and_completing_on() -> None:
 
 async def test_text_that_comes_without_ids() -> None:
     turn = Turn("1", 0, "m", think=None)
-    parser = RawParser(asked(), turn, TOY)
+    parser = RawParser(turn, TOY)
     parser.write("as it is")
     parser.feed([0xC3])
     parser.close("stop")

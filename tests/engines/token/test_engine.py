@@ -13,13 +13,11 @@ from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Failed, Started
-from dragoman.core.fold import fold
 from dragoman.core.item import Message, Text
 from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
-from dragoman.engines.token.source import NextTokenModel
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.prompt import Prompt, Tokenizer
 from tests.engines.stage import answered, heard
@@ -403,14 +401,6 @@ async def test_ends_of_ones_own() -> None:
             pass
 
 
-async def test_the_base_of_naming_models_promises_nothing() -> None:
-    bare = NextTokenModel()
-    for call in (lambda: bare.open([1], Sampling()), lambda: bare.step([])):
-        with pytest.raises(NotImplementedError):
-            call()
-    bare.close(None)
-
-
 async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
     class Mute(Plain):
         def render(self, request: Request, setting: Setting = PLAIN) -> Any:
@@ -424,14 +414,6 @@ async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
         (failed,) = await heard(engine, asked())
         assert isinstance(failed, Failed)
         assert failed.fault.param == "input"
-
-
-async def test_batches_are_the_same_events() -> None:
-    async with serving(Says("Good day to you")) as engine:
-        batches = [batch async for batch in engine.batches(asked())]
-        assert all(batches)
-        response = fold(event for batch in batches for event in batch)
-        assert response.text == "Good day to you"
 
 
 # ---- streams of ids ---------------------------------------------------------------------------

@@ -366,39 +366,6 @@ async def test_p35_beside_tools_an_answer_is_a_call_or_fits_the_schema(engine: T
     assert len(kinds) == 2 or engine.name == "pocket"  # the model had the choice
 
 
-def pattern(chance: random.Random, depth: int = 2) -> str:
-    """A regular expression of texts that end."""
-    made = chance.randrange(7 if depth else 4)
-    match made:
-        case 0:
-            return re.escape(chance.choice(["yes", "a/b", "§ 1.", '"x"', "né\n"]))
-        case 1:
-            return chance.choice(["[a-z]", "[^0-9x]", "\\d", "[A-F]", "."])
-        case 2:
-            return chance.choice(["[0-9]{1,4}", "[a-c]?", "(?:ab|cd|e)"])
-        case 3:
-            return chance.choice(["x{2}", "(?:foo|bar){1,3}", "[äöü]{0,3}"])
-        case 4:
-            return f"(?:{pattern(chance, depth - 1)}|{pattern(chance, depth - 1)})"
-        case 5:
-            return f"(?:{pattern(chance, depth - 1)}){{0,3}}"
-        case _:
-            return pattern(chance, depth - 1) + pattern(chance, depth - 1)
-
-
-async def test_every_complete_answer_is_of_its_regular_expression(engine: TokenEngine) -> None:
-    statuses = Counter[str]()
-    for seed in range(count(engine)):
-        chance = random.Random(seed)
-        wanted = "".join(pattern(chance) for _ in range(3))
-        extra = {"chat": {"guided_regex": wanted}}
-        response = await answer(engine, asked(seed, float(seed % 2), extra=extra))
-        statuses[response.status] += 1
-        if response.status == "completed":
-            assert re.fullmatch(wanted, response.text), (wanted, response.text)
-    assert enough(statuses)
-
-
 async def test_a_choice_and_a_grammar_bind_the_whole_answer(engine: TokenEngine) -> None:
     texts = ["yes", "no", "no, never", "né"]
     sums = 'start: N ("+" N){1,3}\nN: /[0-9]{1,2}/'

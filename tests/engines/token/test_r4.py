@@ -16,7 +16,7 @@ from dragoman.core.fold import fold
 from dragoman.core.item import Message
 from dragoman.core.request import Request, Sampling
 from dragoman.engines.token import TokenEngine, from_stream
-from dragoman.engines.token.planner import raw_ids
+from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.prompt import ByteTokenizer
 from tests.engines.stage import heard

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from dragoman.core.event import Delta, Event, Failed, Started
-from dragoman.core.fold import fold
-from dragoman.core.lifecycle import check
-from dragoman.core.request import Request
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.engines.token.scheduler import AHEAD, ThreadQueue
 from dragoman.engines.token.source import NewTokens
@@ -100,14 +97,6 @@ async def test_r4_w13_the_model_never_runs_on_the_event_loop() -> None:
         model.gate.set()
         await reading
     assert model.threads == {"dragoman-model"}
-
-
-async def test_r4_w13_requests_at_the_same_time_do_not_mix() -> None:
-    async with serving(Table()) as engine:
-        requests = [asked(f"question {k}", seed=k, max_tokens=25) for k in range(8)]
-        alone = [(await answered(engine, each)).text for each in requests]
-        together = await asyncio.gather(*(answered(engine, each) for each in requests))
-        assert [response.text for response in together] == alone
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decoding", "inside a step"])
@@ -437,20 +426,6 @@ async def test_a_function_that_fails_fails_its_own_request() -> None:
             )
             assert good.text == "A" * 9
             assert isinstance(bad[-1], Failed)
-
-
-async def test_events_are_legal_however_it_ends() -> None:
-    async with serving(Failing()) as engine:
-        cases: list[Request] = [
-            asked(n=2, max_tokens=5, seed=1),
-            asked("bad!", n=2),
-            asked(n=2, stop=("a", "e", "i"), max_tokens=90),
-        ]
-        for request in cases:
-            events = await heard(engine, request)
-            check(events)
-            whole = fold(events)
-            assert whole.status != "in_progress"
 
 
 async def test_one_of_two_that_stopped_does_not_stop_the_other() -> None:

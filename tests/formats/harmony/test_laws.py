@@ -17,7 +17,6 @@ from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 from dragoman.formats.harmony import HARMONY
 from dragoman.formats.harmony.format import history_message
-from dragoman.formats.harmony.layout import HistoryItem
 from dragoman.formats.prompt import Piece, Prompt
 from tests.samples import samples
 
@@ -64,7 +63,7 @@ def written(answer: Sequence[Item]) -> list[Piece]:
     pieces: list[Piece] = []
     for item in answer:
         final = isinstance(item, Message) and item.phase == "final_answer"
-        pieces += history_message(HistoryItem(item, 0, final), LossList())
+        pieces += history_message(item, 0, final, LossList())
     return pieces[2:]
 
 

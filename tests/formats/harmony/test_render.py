@@ -36,7 +36,6 @@ from dragoman.core.request import (
 )
 from dragoman.formats.format import PLAIN, Setting
 from dragoman.formats.harmony import HARMONY
-from dragoman.formats.harmony.format import grammar
 
 from .parsing import BYTES, TOOLS
 
@@ -299,8 +298,6 @@ def test_r4_w21_a_named_tool_is_called_at_once() -> None:
     )
     custom = replace(request, tool_choice=NamedTool("note", "custom", "crm"))
     assert HARMONY.render(custom).text.endswith("<|channel|>commentary to=crm.note<|message|>")
-    assert HARMONY.grammar(request) == grammar(request, "commentary", "functions.f")
-    assert HARMONY.grammar(TOOLS) == grammar(TOOLS)
 
 
 def test_r4_w21_only_tools_that_may_be_called_are_shown() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON
-from dragoman.formats.harmony.typescript import free, function
+from dragoman.formats.harmony.tools import free, function
 from tests.strategies import json as values
 
 STRING = {"type": "string"}

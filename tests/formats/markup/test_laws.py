@@ -11,7 +11,7 @@ from dragoman.core.event import Failed, Finished, Started
 from dragoman.core.item import FunctionCall, Message, Reasoning, Thought
 from dragoman.core.lifecycle import check as check_events
 from dragoman.core.request import Request
-from dragoman.engines.token.planner import raw_ids
+from dragoman.engines.token.engine import raw_ids
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import all_marks

@@ -1,35 +1,96 @@
-"""A model that scores tokens as an engine: plans, schedules, and decodes sequences into events."""
+"""A model of tokens as an engine: plans a request, runs its sequences, decodes them into events."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import lru_cache, partial
 from importlib.util import find_spec
+from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import Fault, FaultError
+from dragoman.core.error import Fault, FaultError, bad_request, unsupported
 from dragoman.core.event import Event, Failed
 from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Model
-from dragoman.core.item import Token
+from dragoman.core.item import Message, Token
 from dragoman.core.loss import Loss
-from dragoman.core.request import Request
-from dragoman.core.response import Usage
+from dragoman.core.lower import Lowered, Restore, lower, with_summary
+from dragoman.core.request import Request, Sampling
+from dragoman.core.response import CONSTRAINT_FIELDS, Usage, default_guarantee
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
-from dragoman.engines.base import fault_from, new_id, now
+from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
-from dragoman.formats.format import PLAIN, Format, Setting
-from dragoman.formats.prompt import Tokenizer
+from dragoman.formats.format import PLAIN, Format, Parser, Setting
+from dragoman.formats.prompt import Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
-from .constraints import Batches, Constrain, Enforcer, with_guarantee
+from .constraints import Batches, Constrain, Enforcer, Requirement, with_guarantee
 from .next_token import StreamModel
-from .planner import Plan, Planner, ids_of
 from .scheduler import Scheduler
-from .source import NewTokens, NextTokenModel, ScoringModel
+from .source import Job, NewTokens, NextTokenModel, ScoringModel
+
+_utf8 = getincrementaldecoder("utf-8")
+
+# ---- raw prompts -----------------------------------------------------------------------------
+
+
+def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """The ids of a raw prompt, in which control tokens may be spelled out.
+
+    >>> from dragoman.formats.prompt import ByteTokenizer
+    >>> raw_ids("hi<|end|>", ByteTokenizer(["<|end|>"]))
+    [104, 105, 256]
+    """
+    if not isinstance(prompt, str):
+        return list(prompt)
+    controls = tokenizer.controls
+    longest_first = sorted(controls, key=len, reverse=True)
+    marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    ids: list[int] = []
+    at = 0
+    for mark in marks.finditer(prompt):
+        ids += tokenizer.encode(prompt[at : mark.start()])
+        ids.append(controls[mark[0]])
+        at = mark.end()
+    return [*ids, *tokenizer.encode(prompt[at:])]
+
+
+class RawParser:
+    """Emits the model's tokens as text; control tokens are left out."""
+
+    def __init__(self, turn: Turn, tokenizer: Tokenizer) -> None:
+        self._turn = turn
+        self._piece = tokenizer.piece
+        self._controls = frozenset(tokenizer.controls.values())
+        self._decoder = _utf8("replace")
+        self.reasoning_tokens = 0
+        self.warnings: tuple[str, ...] = ()
+
+    def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
+        decode, piece, controls = self._decoder.decode, self._piece, self._controls
+        texts = [decode(piece(id)) if id not in controls else "" for id in ids]
+        if not tokens:
+            self._turn.texts([text for text in texts if text])
+            return
+        for text, token in zip(texts, tokens, strict=True):
+            self._turn.text(text, 0, (token,))
+
+    def write(self, text: str) -> None:
+        self._turn.text(text)
+
+    def close(self, reason: str) -> None:
+        self._turn.text(self._decoder.decode(b"", True))
+        self._turn.finish(reason)
+        self._turn.end(complete=True)
+
+
+# ---- sequences -------------------------------------------------------------------------------
 
 
 class StopScanner:
@@ -153,7 +214,22 @@ class StoppingTurn(Turn):
         return found
 
 
-_utf8 = getincrementaldecoder("utf-8")
+class Plan(Struct, frozen=True, kw_only=True):
+    """A request, ready to run.
+
+    `requirement` is what its answer must be, if anything. `markers` are texts that end an answer
+    and are no tokens here. `echo` is what the answer begins with, and `undo` restores in its events
+    what was lowered in the request.
+    """
+
+    request: Request
+    jobs: tuple[Job, ...]
+    parser: Callable[[Turn], Parser]
+    losses: tuple[Loss, ...] = ()
+    requirement: Requirement | None = None
+    markers: tuple[str, ...] = ()
+    echo: str | None = None
+    undo: Restore | None = None
 
 
 class SequenceDecoder:
@@ -173,7 +249,10 @@ class SequenceDecoder:
         self._count = 0
         self._echo = plan.echo
         self._scored = plan.jobs[0].scored
-        self._markers = _EndMarkers(plan.markers, piece) if plan.markers else None
+        # Finds the ends of a format in a vocabulary that has no tokens for them.
+        self._markers = StopScanner(plan.markers) if plan.markers else None
+        self._decode = _utf8("replace").decode
+        self._piece = piece
         self._over = False
 
     def take(self, new: NewTokens) -> list[Event]:
@@ -184,7 +263,14 @@ class SequenceDecoder:
             Turn.text(self._turn, self._echo, 0, tuple(new.prompt or ()))
             self._echo = None
         if self._markers is not None or isinstance(self._turn, StoppingTurn):
-            self._feed_singly(new)
+            # One token after the other, so as to count none after the one that ends the answer.
+            for place, id in enumerate(new.ids):
+                self._parser.feed((id,), new.tokens[place : place + 1])
+                self._count += 1
+                if self._stopped(id):
+                    new.stopped = True
+                    self._end("stop", new.cached)
+                    break
         elif new.ids:
             self._parser.feed(new.ids, new.tokens)
             self._count += len(new.ids)
@@ -192,21 +278,13 @@ class SequenceDecoder:
             self._end(new.end, new.cached)
         return self._turn.take()
 
-    def _feed_singly(self, new: NewTokens) -> None:
-        """Feed one token after the other, so as to count none after the one that ends the
-        answer."""
-        for place, id in enumerate(new.ids):
-            self._parser.feed((id,), new.tokens[place : place + 1])
-            self._count += 1
-            if self._stopped(id):
-                new.stopped = True
-                self._end("stop", new.cached)
-                return
-
     def _stopped(self, id: int) -> bool:
         if isinstance(self._turn, StoppingTurn) and self._turn.stopped:
             return True
-        return self._markers is not None and self._markers.complete_with(id)
+        if self._markers is None:
+            return False
+        self._markers.feed(self._decode(self._piece(id)))
+        return self._markers.found
 
     def _end(self, end: str | Fault, cached: int | None) -> None:
         self._over = True
@@ -223,24 +301,24 @@ class SequenceDecoder:
             self._parser.close(end)
 
 
-class _EndMarkers:
-    """Finds the ends of a format in a vocabulary that has no tokens for them."""
-
-    def __init__(self, texts: Sequence[str], piece: Callable[[int], bytes]) -> None:
-        self._scanner = StopScanner(texts)
-        self._decoder = _utf8("replace")
-        self._piece = piece
-
-    def complete_with(self, id: int) -> bool:
-        """Whether one is complete with this token."""
-        self._scanner.feed(self._decoder.decode(self._piece(id)))
-        return self._scanner.found
-
+# ---- the engine ------------------------------------------------------------------------------
 
 MAX_TOKENS = 131_072
 """The most new tokens where neither the request nor the model's context sets a limit."""
+MAX_CHOICES = 128
 CONCURRENCY = 32
 QUEUE = 1_024
+
+_SAMPLING_FIELDS = (
+    *("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "seed", "logit_bias"),
+)
+"""Fields that only change which token is chosen."""
+
+_QUICK = 4_000
+"""Characters of a conversation that is rendered on the event loop; longer ones in a thread."""
+
+Done = TypeVar("Done")
 
 
 class TokenEngine:
@@ -274,26 +352,21 @@ class TokenEngine:
         concurrency: int | None = None,
         queue: int = QUEUE,
     ) -> None:
+        scores = not isinstance(model, NextTokenModel | StreamModel)
+        if scores and find_spec("numpy") is None:
+            raise ImportError("Scores of a model need numpy: pip install 'dragoman[local]'.")
         self.name = name
         self.description = description
         self.format = format
         self.tokenizer = tokenizer
         self.context = model.context
         self._created = now()
-        scores = not isinstance(model, NextTokenModel | StreamModel)
-        if scores and find_spec("numpy") is None:
-            raise ImportError("Scores of a model need numpy: pip install 'dragoman[local]'.")
-        self._planner = Planner(
-            format=format,
-            tokenizer=tokenizer,
-            setting=setting,
-            context=model.context,
-            max_tokens=max_tokens,
-            ends=ids_of(ends, tokenizer),
-            enforcer=Enforcer(tokenizer, scores=scores, constrain=constrain),
-            scores=scores,
-            honoured=model.honoured if isinstance(model, NextTokenModel | StreamModel) else None,
-        )
+        self._setting = setting
+        self._max_tokens = max_tokens
+        controls = tokenizer.controls
+        self._ends = frozenset(controls[end] if isinstance(end, str) else end for end in ends)
+        self._enforcer = Enforcer(tokenizer, scores=scores, constrain=constrain)
+        self._scores = scores
         self._source: Scheduler | StreamModel
         if isinstance(model, StreamModel):
             self._source = model
@@ -301,12 +374,10 @@ class TokenEngine:
             most = concurrency or getattr(model, "concurrency", None) or CONCURRENCY
             describe = lru_cache(maxsize=1 << 16)(self._token)
             self._source = Scheduler(model, describe, concurrency=most, queue=queue)
+        # Which sampling fields a model without scores honours; None: all.
+        self._honoured = model.honoured if isinstance(model, NextTokenModel | StreamModel) else None
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        return _singly(self.batches(request, caller))
-
-    def batches(self, request: Request, caller: Caller = ANYONE) -> Batches:
-        """The same, as many events at a time as there are."""
         return self._answer(partial(self._planned, request, caller.wire))
 
     def complete(
@@ -318,18 +389,18 @@ class TokenEngine:
         echo: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """Continue a raw prompt, a text or ids; the answer is text as it stands."""
-        return _singly(self._answer(partial(self._planner.raw, prompt, request, echo)))
+        return self._answer(partial(asyncio.to_thread, self._raw_plan, prompt, request, echo))
 
     async def count(self, request: Request) -> int:
         """The number of tokens in a request's prompt. Raises FaultError."""
-        return await self._planner.count(request)
+        return len((await _off_loop_if_slow(self._lowered, request))[2])
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         extra = {
             "description": self.description,
             "format": self.format.name,
             "context_window": self.context,
-            "guarantees": list(self._planner.enforcer.guarantees),
+            "guarantees": list(self._enforcer.guarantees),
         }
         shown = {name: value for name, value in extra.items() if value is not None}
         return (Model(self.name, created=self._created, extra={"models": shown}),)
@@ -341,15 +412,13 @@ class TokenEngine:
         """Fail what is running, and end the model's thread."""
         await self._source.close()
 
-    async def _planned(self, request: Request, wire: str | None) -> Plan:
-        """The plan of a request, with its fields named as on the caller's wire."""
-        try:
-            plan = await self._planner.chat(request)
-        except FaultError as error:
-            raise FaultError(spell_fault(error.fault, request, wire)) from error
-        return replace(plan, losses=spell_losses(plan.losses, request, wire))
+    def _token(self, id: int) -> Token:
+        piece = self.tokenizer.piece(id)
+        return Token(piece.decode("utf-8", "replace"), None, piece, id=id)
 
-    async def _answer(self, planning: Callable[[], Awaitable[Plan]]) -> Batches:
+    # ---- answering -----------------------------------------------------------------------
+
+    async def _answer(self, planning: Callable[[], Awaitable[Plan]]) -> AsyncGenerator[Event, None]:
         """The events of a plan. A turn emits legal events and a source always ends, so that only an
         error before the start is handled here."""
         try:
@@ -359,12 +428,10 @@ class TokenEngine:
                 answer = with_guarantee(answer, plan.requirement)
             async with aclosing(answer) as batches:
                 async for events in batches:
-                    if plan.undo is not None:
-                        events = plan.undo(events)
-                    if events:
-                        yield events
+                    for event in events if plan.undo is None else plan.undo(events):
+                        yield event
         except Exception as error:
-            yield [Failed(fault_from(error))]
+            yield Failed(fault_from(error))
 
     async def _decoded(self, plan: Plan) -> Batches:
         piece = self.tokenizer.piece
@@ -380,13 +447,145 @@ class TokenEngine:
                 if merge is not None and merge.over:
                     return
 
-    def _token(self, id: int) -> Token:
-        piece = self.tokenizer.piece(id)
-        return Token(piece.decode("utf-8", "replace"), None, piece, id=id)
+    # ---- planning ------------------------------------------------------------------------
+
+    async def _planned(self, request: Request, wire: str | None) -> Plan:
+        """The plan of a request, with its fields named as on the caller's wire. Raises
+        FaultError."""
+        try:
+            plan = await _off_loop_if_slow(self._plan, request)
+        except FaultError as error:
+            raise FaultError(spell_fault(error.fault, request, wire)) from error
+        return replace(plan, losses=spell_losses(plan.losses, request, wire))
+
+    def _lowered(self, request: Request) -> tuple[Lowered, Prompt, list[int]]:
+        """The request in terms of the format, its prompt, and the prompt's ids."""
+        lowered = lower(request, self.format.limits)
+        setting = self._setting() if callable(self._setting) else self._setting
+        try:
+            prompt = self.format.render(lowered.request, setting)
+        except FaultError as error:
+            raise FaultError(lowered.client_fault(error.fault)) from error
+        return lowered, prompt, prompt.ids(self.tokenizer)
+
+    def _plan(self, request: Request) -> Plan:
+        lowered, prompt, ids = self._lowered(request)
+        asked = lowered.request
+        ends, markers = self._ends_of(asked)
+        job = self._job(ids, asked, ends)
+        try:
+            requirement = self._enforcer.requirement(asked, self.format.grammar(asked), ends)
+        except FaultError as error:
+            raise FaultError(lowered.client_fault(error.fault)) from error
+        losses = [*lowered.losses, *lowered.client_losses(prompt.losses)]
+        losses += unsupported_fields(asked, heard=CONSTRAINT_FIELDS)
+        if requirement is None and asked.tools and asked.parallel_tool_calls is False:
+            why = "nothing limits the model to one call"
+            losses.append(Loss("parallel_tool_calls", "dropped", why))
+        if lowered.grammar_described and default_guarantee(request):
+            requirement = replace(requirement or Requirement(None, None), described=True)
+        return Plan(
+            request=asked,
+            jobs=_alternatives(job, requirement),
+            requirement=requirement,
+            parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
+            losses=(*losses, *self._unsupported_sampling(asked.sampling)),
+            markers=markers,
+            undo=with_summary(request, lowered.restore),
+        )
+
+    def _raw_plan(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
+        ids = raw_ids(prompt, self.tokenizer)
+        for id in ids:
+            if not 0 <= id < self.tokenizer.size:
+                raise FaultError(bad_request(f"{id} is no token id of this model", "prompt"))
+        ends, _ = self._ends_of(request)
+        job = self._job(ids, request, ends, least=0 if echo else 1)
+        job = replace(job, scored=echo and bool(request.sampling.logprobs))
+        text = prompt
+        if not isinstance(text, str):
+            text = b"".join(map(self.tokenizer.piece, ids)).decode("utf-8", "replace")
+        return Plan(
+            request=request,
+            jobs=_alternatives(job, None),
+            parser=lambda turn: RawParser(turn, self.tokenizer),
+            losses=self._unsupported_sampling(request.sampling),
+            echo=text if echo else None,
+        )
+
+    def _ends_of(self, request: Request) -> tuple[frozenset[int], tuple[str, ...]]:
+        """What ends an answer: ids, and texts where the vocabulary has no id for them."""
+        stops, controls = self.format.stops(request), self.tokenizer.controls
+        ids = (controls[text] for text in stops.controls if text in controls)
+        texts = (text for text in stops.controls if text not in controls)
+        return self._ends.union(ids), (*stops.texts, *texts)
+
+    def _job(self, ids: list[int], request: Request, ends: frozenset[int], least: int = 1) -> Job:
+        """The sequence of a prompt. Raises FaultError for invalid limits and sampling fields, and
+        for a prompt that leaves no room for an answer."""
+        asked, sampling, context = request.max_output_tokens, request.sampling, self.context
+        if asked is not None and asked < least:
+            raise FaultError(bad_request(f"{asked} is less than {least}", "max_output_tokens"))
+        if not ids:
+            raise FaultError(bad_request("There is nothing in the prompt."))
+        if self._scores:
+            from .sampler import check
+
+            check(sampling, self.tokenizer.size)
+        elif sampling.logprobs:
+            problem = "this model gives tokens without probabilities"
+            raise FaultError(unsupported(problem, "logprobs"))
+        limit = self._max_tokens if asked is None else asked
+        if context is not None:
+            if len(ids) >= context:
+                problem = (
+                    f"The prompt has {len(ids)} tokens, instructions and tools included, and the "
+                    f"model {request.model!r} has a context of {context} tokens, of which at least "
+                    "one must be left for the answer. Shorten the conversation, or ask a model "
+                    "with a larger context."
+                )
+                code = "context_length_exceeded"
+                raise FaultError(Fault("invalid_request", problem, "client", upstream_code=code))
+            left = context - len(ids)
+            limit = left if asked is None else min(asked, left)
+        return Job(
+            prompt=tuple(ids),
+            sampling=sampling,
+            ends=ends,
+            limit=limit,
+            size=self.tokenizer.size,
+        )
+
+    def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
+        """The sampling fields that the model ignores."""
+        if self._honoured is None:
+            return ()
+        why = "the model chooses its tokens without it"
+        asked = (name for name in _SAMPLING_FIELDS if getattr(sampling, name) is not None)
+        return tuple(Loss(name, "dropped", why) for name in asked if name not in self._honoured)
 
 
-async def _singly(batches: Batches) -> AsyncGenerator[Event, None]:
-    async with aclosing(batches):
-        async for events in batches:
-            for event in events:
-                yield event
+def _alternatives(job: Job, requirement: Requirement | None) -> tuple[Job, ...]:
+    """The job of each choice, with a seed and a constraint of its own."""
+    count = 1 if job.sampling.n is None else job.sampling.n
+    if not 1 <= count <= MAX_CHOICES:
+        raise FaultError(bad_request(f"{count} is not between 1 and {MAX_CHOICES}", "n"))
+    jobs = [job]
+    seed = job.sampling.seed
+    for number in range(1, count):
+        own = None if seed is None else seed + number
+        jobs.append(replace(job, sampling=replace(job.sampling, seed=own)))
+    if requirement is None or requirement.constraint is None:
+        return tuple(jobs)
+    return tuple(replace(each, constraint=requirement.constraint()) for each in jobs)
+
+
+async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -> Done:
+    """Run in a thread what may take longer than some microseconds."""
+    room = -1 if request.tools or default_guarantee(request) else _QUICK
+    for item in request.items:
+        if not isinstance(item, Message) or not isinstance(item.content, str):
+            room = -1
+            break
+        room -= len(item.content) + 100
+    return work(request) if room > 0 else await asyncio.to_thread(work, request)

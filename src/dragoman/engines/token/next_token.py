@@ -167,15 +167,14 @@ class StreamModel:
     async def run(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, NewTokens], None]:
         """The new tokens of each sequence, by its index, until all have ended."""
         yield 0, NewTokens([], [])
-        if len(jobs) == 1:
-            async with aclosing(self._tokens(jobs[0])) as pieces:
-                async for new in pieces:
-                    yield 0, new
-                    if new.stopped:
-                        return
-            return
         queue: asyncio.Queue[tuple[int, NewTokens]] = asyncio.Queue(maxsize=len(jobs))
-        tasks = [asyncio.ensure_future(self._put(queue, *each)) for each in enumerate(jobs)]
+
+        async def put(index: int, job: Job) -> None:
+            async with aclosing(self._tokens(job)) as pieces:
+                async for new in pieces:
+                    await queue.put((index, new))
+
+        tasks = [asyncio.ensure_future(put(*each)) for each in enumerate(jobs)]
         try:
             running = set(range(len(jobs)))
             while running:
@@ -192,11 +191,6 @@ class StreamModel:
 
     async def close(self) -> None:
         """Nothing to close."""
-
-    async def _put(self, queue: asyncio.Queue[tuple[int, NewTokens]], index: int, job: Job) -> None:
-        async with aclosing(self._tokens(job)) as pieces:
-            async for new in pieces:
-                await queue.put((index, new))
 
     async def _tokens(self, job: Job) -> AsyncGenerator[NewTokens, None]:
         counter = TokenCounter(job)

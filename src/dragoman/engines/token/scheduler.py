@@ -284,7 +284,6 @@ class Scheduler:
         self._arrivals: deque[RunningSequence] = deque()
         self._woken = False
         self._closing = False
-        self._busy = False
         self._thread: threading.Thread | None = None
         self._queues: dict[asyncio.AbstractEventLoop, ThreadQueue] = {}
         self._waiting: deque[RunningSequence] = deque()
@@ -323,18 +322,15 @@ class Scheduler:
         thread, loop = self._thread, asyncio.get_running_loop()
         deadline = loop.time() + GRACE
         while thread is not None and thread.is_alive():  # not joined: a join cannot be cancelled
-            if loop.time() > deadline:
-                self._abandon_thread()
+            if loop.time() > deadline:  # end its readers in its stead
+                _log.warning("the model did not finish its step; its thread was abandoned")
+                with self._change:
+                    left = [*self._active, *self._waiting, *self._arrivals]
+                for sequence in left:
+                    new = NewTokens([], [], CLOSED)
+                    self._queue_of(sequence.reader.loop).put([(sequence, new)])
                 break
             await asyncio.sleep(0.005)
-
-    def _abandon_thread(self) -> None:
-        """The thread does not return: end its readers in its stead."""
-        _log.warning("the model did not finish its step; its thread was abandoned")
-        with self._change:
-            left = [*self._active, *self._waiting, *self._arrivals]
-        for sequence in left:
-            self._queue_of(sequence.reader.loop).put([(sequence, NewTokens([], [], CLOSED))])
 
     def _submit(self, sequences: list[RunningSequence]) -> None:
         with self._change:
@@ -359,43 +355,36 @@ class Scheduler:
     # ---- on the thread -------------------------------------------------------------------
 
     def _work(self) -> None:
+        busy = False
         try:
-            while self._busy_and_alone or self._wait():
+            # There was work a moment ago, and no request came or went: skip the lock.
+            while (busy and not self._woken and not self._closing) or self._wait():
                 self._admit()
-                self._busy = self._round()
+                busy = self._round()
                 self._deliver()
         finally:
             self._end_thread()
 
-    @property
-    def _busy_and_alone(self) -> bool:
-        """There was work a moment ago, and no request came or went: skip the lock."""
-        return self._busy and not self._woken and not self._closing
-
     def _wait(self) -> bool:
         """Wait until there is work; False to stop."""
         with self._change:
-            while not (self._woken or self._closing or self._has_work):
+            while not (
+                self._woken
+                or self._closing
+                or (self._waiting and len(self._active) < self._concurrency)
+                or any(sequence.ready for sequence in self._active)
+            ):
                 self._change.wait()
             self._woken = False
             self._waiting += self._arrivals
             self._arrivals.clear()
             if self._closing:
                 return False
-        self._drop_cancelled()
-        return True
-
-    @property
-    def _has_work(self) -> bool:
-        if self._waiting and len(self._active) < self._concurrency:
-            return True
-        return any(sequence.ready for sequence in self._active)
-
-    def _drop_cancelled(self) -> None:
         for sequence in [m for m in self._active if m.cancelled or m.abandoned]:
             self._finish(sequence)
         if any(m.cancelled for m in self._waiting):
             self._waiting = deque(m for m in self._waiting if not m.cancelled)
+        return True
 
     def _admit(self) -> None:
         while self._waiting and len(self._active) < self._concurrency:

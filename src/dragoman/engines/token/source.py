@@ -181,31 +181,6 @@ def _checked(id: Any, size: int) -> int:
     return number
 
 
-def context_overflow(tokens: int, context: int, model: str) -> Fault:
-    """The fault of a prompt that is too long."""
-    return Fault(
-        "invalid_request",
-        f"The prompt has {tokens} tokens, instructions and tools included, and the model "
-        f"{model!r} has a context of {context} tokens, of which at least one must be left for the "
-        "answer. Shorten the conversation, or ask a model with a larger context.",
-        "client",
-        upstream_code="context_length_exceeded",
-    )
-
-
-def room(
-    prompt: Sequence[int], context: int | None, asked: int | None, default: int, model: str
-) -> int:
-    """How many tokens may be written. Raises FaultError where there is no room at all."""
-    most = default if asked is None else asked
-    if context is None:
-        return most
-    if len(prompt) >= context:
-        raise FaultError(context_overflow(len(prompt), context, model))
-    left = context - len(prompt)
-    return left if asked is None else min(asked, left)
-
-
 def model_fault(error: Exception) -> Fault:
     """The fault of a model that raised. Reported and logged without the exception's text, which may
     quote a prompt."""

@@ -8,10 +8,12 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import (
-    JSON,
     Audio,
+    Call,
     CustomToolCall,
     CustomToolCallOutput,
     File,
@@ -28,62 +30,104 @@ from dragoman.core.item import (
 )
 from dragoman.core.loss import LossList
 from dragoman.core.lower import UpstreamLimits, replace_modalities
-from dragoman.core.request import JSONObject, JSONSchema, OutputFormat, Request, type_name
+from dragoman.core.request import (
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    OutputFormat,
+    Request,
+    type_name,
+)
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import EITHER, Writer
 from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer
 
-from . import layout, typescript
-from .layout import (
-    CALL,
-    END_OF_TEXT,
-    RETURN,
-    HistoryItem,
-    Prefill,
-    TokenTable,
-    effort,
-    partial,
-    prefill,
-    recipient,
-    visible_history,
-)
-from .parse import HarmonyParser
-from .texts import IDENTITY, KNOWLEDGE_CUTOFF
-from .tools import Toolkit
+from . import parse
+from .parse import COMMENTARY_PHASE, Channel, HarmonyParser, Header, TokenTable
+from .tools import FUNCTIONS, Toolkit, comment
 
-START = Control(layout.START)
-MESSAGE = Control(layout.MESSAGE)
-CHANNEL = Control(layout.CHANNEL)
-CONSTRAIN = Control(layout.CONSTRAIN)
-END = Control(layout.END)
-CALL_TOKEN = Control(layout.CALL)
+START, MESSAGE, CHANNEL = Control(parse.START), Control(parse.MESSAGE), Control(parse.CHANNEL)
+CONSTRAIN, END, CALL = Control(parse.CONSTRAIN), Control(parse.END), Control(parse.CALL)
 
+# These texts are verbatim from the package openai-harmony 0.0.8 (Copyright OpenAI, Apache License
+# 2.0; see NOTICE), because the model was trained on exactly these.
+IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+KNOWLEDGE_CUTOFF = "2024-06"
 _CHANNELS = (
     "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 )
 _FUNCTIONS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
+
+_EFFORTS: dict[str | None, str] = {
+    **dict.fromkeys(("none", "minimal", "low"), "low"),
+    **dict.fromkeys(("medium", None), "medium"),
+    **dict.fromkeys(("high", "xhigh", "max"), "high"),
+}
+"""The nearest effort that harmony has for each that a client may ask for."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_MODALITIES = (Image, Audio, File)
 
 
-def render(request: Request, setting: Setting) -> Prompt:
-    """The prompt. Raises FaultError, naming the field, for what the format cannot express."""
-    losses = LossList()
-    tools = Toolkit(request, losses)
-    instructions, items, first = _split_instructions(
-        request, replace_modalities(request.items, _MODALITIES, losses)
-    )
-    pieces = _message("system", _system(tools, setting, effort(request, losses)))
-    if developer := _developer(instructions, tools, request.format):
-        pieces += _message("developer", developer)
-    for entry in visible_history(items, first):
-        pieces += history_message(entry, losses)
-    pieces += [START, "assistant"]
-    if (prefilled := prefill(request)) is not None:
-        pieces += _open_message(prefilled)
-    return Prompt(tuple(pieces), losses.losses())
+class Harmony:
+    """A conversation in harmony.
+
+    >>> request = Request(model="m", items=(Message("user", "hi"),))
+    >>> Harmony().render(request).text[-51:]
+    '<|start|>user<|message|>hi<|end|><|start|>assistant'
+    """
+
+    name = "harmony"
+    limits = UpstreamLimits(hosted_tools=False)
+    """It has namespaces and free-text tools; its built-in tools cannot be run here."""
+
+    def __init__(self) -> None:
+        self._table: tuple[Tokenizer, TokenTable] | None = None
+
+    def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
+        """The prompt, up to `<|start|>assistant`, or inside a message that is to be continued or a
+        call that is forced.
+
+        Raises FaultError, naming the field, for what the format cannot express: an output without
+        its call before it, and an unresolved reference.
+        """
+        losses = LossList()
+        tools = Toolkit(request, losses)
+        instructions, items, first = _split_instructions(
+            request, replace_modalities(request.items, (Image, Audio, File), losses)
+        )
+        pieces = _message("system", _system(tools, setting, _effort(request, losses)))
+        text = _paragraphs("# Instructions", *instructions) if instructions else ""
+        about = _paragraphs(text, tools.developer_section(), _response_format(request.format))
+        if about:
+            pieces += _message("developer", about)
+        pieces += _history(items, first, losses)
+        pieces += [START, "assistant"]
+        if (opened := _prefill(request)) is not None:
+            pieces += _open_message(opened)
+        return Prompt(tuple(pieces), losses.losses())
+
+    def stops(self, request: Request) -> Stops:
+        return Stops((parse.RETURN, parse.CALL, parse.END_OF_TEXT))
+
+    def parser(
+        self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
+    ) -> HarmonyParser:
+        if tokenizer is not None and (self._table is None or self._table[0] is not tokenizer):
+            self._table = tokenizer, TokenTable(tokenizer)  # kept: a model has one vocabulary
+        table = self._table[1] if tokenizer is not None and self._table is not None else None
+        opened = _prefill(request)
+        header = None if opened is None else Header(opened.channel, opened.recipient)
+        return HarmonyParser(turn, Toolkit(request, LossList()), header, table)
+
+    def grammar(self, request: Request) -> Grammar | None:
+        """Raises FaultError also for a constraint on an answer that has already begun."""
+        asked = demand(request)
+        return None if asked is None else _grammar(asked, _prefill(request))
+
+
+HARMONY = Harmony()
+"""Stateless but for a cache, so that one is enough."""
 
 
 # ---- what stands before the conversation ---------------------------------------------------
@@ -104,13 +148,13 @@ def _split_instructions(
             texts.append(text)
         case tuple(lead):
             items, place = (*lead, *items), -len(lead)
-    if partial(request) is not None:
+    if _unfinished(request) is not None:
         items = items[:-1]
     count = 0
     for item in items:
         if not (isinstance(item, Message) and item.role in ("system", "developer")):
             break
-        texts.append(message_text(item))
+        texts.append(_text(item.content))
         count += 1
     return [text for text in texts if text], items[count:], place + count
 
@@ -121,19 +165,23 @@ def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
     about = [identity, cutoff and f"Knowledge cutoff: {cutoff}"]
     if setting.today:
         about.append(f"Current date: {setting.today}")
-    channels = [_CHANNELS]
-    if tools.has_functions:
-        channels.append(_FUNCTIONS_CHANNEL)
     return _paragraphs(
-        "\n".join(line for line in about if line),
+        "\n".join(filter(None, about)),
         f"Reasoning: {effort}",
-        "\n".join(channels),
+        f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if tools.has_functions else _CHANNELS,
     )
 
 
-def _developer(instructions: Sequence[str], tools: Toolkit, format: OutputFormat | None) -> str:
-    text = _paragraphs("# Instructions", *instructions) if instructions else ""
-    return _paragraphs(text, tools.developer_section(), _response_format(format))
+def _effort(request: Request, losses: LossList) -> str:
+    """The reasoning effort: low, medium (the default) or high."""
+    asked = request.reasoning.effort if request.reasoning is not None else None
+    sent = _EFFORTS.get(asked)
+    if sent is None:
+        why = "the model knows low, medium and high; medium is sent"
+        losses.note("reasoning.effort", "dropped", why)
+    elif asked is not None and sent != asked:
+        losses.note("reasoning.effort", "emulated", f"the nearest the model knows, {sent}, is sent")
+    return sent or "medium"
 
 
 def _response_format(format: OutputFormat | None) -> str:
@@ -144,224 +192,202 @@ def _response_format(format: OutputFormat | None) -> str:
             pass
         case _:
             return ""
-    shown = "\n".join([*typescript.comment(format.description), _json(format.schema or {})])
+    schema = json.dumps(format.schema or {}, ensure_ascii=False, separators=(",", ":"))
+    shown = "\n".join([*comment(format.description), schema])
     return _paragraphs("# Response Formats", f"## {format.name}", shown)
 
 
 # ---- the conversation ----------------------------------------------------------------------
 
 
-def history_message(entry: HistoryItem, losses: LossList) -> list[Piece]:
+def _history(items: Sequence[Item], first: int, losses: LossList) -> Iterator[Piece]:
+    """The messages of the items; `first` is the place of the first one in the input.
+
+    Reasoning is dropped from turns that a final answer has closed (the model was trained so), and
+    every call is followed by its own outputs. Raises FaultError for an output without a call.
+    """
+    finals = [_is_final(items, index) for index in range(len(items))]
+    closed = max((index for index, final in enumerate(finals) if final), default=-1)
+    calls: dict[str, tuple[int, Call]] = {}
+    outputs: dict[int, list[Piece]] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, FunctionCall | CustomToolCall):
+            calls[item.call_id] = index, item
+        elif isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+            if item.call_id not in calls:
+                problem = f"no call with the id {item.call_id!r} comes before this output"
+                raise FaultError(bad_request(problem, f"input[{first + index}].call_id"))
+            at, call = calls[item.call_id]
+            author = f"{_recipient(call)} to=assistant"
+            outputs.setdefault(at, []).extend(_message(author, _text(item.output), "commentary"))
+    for index, item in enumerate(items):
+        match item:
+            case FunctionCallOutput() | CustomToolCallOutput():
+                pass
+            case Reasoning() | Unknown() if index < closed:
+                pass
+            case _:
+                yield from history_message(item, first + index, finals[index], losses)
+                yield from outputs.get(index, ())
+
+
+def _is_final(items: Sequence[Item], index: int) -> bool:
+    """Whether the item is an answer that closes its turn. A message without a phase directly before
+    a call is a preamble of it."""
+    match items[index : index + 2]:
+        case [Message(role="assistant", phase=None), FunctionCall() | CustomToolCall()]:
+            return False
+        case [Message(role="assistant", phase=phase), *_]:
+            return phase != COMMENTARY_PHASE
+        case _:
+            return False
+
+
+def history_message(item: Item, place: int, final: bool, losses: LossList) -> list[Piece]:
     """An item as a message of the prompt; nothing of one that the model cannot read."""
-    item, place = entry.item, entry.place
     match item:
         case Message(role="assistant"):
-            return _assistant_message("final" if entry.final else "commentary", message_text(item))
-        case Message(role="user"):
-            return _message(f"user{_user_name(item, place, losses)}", message_text(item))
+            return _message("assistant", _text(item.content), "final" if final else "commentary")
+        case Message(role="user", name=name):
+            if name is not None and not _NAME.fullmatch(name):
+                why = "the name cannot stand in a header"
+                losses.note("items[*].name", "dropped", why, (place,))
+                name = None
+            return _message("user" if name is None else f"user:{name}", _text(item.content))
         case Message():
-            text = message_text(item)
+            text = _text(item.content)
             return _message("developer", f"# Instructions\n\n{text}") if text else []
         case Reasoning():
             if not item.text and item.encrypted is not None:
                 why = "the model cannot read encrypted reasoning"
                 losses.note("items[*].encrypted_content", "dropped", why, (place,))
-            return _assistant_message("analysis", item.text) if item.text else []
+            return _message("assistant", item.text, "analysis") if item.text else []
         case FunctionCall():
-            return _call(recipient(item.name, item.namespace), "json", item.arguments)
+            call = Prefill("commentary", _recipient(item), "json", item.arguments)
+            return [START, "assistant", *_open_message(call), CALL]
         case CustomToolCall():
-            return _call(recipient(item.name, item.namespace), None, item.input)
-        case FunctionCallOutput() | CustomToolCallOutput():
-            return _tool_result(recipient(*entry.called), "commentary", _content_text(item.output))
+            call = Prefill("commentary", _recipient(item), None, item.input)
+            return [START, "assistant", *_open_message(call), CALL]
+        case Unknown(
+            kind="code_interpreter_call", value={"code": str(code), "outputs": list(outputs)}
+        ):  # of hosted tools the model knows code and its output
+            logs = [each["logs"] for each in outputs if isinstance(each, dict) and "logs" in each]
+            return [
+                *_message("assistant", code, "analysis to=python code", CALL),
+                *_message("python to=assistant", "\n".join(map(str, logs)), "analysis"),
+            ]
         case Unknown():
-            return _hosted(item, place, losses)
+            why = f"the model cannot read a {type_name(item)}"
+            losses.note("items[*]", "dropped", why, (place,))
+            return []
         case _:
             problem = f"the {type_name(item)} can only be resolved by the server that stored it"
             raise FaultError(unsupported(problem, f"input[{place}]"))
 
 
-def _hosted(item: Unknown, place: int, losses: LossList) -> list[Piece]:
-    """A hosted tool's call; of those the model knows code and its output."""
-    match item.kind, item.value:
-        case "code_interpreter_call", {"code": str(code), "outputs": list(text)}:
-            logs = [each["logs"] for each in text if isinstance(each, dict) and "logs" in each]
-            header = "analysis to=python code"
-            call: list[Piece] = [START, "assistant", CHANNEL, header, MESSAGE, code, CALL_TOKEN]
-            return call + _tool_result("python", "analysis", "\n".join(map(str, logs)))
+def _message(author: str, text: str, channel: str | None = None, end: Control = END) -> list[Piece]:
+    header: list[Piece] = [START, author] if channel is None else [START, author, CHANNEL, channel]
+    return [*header, MESSAGE, text, end]
+
+
+class Prefill(Struct, frozen=True):
+    """A message without an end, as the model itself writes it: its header, and the text so far."""
+
+    channel: Channel
+    recipient: str | None = None
+    content_type: str | None = None
+    text: str = ""
+
+
+def _prefill(request: Request) -> Prefill | None:
+    """The message that the prompt leaves open, if any. A forced call is opened, so that only its
+    arguments are left to the model."""
+    match _unfinished(request), request.tool_choice:
+        case Message(phase=phase, text=text), _:
+            return Prefill("commentary" if phase == COMMENTARY_PHASE else "final", text=text)
+        case Reasoning(text=text), _:
+            return Prefill("analysis", text=text)
+        case _, NamedTool(kind=kind) as tool:
+            return Prefill("commentary", _recipient(tool), "json" if kind == "function" else None)
         case _:
-            losses.note(
-                "items[*]", "dropped", f"the model cannot read a {type_name(item)}", (place,)
-            )
-            return []
+            return None
 
 
-def _message(author: str, text: str) -> list[Piece]:
-    return [START, author, MESSAGE, text, END]
+def _unfinished(request: Request) -> Message | Reasoning | None:
+    """The assistant's message or reasoning to continue: the last item, if it is unfinished or the
+    request sets `continue_final_message` (vLLM)."""
+    match request.items[-1:]:
+        case (Message(role="assistant", status="incomplete" | "in_progress") as last,) | (
+            Reasoning(status="incomplete" | "in_progress") as last,
+        ):
+            return last
+        case (Message(role="assistant") as last,):
+            wires = (request.extra or {}).values()
+            sent = any(fields.get("continue_final_message") is True for fields in wires)
+            return last if sent else None
+        case _:
+            return None
 
 
-def _assistant_message(channel: str, text: str) -> list[Piece]:
-    return [START, "assistant", CHANNEL, channel, MESSAGE, text, END]
-
-
-def _call(recipient: str, content_type: str | None, body: str) -> list[Piece]:
-    prefilled = _open_message(Prefill("commentary", recipient, content_type, body))
-    return [START, "assistant", *prefilled, CALL_TOKEN]
-
-
-def _tool_result(tool: str, channel: str, text: str) -> list[Piece]:
-    return [START, f"{tool} to=assistant", CHANNEL, channel, MESSAGE, text, END]
-
-
-def _open_message(prefilled: Prefill) -> list[Piece]:
-    """A message after its role, without an end, as the model itself writes it."""
-    header = prefilled.channel + (f" to={prefilled.recipient}" if prefilled.recipient else "")
+def _open_message(opened: Prefill) -> list[Piece]:
+    """An open message after its role."""
+    header = opened.channel + (f" to={opened.recipient}" if opened.recipient else "")
     kind: list[Piece] = [header]
-    if prefilled.content_type:
-        kind = [f"{header} ", CONSTRAIN, prefilled.content_type]
-    return [CHANNEL, *kind, MESSAGE, *([prefilled.text] if prefilled.text else [])]
+    if opened.content_type:
+        kind = [f"{header} ", CONSTRAIN, opened.content_type]
+    return [CHANNEL, *kind, MESSAGE, *([opened.text] if opened.text else [])]
 
 
-def message_text(item: Message) -> str:
+def _recipient(tool: Call | NamedTool | AllowedTool) -> str:
+    """The address of a tool."""
+    return f"{tool.namespace or FUNCTIONS}.{tool.name}"
+
+
+def _text(content: str | tuple[Part, ...]) -> str:
     """All text of a message, refusals included."""
-    return _content_text(item.content)
-
-
-def _content_text(content: str | tuple[Part, ...]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if isinstance(part, Text | Refusal))
-
-
-def _user_name(item: Message, place: int, losses: LossList) -> str:
-    if item.name is None:
-        return ""
-    if _NAME.fullmatch(item.name):
-        return f":{item.name}"
-    losses.note("items[*].name", "dropped", "the name cannot stand in a header", (place,))
-    return ""
 
 
 def _paragraphs(*texts: str) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def _json(value: JSON) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+# ---- the grammar of a constrained answer ---------------------------------------------------
 
 
-def grammar(
-    request: Request, channel: str | None = None, recipient: str | None = None
-) -> Grammar | None:
-    """The grammar of the answer, or None where the request constrains nothing.
+def _grammar(asked: Demand, opened: Prefill | None) -> Grammar:
+    writer = Writer(EITHER)
+    marker = writer.marker
 
-    `channel` and `recipient` are those of a message that the prompt leaves open. Raises FaultError
-    for a constraint on an answer that has already begun.
-    """
-    asked = demand(request)
-    if asked is None:
-        return None
-    return _GrammarBuilder(asked).grammar(channel, recipient)
+    def called(tool: AllowedTool) -> str:
+        return f"{writer.body(tool.body)} {writer.end([parse.CALL])}"
 
-
-class _GrammarBuilder:
-    """The grammar of one demand, as messages."""
-
-    def __init__(self, asked: Demand) -> None:
-        self._asked = asked
-        self._writer = Writer(EITHER)
-
-    def grammar(self, channel: str | None, recipient: str | None) -> Grammar:
-        writer, header = self._writer, self._writer.marker("<|channel|>")
-        if channel is not None and recipient is not None:
-            called = [tool for tool in self._asked.tools if _recipient(tool) == recipient]
-            return writer.grammar(self._called(called[0]))
-        next_message = (
-            f'{writer.marker("<|end|>")} {writer.marker("<|start|>")} "assistant" {header}'
-        )
-        answer = writer.rule("answer", writer.any_of(self._answers()))
-        free = [f'"analysis" {self._message()}']
-        if isinstance(self._asked.text, Anything | None):  # else it would be part of the text
-            free.append(f'"commentary" {self._message()}')
-        start = f"({writer.any_of(free)} {writer.free()} {next_message})* {answer}"
-        match channel:
-            case None:
-                return writer.grammar(f"{header} {start}")
-            case "analysis":
-                return writer.grammar(f"{writer.free()} {next_message} {start}")
-            case _ if isinstance(self._asked.text, Anything):
-                return writer.grammar(f"{writer.free()} {writer.end(['<|return|>'])}")
-            case _:
-                problem = "the answer has begun, so it cannot be constrained any more"
-                raise FaultError(bad_request(problem, "items"))
-
-    def _answers(self) -> Iterator[str]:
-        """The headers and bodies that may end the answer."""
-        asked, writer = self._asked, self._writer
-        for tool in asked.tools:
-            to = f"commentary to={_recipient(tool)}"
-            kind = "" if tool.custom else f'" " {writer.marker("<|constrain|>")} "json" '
-            yield f"{writer.text(to)} {kind}{self._message()} {self._called(tool)}"
-        if asked.text is not None:
-            json = isinstance(asked.text, JSONBody)
-            kind = f'(" " {writer.marker("<|constrain|>")} "json")? ' if json else ""
-            body = writer.body(asked.text)
-            yield f'"final" {kind}{self._message()} {body} {writer.end(["<|return|>"])}'
-
-    def _called(self, tool: AllowedTool) -> str:
-        return f"{self._writer.body(tool.body)} {self._writer.end(['<|call|>'])}"
-
-    def _message(self) -> str:
-        return self._writer.marker("<|message|>")
-
-
-def _recipient(tool: AllowedTool) -> str:
-    return f"{tool.namespace or 'functions'}.{tool.name}"
-
-
-class Harmony:
-    """A conversation in harmony.
-
-    >>> from dragoman.core.item import Message
-    >>> request = Request(model="m", items=(Message("user", "hi"),))
-    >>> Harmony().render(request).text[-51:]
-    '<|start|>user<|message|>hi<|end|><|start|>assistant'
-    """
-
-    name = "harmony"
-    limits = UpstreamLimits(hosted_tools=False)
-    """It has namespaces and free-text tools; its built-in tools cannot be run here."""
-
-    def __init__(self) -> None:
-        self._table: tuple[Tokenizer, TokenTable] | None = None
-
-    def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
-        """The prompt, up to `<|start|>assistant`, or inside a message that is to be continued or a
-        call that is forced.
-
-        Raises FaultError for an output without its call before it, and for an unresolved reference.
-        """
-        return render(request, setting)
-
-    def stops(self, request: Request) -> Stops:
-        return Stops((RETURN, CALL, END_OF_TEXT))
-
-    def parser(
-        self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
-    ) -> HarmonyParser:
-        tools = Toolkit(request, LossList())
-        table = self._token_table(tokenizer) if tokenizer is not None else None
-        return HarmonyParser(turn, tools, prefill(request), table)
-
-    def grammar(self, request: Request) -> Grammar | None:
-        prefilled = prefill(request)
-        return grammar(request, *((prefilled.channel, prefilled.recipient) if prefilled else ()))
-
-    def _token_table(self, tokenizer: Tokenizer) -> TokenTable:
-        """The table of a vocabulary; the last one is kept, since a model has but one."""
-        if self._table is None or self._table[0] is not tokenizer:
-            self._table = tokenizer, TokenTable(tokenizer)
-        return self._table[1]
-
-
-HARMONY = Harmony()
-"""Stateless but for a cache, so that one is enough."""
+    if opened is not None and opened.recipient is not None:
+        return writer.grammar(called(asked.tools[0]))  # the only one that the choice leaves
+    message, header = marker(parse.MESSAGE), marker(parse.CHANNEL)
+    following = f'{marker(parse.END)} {marker(parse.START)} "assistant" {header}'
+    answers: list[str] = []  # the headers and bodies that may end the answer
+    for tool in asked.tools:
+        to = writer.text(f"commentary to={_recipient(tool)}")
+        kind = "" if tool.custom else f'" " {marker(parse.CONSTRAIN)} "json" '
+        answers.append(f"{to} {kind}{message} {called(tool)}")
+    if asked.text is not None:
+        is_json = isinstance(asked.text, JSONBody)
+        kind = f'(" " {marker(parse.CONSTRAIN)} "json")? ' if is_json else ""
+        body = writer.body(asked.text)
+        answers.append(f'"final" {kind}{message} {body} {writer.end([parse.RETURN])}')
+    answer = writer.rule("answer", writer.any_of(answers))
+    free = [f'"analysis" {message}']
+    if isinstance(asked.text, Anything | None):  # else it would be part of the text
+        free.append(f'"commentary" {message}')
+    start = f"({writer.any_of(free)} {writer.free()} {following})* {answer}"
+    if opened is None:
+        return writer.grammar(f"{header} {start}")
+    if opened.channel == "analysis":
+        return writer.grammar(f"{writer.free()} {following} {start}")
+    if isinstance(asked.text, Anything):
+        return writer.grammar(f"{writer.free()} {writer.end([parse.RETURN])}")
+    problem = "the answer has begun, so it cannot be constrained any more"
+    raise FaultError(bad_request(problem, "items"))

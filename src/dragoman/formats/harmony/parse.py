@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, Protocol
@@ -13,22 +13,26 @@ from msgspec import Struct
 from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning, Token
 from dragoman.core.loss import Loss
 from dragoman.core.turn import Turn
+from dragoman.formats.prompt import Control, Tokenizer
 
-from .layout import (
-    CHANNEL,
-    COMMENTARY_PHASE,
-    CONSTRAIN,
-    ENDS,
-    FINAL_PHASE,
-    MESSAGE,
-    SPECIAL_TOKENS,
-    START,
-    Prefill,
-    SpecialToken,
-    TokenTable,
-    certain_length,
-)
 from .tools import NOT_TOOLS, CalledTool, Toolkit
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+CONSTRAIN = "<|constrain|>"
+MESSAGE = "<|message|>"
+END = "<|end|>"
+RETURN = "<|return|>"
+CALL = "<|call|>"
+END_OF_TEXT = "<|endoftext|>"
+
+_ENDS = frozenset((END, RETURN, CALL, END_OF_TEXT))
+_ALL_TOKENS = (START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS, "<|startoftext|>")
+_LONGEST = max(map(len, _ALL_TOKENS))
+_SPECIAL_TOKENS = re.compile("|".join(map(re.escape, _ALL_TOKENS)))
+
+COMMENTARY_PHASE = "commentary"
+FINAL_PHASE = "final_answer"
 
 Channel = Literal["analysis", "commentary", "final"]
 
@@ -41,12 +45,48 @@ _WORD = re.compile(r"\s*([^\s<]*)")
 _NAME = re.compile(r"[\w.-]+")
 
 
+class TokenTable(dict[int, str | bytes | Control]):
+    """The meaning of each id: text, bytes of an incomplete character, or a special token.
+
+    `marked` is whether the vocabulary has the special tokens; else they are searched in the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__((id, Control(text)) for text, id in tokenizer.controls.items())
+        self.marked = MESSAGE in tokenizer.controls
+        self._tokenizer = tokenizer
+
+    def __missing__(self, id: int) -> str | bytes:
+        piece = self._tokenizer.piece(id)
+        known: str | bytes
+        try:
+            known = piece.decode()
+        except UnicodeDecodeError:
+            known = piece
+        self[id] = known
+        return known
+
+
+def certain_length(text: str) -> int:
+    """How much of the text cannot be the beginning of a special token.
+
+    >>> certain_length("one <|en"), certain_length("one <|end|>")
+    (4, 11)
+    """
+    at = text.rfind("<", max(len(text) - _LONGEST + 1, 0))
+    tail = text[at:]
+    held = at >= 0 and any(mark.startswith(tail) and mark != tail for mark in _ALL_TOKENS)
+    return at if held else len(text)
+
+
+# ---- headers -------------------------------------------------------------------------------
+
+
 class Header(Struct, frozen=True):
     """A parsed message header, and what was wrong with it."""
 
     channel: Channel | None = None
     recipient: str | None = None
-    content_type: str | None = None
     other_role: bool = False
     """Whether the model went on and wrote a message of the user or of a tool."""
     rest: str = ""
@@ -59,12 +99,11 @@ def read_header(text: str) -> Header:
 
     >>> read_header("<|channel|>commentary to=functions.f <|constrain|>json").recipient
     'functions.f'
-    >>> read_header("<|channel|>final <|constrain|>json").content_type
-    'json'
     """
     before, _, after = text.partition(CHANNEL)
-    other_role = _is_other_role(before)
-    before = without_role(before)
+    author, _ = _first_word(before)
+    other_role = author.partition(":")[0] in _OTHER_ROLES or "to=assistant" in before.split()
+    before = _without_role(before)
     warnings: list[str] = []
     name, after = _first_word(after)
     if not name:  # the token is missing, or its channel is
@@ -74,8 +113,22 @@ def read_header(text: str) -> Header:
     channel = _channel(name)
     if name and name != channel:
         warnings.append(f"the channel {name!r} was read as {channel or 'final'}")
-    recipient, content_type = _addressed(_words(f"{before} {after}"), warnings)
-    return Header(channel, recipient, content_type, other_role, after, tuple(warnings))
+    spaced = _CONSTRAINT.sub(f" {CONSTRAIN}", f"{before} {after}".replace(CHANNEL, " "))
+    words = spaced.replace("to= ", "to=").split()
+    recipients = [word[3:] for word in words if word.startswith("to=")]
+    others = [word for word in words if not word.startswith("to=")]
+    types = [word for word in others if word in _CONTENT_TYPES or CONSTRAIN in word]
+    others = [word for word in others if word not in types]
+    # Without `to=`, a lone word that is no type is the recipient.
+    if not recipients and others and _NAME.fullmatch(others[0]) and len(others) + len(types) <= 2:
+        recipients.append(others.pop(0))
+    if others and not types:
+        types.append(others.pop())
+    if ignored := [*recipients[1:], *types[1:], *others]:
+        warnings.append(f"a header had words to spare: {' '.join(ignored)!r}")
+    return Header(
+        channel, recipients[0] if recipients else None, other_role, after, tuple(warnings)
+    )
 
 
 def may_be_header(text: str) -> bool:
@@ -93,16 +146,10 @@ def may_be_header(text: str) -> bool:
     return any(known.startswith(word) for known in ("assistant", "to=", *_CHANNELS))
 
 
-def without_role(text: str) -> str:
+def _without_role(text: str) -> str:
     """The text without the assistant's role in front."""
     role = _ASSISTANT.match(text)
     return text[role.end() :] if role else text
-
-
-def _is_other_role(before: str) -> bool:
-    name, _ = _first_word(before)
-    role, _, _ = name.partition(":")
-    return role in _OTHER_ROLES or "to=assistant" in before.split()
 
 
 def _first_word(text: str) -> tuple[str, str]:
@@ -119,122 +166,82 @@ def _channel(name: str) -> Channel | None:
     return None
 
 
-def _words(text: str) -> list[str]:
-    text = _CONSTRAINT.sub(f" {CONSTRAIN}", text.replace(CHANNEL, " "))
-    return text.replace("to= ", "to=").split()
+# ---- bodies --------------------------------------------------------------------------------
 
-
-def _addressed(words: list[str], warnings: list[str]) -> tuple[str | None, str | None]:
-    """Recipient and content type. Without `to=`, a lone word that is no type is the recipient."""
-    recipients = [word[3:] for word in words if word.startswith("to=")]
-    others = [word for word in words if not word.startswith("to=")]
-    types = [word for word in others if word in _CONTENT_TYPES or CONSTRAIN in word]
-    others = [word for word in others if word not in types]
-    if not recipients and others and _NAME.fullmatch(others[0]) and len(others) + len(types) <= 2:
-        recipients.append(others.pop(0))
-    if others and not types:
-        types.append(others.pop())
-    ignored = [*recipients[1:], *types[1:], *others]
-    if ignored:
-        warnings.append(f"a header had words to spare: {' '.join(ignored)!r}")
-    content_type = types[0].replace(CONSTRAIN, "") if types else None
-    return recipients[0] if recipients else None, content_type
-
-
-ItemStatus = Literal["completed", "incomplete"]
-
-
-Write = Callable[[str], None]
+Write = Callable[..., None]
 
 
 class Body(Protocol):
-    """The content of a message while it arrives."""
+    """The content of a message while it arrives.
 
-    @property
-    def write(self) -> Write | None:
-        """Takes plain text once some has been added: the same as `add`, with fewer calls."""
-        ...
+    `write` takes plain text once some has been added: the same as `add`, with fewer calls.
+    """
+
+    write: Write | None
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None: ...
 
-    def close(self, status: ItemStatus) -> None: ...
+    def close(self, complete: bool) -> None: ...
 
 
-class MessageBody:
-    """A message in a phase of the answer. A final one is emitted even if it is empty."""
+class TextBody:
+    """A message or reasoning. A final message is emitted even if it is empty."""
 
-    def __init__(self, turn: Turn, phase: str, final: bool) -> None:
-        self._turn = turn
-        self._phase = phase
-        self._final = final
+    def __init__(self, turn: Turn, item: Message | Reasoning) -> None:
         self.write: Write | None = None
+        self._turn = turn
+        self._item = item
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
         if self.write is None:
-            self._begin()
-        self._turn.text(text, 0, tokens)
+            self._turn.next_item(self._item)
+            thinks = isinstance(self._item, Reasoning)
+            self.write = self._turn.reasoning if thinks else self._turn.text
+        self.write(text, 0, tokens)
 
-    def close(self, status: ItemStatus) -> None:
-        if self._final and self.write is None and status == "completed":
-            self._turn.write(self._begin(), "text", "")
-        if status == "completed":
-            self._turn.close_message()
-
-    def _begin(self) -> int:
-        self.write = self._turn.text
-        return self._turn.next_item(Message("assistant", phase=self._phase))
-
-
-class ReasoningBody:
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self.write: Write | None = None
-
-    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        if self.write is None:
-            self.write = self._turn.reasoning
-            self._turn.next_item(Reasoning())
-        self._turn.reasoning(text, 0, tokens)
-
-    def close(self, status: ItemStatus) -> None:
-        if status == "completed":
+    def close(self, complete: bool) -> None:
+        if complete:
+            final = isinstance(self._item, Message) and self._item.phase == FINAL_PHASE
+            if final and self.write is None:
+                self._turn.write(self._turn.next_item(self._item), "text", "")
             self._turn.close_message()
 
 
 class CallBody:
     """A call of one of the client's tools, its arguments exactly as the model writes them."""
 
-    def __init__(self, turn: Turn, called_tool: CalledTool) -> None:
+    def __init__(self, turn: Turn, tool: CalledTool) -> None:
         self._turn = turn
-        custom = called_tool.kind == "custom"
+        custom = tool.kind == "custom"
         kind = CustomToolCall if custom else FunctionCall
-        self._index = index = turn.next_item(kind("", called_tool.name, "", called_tool.namespace))
-        self.write: Write = partial(turn.write, index, "input" if custom else "arguments")
+        self._index = index = turn.next_item(kind("", tool.name, "", tool.namespace))
+        self._write = partial(turn.write, index, "input" if custom else "arguments")
+        self.write: Write | None = self._write
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        self.write(text)
+        self._write(text)
 
-    def close(self, status: ItemStatus) -> None:
+    def close(self, complete: bool) -> None:
         if (item := self._turn.item(self._index)) is not None:
-            item.status = status
+            item.status = "completed" if complete else "incomplete"
         self._turn.close(self._index)
 
 
 class DiscardedBody:
-    write = None
+    write: Write | None = None
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
         pass
 
-    def close(self, status: ItemStatus) -> None:
+    def close(self, complete: bool) -> None:
         pass
 
+
+# ---- the parser ----------------------------------------------------------------------------
 
 _LONGEST_HEADER = 512
 """Longer text is content: the model left the header out."""
 _MAX_WARNINGS = 100
-
-_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class HarmonyParser:
@@ -244,14 +251,14 @@ class HarmonyParser:
         self,
         turn: Turn,
         tools: Toolkit,
-        prefill: Prefill | None = None,
+        opened: Header | None = None,
         table: TokenTable | None = None,
     ) -> None:
         self._turn = turn
         self._tools = tools
         self._table = table
-        self._warnings: list[str] = []
-        self._decoder = _utf8("replace")
+        self.warnings: list[str] = []
+        self._decoder = getincrementaldecoder("utf-8")("replace")
         self._partial = False  # bytes of an incomplete character
         self._held = ""  # text that may become a special token
         self._tokens: list[Token] = []  # with log-probabilities, not emitted yet
@@ -265,16 +272,12 @@ class HarmonyParser:
         self._thinking = False
         self._reasoning = 0
         self._over = False
-        if prefill is not None:
-            self._enter(read_header(_header_text(prefill)))
+        if opened is not None:
+            self._enter(opened)
 
     @property
     def reasoning_tokens(self) -> int:
         return self._reasoning + (self._token_count - self._message_start if self._thinking else 0)
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        return self._warnings
 
     # ---- the protocol `Parser` -------------------------------------------------------------
 
@@ -296,7 +299,7 @@ class HarmonyParser:
             piece = table[id]
             if type(piece) is str and not self._partial:
                 pieces.append(piece)
-            elif isinstance(piece, SpecialToken):
+            elif isinstance(piece, Control):
                 parse("".join(pieces))
                 pieces = []
                 self._flush_partial_character()
@@ -318,7 +321,7 @@ class HarmonyParser:
         end = certain_length(text)
         self._held = text[end:]
         at = 0
-        for token in SPECIAL_TOKENS.finditer(text, 0, end):
+        for token in _SPECIAL_TOKENS.finditer(text, 0, end):
             self._parse_text(text[at : token.start()])
             self._special_token(token[0])
             at = token.end()
@@ -335,7 +338,7 @@ class HarmonyParser:
         cut = reason == "length"
         if self._body is None:
             self._end_in_header(cut)
-        self._leave("incomplete" if cut else "completed")
+        self._leave(complete=not cut)
         self._turn.expect(0)
         self._turn.finish("tool_calls" if self._calls and reason == "stop" else reason)
         self._turn.end(complete=True)
@@ -368,7 +371,7 @@ class HarmonyParser:
     def _special_token(self, token: str) -> None:
         if token == MESSAGE and self._body is None:
             self._enter(read_header(self._head))
-        elif token in ENDS:
+        elif token in _ENDS:
             self._end(cut=False)
         elif token == START:
             self._end_unfinished()
@@ -393,7 +396,7 @@ class HarmonyParser:
     def _end(self, cut: bool) -> None:
         if self._body is None:
             self._end_in_header(cut)
-        self._leave("completed")
+        self._leave()
 
     # ---- messages --------------------------------------------------------------------------
 
@@ -430,7 +433,7 @@ class HarmonyParser:
         head, self._head = self._head, ""
         header = read_header(head)
         marked = CHANNEL in head
-        text = (header.rest if marked else without_role(head)).replace(CONSTRAIN, "")
+        text = (header.rest if marked else _without_role(head)).replace(CONSTRAIN, "")
         return Header(header.channel if marked else None, other_role=header.other_role), text
 
     def _emit_content_in_header(self, header: Header, text: str) -> None:
@@ -443,8 +446,8 @@ class HarmonyParser:
         self._head = ""
         for warning in header.warnings:
             self._warn(warning)
+        self._thinking = False
         self._body = self._body_for(header)
-        self._thinking = isinstance(self._body, ReasoningBody)
         self._tokens = []
 
     def _body_for(self, header: Header) -> Body:
@@ -452,44 +455,37 @@ class HarmonyParser:
         if header.other_role:
             self._warn("the model wrote a message of another role, which is dropped")
             return DiscardedBody()
-        called_tool = self._tools.called_tool(recipient)
-        if called_tool is not None:
-            if called_tool.kind == "built-in":
-                why = (
-                    f"the model called its {called_tool.name}, which cannot be run here: it is text"
-                )
-                turn.report_loss(Loss("tools", "dropped", why))
-                return MessageBody(turn, COMMENTARY_PHASE, final=False)
+        tool = self._tools.called_tool(recipient)
+        phase = FINAL_PHASE
+        if tool is not None and tool.kind != "built-in":
             self._calls += 1
-            return CallBody(turn, called_tool)
-        if recipient not in NOT_TOOLS:
+            return CallBody(turn, tool)
+        if tool is not None:
+            why = f"the model called its {tool.name}, which cannot be run here: it is text"
+            turn.report_loss(Loss("tools", "dropped", why))
+            phase = COMMENTARY_PHASE
+        elif recipient not in NOT_TOOLS:
             self._warn(f"{recipient!r} was called, and there are no tools; it is text")
-            return MessageBody(turn, COMMENTARY_PHASE, final=False)
-        match header.channel:
-            case "analysis":
-                return ReasoningBody(turn)
-            case "commentary":
-                return MessageBody(turn, COMMENTARY_PHASE, final=False)
-            case _:
-                return MessageBody(turn, FINAL_PHASE, final=True)
+            phase = COMMENTARY_PHASE
+        elif header.channel == "analysis":
+            self._thinking = True
+            return TextBody(turn, Reasoning())
+        elif header.channel == "commentary":
+            phase = COMMENTARY_PHASE
+        return TextBody(turn, Message("assistant", phase=phase))
 
-    def _leave(self, status: ItemStatus) -> None:
+    def _leave(self, complete: bool = True) -> None:
         """The message is over."""
         body, self._body = self._body, None
         if body is not None:
             if self._tokens:
                 tokens, self._tokens = tuple(self._tokens), []
                 body.add("", tokens)
-            body.close(status)
+            body.close(complete)
         self._reasoning = self.reasoning_tokens
         self._message_start, self._thinking = self._token_count, False
         self._head, self._started = "", False
 
     def _warn(self, warning: str) -> None:
-        if len(self._warnings) < _MAX_WARNINGS:
-            self._warnings.append(warning)
-
-
-def _header_text(prefill: Prefill) -> str:
-    to = f" to={prefill.recipient}" if prefill.recipient else ""
-    return f"{CHANNEL}{prefill.channel}{to}"
+        if len(self.warnings) < _MAX_WARNINGS:
+            self.warnings.append(warning)

@@ -1,15 +1,23 @@
-"""The tools of a request as harmony has them: namespaces to render, and recipients to call.
+"""The tools of a request as harmony has them: TypeScript for the prompt, recipients to call.
 
 A tool that takes free text is a function of one string. The format's built-in tools are never
-rendered, since nothing here runs them.
+rendered, since nothing here runs them. Of schemas the shape is written (references, unions,
+intersections, constants, additional keys); bounds and patterns are not, because the syntax cannot
+express them.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeGuard
 
 from msgspec import Struct
 
+from dragoman.core.error import FaultError, unsupported
+from dragoman.core.item import JSON
 from dragoman.core.loss import LossList
 from dragoman.core.request import (
     AllowedTools,
@@ -17,12 +25,10 @@ from dragoman.core.request import (
     FunctionTool,
     Namespace,
     Request,
-    Tool,
     UnknownTool,
 )
 from dragoman.core.tools import ToolFilter
-
-from . import typescript
+from dragoman.formats.grammar.schema import find, objects
 
 FUNCTIONS = "functions"
 """The namespace of tools without one."""
@@ -32,13 +38,6 @@ _BUILT_IN = ("browser", "python")
 
 NOT_TOOLS = ("", "assistant", "all", "user")
 """Recipients of text, not of a call."""
-
-
-_FieldTool = tuple[FunctionTool | CustomTool, str]
-"""A tool, and the field of the request it is in."""
-
-_Section = tuple[str | None, list[_FieldTool]]
-"""The description of a namespace, and its tools."""
 
 
 class CalledTool(Struct, frozen=True):
@@ -53,11 +52,33 @@ class Toolkit:
     """The tools that may be called in an answer to a request."""
 
     def __init__(self, request: Request, losses: LossList) -> None:
-        self._sections: dict[str, _Section] = {}
+        # By namespace: its description, and its tools with the fields of the request they are in.
+        self._sections: dict[
+            str, tuple[str | None, list[tuple[FunctionTool | CustomTool, str]]]
+        ] = {}
         self._custom: dict[tuple[str | None, str], bool] = {}
-        self._losses = losses
-        for number, tool in _offered(request):
-            self._offer(tool, number)
+        offered = list(enumerate(request.tools)) if request.tool_choice != "none" else []
+        if isinstance(request.tool_choice, AllowedTools):
+            offered = ToolFilter(request.tool_choice, request.tools).tools
+        why = "the model has no such tool"
+        for number, tool in offered:
+            match tool:
+                case FunctionTool() | CustomTool():
+                    self._offer(tool, FUNCTIONS, f"tools[{number}]")
+                case Namespace():
+                    self._sections.setdefault(tool.name, (tool.description, []))
+                    for place, member in enumerate(tool.tools):
+                        if isinstance(member, UnknownTool):
+                            losses.note("tools[*].tools[*]", "dropped", why, (number, place))
+                        else:
+                            self._offer(member, tool.name, f"tools[{number}].tools[{place}]")
+                case _:
+                    losses.note("tools[*]", "dropped", why, (number,))
+
+    def _offer(self, tool: FunctionTool | CustomTool, group: str, field: str) -> None:
+        self._sections.setdefault(group, (None, []))[1].append((tool, field))
+        space = None if group == FUNCTIONS else group
+        self._custom[space, tool.name] = isinstance(tool, CustomTool)
 
     @property
     def has_functions(self) -> bool:
@@ -65,8 +86,28 @@ class Toolkit:
         return FUNCTIONS in self._sections
 
     def developer_section(self) -> str:
-        """The request's own tools, for the developer message."""
-        return _section(self._sections)
+        """The request's own tools, for the developer message, by namespace; empty without any."""
+        blocks = ["# Tools"] if self._sections else []
+        for name, (description, tools) in sorted(self._sections.items()):
+            blocks.append(f"## {name}")
+            if tools:
+                blocks.append("\n".join([*comment(description), f"namespace {name} {{"]))
+            elif description:
+                blocks.append(description)
+            for tool, field in tools:
+                about = tool.description
+                if isinstance(tool, FunctionTool):
+                    blocks.append(
+                        function(tool.name, about, tool.parameters, f"{field}.parameters")
+                    )
+                    continue
+                if tool.grammar is not None:
+                    rule = f"The input must match this {tool.syntax} grammar:\n{tool.grammar}"
+                    about = f"{about}\n\n{rule}" if about else rule
+                blocks.append(free(tool.name, about))
+            if tools:
+                blocks.append(f"}} // namespace {name}")
+        return "\n\n".join(blocks)
 
     def called_tool(self, recipient: str) -> CalledTool | None:
         """The tool a recipient names; None where none is called.
@@ -87,63 +128,277 @@ class Toolkit:
             return CalledTool("function", bare)
         return None
 
-    # ---- inside --------------------------------------------------------------------------
 
-    def _offer(self, tool: Tool, number: int) -> None:
-        match tool:
-            case FunctionTool() | CustomTool():
-                self._show(tool, FUNCTIONS, f"tools[{number}]")
-                self._custom[None, tool.name] = isinstance(tool, CustomTool)
-            case Namespace():
-                self._sections.setdefault(tool.name, (tool.description, []))
-                for place, member in enumerate(tool.tools):
-                    if isinstance(member, UnknownTool):
-                        why = "the model has no such tool"
-                        self._losses.note("tools[*].tools[*]", "dropped", why, (number, place))
-                        continue
-                    self._show(member, tool.name, f"tools[{number}].tools[{place}]")
-                    group = None if tool.name == FUNCTIONS else tool.name
-                    self._custom[group, member.name] = isinstance(member, CustomTool)
+# ---- TypeScript ----------------------------------------------------------------------------
+
+_STEP = "    "
+_IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*")
+_DEFINITION = re.compile(r"#/(?:\$defs|definitions)/[^/]+")
+_MAX_DEPTH = 64
+_MAX_TYPES = 20_000
+
+
+def function(name: str, description: str | None, parameters: JSON, param: str = "tools") -> str:
+    """A function of one object. `param` is named in the FaultError for too large a schema.
+
+    >>> print(function("roll", "Rolls dice.", {"properties": {"sides": {"type": "integer"}}}))
+    // Rolls dice.
+    type roll = (_: {
+    sides?: number,
+    }) => any;
+    """
+    lines = comment(description)
+    if not parameters:  # Responses has an empty schema where Chat leaves the field out
+        return "\n".join([*lines, f"type {name} = () => any;"])
+    writer = _Writer(name, parameters, param)
+    shape = writer.type(parameters, "")
+    about = parameters.get("description") if isinstance(parameters, dict) else None
+    if about != description:
+        lines += comment(about)
+    lines.append(f"type {name} = (_: {shape}) => any;")
+    return "\n\n".join([*writer.aliases(), "\n".join(lines)])
+
+
+def free(name: str, description: str | None) -> str:
+    """A function of one text."""
+    return "\n".join([*comment(description), f"type {name} = (_: string) => any;"])
+
+
+def comment(text: JSON, indent: str = "") -> list[str]:
+    """Comment lines; none for what is no text or empty.
+
+    >>> comment("one\\ntwo")
+    ['// one', '// two']
+    """
+    return [f"{indent}// {line}" for line in text.split("\n")] if _is_text(text) and text else []
+
+
+class _Writer:
+    """Writes the types of one function.
+
+    A definition that is referenced once is written inline. One that is referenced more often, or by
+    itself, gets a type of its own, so that no schema grows beyond its size.
+    """
+
+    def __init__(self, function: str, root: JSON, param: str) -> None:
+        self._function = function
+        self._root = root
+        self._param = param
+        pointers = (each.get("$ref") for each in objects(root))
+        self._uses = Counter(each for each in pointers if _is_text(each))
+        self._names: dict[str, str] = {}  # of types of their own, by pointer
+        self._named: list[str] = []
+        self._taken = {function}
+        self._depth = 0
+        self._written = 0
+
+    def type(self, schema: JSON, indent: str) -> str:
+        """The type of one value; the inside of an object is indented by `indent`."""
+        return " | ".join(self._members(schema, indent))
+
+    def aliases(self) -> list[str]:
+        """The types that were given a name while others were written."""
+        blocks: list[str] = []
+        for pointer in self._named:  # grows during the loop
+            target = find(self._root, pointer)
+            line = f"type {self._names[pointer]} = {self.type(target, '')};"
+            blocks.append("\n".join([*self._comments(target, ""), line]))
+        return blocks
+
+    # ---- types -----------------------------------------------------------------------------
+
+    def _members(self, schema: JSON, indent: str) -> list[str]:
+        """The types of which a value may have one."""
+        if not isinstance(schema, dict):
+            return ["never"] if schema is False else ["any"]
+        self._written += 1
+        if self._written > _MAX_TYPES:
+            raise FaultError(unsupported("is too large to be shown to the model", self._param))
+        if self._depth >= _MAX_DEPTH:
+            return ["any"]
+        self._depth += 1
+        parts = [part for part in self._parts(schema, indent) if part != ["any"]]
+        self._depth -= 1
+        if len(parts) > 1:
+            members = ["(" + " & ".join(_atom(part) for part in parts) + ")"]
+        else:
+            members = parts[0] if parts else ["any"]
+        if schema.get("nullable") is True and members != ["any"] and "null" not in members:
+            members = [*members, "null"]
+        return members
+
+    def _parts(self, schema: dict[str, JSON], indent: str) -> list[list[str]]:
+        """The types of which a value must have all."""
+        if "const" in schema:
+            return [[_json(schema["const"])]]
+        if values := _list(schema, "enum"):
+            return [_distinct(map(_json, values))]
+        parts: list[list[str]] = []
+        if _is_text(pointer := schema.get("$ref")):
+            parts.append(self._reference(pointer, indent))
+        for key in ("oneOf", "anyOf"):
+            if variants := _list(schema, key):
+                each = (self._members(variant, indent) for variant in variants)
+                parts.append(_distinct(member for members in each for member in members))
+        parts += [self._members(part, indent) for part in _list(schema, "allOf")]
+        if not parts or "properties" in schema:
+            parts.insert(0, self._plain(schema, indent))
+        return parts
+
+    def _plain(self, schema: dict[str, JSON], indent: str) -> list[str]:
+        kinds = schema.get("type")
+        if kinds is None and "properties" in schema:
+            kinds = "object"
+        each = kinds if isinstance(kinds, list) else [kinds]
+        return _distinct(self._kind(kind, schema, indent) for kind in each)
+
+    def _kind(self, kind: JSON, schema: dict[str, JSON], indent: str) -> str:
+        match kind:
+            case "string" | "boolean" | "null":
+                return str(kind)
+            case "number" | "integer":
+                return "number"
+            case "array":
+                return self._array(schema, indent)
+            case "object":
+                return self._object(schema, indent)
             case _:
-                self._losses.note("tools[*]", "dropped", "the model has no such tool", (number,))
+                return "any"
 
-    def _show(self, tool: FunctionTool | CustomTool, group: str, field: str) -> None:
-        self._sections.setdefault(group, (None, []))[1].append((tool, field))
+    def _array(self, schema: dict[str, JSON], indent: str) -> str:
+        items = schema.get("items")
+        rest = "Array<any>"
+        if items is not None and items is not True:
+            rest = _atom(self._members(items, indent)) + "[]"
+        if first := _list(schema, "prefixItems"):
+            each = [self.type(item, indent) for item in first]
+            return "[" + ", ".join(each if items is False else [*each, f"...{rest}"]) + "]"
+        return rest
 
+    def _object(self, schema: dict[str, JSON], indent: str) -> str:
+        lines = ["{"]
+        required = {name for name in _list(schema, "required") if _is_text(name)}
+        properties = schema.get("properties")
+        for key, value in properties.items() if isinstance(properties, dict) else ():
+            name = key if _IDENTIFIER.fullmatch(key) else _json(key)
+            lines += self._property(name + ("" if key in required else "?"), value, indent)
+        others = schema.get("additionalProperties")
+        if isinstance(others, dict) and others:
+            lines += self._property("[key: string]", others, indent)
+        return "\n".join([*lines, indent + "}"])
 
-def _offered(request: Request) -> list[tuple[int, Tool]]:
-    """The tools that may be called, numbered as in the request."""
-    match request.tool_choice:
-        case "none":
+    def _property(self, name: str, schema: JSON, indent: str) -> list[str]:
+        lines = self._comments(schema, indent)
+        default = _default(schema)
+        variants = self._variants(schema)
+        if not variants:
+            shape = self.type(schema, indent + _STEP)
+            return [*lines, f"{indent}{name}: {shape},{default and f' // {default}'}"]
+        lines += comment(default, indent)
+        lines.append(f"{indent}{name}:")
+        for variant in variants:
+            remark = self._remark(variant)
+            lines.append(f"{indent} | {self.type(variant, indent + '   ')}{remark}")
+        return [*lines, f"{indent},"]
+
+    def _variants(self, schema: JSON) -> list[JSON]:
+        """The variants to be written one per line: those of oneOf, and any with a remark."""
+        if not isinstance(schema, dict) or schema.keys() & _NOT_VARIANTS:
             return []
-        case AllowedTools() as choice:
-            return ToolFilter(choice, request.tools).tools
-        case _:
-            return list(enumerate(request.tools))
+        variants = _list(schema, "oneOf") or _list(schema, "anyOf")
+        if not ("oneOf" in schema or any(map(self._remark, variants))):
+            return []
+        nothing = {"type": "null"}
+        nullable = schema.get("nullable") is True and nothing not in variants
+        return [*variants, nothing] if variants and nullable else variants
+
+    # ---- references ------------------------------------------------------------------------
+
+    def _reference(self, pointer: str, indent: str) -> list[str]:
+        target = find(self._root, pointer)
+        if target is None:
+            return ["any"]
+        if self._is_inline(pointer):
+            return self._members(target, indent)
+        name = self._names.get(pointer)
+        if name is None:
+            last = re.sub(r"\W", "_", pointer.rpartition("/")[2].strip("#")) or "self"
+            name = f"{self._function}_{last}"
+            while name in self._taken:
+                name += "_"
+            self._taken.add(name)
+            self._names[pointer] = name
+            self._named.append(pointer)
+        return [name]
+
+    def _is_inline(self, pointer: str) -> bool:
+        return self._uses[pointer] == 1 and _DEFINITION.fullmatch(pointer) is not None
+
+    # ---- comments --------------------------------------------------------------------------
+
+    def _comments(self, schema: JSON, indent: str, depth: int = 0) -> list[str]:
+        """A schema's descriptions, and those of its items and parts."""
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return []
+        schema = self._described(schema)
+        lines = comment(schema.get("title"), indent)
+        if lines:
+            lines.append(f"{indent}//")
+        lines += comment(schema.get("description"), indent)
+        if examples := _list(schema, "examples"):
+            lines.append(f"{indent}// Examples:")
+            lines += [f"{indent}// - {_json(example)}" for example in examples]
+        for part in (schema.get("items"), *_list(schema, "allOf")):
+            lines += self._comments(part, indent, depth + 1)
+        return lines
+
+    def _remark(self, schema: JSON) -> str:
+        """The description on one line, after the type it is about."""
+        if not isinstance(schema, dict):
+            return ""
+        about = self._described(schema).get("description")
+        words = [" ".join(about.split())] if _is_text(about) else []
+        text = " ".join(word for word in (*words, _default(schema)) if word)
+        return text and f" // {text}"
+
+    def _described(self, schema: dict[str, JSON]) -> dict[str, JSON]:
+        """A reference that is written inline, with the texts of its target where it has none."""
+        pointer = schema.get("$ref")
+        if not _is_text(pointer) or not self._is_inline(pointer):
+            return schema
+        target = find(self._root, pointer)
+        words = target if isinstance(target, dict) else {}
+        return {**{key: words[key] for key in _WORDS if key in words}, **schema}
 
 
-def _shown(tool: FunctionTool | CustomTool, field: str) -> str:
-    if isinstance(tool, FunctionTool):
-        param = f"{field}.parameters"
-        return typescript.function(tool.name, tool.description, tool.parameters, param)
-    about = tool.description
-    if tool.grammar is not None:
-        rule = f"The input must match this {tool.syntax} grammar:\n{tool.grammar}"
-        about = f"{about}\n\n{rule}" if about else rule
-    return typescript.free(tool.name, about)
+_WORDS = ("title", "description", "examples")
+_NOT_VARIANTS = {"const", "enum", "$ref", "allOf", "properties"}
 
 
-def _section(namespaces: dict[str, _Section]) -> str:
-    """Namespaces, sorted by name; empty where there are none."""
-    if not namespaces:
+def _default(schema: JSON) -> str:
+    if not isinstance(schema, dict) or "default" not in schema:
         return ""
-    each = (_namespace(name, *namespaces[name]) for name in sorted(namespaces))
-    return "\n\n".join(["# Tools", *each])
+    value = schema["default"]
+    bare = _is_text(value) and value.isprintable() and "enum" in schema
+    return f"default: {value if bare else _json(value)}"
 
 
-def _namespace(name: str, description: str | None, tools: list[_FieldTool]) -> str:
-    functions = [_shown(tool, field) for tool, field in tools]
-    if not functions:
-        return "\n\n".join([f"## {name}", *([description] if description else [])])
-    opening = "\n".join([*typescript.comment(description), f"namespace {name} {{"])
-    return "\n\n".join([f"## {name}", opening, *functions, f"}} // namespace {name}"])
+def _atom(members: Sequence[str]) -> str:
+    return members[0] if len(members) == 1 else "(" + " | ".join(members) + ")"
+
+
+def _distinct(members: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(members))
+
+
+def _list(schema: dict[str, JSON], key: str) -> list[JSON]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _json(value: JSON) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_text(value: JSON) -> TypeGuard[str]:
+    return isinstance(value, str)

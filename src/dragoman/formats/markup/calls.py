@@ -260,22 +260,21 @@ class CallObject:
     # ---- emitting ------------------------------------------------------------------------
 
     def _learn(self, value: str) -> None:
-        if self._key == "name" or (self._key == "function" and value[0] == '"'):
-            self._name = self._name or _string(value)
-            if self._name not in (self._known or ()):
-                self._reject()
-        elif self._key == "function":
-            inner = _parsed(value)
-            inner = inner if isinstance(inner, dict) else {}
-            name = inner.get("name")
-            self._name = name if isinstance(name, str) else None
-            self._arguments = json.dumps(inner.get("arguments"), ensure_ascii=False)
-            if self._name not in (self._known or ()):
-                self._reject()
-        elif self._key in _ARGUMENTS:
+        if self._key in _ARGUMENTS:
             self._arguments = value
         elif self._key in _IDS:
             self._id = _string(value)
+        elif self._key in ("name", "function"):
+            if self._key == "name" or value[0] == '"':
+                self._name = self._name or _string(value)
+            else:
+                inner = _parsed(value)
+                inner = inner if isinstance(inner, dict) else {}
+                name = inner.get("name")
+                self._name = name if isinstance(name, str) else None
+                self._arguments = json.dumps(inner.get("arguments"), ensure_ascii=False)
+            if self._name not in (self._known or ()):
+                self._reject()
 
     def _finish(self) -> None:
         if self._known is not None and not self._name:
