@@ -15,7 +15,7 @@ from dragoman.core.event import Failed
 from dragoman.core.interfaces import Secret
 from dragoman.server.app import App
 from dragoman.server.exchange import Exchange
-from dragoman.server.http import Cycle, HTTPConfig, HTTPProtocol
+from dragoman.server.http import HTTPConfig, HTTPExchange, HTTPProtocol
 from dragoman.server.responder import Responder, Stream
 from dragoman.server.settings import Settings
 from dragoman.server.state.run import Run
@@ -332,14 +332,20 @@ async def test_draining_server_ends_answers_and_refuses_new_ones(wire: str) -> N
 async def test_connection_whose_end_cannot_be_written_is_dropped(
     wire: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Cycle.write
+    write, start = HTTPExchange.write, HTTPExchange.start
 
-    def broken(self: Cycle, body: bytes, *, more: bool) -> None:
+    def written(self: HTTPExchange, body: bytes, *, more: bool) -> None:
         if not more:
             raise RuntimeError("on purpose")
         write(self, body, more=more)
 
-    monkeypatch.setattr(Cycle, "write", broken)
+    def started(self: HTTPExchange, status: int, headers: Any, body: bytes | None = None) -> None:
+        start(self, status, headers, None)
+        if body is not None:
+            raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(HTTPExchange, "write", written)
+    monkeypatch.setattr(HTTPExchange, "start", started)
     stub = Stub()
     async with asking(stub, request(wire, stream=stream)) as (app, talk):
         await broken_off(talk)

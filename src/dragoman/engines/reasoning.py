@@ -14,9 +14,9 @@ import hmac
 import json
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -69,23 +69,9 @@ _NONCE = 12
 _ID = 16
 
 
-class Cipher(Protocol):
-    """Encrypts bytes. `bound` is authenticated with them, and must be the same to decrypt."""
-
-    kind: str
-
-    def encrypt(self, data: bytes, bound: bytes) -> bytes:
-        """The encrypted form."""
-        ...
-
-    def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
-        """What was encrypted; None where that cannot be told, or no longer."""
-        ...
-
-
 class AESCipher:
-    """AES-GCM: any process with the key can decrypt. Raises ImportError without `cryptography`,
-    which the extra `encryption` installs."""
+    """AES-GCM: any process with the key can decrypt. `bound` is authenticated with the data. Raises
+    ImportError without `cryptography`, which the extra `encryption` installs."""
 
     kind = "c"
 
@@ -131,6 +117,9 @@ class MemoryCipher:
         if not hmac.compare_digest(signature, hmac.digest(self._key, id + bound, "sha256")):
             return None
         return self._held.get(id)
+
+
+Cipher = AESCipher | MemoryCipher
 
 
 def best_cipher(key: bytes) -> Cipher:
@@ -495,44 +484,31 @@ class CachingReasoning(Wrapper):
         items, losses = self.cache.restore(caller.tenant, request.model, request.items)
         asked = request if items is request.items else replace(request, items=items)
         new = partial(_Recording, self.cache, caller.tenant, request.model)
-        return Prepared(asked, _Recorder(new, losses).map)
+        recordings: dict[int, _Recording] = defaultdict(new)  # by choice
+        choices: list[int] = []  # by index
+        undone: set[int] = set()
+        done: dict[int, Item] = {}  # by index, while an earlier item is open
 
+        def recorded(events: list[Event]) -> list[Event]:
+            """Each item is stored when it is done: a client may bring back an answer that was
+            cancelled after a call."""
+            for event in events:
+                if type(event) is ItemAdded:
+                    choices.append(event.choice)
+                    undone.add(event.index)
+                elif type(event) is ItemDone:
+                    undone.discard(event.index)
+                    done[event.index] = event.item
+            if done:  # at the end, what is open stays open
+                first = min(undone, default=None) if type(events[-1]) not in ENDS else None
+                for index in sorted(done):
+                    if first is None or index < first:
+                        recordings[choices[index]].add(done.pop(index))
+            if losses and isinstance(started := events[0], Started):
+                return [replace(started, losses=(*started.losses, *losses)), *events[1:]]
+            return events
 
-class _Recorder:
-    """Stores the items of an answer as they are done, each choice by itself: a client may bring
-    back an answer that was cancelled after a call."""
-
-    def __init__(self, new: Callable[[], _Recording], losses: tuple[Loss, ...]) -> None:
-        self._new = new
-        self._losses = losses
-        self._choices: list[int] = []  # by index
-        self._done: dict[int, Item] = {}  # by index, while an earlier item is open
-        self._next = 0
-        self._recordings: dict[int, _Recording] = {}  # by choice
-
-    def map(self, events: list[Event]) -> list[Event]:
-        """The same events; the losses are added to the first."""
-        for event in events:
-            if type(event) is ItemDone:
-                self._done[event.index] = event.item
-                while self._next in self._done:
-                    self._record(self._next)
-                    self._next += 1
-            elif type(event) is ItemAdded:
-                self._choices.append(event.choice)
-        if self._done and isinstance(events[-1], ENDS):  # what is open now stays open
-            for index in sorted(self._done):
-                self._record(index)
-        if self._losses and isinstance(started := events[0], Started):
-            return [replace(started, losses=(*started.losses, *self._losses)), *events[1:]]
-        return events
-
-    def _record(self, index: int) -> None:
-        choice = self._choices[index]
-        recording = self._recordings.get(choice)
-        if recording is None:
-            recording = self._recordings[choice] = self._new()
-        recording.add(self._done.pop(index))
+        return Prepared(asked, recorded)
 
 
 # ---- asking upstreams, and once more -----------------------------------------------------------
@@ -588,7 +564,7 @@ class RetryingReasoning(Wrapper):
         if asking:
             include = (*request.include, ENCRYPTED)
             first = _Attempt(replace(request, include=include), asking=True)
-        return Prepared(request, start=partial(_Attempts, self.engine, self.second, first))
+        return Prepared(request, start=partial(_Attempts, self, first))
 
     def second(self, first: _Attempt, batch: list[Event]) -> _Attempt | None:
         """What to ask where a first batch refuses encrypted reasoning; None where it does not."""
@@ -623,22 +599,16 @@ class _Attempts:
     """The sink of up to two attempts, and the handle of the answer they give."""
 
     def __init__(
-        self,
-        engine: Engine,
-        second: Callable[[_Attempt, list[Event]], _Attempt | None],
-        first: _Attempt,
-        caller: Caller,
-        sink: Sink,
+        self, wrapper: RetryingReasoning, first: _Attempt, caller: Caller, sink: Sink
     ) -> None:
-        self._engine = engine
-        self._second = second
+        self._wrapper = wrapper
         self._attempt = first
         self._caller = caller
         self._sink = sink
         self._begun = False
         self._paused = False
         self.receive: Callable[[list[Event]], None] = self._receive_first
-        self._handle = start(engine, first.request, caller, self)
+        self._handle = start(wrapper.engine, first.request, caller, self)
 
     def cancel(self) -> None:
         """Cancel the attempt."""
@@ -659,7 +629,7 @@ class _Attempts:
         await wait_closed(self._handle)
 
     def _receive_first(self, events: list[Event]) -> None:
-        second = self._second(self._attempt, events)
+        second = self._wrapper.second(self._attempt, events)
         if second is None:
             if any(not isinstance(event, Started) for event in events):
                 self.receive = self._sink.receive  # it is answered: nothing is left to be done
@@ -669,7 +639,7 @@ class _Attempts:
             return
         self._attempt = second
         self.receive = self._receive_second
-        self._handle = start(self._engine, second.request, self._caller, self)
+        self._handle = start(self._wrapper.engine, second.request, self._caller, self)
         if self._paused:
             self._handle.pause()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -36,7 +36,8 @@ class Client:
             Service(
                 engine, replace(Settings(), **settings), InFlight(), Gate(8, 8, 1.0), self.memory
             ),
-            Exchange("GET", "/v1/responses", b"", [], cast(Any, None)),
+            self.memory.runs,
+            Exchange("GET", "/v1/responses", b"", []),
             ANYONE,
             self.said.get,
             self._take,
