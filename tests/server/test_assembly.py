@@ -122,7 +122,7 @@ MISTAKES: dict[str, tuple[Upstream, str]] = {
     ),
     "unsendable key": (
         Upstream(name="up", url=PLACE, key_env="BROKEN"),
-        "up: the key holds characters that no header can carry",
+        "The key in the environment variable BROKEN may have printable ASCII only.",
     ),
 }
 
