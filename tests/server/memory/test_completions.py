@@ -77,7 +77,7 @@ async def test_they_are_labelled_and_forgotten(server: Server) -> None:
         await server.sdk.chat.completions.retrieve(answer.id)
 
 
-async def test_what_is_not_there_is_not_found(server: Server) -> None:
+async def test_unknown_completion_is_404(server: Server) -> None:
     plain = await server.sdk.chat.completions.create(
         model="stub", messages=[{"role": "user", "content": "Hi"}]
     )

@@ -64,7 +64,7 @@ async def statuses(store: Store) -> list[str]:
     return [found.status for found in (await store.list_responses("", None, Paging())).records]
 
 
-async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: Store) -> None:
+async def test_disconnect_during_begin_leaves_no_record(store: Store) -> None:
     slow: Any = Slow(store, "begin")
     async with remembering(Stub(*OPENING, asyncio.Event()), slow) as server:
         call = asked(server.app)
@@ -78,7 +78,7 @@ async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: S
 
 
 @pytest.mark.parametrize("name", ["finish", "append"])
-async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
+async def test_disconnect_while_the_end_is_stored_changes_nothing(
     store: Store, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
@@ -100,7 +100,7 @@ async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
         assert await statuses(store) == ["completed"]
 
 
-async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
+async def test_request_refused_by_the_queue_leaves_no_record(store: Store) -> None:
     memory = Memory(store)
     app = App(Stub(), replace(SETTINGS, concurrency=1, queue=0), memory)
     async with app._sockets._service.gate:
@@ -111,7 +111,7 @@ async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
     await app.close()
 
 
-async def test_a_background_run_that_cannot_be_begun_leaves_nothing(store: Store) -> None:
+async def test_failed_begin_of_a_background_run_leaves_nothing(store: Store) -> None:
     async with remembering(Stub(), store) as server:
 
         async def fail(_: Record) -> None:
@@ -122,7 +122,7 @@ async def test_a_background_run_that_cannot_be_begun_leaves_nothing(store: Store
         assert not server.memory.runs.live
 
 
-async def test_a_run_whose_end_could_not_be_kept_is_ended_later(store: Store) -> None:
+async def test_run_whose_end_was_not_stored_is_ended_later(store: Store) -> None:
     async with remembering(Stub(), store, lease=0.2) as server:
         await store.begin(
             Record(
@@ -142,7 +142,7 @@ async def test_a_run_whose_end_could_not_be_kept_is_ended_later(store: Store) ->
                 await asyncio.sleep(0.01)
 
 
-async def test_who_is_stopped_by_time_has_the_stream_that_is_kept(store: Store) -> None:
+async def test_timed_out_stream_equals_the_stored_one(store: Store) -> None:
     memory = Memory(store)
     stub = Stub(*OPENING, word("Hel"), asyncio.Event())
     app = App(stub, replace(SETTINGS, deadline=0.1), memory)
@@ -157,7 +157,7 @@ async def test_who_is_stopped_by_time_has_the_stream_that_is_kept(store: Store) 
     await app.close()
 
 
-async def test_who_is_cancelled_by_another_has_the_stream_that_is_kept(store: Store) -> None:
+async def test_cancelled_stream_equals_the_stored_one(store: Store) -> None:
     async with remembering(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())

@@ -59,7 +59,7 @@ async def test_the_official_sdk_resumes_a_stream(server: Server) -> None:
 # ---- background ----------------------------------------------------------------------------
 
 
-async def test_a_background_response_goes_on_by_itself(store: Store) -> None:
+async def test_background_response_completes_without_its_client(store: Store) -> None:
     go = asyncio.Event()
     async with remembering(
         Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
@@ -76,7 +76,7 @@ async def test_a_background_response_goes_on_by_itself(store: Store) -> None:
         assert (done.status, done.output_text, done.id) == ("completed", "Hello", queued.id)
 
 
-async def test_a_background_stream_goes_on_without_its_client(store: Store) -> None:
+async def test_background_stream_continues_after_a_disconnect(store: Store) -> None:
     go = asyncio.Event()
     async with remembering(
         Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
@@ -149,7 +149,7 @@ async def test_background_needs_store(server: Server) -> None:
     assert (call.status, call.json["error"]["param"]) == (400, "background")
 
 
-async def test_a_run_that_goes_on_cannot_be_built_upon(store: Store) -> None:
+async def test_running_response_cannot_be_continued(store: Store) -> None:
     async with remembering(Stub(*OPENING, asyncio.Event()), store) as server:
         queued = await server.ask(background=True)
         call = await server.ask(previous_response_id=queued.json["id"])
@@ -179,7 +179,7 @@ async def test_a_failure_in_the_background_is_in_the_record(store: Store) -> Non
 # ---- in the foreground -----------------------------------------------------------------------
 
 
-async def test_a_foreground_run_ends_with_its_client_and_says_so(store: Store) -> None:
+async def test_disconnect_cancels_a_foreground_run(store: Store) -> None:
     never = asyncio.Event()
     async with remembering(Stub(*OPENING, word("Hel"), never), store) as server:
         call = Call(server.app, "/v1/responses", {"model": "stub", "input": "Hi", "stream": True})
@@ -213,7 +213,7 @@ async def test_a_second_reader_follows_a_foreground_run(store: Store) -> None:
         assert frames(second.body) == frames(call.body)
 
 
-async def test_an_answer_that_never_began_is_not_kept(store: Store) -> None:
+async def test_failure_before_the_first_event_is_not_stored(store: Store) -> None:
     fault = Fault("upstream_unreachable", "It is not there.", "upstream")
     async with remembering(Stub(Failed(fault)), store) as server:
         for stream in (False, True):
@@ -291,7 +291,7 @@ async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_pat
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("said", [False, True])
-async def test_a_run_that_said_nothing_is_begun_again_where_that_is_set(
+async def test_orphan_without_events_is_requeued_where_configured(
     tmp_path: Path, requeue: bool, said: bool
 ) -> None:
     store = opened("sqlite", tmp_path)
@@ -321,7 +321,7 @@ async def test_a_run_that_said_nothing_is_begun_again_where_that_is_set(
         assert len(server.app._engine.asked) == again
 
 
-async def test_the_upkeep_goes_on_after_a_mishap(
+async def test_upkeep_continues_after_an_exception(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = Runs(MemoryStore(), lease=0.01)

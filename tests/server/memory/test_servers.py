@@ -144,7 +144,7 @@ async def test_p21_any_server_answers_for_every_other_under_load(servers: list[S
 
 
 @pytest.mark.timeout(300)
-async def test_p22_a_stream_goes_on_at_another_server_after_a_kill(
+async def test_p22_stream_resumes_on_another_server_after_a_kill(
     postgres: Postgres, tmp_path: Path
 ) -> None:
     address = await postgres.database()
