@@ -24,7 +24,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.server.websocket import MOST
 from dragoman.stores.memory import MemoryStore
-from tests.server.memory.thinking import BLOB, thinking, thoughts
+from tests.server.state.thinking import BLOB, thinking, thoughts
 from tests.server.stubs import OPENING, Call, Stub, saying, served, word
 
 PATH = "/v1/responses"

@@ -16,7 +16,7 @@ from dragoman.engines.base import now
 from dragoman.server.app import App
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging, Record, Store, StoreError
-from tests.server.memory.remembering import (
+from tests.server.state.storing import (
     BOUND,
     PATH,
     SETTINGS,
@@ -24,7 +24,7 @@ from tests.server.memory.remembering import (
     frames,
     identity,
     opened,
-    remembering,
+    storing,
 )
 from tests.server.stubs import OPENING, STARTED, Call, Stub, closing, word
 
@@ -66,7 +66,7 @@ async def statuses(store: Store) -> list[str]:
 
 async def test_disconnect_during_begin_leaves_no_record(store: Store) -> None:
     slow: Any = Slow(store, "begin")
-    async with remembering(Stub(*OPENING, asyncio.Event()), slow) as server:
+    async with storing(Stub(*OPENING, asyncio.Event()), slow) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())
         await slow.asked.wait()
@@ -86,7 +86,7 @@ async def test_disconnect_while_the_end_is_stored_changes_nothing(
     stub = Stub()
     if name == "append":  # something is written when the end comes
         stub = Stub(*stub.cues[:3], slow.asked, *stub.cues[3:])
-    async with remembering(stub, slow) as server:
+    async with storing(stub, slow) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())
         await slow.asked.wait()
@@ -112,7 +112,7 @@ async def test_request_refused_by_the_queue_leaves_no_record(store: Store) -> No
 
 
 async def test_failed_begin_of_a_background_run_leaves_nothing(store: Store) -> None:
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
 
         async def fail(_: Record) -> None:
             raise StoreError("The disk is full.")
@@ -123,7 +123,7 @@ async def test_failed_begin_of_a_background_run_leaves_nothing(store: Store) -> 
 
 
 async def test_run_whose_end_was_not_stored_is_ended_later(store: Store) -> None:
-    async with remembering(Stub(), store, lease=0.2) as server:
+    async with storing(Stub(), store, lease=0.2) as server:
         await store.begin(
             Record(
                 id="lost",
@@ -158,7 +158,7 @@ async def test_timed_out_stream_equals_the_stored_one(store: Store) -> None:
 
 
 async def test_cancelled_stream_equals_the_stored_one(store: Store) -> None:
-    async with remembering(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
+    async with storing(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
@@ -175,7 +175,7 @@ async def test_cancelled_stream_equals_the_stored_one(store: Store) -> None:
 async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(
     store: Store, end: tuple[Exception, ...]
 ) -> None:
-    async with remembering(Stub(STARTED, *end), store) as server:
+    async with storing(Stub(STARTED, *end), store) as server:
         call = await asked(server.app)()
         assert b"event: response.failed" in call.body
         await all_ended(server)
@@ -190,7 +190,7 @@ async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
     monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
     lost = Delta(7, 0, "text", "nobody opened this")
     stub = Stub(*OPENING, word("Hel"), pause, lost, pause, *closing("Hel"))
-    async with remembering(stub, store) as server:
+    async with storing(stub, store) as server:
         await server.ask(stream=kind == "stream", background=kind == "background")
         await all_ended(server)
         (record,) = (await store.list_responses("", None, Paging())).records
@@ -204,7 +204,7 @@ async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
 
 async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path: Path) -> None:
     store = opened("sqlite", tmp_path)
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         await server.ask()
         caller = server.app._engine.asked[0][1]
         (record,) = (await store.list_responses("", None, Paging())).records

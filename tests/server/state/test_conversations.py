@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.memory.remembering import Server, opened, remembering
+from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import Call, Stub
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
-    async with remembering(Stub(), opened(request.param, tmp_path)) as server:
+    async with storing(Stub(), opened(request.param, tmp_path)) as server:
         yield server
 
 

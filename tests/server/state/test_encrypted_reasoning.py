@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.memory.remembering import all_ended, frames, identity, opened
-from tests.server.memory.thinking import (
+from tests.server.state.storing import all_ended, frames, identity, opened
+from tests.server.state.thinking import (
     ASK,
     BLOB,
     RESULT,

@@ -20,7 +20,7 @@ from dragoman.server.state import webhooks
 from dragoman.server.state.service import open_memory
 from dragoman.server.state.webhooks import Receiver, Sender, Webhooks
 from dragoman.stores.base import OutboxMessage, StoreError
-from tests.server.memory.remembering import Server, opened, remembering
+from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import OPENING, Stub
 
 KEY = bytes(range(32))
@@ -91,7 +91,7 @@ async def ask(server: Server, **fields: Any) -> str:
 async def test_sdk_verifies_and_parses_the_webhook(kind: str, tmp_path: Path) -> None:
     async with (
         inbox() as box,
-        remembering(Stub(), opened(kind, tmp_path), webhooks=telling(box.url)) as server,
+        storing(Stub(), opened(kind, tmp_path), webhooks=telling(box.url)) as server,
     ):
         id = await ask(server)
         headers, data = await box.came.get()
@@ -110,7 +110,7 @@ async def test_each_end_has_a_name_of_its_own() -> None:
     for cues, name in (((*OPENING, failed), "failed"), ((*OPENING, 60), "cancelled")):
         async with (
             inbox() as box,
-            remembering(Stub(*cues), webhooks=telling(box.url)) as server,
+            storing(Stub(*cues), webhooks=telling(box.url)) as server,
         ):
             id = await ask(server)
             if name == "cancelled":
@@ -122,7 +122,7 @@ async def test_each_end_has_a_name_of_its_own() -> None:
 async def test_unsubscribed_event_sends_no_webhook() -> None:
     async with inbox() as box:
         hooks = telling(box.url, "response.failed")
-        async with remembering(Stub(), webhooks=hooks) as server:
+        async with storing(Stub(), webhooks=hooks) as server:
             await ask(server)
             await server.sdk.responses.create(model="stub", input="in the foreground")
             for run in tuple(server.memory.runs.live.values()):
@@ -133,7 +133,7 @@ async def test_unsubscribed_event_sends_no_webhook() -> None:
 async def test_webhook_is_retried(tmp_path: Path) -> None:
     async with inbox(503, 302, 200) as box:
         hooks = telling(box.url)
-        async with remembering(Stub(), webhooks=hooks) as server:
+        async with storing(Stub(), webhooks=hooks) as server:
             await ask(server)
             came = [await box.came.get() for _ in range(3)]
             assert len({headers["webhook-id"] for headers, _ in came}) == 1
@@ -146,7 +146,7 @@ async def test_webhook_is_retried(tmp_path: Path) -> None:
 async def test_webhook_is_dropped_after_its_attempts(
     status: int, attempts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with inbox(status) as box, remembering(Stub(), webhooks=telling(box.url)) as server:
+    async with inbox(status) as box, storing(Stub(), webhooks=telling(box.url)) as server:
         await ask(server)
         said = ""
         while "given up" not in said:
@@ -162,7 +162,7 @@ async def test_webhook_to_a_private_address_is_not_sent(
 ) -> None:
     async with inbox() as box:
         for url in (box.url, box.url.replace("127.0.0.1", "localhost")):
-            async with remembering(Stub(), webhooks=telling(url, allow=())) as server:
+            async with storing(Stub(), webhooks=telling(url, allow=())) as server:
                 await ask(server)
                 said = ""
                 while "given up" not in said:
@@ -175,13 +175,13 @@ async def test_webhook_to_a_private_address_is_not_sent(
 async def test_unsent_webhook_is_sent_by_the_next_server(tmp_path: Path) -> None:
     async with inbox() as box:
         hooks = telling(box.url)
-        async with remembering(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as first:
+        async with storing(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as first:
             first.memory._sender.begin = lambda: None  # it dies before it can send
             id = await ask(first)
             for run in tuple(first.memory.runs.live.values()):
                 await run.finished()
         assert box.came.empty()
-        async with remembering(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as second:
+        async with storing(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as second:
             second.memory.begin()
             _, data = await box.came.get()
             assert json.loads(data)["data"]["id"] == id
@@ -190,13 +190,13 @@ async def test_unsent_webhook_is_sent_by_the_next_server(tmp_path: Path) -> None
 async def test_webhook_is_sent_for_an_orphaned_run(tmp_path: Path) -> None:
     async with inbox() as box:
         hooks = telling(box.url)
-        first = remembering(Stub(*OPENING, 60), opened("sqlite", tmp_path), lease=0.1)
+        first = storing(Stub(*OPENING, 60), opened("sqlite", tmp_path), lease=0.1)
         async with first as here:
             await ask(here)
             assert here.memory.runs._upkeep is not None
             here.memory.runs._upkeep.cancel()
             store = opened("sqlite", tmp_path)
-            async with remembering(Stub(), store, webhooks=hooks, lease=0.1) as second:
+            async with storing(Stub(), store, webhooks=hooks, lease=0.1) as second:
                 second.memory.begin()
                 _, data = await box.came.get()
                 assert json.loads(data)["type"] == "response.failed"

@@ -15,8 +15,8 @@ from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sqlite import SqliteStore
 from tests.mock import Mock, completion, plain, response, said
 from tests.postgres import Postgres
-from tests.server.memory.remembering import Server, opened
-from tests.server.memory.thinking import (
+from tests.server.state.storing import Server, opened
+from tests.server.state.thinking import (
     ASK,
     BLOB,
     CALL,
