@@ -116,17 +116,6 @@ _BLANK_END = re.compile(r"\s\Z")
 class MarkTable:
     """The marks of one state; `leads` has the next state of each, None for a stray."""
 
-    __slots__ = (
-        "_first",
-        "_longest",
-        "_pattern",
-        "_prefixes",
-        "kind",
-        "leads",
-        "name",
-        "state",
-    )
-
     def __init__(
         self, name: str, state: State, leads: dict[str, str | None], spelled: Iterable[str]
     ) -> None:
@@ -195,28 +184,20 @@ def mark_tables(
 ) -> dict[str, MarkTable]:
     """The tables of all states, with calls or, where the request has no tools, without."""
     as_tokens = frozenset(controls)
-    return {
-        name: _mark_table(profile, name, state, calls, as_tokens)
-        for name, state in profile.states.items()
-    }
-
-
-def _mark_table(
-    profile: Profile, name: str, state: State, calls: bool, as_tokens: frozenset[str]
-) -> MarkTable:
-    leads: dict[str, str | None] = {**state.ids, **state.marks}
-    spelled = set(state.marks)
-    if state.kind in _TEXT_KINDS:
-        for mark in profile.strays:
-            leads.setdefault(mark, None)
-            spelled.add(mark)
-        if not calls:
-            for mark, target in list(leads.items()):
-                if mark in profile.tags:
-                    del leads[mark]
-                elif target and profile.states[target].kind not in (*_TEXT_KINDS, "header", "over"):
-                    leads[mark] = None
-    for mark in profile.ends:
-        leads[mark] = "over"
-        spelled.add(mark)
-    return MarkTable(name, state, leads, (spelled & leads.keys()) - as_tokens)
+    without_calls = (*_TEXT_KINDS, "header", "over")
+    tables: dict[str, MarkTable] = {}
+    for name, state in profile.states.items():
+        leads: dict[str, str | None] = {**state.ids, **state.marks}
+        spelled = {*state.marks, *profile.ends}
+        if state.kind in _TEXT_KINDS:
+            spelled.update(profile.strays)
+            leads = {**dict.fromkeys(profile.strays), **leads}
+            if not calls:
+                leads = {
+                    mark: to if to and profile.states[to].kind in without_calls else None
+                    for mark, to in leads.items()
+                    if mark not in profile.tags
+                }
+        leads |= dict.fromkeys(profile.ends, "over")
+        tables[name] = MarkTable(name, state, leads, (spelled & leads.keys()) - as_tokens)
+    return tables
