@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from dragoman.formats.prompt import Tokenizer
+from dragoman.formats.prompt import Marks, Tokenizer
 
 Kind = Literal[
     "start",  # nothing yet: blanks, then text, or a call without a mark
@@ -113,7 +113,7 @@ _TEXT_KINDS = ("start", "text", "thought")
 _BLANK_END = re.compile(r"\s\Z")
 
 
-class MarkTable:
+class MarkTable(Marks):
     """The marks of one state; `leads` has the next state of each, None for a stray."""
 
     def __init__(
@@ -123,27 +123,7 @@ class MarkTable:
         self.state = state
         self.kind = state.kind
         self.leads = leads
-        marks = sorted(spelled, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self._prefixes = frozenset(m[:size] for m in marks for size in range(1, len(m)))
-        self._first = frozenset(mark[0] for mark in marks)
-        self._longest = max(map(len, marks), default=1) - 1
-
-    def find(self, text: str, at: int) -> tuple[int, int]:
-        """The span of the next mark; beyond the text if there is none."""
-        found = self._pattern.search(text, at)
-        return found.span() if found else (len(text), len(text))
-
-    def touches(self, text: str) -> bool:
-        """Whether the text has a character that a mark begins with."""
-        return not self._first.isdisjoint(text)
-
-    def held(self, text: str, at: int) -> int:
-        """Where at the end of the text a mark may be beginning."""
-        for start in range(max(at, len(text) - self._longest), len(text)):
-            if text[start] in self._first and text[start:] in self._prefixes:
-                return start
-        return len(text)
+        super().__init__(spelled)
 
 
 class TokenTexts:
