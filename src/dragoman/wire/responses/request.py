@@ -19,6 +19,7 @@ from dragoman.core.item import (
     Item,
     ItemReference,
     Message,
+    Part,
     Unknown,
     UnknownPart,
 )
@@ -59,30 +60,20 @@ _BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
 
 
 def check(request: Request) -> None:
-    """Raises FaultError for the first rule that is broken."""
-    if request.conversation is not None and request.previous_response_id is not None:
+    """Raises FaultError for the first rule that is broken.
+
+    An unknown kind of content is a mistake, not an extension. A call's output follows its call,
+    unless earlier items are out of sight.
+    """
+    previous, conversation = request.previous_response_id, request.conversation
+    if conversation is not None and previous is not None:
         raise _wrong("cannot be given together with previous_response_id", "conversation")
-    elsewhere = (request.previous_response_id, request.conversation, request.prompt)
-    if not request.items and request.instructions is None and elsewhere == (None, None, None):
+    whole = conversation is None and previous is None
+    if whole and not request.items and request.instructions is None and request.prompt is None:
         raise _wrong("is missing", "input")
-    whole = request.previous_response_id is None and request.conversation is None
-    _check_items(request.items, whole=whole)
-    if request.prompt is not None or request.tool_choice is None:
-        return
-    kinds = {item.kind for item in request.items if isinstance(item, Unknown)}
-    if not kinds & _BRINGS_TOOLS:
-        _check_choice(request)
-
-
-def _wrong(problem: str, param: str) -> FaultError:
-    return FaultError(bad_request(problem, param))
-
-
-def _check_items(items: tuple[Item, ...], *, whole: bool) -> None:
-    """An unknown kind of content is a mistake, not an extension. A call's output follows its call,
-    unless earlier items are out of sight, as where this is not the `whole` conversation."""
     calls: set[str] = set()
-    for number, item in enumerate(items):
+    for number, item in enumerate(request.items):
+        parts: str | tuple[Part, ...] = ()
         match item:
             case Message(content=parts):
                 name = "content"
@@ -93,19 +84,22 @@ def _check_items(items: tuple[Item, ...], *, whole: bool) -> None:
                     raise _wrong(problem, f"input[{number}].call_id")
             case FunctionCall() | CustomToolCall():
                 calls.add(item.call_id)
-                continue
+            case ItemReference() | Compaction():
+                whole = False
             case Unknown(value={"call_id": str(call_id)}):
                 calls.add(call_id)
-                continue
-            case _:
-                whole = whole and not isinstance(item, ItemReference | Compaction)
-                continue
-        if isinstance(parts, str):
-            continue
-        for place, part in enumerate(parts):
+        for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
             if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
                 problem = f"is {part.value['type']!r}, which is no kind of content"
                 raise _wrong(problem, f"input[{number}].{name}[{place}].type")
+    if request.tool_choice in (None, "auto", "none") or request.prompt is not None:
+        return
+    if _BRINGS_TOOLS.isdisjoint([i.kind for i in request.items if isinstance(i, Unknown)]):
+        _check_choice(request)
+
+
+def _wrong(problem: str, param: str) -> FaultError:
+    return FaultError(bad_request(problem, param))
 
 
 def _check_choice(request: Request) -> None:
@@ -249,15 +243,19 @@ def _decode(data: bytes) -> Request:
         plain["instructions"] = decode_items(json.dump(instructions), "instructions")
     else:
         plain["instructions"] = instructions
-    if given := _options(_reasoning, body.reasoning, "reasoning"):
+    if body.reasoning is not ABSENT and (
+        given := _options(_reasoning, body.reasoning, "reasoning")
+    ):
         reasoning, more = given
         plain["reasoning"] = ReasoningOptions(reasoning.effort, reasoning.summary, to_extra(more))
-    if given := _options(_stream_options, body.stream_options, "stream_options"):
+    if body.stream_options is not ABSENT and (
+        given := _options(_stream_options, body.stream_options, "stream_options")
+    ):
         options, more = given
         plain["stream_options"] = StreamOptions(
             include_obfuscation=options.include_obfuscation, extra=to_extra(more)
         )
-    if given := _options(_text, body.text, "text"):
+    if body.text is not ABSENT and (given := _options(_text, body.text, "text")):
         text, more = given
         plain["verbosity"] = text.verbosity
         if text.format is not None:
@@ -290,10 +288,8 @@ def _decode(data: bytes) -> Request:
 
 
 def _options(reader: Reader[Any], data: Raw, path: str) -> tuple[Any, dict[str, JSON]] | None:
-    """An object of options and its unknown fields; None where it is null or absent."""
-    if data is ABSENT or bytes(data) == b"null":
-        return None
-    return reader.read(data, path)
+    """An object of options and its unknown fields; None where it is null."""
+    return None if bytes(data) == b"null" else reader.read(data, path)
 
 
 def _input(data: Raw) -> tuple[Item, ...]:
