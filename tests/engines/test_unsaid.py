@@ -1,4 +1,4 @@
-"""Fields that a prompt has no place for are told by every engine that makes prompts."""
+"""Fields that a prompt cannot express are reported by every engine that makes prompts."""
 
 import pytest
 

@@ -16,7 +16,7 @@ from dragoman.core.item import Compaction, Message, Reasoning, Thought
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import CUT
 from dragoman.engines.base import LRU, Driver, Immediate, Prepared, Wrapper, enforce_contract
-from dragoman.engines.chaos import Chaos, Mischief
+from dragoman.engines.chaos import Chaos, Faults
 from dragoman.engines.compaction import Compacting, Truncating
 from dragoman.engines.compaction import encode_summary as summed
 from dragoman.engines.reasoning import (
@@ -327,7 +327,7 @@ OURS = ReasoningCipher(lambda: b"k" * 32)
 OUR_BLOB = OURS.encrypt(Reasoning((Thought("hm"),)), "", ASKED.model)
 WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, object]]] = {
     "a user's stream": (Changing, {}),
-    "mischief": (lambda engine: Chaos(engine, Mischief()), {}),
+    "faults": (lambda engine: Chaos(engine, Faults()), {}),
     "calls to remember": (CachingReasoning, {"tools": (FunctionTool("f"),)}),
     "reasoning to put back": (CachingReasoning, {"items": SEALED}),
     "a summary to write": (

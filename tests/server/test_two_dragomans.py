@@ -16,8 +16,6 @@ from dragoman.engines import discover as room
 from dragoman.engines.discover import discover
 from dragoman.engines.remote import Remote
 from dragoman.server.app import MAX_HOPS, App
-from dragoman.server.build import others
-from dragoman.server.config import Upstream
 from dragoman.server.host import Server, address, bind
 from dragoman.server.settings import Settings
 from tests.product import PATHS, Answer, Product, dragoman
@@ -144,13 +142,6 @@ async def test_discovery_never_takes_one_of_us(
 ) -> None:
     monkeypatch.setattr(room, "PORTS", (inner.port, outer.port))
     assert await discover({}) == ()
-
-
-def test_nobody_is_their_own_upstream() -> None:
-    """The environment that tells clients where Dragoman is must not tell Dragoman so."""
-    named = [Upstream(name=url, url=url) for url in ("http://localhost:8000/v1", "http://h:8000")]
-    assert others(named, "http://127.0.0.1:8000") == named[1:]
-    assert others(named, "http://127.0.0.1:8001") == named
 
 
 # ---- in a ring -------------------------------------------------------------------------------

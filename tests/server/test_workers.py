@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dragoman.server import host as room
-from dragoman.server.host import WorkersError, run_workers
+from dragoman.server.host import HostError, run_workers
 
 Act = Callable[[], object]
 MADE_BY_US = (101, 102)
@@ -119,7 +119,7 @@ def test_workers_that_die_at_once_end_them_all(
 ) -> None:
     monkeypatch.setattr(room, "HEALTHY", 1e9)
     played = system(System(1, 2, 3))
-    with pytest.raises(WorkersError, match="as soon as it was started"):
+    with pytest.raises(HostError, match="as soon as it was started"):
         run_workers(nothing, 3)
     assert played.forks == 3
     assert played.killed == [(2, signal.SIGTERM), (3, signal.SIGTERM)]
@@ -164,5 +164,5 @@ def test_a_worker_works_and_is_gone(
 
 def test_without_forks_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
-    with pytest.raises(WorkersError, match="Use one"):
+    with pytest.raises(HostError, match="Use one"):
         run_workers(nothing, 2)

@@ -223,23 +223,6 @@ def test_a_call_after_text(sdk: OpenAI) -> None:
         assert response.output[1].arguments == PARIS
 
 
-def test_a_custom_tool_is_a_function_to_this_server(sdk: OpenAI) -> None:
-    tool = {"type": "custom", "name": "run", "description": "Runs a program."}
-    asked: dict[str, Any] = {"tools": [tool]}
-    for response in (
-        respond(sdk, "Run print(1)", **asked),
-        respond_stream(sdk, "Run print(1)", **asked)[1],
-    ):
-        (call,) = response.output
-        assert (call.type, call.name, call.input) == ("custom_tool_call", "run", "print(1)")
-    past = [
-        user("Run print(1)"),
-        call.to_dict(),
-        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "1"},
-    ]
-    assert respond(sdk, past, **asked).output_text == "It printed 1."
-
-
 # ---- form, odds and ends -------------------------------------------------------------------
 
 
@@ -256,43 +239,6 @@ def test_a_schema_is_kept_to(sdk: OpenAI) -> None:
         chat_stream(sdk, question, response_format=Place)[1].choices[0].message.parsed == expected
     )
     assert respond_stream(sdk, question, text_format=Place)[1].output_parsed == expected
-
-
-def test_logprobs_over_both_wires(sdk: OpenAI) -> None:
-    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
-    for completion in (chat(sdk, "Hello!", **asked), chat_stream(sdk, "Hello!", **asked)[1]):
-        judge(completion.choices[0].logprobs.content)
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    for response in (respond(sdk, "Hello!", **asked), respond_stream(sdk, "Hello!", **asked)[1]):
-        judge(response.output[0].content[0].logprobs)
-
-
-def judge(tokens: list[Any]) -> None:
-    """The tokens make the text, and the likeliest one was taken each time."""
-    assert b"".join(bytes(token.bytes) for token in tokens).decode().startswith(HELLO)
-    for token in tokens:
-        best, second = token.top_logprobs
-        assert best.token == token.token
-        assert second.logprob < best.logprob <= 0
-
-
-def test_an_answer_cut_by_its_length_says_so(sdk: OpenAI) -> None:
-    question, said = "Count to one hundred.", "1, 2, 3, 4,"
-    for completion in (
-        chat(sdk, question, max_tokens=8),
-        chat(sdk, question, max_completion_tokens=8),
-    ):
-        assert completion.choices[0].finish_reason == "length"
-        assert completion.choices[0].message.content == said
-    with pytest.raises(openai.LengthFinishReasonError):
-        chat_stream(sdk, question, max_completion_tokens=8, response_format=Place)
-    events, response = respond_stream(sdk, question, max_output_tokens=8)
-    assert events[-1].type == "response.incomplete"
-    for cut in (response, respond(sdk, question, max_output_tokens=8)):
-        assert cut.status == "incomplete"
-        assert cut.incomplete_details.reason == "max_output_tokens"
-        assert cut.output[0].status == "incomplete"
-        assert cut.output[0].content[0].text == said
 
 
 def test_several_choices_and_a_stop_word(sdk: OpenAI) -> None:

@@ -108,7 +108,7 @@ class LRU(Generic[K, V]):
 
 
 SUMMARISED = "the reasoning itself is given as its summary too"
-NO_ROOM = "a prompt has no place for it"
+NO_ROOM = "a prompt cannot express it"
 _NO_PLACE = {
     "audio": "audio",
     "max_tool_calls": "max_tool_calls",
@@ -139,9 +139,9 @@ def unsupported_fields(request: Request, heard: Collection[str] = ()) -> Iterato
     ['modalities']
     """
     if request.prompt is not None:
-        raise FaultError(unsupported("no prompts are kept here", "prompt"))
+        raise FaultError(unsupported("no prompts are stored here", "prompt"))
     if any(modality != "text" for modality in request.modalities or ()):
-        yield Loss("modalities", "dropped", "a prompt is gone on from in text")
+        yield Loss("modalities", "dropped", "a prompt is continued in text")
     if request.reasoning is not None and request.reasoning.summary is not None:
         yield Loss("reasoning.summary", "emulated", SUMMARISED)
     for name, said in _NO_PLACE.items():

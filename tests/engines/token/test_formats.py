@@ -63,7 +63,7 @@ async def test_an_item_without_a_place_is_refused_in_the_words_of_the_caller(nam
     assert isinstance(failed, Failed)
     assert failed.fault.param == "input[3]"
     assert failed.fault.message == (
-        "input[3]: this model's prompt has no place for an item of type 'compaction'"
+        "input[3]: this model's prompt cannot hold an item of type 'compaction'"
     )
 
 

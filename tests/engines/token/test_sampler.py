@@ -13,9 +13,10 @@ from dragoman.core.error import FaultError
 from dragoman.core.item import Token
 from dragoman.core.request import Sampling
 from dragoman.engines.token.sampler import Sampler, biases, check
+from tests.samples import samples
 
 SCORES = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
-TIMES = 4_000
+TIMES = samples(1_000, 4_000)
 
 
 def sampler(prompt: tuple[int, ...] = (), **settings: object) -> Sampler:
