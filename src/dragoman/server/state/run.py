@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -34,6 +34,9 @@ Batches = AsyncGenerator[list[Event], None]
 
 Announce = Callable[[Record, Response], Sequence[OutboxMessage]]
 """The messages that announce the end of a run in the background."""
+
+Put = Callable[[Record, Sequence[Item], Sequence[OutboxMessage]], Awaitable[None]]
+"""Stores an answer that has ended, as `Store.put` does."""
 
 BEHIND = 0.25
 """Seconds a foreground run's events may wait before they are stored."""
@@ -66,12 +69,12 @@ class Run:
     """The events of one answer, on their way into the store and to those who read them.
 
     `events` grows while the run goes on; the first `visible` of them may be shown. `ended` is true
-    once nothing more comes and all is stored that could be. With `whole` nobody sees the answer
-    before its end, and one write then stores it.
+    once nothing more comes and all is stored that could be. With `put` nobody can ask for the
+    answer before its end, and one write then stores it.
     """
 
     def __init__(
-        self, record: Record, runs: Runs, turn: tuple[Item, ...] = (), *, whole: bool = False
+        self, record: Record, runs: Runs, turn: tuple[Item, ...] = (), put: Put | None = None
     ) -> None:
         self.record = record
         self.events: list[Event] = []
@@ -81,7 +84,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None  # of a run in the background
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
-        self._whole = whole
+        self._put = put
         self._sink: Sink | None = None
         self._handle: Handle | None = None
         self._beginning: asyncio.Task[None] | None = None
@@ -104,7 +107,7 @@ class Run:
             return self
         self._sink = sink
         self._runs.live[self.record.id] = self
-        if not (self.record.background or self._whole):
+        if not (self.record.background or self._put):
             self._beginning = asyncio.get_running_loop().create_task(self._begin())
         # With the record's id in its items' ids the store needs no index to find them.
         self._handle = start(engine, request, replace(caller, response=self.record.id), self)
@@ -168,7 +171,7 @@ class Run:
         elif self.record.background:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.get_running_loop().create_task(self._write_ahead())
-        elif self.begun or self._broken or self._whole:
+        elif self.begun or self._broken or self._put:
             self.visible = len(self.events)
             if self._sink is not None:
                 self._sink.receive(events)
@@ -283,9 +286,9 @@ class Run:
             messages = self._runs.announce(record, response) if record.background else ()
             store = self._runs.store
             with suppress(StoreError):
-                if self._whole:
+                if self._put is not None:
                     whole = replace(record, status=response.status, response=response)
-                    await store.put(whole, turn, messages)
+                    await self._put(whole, turn, messages)
                     stored = True
                 else:
                     rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
@@ -383,11 +386,11 @@ class Runs:
         self._with_upkeep = upkeep
         self._upkeep: asyncio.Task[None] | None = None
 
-    def open(self, record: Record, turn: tuple[Item, ...] = (), *, whole: bool = False) -> Run:
+    def open(self, record: Record, turn: tuple[Item, ...] = (), put: Put | None = None) -> Run:
         """A run for a record, whose lease is renewed from its beginning to its end."""
         if self._upkeep is None or self._upkeep.done():
             self.begin()
-        return Run(record, self, turn, whole=whole)
+        return Run(record, self, turn, put)
 
     def write_soon(self, run: Run) -> None:
         """Have a run store its events, all runs at the same time: so they share a commit."""

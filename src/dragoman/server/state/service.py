@@ -144,7 +144,8 @@ class Memory:
             metadata=own.metadata,
         )
         turn = () if conversation is None else named(own.items, record.id)
-        run = self.runs.open(record, turn, whole=not (background or own.stream))
+        followed = background or own.stream  # or at its end one write stores it
+        run = self.runs.open(record, turn, None if followed else self.store.put)
         if own.include:
             losses = (*self._losses(own), *losses)
         return Plan(whole, record.request, losses, run, background)
