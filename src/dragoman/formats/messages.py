@@ -91,7 +91,7 @@ def messages(request: Request, losses: LossList, id_length: int | None = None) -
                     "items[*]", "dropped", f"the model cannot read a {type_name(item)}", (at,)
                 )
             case _:
-                problem = f"this model's prompt has no place for an item of type {type_name(item)}"
+                problem = f"this model's prompt cannot hold an item of type {type_name(item)}"
                 raise FaultError(unsupported(problem, where))
     return _with_format_instruction(turns, request)
 

@@ -28,18 +28,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What asks us to stop."""
 
 
-class WorkersError(Exception):
-    """The workers cannot be kept running."""
+class HostError(Exception):
+    """The server cannot listen or keep its workers; the message says why, and what to do."""
 
 
 def run_workers(work: Callable[[int, int], None], count: int) -> None:
     """Run `work` in `count` processes until SIGINT or SIGTERM, which are handed on to them.
 
     `work` gets its number, and a file descriptor at whose other end is this process: it closes
-    when we die. Raises WorkersError where processes cannot be forked, or die as soon as started.
+    when we die. Raises HostError where processes cannot be forked, or die as soon as started.
     """
     if not hasattr(os, "fork"):
-        raise WorkersError("Several workers need a system that can fork. Use one.")
+        raise HostError("Several workers need a system that can fork. Use one.")
     crew = _Crew(work)
     before = {sig: signal.signal(sig, crew.stop) for sig in SIGNALS}
     try:
@@ -92,7 +92,7 @@ class _Crew:
         os.close(self._our_end)
         os.close(self._lifeline)
         if failed:
-            raise WorkersError("A worker ended as soon as it was started; see what it said above.")
+            raise HostError("A worker ended as soon as it was started; see what it said above.")
 
     def _be_a_worker(self, number: int) -> None:
         """Runs in the new process, and never returns."""
@@ -119,10 +119,6 @@ PORTS_TRIED = 20
 """How many ports are tried, from the one that was wanted."""
 FAREWELL = 5
 """Seconds connections have to close once all answers have ended."""
-
-
-class HostError(Exception):
-    """The server cannot listen; the message says why, and what to do."""
 
 
 def check(settings: Settings) -> None:

@@ -162,7 +162,7 @@ class Turn(Responder):
 
     def __init__(self, connection: Connection, lane: str | None, plan: Plan) -> None:
         service = connection.service
-        super().__init__(service, connection.exchange, connection.caller, plan.run)
+        super().__init__(service, connection.exchange, connection.caller, plan, RESPONSES)
         self._connection = connection
         self._lane = lane
         # What ends each event: of which lane it is.
@@ -309,7 +309,7 @@ class Connection:
                     plan = plan if isinstance(plan, Plan) else await plan
                     await service.gate.enter()
             turn = Turn(self, lane, plan)
-            turn.start(plan, Warmup(service.engine) if frame.generate is False else None)
+            turn.start(Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:
             self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), lane))
             return False

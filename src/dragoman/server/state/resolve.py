@@ -58,9 +58,11 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
 
 def decided(extra: Extra | None) -> Extra | None:
     """The fields without the note that `store` was left out: an upstream might store then."""
-    return extra and {
-        wire: {k: v for k, v in fields.items() if k != "store"} for wire, fields in extra.items()
-    }
+    left: Extra = {}
+    for wire, fields in (extra or {}).items():
+        if others := {name: value for name, value in fields.items() if name != "store"}:
+            left[wire] = others
+    return left or None
 
 
 class Asked(Struct, frozen=True):
