@@ -109,6 +109,8 @@ class Lowered(Struct, frozen=True):
 
     def client_losses(self, losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
         """Losses of the lowered request, with the client's positions of tools."""
+        if self.tool_positions is None:
+            return losses
         return tuple(replace(loss, field=self._client_path(loss.field)) for loss in losses)
 
     def client_fault(self, fault: Fault) -> Fault:

@@ -9,7 +9,8 @@ from dragoman.core.event import Finished, Progress
 from dragoman.core.fold import fold
 from dragoman.core.item import Message, Token
 from dragoman.wire import json as body
-from dragoman.wire.completions.response import decode_usage, encode_finish, encode_usage, text_of
+from dragoman.wire.completions.response import text_of
+from dragoman.wire.usage import decode_usage, encode_usage
 from tests.wire.completions.speaking import DONE, chunk, failed, hear, heard, sse, tokens
 
 
@@ -187,14 +188,14 @@ def test_counts_nobody_has_a_name_for_are_kept() -> None:
         "prompt_tokens_details": {"cached_tokens": 4, "tiles": 2},
         "completion_tokens_details": "odd",
     }
-    found = decode_usage(given)
+    found = decode_usage(given, "completions")
     assert found is not None
     assert (found.cached_tokens, found.reasoning_tokens) == (4, None)
-    del given["nothing"], given["completion_tokens_details"]
-    assert encode_usage(found) == given
-    both = decode_usage({"prompt_tokens": 1, "completion_tokens": 2})
+    del given["nothing"]
+    assert encode_usage(found, "completions") == given
+    both = decode_usage({"prompt_tokens": 1, "completion_tokens": 2}, "completions")
     assert both is not None
-    assert encode_usage(both)["total_tokens"] == 3
+    assert encode_usage(both, "completions")["total_tokens"] == 3
 
 
 def test_several_choices_each_have_their_text_and_reason() -> None:
@@ -277,11 +278,3 @@ def test_unknown_fields_are_kept_where_they_stood() -> None:
         "choices": [{"index": 0, "stop_reason": 7}],
     }
     assert extra["upstream"] == {"id": "up-1", "created": 7}
-
-
-def test_the_words_of_the_protocol() -> None:
-    assert [encode_finish(word) for word in ("stop", "length", "tool_calls")] == [
-        "stop",
-        "length",
-        "stop",
-    ]
