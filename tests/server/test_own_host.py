@@ -475,7 +475,7 @@ async def until(link: Link, words: bytes) -> None:
             await asyncio.sleep(0)
 
 
-async def test_what_comes_after_a_refusal_is_not_read(wire: str) -> None:
+async def test_bytes_after_a_refusal_are_not_read(wire: str) -> None:
     stub = Stub()
     protocol, link = connected(App(stub, Settings()))
     protocol.data_received(b"\0\r\n\r\n")

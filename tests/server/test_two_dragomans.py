@@ -104,7 +104,7 @@ def test_two_answer_like_one(inner: Product, outer: Product) -> None:
         assert two[case] == one[case], case
 
 
-def test_what_only_responses_can_say_passes_both(inner: Product, outer: Product) -> None:
+def test_responses_only_features_pass_two_servers(inner: Product, outer: Product) -> None:
     body = {
         "model": "script",
         "input": "Please apply the patch to Readme.",
@@ -169,7 +169,7 @@ async def _stop(server: Server, running: asyncio.Task[None]) -> None:
 
 @pytest.mark.parametrize("between", ["auto", "responses"])
 @pytest.mark.parametrize("size", [1, 2])
-async def test_a_ring_is_refused_and_named(size: int, between: str) -> None:
+async def test_loop_of_servers_is_refused(size: int, between: str) -> None:
     async with ring(size, between) as base_url, httpx2.AsyncClient(timeout=60) as client:
         host = base_url.removesuffix("/v1")
         cases = [case for case in CASES if case[1] == "text"]
