@@ -20,12 +20,12 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold, fold
-from dragoman.core.interfaces import Caller, Engine, Handle, Sink
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines.base import fault_from, new_id, start
+from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
 from dragoman.stores.base import LogSegment, OutboxMessage, Record, Store, StoreError, named
 
@@ -437,7 +437,17 @@ class Runs:
 
     def send(self, record: Record, sink: Sink) -> Handle:
         """Have a sink receive the events of a run from the first on, wherever it runs."""
-        return Follower(self.follow(record), sink)
+
+        async def events() -> AsyncGenerator[Event, None]:
+            event: Event | None = None
+            async with aclosing(self.follow(record)) as batches:
+                async for batch in batches:
+                    for event in batch:
+                        yield event
+            if not isinstance(event, TERMINAL):
+                yield Failed(UNFINISHED)
+
+        return Driver(events(), ANYONE, sink)
 
     async def cancel(self, record: Record) -> Record:
         """End a run, wherever it runs; the record as it is after that."""
@@ -447,14 +457,11 @@ class Runs:
             await run.finished()
         elif record.running:
             await self.store.request_cancel(record.tenant, record.id)
-            await self._ended(record)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    async for _ in self.follow(record):
+                        pass
         return await self.store.get(record.tenant, record.id) or record
-
-    async def _ended(self, record: Record) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                async for _ in self.follow(record):
-                    pass
 
     # ---- upkeep --------------------------------------------------------------------------
 
@@ -490,8 +497,10 @@ class Runs:
 
     async def close(self) -> None:
         """Stop what still runs, wait until that is stored, and end the upkeep."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        for timer in (self._upkeep, self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
         runs = tuple(self.live.values())
         for run in runs:
             run.stop(SHUT_DOWN)
@@ -504,7 +513,11 @@ class Runs:
         swept, trouble = 0.0, ""
         while True:
             try:
-                await self._renew()
+                own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
+                if own:
+                    until = time.time() + self.lease
+                    for id in await self.store.renew_leases(list(own), until):
+                        own[id].stop()
                 await self._end_orphans()
                 if time.monotonic() - swept > SWEEP:
                     swept = time.monotonic()
@@ -517,17 +530,6 @@ class Runs:
             except Exception:
                 _log.exception("The upkeep of runs failed, and goes on.")
             await asyncio.sleep(min(1.0, self.lease / 4))
-
-    async def _renew(self) -> None:
-        own = [run for run in self.live.values() if run.begun and not run.ended]
-        if not own:
-            return
-        unwanted = await self.store.renew_leases(
-            [run.record.id for run in own], time.time() + self.lease
-        )
-        for run in own:
-            if run.record.id in unwanted:
-                run.stop()
 
     async def _end_orphans(self) -> None:
         """End the runs that nobody goes on with: their servers died, or, where it was this one,
@@ -550,45 +552,3 @@ class Runs:
             response, rest = fold(events), LogSegment(stored, tuple(events[stored:]))
             messages = self.announce(record, response) if record.background else ()
             await self.store.finish(record.id, response, rest, messages=messages)
-
-
-class Follower:
-    """A handle of one task that reads the events of a run for a sink."""
-
-    def __init__(self, batches: Batches, sink: Sink) -> None:
-        self._batches = batches
-        self._sink: Sink | None = sink  # None once nothing more is wanted
-        self._resumed = asyncio.Event()
-        self._resumed.set()
-        self._task = asyncio.get_running_loop().create_task(self._read())
-
-    def cancel(self) -> None:
-        """Read no more; the run goes on."""
-        self._sink = None
-        self._resumed.set()
-        if self._task is not asyncio.current_task():
-            self._task.cancel()
-
-    def pause(self) -> None:
-        """Read no more until `resume`."""
-        self._resumed.clear()
-
-    def resume(self) -> None:
-        """Read again."""
-        self._resumed.set()
-
-    async def _read(self) -> None:
-        last: Event | None = None
-        try:
-            async with aclosing(self._batches) as batches:
-                async for batch in batches:
-                    last = batch[-1]
-                    if self._sink is None:
-                        return
-                    self._sink.receive(batch)
-                    await self._resumed.wait()
-            if not isinstance(last, TERMINAL) and self._sink is not None:
-                self._sink.receive([Failed(UNFINISHED)])
-        except Exception as error:
-            if self._sink is not None:
-                self._sink.receive([Failed(fault_from(error))])
