@@ -586,7 +586,7 @@ class ChoicesEncoder:
         return extra
 
     def _start(self, event: Started) -> bytes:
-        known = {"id": self.id_prefix + event.id, "object": self.object}
+        known: dict[str, JSON] = {"id": self.id_prefix + event.id, "object": self.object}
         known |= {"created": event.created_at, "model": event.model}
         self._envelope = merge(known, self._unknown(event))
         self._head = OPENING + json.dump(self._envelope)[:-1] + b',"choices":['
@@ -596,10 +596,8 @@ class ChoicesEncoder:
     def _progress(self, event: Progress) -> bytes:
         """The unknown fields in the middle of an answer."""
         raw = (event.data or {}).get(self.name, {}) if event.state == "raw" else {}
-        chunks = (
-            self._chunk(each["index"], self.blank, more=each) for each in raw.get(CHOICES, ())
-        )
-        return b"".join(chunks)
+        given = raw.get(CHOICES, ())
+        return b"".join([self._chunk(each["index"], self.blank, more=each) for each in given])
 
     def _open(self, number: int) -> bytes:
         """What comes before the end of a choice that has said nothing."""

@@ -146,7 +146,7 @@ class Encoder(ChoicesEncoder):
 
     def _text_chunks(self, index: int, texts: list[str]) -> bytes:
         """A chunk for each of these pieces of a text."""
-        choice = self._items[index].choice
+        choice: _Choice = self._items[index].choice
         choice.has_content = True
         head, tail = choice.text_head, b'},"logprobs":null,"finish_reason":null}' + self._tail
         if len(texts) == 1:
@@ -166,7 +166,7 @@ class Encoder(ChoicesEncoder):
             case PartAdded():
                 return self._part_added(self._items[event.index], event.part)
             case PartDone():
-                item = self._items[event.index]
+                item: _Item = self._items[event.index]
                 if isinstance(event.part, Text) and not item.choice.has_content:
                     return self._content(item, "")
                 return self._audio_facts(item, event.part)
