@@ -265,12 +265,15 @@ class Decoder(ChoicesDecoder):
             self._turn.attach_reasoning({NAME: {"reasoning_details": details}}, number)
 
     def _read_whole(self, data: bytes) -> None:
-        turn, answer = self._turn, None
+        turn, answer, usage = self._turn, None, None
         if turn.direct and not turn.started:
             try:
                 answer = _answered(data)
-            except BROKEN:
-                pass
+                usage = decode_usage(answer.usage, NAME)
+                if usage is not None and usage.extra:
+                    json.check_depth(answer.usage)
+            except (*BROKEN, ValueError):
+                answer = None
         if answer is None:
             super()._read_whole(data)
             return
@@ -293,9 +296,7 @@ class Decoder(ChoicesDecoder):
         for name, fields in (("upstream", itself), (NAME, unknown)):
             if given := {field: value for field, value in fields.items() if value is not None}:
                 extra[name] = given
-        turn.usage = decode_usage(answer.usage, NAME)
-        if turn.usage is not None and turn.usage.extra:
-            json.check_depth(answer.usage)
+        turn.usage = usage
         called = [FunctionCall(c.id, c.function.name, c.function.arguments) for c in calls]
         turn.whole_answer(text, called, choice.finish_reason, answer.model, extra)
 
