@@ -179,9 +179,7 @@ async def test_a_folder_is_served_by_its_name(installed: dict[str, Any], folder:
     await engine.close()
 
 
-async def test_a_prompt_that_goes_on_is_not_read_again(
-    installed: dict[str, Any], folder: Path
-) -> None:
+async def test_cached_prompt_is_not_read_again(installed: dict[str, Any], folder: Path) -> None:
     engine = room.prepare(str(folder))()
     first = await answered(engine, asking("Hello!"))
     again = await answered(engine, asking("Hello!"))
@@ -232,7 +230,7 @@ async def test_a_model_of_the_hub_is_fetched_by_its_name(
         (("cuda",), "cuda:1", "cuda:1"),
     ],
 )
-def test_the_device_is_the_best_there_is_or_the_one_asked_for(
+def test_device_is_the_best_available_or_the_requested_one(
     there: tuple[str, ...],
     asked: str,
     chosen: str,
@@ -297,7 +295,9 @@ MISTAKES: list[tuple[Callable[[Path, dict[str, Any]], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "problem"), MISTAKES, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(
+    ("spoil", "problem"), MISTAKES, ids=[problem[:30] for _, problem in MISTAKES]
+)
 def test_model_that_cannot_be_loaded_is_reported(
     spoil: Callable[[Path, dict[str, Any]], object],
     problem: str,
@@ -319,7 +319,7 @@ def test_missing_device_or_model_of_the_hub_is_reported(
         room.prepare("somebody/none")()
 
 
-def test_too_little_memory_is_told_before_it_is_used_up(
+def test_insufficient_memory_is_reported_before_loading(
     installed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed["torch"] = Torch("cuda", free=1e5)
@@ -331,7 +331,7 @@ def test_too_little_memory_is_told_before_it_is_used_up(
         room.prepare(str(folder))()
 
 
-def test_a_network_that_remembers_in_another_way_is_told(
+def test_network_without_key_value_cache_is_reported(
     installed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forward(network: Network, cache_params: Any = None) -> None: ...
@@ -350,7 +350,7 @@ def causal(*, sliding: bool = False) -> tuple[Causal, Network]:
     return Causal(torch, network, lambda: Memory(sliding=sliding), size=SIZE), network
 
 
-def test_a_sequence_that_fails_harms_no_other_and_is_not_kept() -> None:
+def test_failed_sequence_is_isolated_and_not_cached() -> None:
     model, network = causal()
     good, bad = model.open([1, 2, 3]), model.open([4, 5, 6])
     model.step([(good, [1, 2, 3])])
@@ -365,7 +365,7 @@ def test_a_sequence_that_fails_harms_no_other_and_is_not_kept() -> None:
     assert model.open([1, 2, 3, 7, 8]).length == 4
 
 
-def test_a_device_without_memory_for_it_says_to_come_later() -> None:
+def test_full_device_is_overloaded_with_retry_after() -> None:
     model, network = causal()
     network.trouble = OutOfMemoryError("CUDA out of memory")
     (failed,) = model.step([(model.open([1]), [1])])
@@ -373,7 +373,7 @@ def test_a_device_without_memory_for_it_says_to_come_later() -> None:
     assert (failed.fault.code, failed.fault.retry_after) == ("overloaded", "5")
 
 
-def test_of_another_prompt_the_common_beginning_is_kept_if_it_is_most_of_it() -> None:
+def test_cache_is_cut_to_a_common_prefix_that_is_most_of_it() -> None:
     model, _ = causal()
     slot = model.open([1, 2, 3, 4])
     model.step([(slot, [1, 2, 3, 4])])
@@ -383,7 +383,7 @@ def test_of_another_prompt_the_common_beginning_is_kept_if_it_is_most_of_it() ->
     assert (again.length, again.cache.ids) == (3, [1, 2, 3])
 
 
-def test_a_memory_that_slides_is_only_gone_on_from() -> None:
+def test_sliding_cache_is_only_extended() -> None:
     model, _ = causal(sliding=True)
     slot = model.open([1, 2, 3])
     model.step([(slot, [1, 2, 3])])

@@ -145,14 +145,6 @@ async def test_p8_required_reasoning_is_restored_for_a_client_that_drops_it(stre
     assert said.content == "I thought: A clock\nis needed."
 
 
-async def test_p8_without_a_cache_required_reasoning_is_a_space() -> None:
-    async with behind(wordy, profile="deepseek", settings=Settings(reasoning_cache=0)) as server:
-        messages: list[JSON] = [{"role": "user", "content": "What is the time?"}]
-        for _ in range(2):
-            said = await one_turn(server, messages, streamed=False)
-    assert said.content == "I thought:  "
-
-
 async def test_p8_missing_required_reasoning_is_a_space_and_reported() -> None:
     call = {"id": "call_x", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
     messages = [
@@ -196,7 +188,7 @@ async def test_p12_undecryptable_reasoning_is_dropped_at_a_second_try_and_report
 
 
 @asynccontextmanager
-async def remembering(handler: Any, wire: str = "chat") -> AsyncIterator[Behind]:
+async def storing(handler: Any, wire: str = "chat") -> AsyncIterator[Behind]:
     """Dragoman with a memory and a cipher, before a server."""
     settings = Settings()
     memory = Memory(MemoryStore(), cipher=ReasoningCipher(lambda: bytes(32)))
@@ -211,7 +203,7 @@ async def test_p9_with_store_false_encrypted_reasoning_is_accepted_again(streame
     """As coding agents do: store is false, reasoning is asked for sealed, words are not sent."""
     fields = {"tools": TOOLS, "store": False, "include": [ENCRYPTED]}
     ask = [{"role": "user", "content": "What is the time?"}]
-    async with remembering(wordy) as server, server.sdk() as sdk:
+    async with storing(wordy) as server, server.sdk() as sdk:
         if streamed:
             _, first = await server.streamed("responses", input=ask, **fields)
         else:

@@ -56,7 +56,7 @@ async def test_targets_are_served(
     await engine.close()
 
 
-def test_a_target_that_needs_what_is_not_installed_says_what(
+def test_target_with_a_missing_extra_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
@@ -65,7 +65,7 @@ def test_a_target_that_needs_what_is_not_installed_says_what(
         assemble((), ("pocket",), SETTINGS, {})
 
 
-async def test_any_name_goes_to_an_upstream_as_it_is() -> None:
+async def test_any_model_name_is_passed_to_the_only_upstream() -> None:
     async with mock(saying("I am the upstream.")) as up:
         engine = assemble([at(up)], (), SETTINGS, {})
         assert (await answered(engine, asking("any-name"))).text == "I am the upstream."
@@ -128,7 +128,7 @@ MISTAKES: dict[str, tuple[Upstream, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_wrong_with_an_upstream_is_told(name: str) -> None:
+def test_invalid_upstream_is_reported(name: str) -> None:
     upstream, problem = MISTAKES[name]
     with pytest.raises(ConfigurationError) as caught:
         assemble([upstream], (), SETTINGS, {"EMPTY": " ", "BROKEN": "canary\nkey"})
@@ -145,7 +145,7 @@ def test_our_own_clients_keys_are_never_passed_on() -> None:
 # ---- what was discovered -------------------------------------------------------------------
 
 
-def test_what_was_discovered_is_as_if_it_had_been_configured() -> None:
+def test_discovered_servers_become_upstreams() -> None:
     found = [Discovered(PLACE, ("a",), BY_NAME["ollama"]), Discovered("http://h/v1", key_env="K")]
     assert as_upstreams(found) == [
         Upstream(name=PLACE, url=PLACE, profile="ollama"),

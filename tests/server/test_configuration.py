@@ -179,7 +179,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_a_mistake_is_told_with_line_and_field(text: str) -> None:
+def test_mistake_is_reported_with_line_and_field(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read(text)
     assert str(caught.value) == f"dragoman.toml:{MISTAKES[text]}"

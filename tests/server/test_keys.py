@@ -82,7 +82,7 @@ async def test_any_of_the_keys_opens_in_either_header(wire: str, headers: dict[s
         {"x-api-key": ""},
     ],
 )
-async def test_nothing_else_does(wire: str, headers: dict[str, str]) -> None:
+async def test_every_other_key_is_refused(wire: str, headers: dict[str, str]) -> None:
     stub = Stub()
     call = await Call(App(stub, GUARDED), PATHS[wire], asking(wire), headers=headers)()
     assert call.status == 401
@@ -102,7 +102,7 @@ def test_made_keys_are_long_and_differ() -> None:
     assert all(len(key) > 32 for key in keys)
 
 
-def test_keys_are_not_kept_in_the_open() -> None:
+def test_keys_are_not_stored_in_plain_text() -> None:
     keys = Keys((Secret(CANARY),))
     assert CANARY not in repr(vars(keys))
 

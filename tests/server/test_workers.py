@@ -95,7 +95,7 @@ def signalled(sig: int) -> Act:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_handed_on_and_nobody_is_replaced(
+def test_signal_is_passed_on_and_no_worker_is_replaced(
     sig: int, system: Put, handlers: dict[int, object]
 ) -> None:
     played = system(System(signalled(sig), 3, 1, 2))
@@ -126,7 +126,7 @@ def test_workers_that_die_at_once_end_them_all(
     assert {each: signal.getsignal(each) for each in handlers} == handlers
 
 
-def test_nobody_is_started_once_it_is_time_to_stop(system: Put) -> None:
+def test_no_worker_is_started_after_a_signal(system: Put) -> None:
     class Interrupted(System):
         def fork(self) -> int:
             signalled(signal.SIGTERM)()  # it waits until the new one is on the list
@@ -139,7 +139,7 @@ def test_nobody_is_started_once_it_is_time_to_stop(system: Put) -> None:
 
 
 @pytest.mark.parametrize(("ending", "status"), [(None, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
-def test_a_worker_works_and_is_gone(
+def test_worker_exits_with_its_status(
     ending: type[BaseException] | None,
     status: int,
     system: Put,

@@ -184,7 +184,7 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
     assert await store.chain("t", "a1") == ()
 
 
-async def test_live_run_of_an_earlier_version_goes_on(store: Store) -> None:
+async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
     assert await store.renew_leases(["c2", "f0"], 99.0) == ("f0",)
     with pytest.raises(Exception, match="gap"):
         await store.append("c2", LogSegment(0, EVENTS[1:2]))

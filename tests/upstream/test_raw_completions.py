@@ -6,6 +6,7 @@ its chat template rendered here. Both must say the same.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -23,7 +24,7 @@ from dragoman.engines.router import Prompted
 from dragoman.formats.template import Template
 from tests.engines.asking import ask
 from tests.product import dragoman
-from tests.upstream.llamacpp import MODEL_FOLDER, Llamacpp
+from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER, Llamacpp
 from training.tiny.transcripts import ADD, GET_WEATHER, HELLO
 
 WEATHER, PLUS = (FunctionTool(**tool["function"]) for tool in (GET_WEATHER, ADD))
@@ -101,7 +102,7 @@ QUESTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", QUESTIONS)
-async def test_what_comes_out_is_what_the_chat_endpoint_says(
+async def test_raw_completion_equals_the_chat_endpoint(
     raw: CompletionServer, chat: Remote, name: str, stream: bool
 ) -> None:
     items, fields = QUESTIONS[name]
@@ -137,7 +138,7 @@ async def test_a_bare_prompt_passes_through_with_its_tokens(raw: CompletionServe
         assert all(len(token.top) == 2 for token in part.tokens)
 
 
-def test_the_command_line_makes_a_chat_server_of_it(llamacpp: Llamacpp) -> None:
+def test_raw_completions_are_served_as_chat(llamacpp: Llamacpp) -> None:
     words = ("--upstream", llamacpp.base_url, "--wire", "completions", "--format", "hermes")
     with dragoman(*words) as product, OpenAI(base_url=product.base_url, api_key="none") as sdk:
         asked: Any = {"model": "tiny-test", "temperature": 0}
@@ -164,3 +165,8 @@ def test_banner_names_the_model_and_recognises_the_server(llamacpp: Llamacpp) ->
         ["MODEL", "ANSWERED", "BY"],
         [llamacpp.model, llamacpp.base_url, "(llama.cpp)"],
     ]
+
+
+def test_the_model_is_the_committed_one() -> None:
+    digest = hashlib.sha256((MODEL_FOLDER / MODEL_FILE).read_bytes()).hexdigest()
+    assert f"{digest}  {MODEL_FILE}\n" == (MODEL_FOLDER / "tiny.sha256").read_text()

@@ -1,7 +1,6 @@
 """llama.cpp behind Dragoman, spoken to by the official SDK over both protocols.
 
-What the tiny model says is known word for word, so every answer is checked for what it says. What
-llama.cpp does by itself is found in `test_llamacpp_smoke.py`.
+What the tiny model says is known word for word, so every answer is checked for what it says.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ def test_one_call(sdk: OpenAI, choice: str) -> None:
         assert response.status == "completed"
 
 
-def test_a_choice_that_this_server_takes_for_a_hint_is_kept_to(sdk: OpenAI) -> None:
+def test_tool_choice_is_enforced_though_the_server_ignores_it(sdk: OpenAI) -> None:
     """It was asked for the weather, has a tool for it, and is told to take the other one."""
     question = "What is the weather in Paris?"
     tools: Any = [ADD, WEATHER]
@@ -226,7 +225,7 @@ def test_a_call_after_text(sdk: OpenAI) -> None:
 # ---- form, odds and ends -------------------------------------------------------------------
 
 
-def test_a_schema_is_kept_to(sdk: OpenAI) -> None:
+def test_schema_is_enforced(sdk: OpenAI) -> None:
     question = [user("Where is the Eiffel Tower?")]
     expected = Place(city="Paris", country="France")
     parse: Any = sdk.chat.completions.parse
@@ -247,7 +246,7 @@ def test_several_choices_and_a_stop_word(sdk: OpenAI) -> None:
     assert {choice.message.content for choice in completion.choices} == {"1, 2, 3, 4, 5, 6, "}
 
 
-def test_a_picture_for_a_model_without_eyes_is_told(sdk: OpenAI) -> None:
+def test_dropped_image_is_reported(sdk: OpenAI) -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
     content = [{"type": "input_text", "text": "Describe this image."}, picture]
     raw: Any = sdk.responses.with_raw_response.create
@@ -269,7 +268,7 @@ def test_its_own_errors_arrive_as_they_are(sdk: OpenAI, streamed: bool) -> None:
         assert json.loads(caught.value.response.content)["error"]["n_ctx"] == 8192
 
 
-def test_a_name_it_does_not_know_is_its_own_affair(sdk: OpenAI) -> None:
+def test_unknown_model_name_is_passed_to_the_upstream(sdk: OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == [MODEL]
     assert sdk.models.retrieve(MODEL).owned_by == "llamacpp"
     with pytest.raises(openai.NotFoundError) as caught:
@@ -282,7 +281,7 @@ def test_a_name_it_does_not_know_is_its_own_affair(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("ask", [chat, respond])
-def test_who_goes_away_frees_the_slot(sdk: OpenAI, llamacpp: Llamacpp, ask: Any) -> None:
+def test_disconnect_frees_the_slot_of_llamacpp(sdk: OpenAI, llamacpp: Llamacpp, ask: Any) -> None:
     llamacpp.wait_busy(0, seconds=60)
     before = llamacpp.predicted()
     stream = ask(sdk, "Sing for ever.", stream=True)

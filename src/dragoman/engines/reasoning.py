@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
 from dragoman.core.interfaces import Caller, Engine, Sink
 from dragoman.core.item import Call, CustomToolCall, FunctionCall, Item, Message, Reasoning, Thought
@@ -467,6 +468,10 @@ def _digest(item: Reasoning) -> bytes:
     return hashlib.sha256(opaque.encode("utf-8", "surrogatepass")).digest()
 
 
+_RESTORING = frozenset((FunctionCall, CustomToolCall, Reasoning))
+"""Items by which something may have to be restored or dropped."""
+
+
 class CachingReasoning(Wrapper):
     """Middleware that stores what led to calls, and restores it in requests that lack it."""
 
@@ -481,8 +486,10 @@ class CachingReasoning(Wrapper):
         reasoning was brought."""
         if not request.tools and Reasoning not in map(type, request.items):
             return None
-        items, losses = self.cache.restore(caller.tenant, request.model, request.items)
-        asked = request if items is request.items else replace(request, items=items)
+        asked, losses = request, tuple[Loss, ...]()
+        if not _RESTORING.isdisjoint(map(type, request.items)):
+            items, losses = self.cache.restore(caller.tenant, request.model, request.items)
+            asked = request if items is request.items else replace(request, items=items)
         new = partial(_Recording, self.cache, caller.tenant, request.model)
         recordings: dict[int, _Recording] = defaultdict(new)  # by choice
         choices: list[int] = []  # by index
@@ -548,29 +555,29 @@ class RetryingReasoning(Wrapper):
     def __init__(self, engine: Engine, *, again: bool = True) -> None:
         super().__init__(engine)
         self._again = again
-        self._without: LRU[str, bool] = LRU(MODELS)  # models that have none
+        self._without: set[str] = set()  # models that have none
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Request what a client's wire can neither request nor carry, and what a client need not
         request where the answer is stored here. Whether the engine inside is asked again is decided
         at its first events."""
-        wanted = caller.stored or (request.tools and caller.wire not in _CARRYING)
-        asking = wanted and ENCRYPTED not in request.include
-        asking = asking and not self._without.get(request.model)
-        brought = self._again and Reasoning in map(type, request.items) and _has_opaque(request)
-        if not (asking or brought):
-            return None
-        first = _Attempt(request)
+        asking = (
+            (caller.stored or (request.tools and caller.wire not in _CARRYING))
+            and ENCRYPTED not in request.include
+            and request.model not in self._without
+        )
         if asking:
-            include = (*request.include, ENCRYPTED)
-            first = _Attempt(replace(request, include=include), asking=True)
+            first = _Attempt(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
+        elif self._again and Reasoning in map(type, request.items) and _has_opaque(request):
+            first = _Attempt(request)
+        else:
+            return None
         return Prepared(request, start=partial(_Attempts, self, first))
 
-    def second(self, first: _Attempt, batch: list[Event]) -> _Attempt | None:
-        """What to ask where a first batch refuses encrypted reasoning; None where it does not."""
-        if not isinstance(end := batch[-1], Failed) or len(batch) > 2:
-            return None
-        fault, asking = end.fault, first.asking
+    def second(self, first: _Attempt, fault: Fault) -> _Attempt | None:
+        """What to ask where a first attempt was refused; None where that is not about encrypted
+        reasoning."""
+        asking = first.asking
         if fault.upstream_code != CODE:
             refused = fault.code == "upstream_refused" and fault.blame == "client"
             about = _REFUSED.search(fault.message) or (asking and _UNKNOWN.search(fault.message))
@@ -578,7 +585,9 @@ class RetryingReasoning(Wrapper):
                 return None
         request, losses = first.request, first.losses
         if asking and fault.upstream_code != CODE:
-            self._without.put(request.model, True, 1)
+            if len(self._without) >= MODELS:
+                self._without.clear()
+            self._without.add(request.model)
             include = tuple(value for value in request.include if value != ENCRYPTED)
             request, asking = replace(request, include=include), False
         if self._again and _has_opaque(request):
@@ -629,34 +638,40 @@ class _Attempts:
         await wait_closed(self._handle)
 
     def _receive_first(self, events: list[Event]) -> None:
-        second = self._wrapper.second(self._attempt, events)
-        if second is None:
-            if any(not isinstance(event, Started) for event in events):
-                self.receive = self._sink.receive  # it is answered: nothing is left to be done
-            events = self._with_losses(events)
-            self._begun = True
-            self._sink.receive(events)
-            return
-        self._attempt = second
-        self.receive = self._receive_second
-        self._handle = start(self._wrapper.engine, second.request, self._caller, self)
-        if self._paused:
-            self._handle.pause()
+        begin, end = events[0], events[-1]
+        if isinstance(end, Failed) and len(events) <= 2:
+            second = self._wrapper.second(self._attempt, end.fault)
+            if second is not None:
+                self._attempt = second
+                self.receive = self._receive_second
+                self._handle = start(self._wrapper.engine, second.request, self._caller, self)
+                if self._paused:
+                    self._handle.pause()
+                return
+        if end is not begin or not isinstance(begin, Started):
+            self.receive = self._sink.receive  # it is answered: nothing is left to be done
+        self._begun = True
+        self._sink.receive(self._with_losses(events))
 
     def _receive_second(self, events: list[Event]) -> None:
-        if events := self._with_losses(events):
+        begin, end, losses = events[0], events[-1], self._attempt.losses
+        if not self._begun:
+            events = self._with_losses(events)
+        else:  # there is no second beginning, so the end reports the losses
+            if losses and isinstance(end, Finished):
+                events = [*events[:-1], replace(end, losses=(*end.losses, *losses))]
+            if isinstance(begin, Started):
+                events = events[1:]
+        if events:
             self._sink.receive(events)
 
-    def _with_losses(self, batch: list[Event]) -> list[Event]:
-        """A batch with the losses of the attempt; without a second beginning."""
-        attempt, first, last = self._attempt, batch[0], batch[-1]
-        if self._begun and attempt.losses and isinstance(last, Finished):
-            batch = [*batch[:-1], replace(last, losses=(*last.losses, *attempt.losses))]
-        if not isinstance(first, Started):
-            return batch
-        if self._begun:
-            return batch[1:]
-        losses = first.losses
-        if attempt.asking:
-            losses = tuple(loss for loss in losses if loss.field != ASKING)
-        return [replace(first, losses=(*losses, *attempt.losses)), *batch[1:]]
+    def _with_losses(self, events: list[Event]) -> list[Event]:
+        """A batch whose beginning has the losses of the attempt, and none that was not asked for by
+        the client."""
+        begin, attempt = events[0], self._attempt
+        if not isinstance(begin, Started):
+            return events
+        losses = begin.losses
+        if attempt.asking and losses:
+            losses = tuple([loss for loss in losses if loss.field != ASKING])
+        return [replace(begin, losses=(*losses, *attempt.losses)), *events[1:]]

@@ -138,7 +138,7 @@ class App:
     @property
     def busy(self) -> int:
         """How many answers are being given to clients."""
-        return self._roster.count
+        return len(self._roster.works)
 
     @property
     def background(self) -> int:

@@ -17,7 +17,7 @@ from dragoman.wire.protocol import STANDARD
 from tests.oracle import problems, request_problems, sdk_problems
 from tests.wire.chat.answering import ASKED, TEXT, body, chunk, chunks, hear, sse, tell
 from tests.wire.chat.test_cases import STREAMS, stream
-from tests.wire.chat.test_request import FIELDS
+from tests.wire.chat.test_request import TRANSLATIONS
 
 NAMES = (
     *("text with usage, fingerprint and tier", "annotations", "audio", "an answer of no words"),
@@ -113,13 +113,13 @@ def test_failure_in_the_stream_is_an_sdk_error_with_its_message() -> None:
     assert caught.value.code == "upstream_cut"
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("unknown", "min_p")])
-def test_encoded_request_fits_the_published_schema(name: str) -> None:
-    wire = {"model": "m", "messages": [{"role": "user", "content": "x"}], **FIELDS[name][0]}
-    said = json.loads(
-        CHAT.encode_request(CHAT.decode_request(json.dumps(wire).encode()), STANDARD)[0]
-    )
-    assert request_problems(said, "chat") == request_problems(wire, "chat")
+@pytest.mark.parametrize(
+    "body", [c["body"] for c in TRANSLATIONS if c["name"].startswith("field ")]
+)
+def test_encoded_request_fits_the_published_schema(body: Any) -> None:
+    request = CHAT.decode_request(json.dumps(body).encode())
+    encoded = json.loads(CHAT.encode_request(request, STANDARD)[0])
+    assert request_problems(encoded, "chat") == request_problems(body, "chat")
 
 
 def test_sdk_stream_helper_gathers_a_custom_call() -> None:

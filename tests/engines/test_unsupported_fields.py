@@ -1,0 +1,65 @@
+"""Fields that a prompt cannot express are reported by every engine that makes prompts."""
+
+import pytest
+
+from dragoman.core.event import Failed
+from dragoman.core.item import Message
+from dragoman.core.request import FunctionTool, Request
+from dragoman.engines.base import unsupported_fields
+from dragoman.engines.pocket import pocket
+from tests.engines.asking import ask
+
+DIAL = FunctionTool("dial", parameters={"type": "object", "properties": {}})
+
+
+def asked(**fields: object) -> Request:
+    return Request(model="pocket", items=(Message("user", "Hello!"),), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, []),
+        ({"modalities": ("text",)}, []),
+        ({"modalities": ("text", "audio")}, ["modalities"]),
+        ({"max_tool_calls": 0, "verbosity": "low"}, ["max_tool_calls", "verbosity"]),
+        ({"web_search": {}}, ["web_search_options"]),
+        ({"extra": {"chat": {"mirostat": 2, "chat_template_kwargs": {}}}}, ["mirostat"]),
+    ],
+)
+async def test_p37_fields_without_a_place_in_the_prompt_are_reported(
+    fields: dict[str, object], told: list[str]
+) -> None:
+    request = asked(**fields)
+    assert [loss.field for loss in unsupported_fields(request)] == told
+    engine = pocket()
+    response = await ask(engine, request)
+    assert [loss.field for loss in response.losses] == told
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tools": (DIAL,)}, []),
+        ({"tools": (DIAL,), "parallel_tool_calls": False}, ["parallel_tool_calls"]),
+        ({"tools": (DIAL,), "parallel_tool_calls": False, "tool_choice": "required"}, []),
+        ({"parallel_tool_calls": False}, []),
+        ({"extra": {"chat": {"guided_choice": ["yes", "no"]}}}, []),
+    ],
+)
+async def test_unenforced_fields_of_a_token_model_are_reported(
+    fields: dict[str, object], told: list[str]
+) -> None:
+    engine = pocket()
+    response = await ask(engine, asked(**fields))
+    assert [loss.field for loss in response.losses] == told
+    await engine.close()
+
+
+async def test_a_stored_prompt_is_refused() -> None:
+    engine = pocket()
+    (failed,) = [event async for event in engine.stream(asked(prompt={"id": "pmpt_1"}))]
+    assert isinstance(failed, Failed)
+    assert (failed.fault.code, failed.fault.param) == ("unsupported", "prompt")
+    await engine.close()

@@ -1,0 +1,132 @@
+"""Conversations, made and used by the official SDK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.state.storing import Server
+from tests.server.stubs import Call
+
+
+def said(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": text, **fields}
+
+
+def texts(items: Any) -> list[str]:
+    return [item.content[0].text for item in items]
+
+
+async def test_a_conversation_is_made_labelled_and_forgotten(server: Server) -> None:
+    talk = await server.sdk.conversations.create(metadata={"k": "v"}, items=[said("Hi")])
+    assert talk.id.startswith("conv_")
+    again = await server.sdk.conversations.retrieve(talk.id)
+    assert again.to_dict() == talk.to_dict()
+    labelled = await server.sdk.conversations.update(talk.id, metadata={"k": "w"})
+    assert labelled.metadata == {"k": "w"}
+    gone = await server.sdk.conversations.delete(talk.id)
+    assert (gone.id, gone.deleted) == (talk.id, True)
+    with pytest.raises(openai.NotFoundError):
+        await server.sdk.conversations.retrieve(talk.id)
+
+
+async def test_an_empty_conversation_needs_no_body(server: Server) -> None:
+    call = await Call(server.app, "/v1/conversations", b"")()
+    assert (call.status, call.json["metadata"]) == (200, {})
+
+
+async def test_items_are_added_listed_read_and_removed(server: Server) -> None:
+    items = server.sdk.conversations.items
+    talk = await server.sdk.conversations.create(items=[said("a", id="msg_a")])
+    added = await items.create(talk.id, items=[said("b"), said("c", id="msg_c")])
+    assert texts(added.data) == ["b", "c"]
+    listed = [item async for item in items.list(talk.id, order="asc", limit=2)]
+    assert texts(listed) == ["a", "b", "c"]
+    one = await items.retrieve("msg_c", conversation_id=talk.id)
+    assert texts([one]) == ["c"]
+    await items.delete("msg_c", conversation_id=talk.id)
+    with pytest.raises(openai.NotFoundError):
+        await items.retrieve("msg_c", conversation_id=talk.id)
+    with pytest.raises(openai.NotFoundError):
+        await items.delete("msg_c", conversation_id=talk.id)
+
+
+async def test_responses_are_added_to_their_conversation(server: Server) -> None:
+    talk = await server.sdk.conversations.create(items=[said("a")])
+    for word in ("b", "c"):
+        answer = await server.sdk.responses.create(model="stub", input=word, conversation=talk.id)
+        assert answer.conversation is not None
+        assert answer.conversation.id == talk.id
+    engine: Any = server.app._engine
+    assert [item.text for item in engine.asked[-1][0].items] == ["a", "b", "Hello, world", "c"]
+    listed = [item async for item in server.sdk.conversations.items.list(talk.id, order="asc")]
+    assert texts(listed) == ["a", "b", "Hello, world", "c", "Hello, world"]
+    assert len({item.id for item in listed}) == 5
+    call = await server.ask(previous_response_id=answer.id, input="d")
+    assert call.status == 200
+    whole = ["a", "b", "Hello, world", "c", "Hello, world", "d"]
+    assert [item.text for item in engine.asked[-1][0].items] == whole
+
+
+async def test_a_conversation_that_is_not_stored_does_not_grow(server: Server) -> None:
+    talk = await server.sdk.conversations.create(items=[said("a")])
+    await server.ask(conversation={"id": talk.id}, store=False)
+    listed = [item async for item in server.sdk.conversations.items.list(talk.id)]
+    assert texts(listed) == ["a"]
+
+
+async def test_unknown_conversation_is_refused_by_name(server: Server) -> None:
+    call = await server.ask(conversation="conv_nothing")
+    assert (call.status, call.json["error"]["param"]) == (404, "conversation")
+    talk = await server.sdk.conversations.create()
+    both = await server.ask(conversation=talk.id, previous_response_id="resp_1")
+    assert (both.status, both.json["error"]["param"]) == (400, "conversation")
+    for method, path in (
+        ("GET", "/conv_nothing"),
+        ("GET", "/conv_nothing/items"),
+        ("GET", f"/{talk.id}/nothing"),
+        ("GET", f"/{talk.id}/items/a/b"),
+        ("DELETE", "/conv_nothing"),
+        ("DELETE", f"/{talk.id}/nothing"),
+    ):
+        call = await Call(server.app, f"/v1/conversations{path}", b"", method=method)()
+        assert call.status == 404
+    for path, body in (
+        ("/conv_nothing", {"metadata": {}}),
+        ("/conv_nothing/items", {"items": []}),
+        (f"/{talk.id}/nothing", {}),
+    ):
+        call = await Call(server.app, f"/v1/conversations{path}", body)()
+        assert call.status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("", {"items": "a"}, "items"),
+        ("", {"items": [said("a")] * 21}, "items"),
+        ("", {"items": [said("a", id="1"), said("b", id="1")]}, "items[1].id"),
+        ("", {"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ("/ID", {}, "metadata"),
+        ("/ID/items", {}, "items"),
+        ("/ID/items", {"items": [said("b", id="taken")]}, "items"),
+    ],
+)
+async def test_invalid_conversation_field_is_named(
+    server: Server, path: str, body: dict[str, Any], param: str
+) -> None:
+    talk = await server.sdk.conversations.create(items=[said("a", id="taken")])
+    call = await Call(server.app, f"/v1/conversations{path}".replace("ID", talk.id), body)()
+    assert (call.status, call.json["error"]["param"]) == (400, param)
+
+
+async def test_an_item_of_a_response_is_added_by_reference(server: Server) -> None:
+    first = await server.sdk.responses.create(model="stub", input="Hi")
+    talk = await server.sdk.conversations.create(
+        items=[{"type": "item_reference", "id": first.output[0].id}]  # type: ignore[list-item]
+    )
+    await server.sdk.responses.create(model="stub", input="Go on", conversation=talk.id)
+    asked = server.app._engine.asked[-1][0]
+    assert [item.text for item in asked.items] == ["Hello, world", "Go on"]

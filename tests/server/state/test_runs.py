@@ -1,0 +1,351 @@
+"""Runs: replayed, in the background, in the foreground, and on other servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.error import Fault
+from dragoman.core.event import Failed
+from dragoman.core.item import Message
+from dragoman.core.request import Request
+from dragoman.server.app import App
+from dragoman.server.settings import Settings
+from dragoman.server.state.run import Runs
+from dragoman.server.state.service import ENCODER_VERSION, Memory
+from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
+from dragoman.stores.memory import MemoryStore
+from tests.server.state.storing import Server, all_ended, frames, identity, opened, storing
+from tests.server.stubs import OPENING, Call, Stub, closing, word
+
+# ---- replay --------------------------------------------------------------------------------
+
+
+async def test_the_official_sdk_resumes_a_stream(server: Server) -> None:
+    numbers = []
+    async with server.sdk.responses.stream(model="stub", input="Hi", background=True) as stream:
+        async for event in stream:
+            numbers.append(event.sequence_number)
+            if len(numbers) == 4:
+                break
+    id = (await server.memory.store.list_responses("", None, Paging())).records[0].id
+    async with server.sdk.responses.stream(
+        response_id=f"resp_{id}", starting_after=numbers[-1]
+    ) as stream:
+        async for event in stream:
+            numbers.append(event.sequence_number)
+        final = await stream.get_final_response()
+    assert numbers == list(range(len(numbers)))
+    assert final.output_text == "Hello, world"
+
+
+# ---- background ----------------------------------------------------------------------------
+
+
+async def test_background_response_completes_without_its_client(store: Store) -> None:
+    go = asyncio.Event()
+    async with storing(
+        Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
+    ) as server:
+        queued = await server.sdk.responses.create(model="stub", input="Hi", background=True)
+        assert (queued.status, queued.background, queued.output) == ("queued", True, [])
+        engine = server.app._engine
+        await engine.begun.wait()
+        now = await server.sdk.responses.retrieve(queued.id)
+        assert now.status in ("queued", "in_progress")
+        go.set()
+        await all_ended(server)
+        done = await server.sdk.responses.retrieve(queued.id)
+        assert (done.status, done.output_text, done.id) == ("completed", "Hello", queued.id)
+
+
+async def test_background_stream_continues_after_a_disconnect(store: Store) -> None:
+    go = asyncio.Event()
+    async with storing(
+        Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
+    ) as server:
+        call = server.begin(stream=True, background=True)
+        task = asyncio.create_task(call())
+        await call.until(lambda: b'"Hel"' in call.body)
+        call.hang_up()
+        await task
+        seen = frames(call.body)
+        opening = [json.loads(frame.split(b"data: ")[1]) for frame in seen[:3]]
+        assert [event["type"] for event in opening] == [
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+        ]
+        assert [event["response"]["status"] for event in opening] == [
+            "queued",
+            "queued",
+            "in_progress",
+        ]
+        id = opening[0]["response"]["id"]
+        resumed = server.reading(f"/{id}?stream=true&starting_after={len(seen) - 1}")
+        following = asyncio.create_task(resumed())
+        go.set()
+        await following
+        whole = await server.get(f"/{id}?stream=true")
+        assert b"".join(seen) + resumed.body == whole.body
+
+
+async def test_a_background_response_is_cancelled_once_and_for_all(store: Store) -> None:
+    never = asyncio.Event()
+    async with storing(Stub(*OPENING, word("Hel"), never), store) as server:
+        queued = await server.sdk.responses.create(model="stub", input="Hi", background=True)
+        engine = server.app._engine
+        await engine.begun.wait()
+        for _ in range(2):
+            cancelled = await server.sdk.responses.cancel(queued.id)
+            assert cancelled.status == "cancelled"
+        assert engine.cancelled.is_set()
+        assert engine.running == 0
+
+
+async def test_a_background_response_waits_for_its_turn() -> None:
+    go = asyncio.Event()
+    memory = Memory(MemoryStore())
+    engine = Stub(*OPENING, word("Hel"), go, *closing("Hel"))
+    app = App(engine, Settings(concurrency=1), memory)
+    body = {"model": "stub", "input": "Hi", "background": True}
+    first, second = [(await Call(app, "/v1/responses", body)()).json["id"] for _ in range(2)]
+    await engine.begun.wait()
+    assert len(engine.asked) == 1
+    waiting = await Call(app, f"/v1/responses/{second}", method="GET")()
+    assert waiting.json["status"] == "queued"
+    go.set()
+    for id in (first, second):
+        replay = Call(app, f"/v1/responses/{id}", method="GET")
+        replay._scope["query_string"] = b"stream=true"
+        assert b"response.completed" in (await replay()).body
+    await app.close()
+
+
+async def test_background_needs_store(server: Server) -> None:
+    call = await server.ask(background=True, store=False)
+    assert (call.status, call.json["error"]["param"]) == (400, "background")
+
+
+async def test_running_response_cannot_be_continued(store: Store) -> None:
+    async with storing(Stub(*OPENING, asyncio.Event()), store) as server:
+        queued = await server.ask(background=True)
+        call = await server.ask(previous_response_id=queued.json["id"])
+        assert (call.status, call.json["error"]["param"]) == (400, "previous_response_id")
+
+
+async def test_deleting_a_run_stops_it(store: Store) -> None:
+    async with storing(Stub(*OPENING, asyncio.Event()), store) as server:
+        queued = await server.ask(background=True)
+        engine = server.app._engine
+        await engine.begun.wait()
+        await server.sdk.responses.delete(queued.json["id"])
+        assert engine.running == 0
+
+
+async def test_a_failure_in_the_background_is_in_the_record(store: Store) -> None:
+    fault = Fault("upstream_unreachable", "It is not there.", "upstream")
+    async with storing(Stub(Failed(fault)), store) as server:
+        queued = await server.ask(background=True)
+        await all_ended(server)
+        done = await server.sdk.responses.retrieve(queued.json["id"])
+        assert done.status == "failed"
+        assert done.error is not None
+        assert "not there" in done.error.message
+
+
+# ---- in the foreground -----------------------------------------------------------------------
+
+
+async def test_disconnect_cancels_a_foreground_run(store: Store) -> None:
+    never = asyncio.Event()
+    async with storing(Stub(*OPENING, word("Hel"), never), store) as server:
+        call = server.begin(stream=True)
+        task = asyncio.create_task(call())
+        await call.until(lambda: b'"Hel"' in call.body)
+        call.hang_up()
+        await task
+        id = identity(call)
+        await all_ended(server)
+        found = await server.sdk.responses.retrieve(id)
+        assert (found.status, found.output_text) == ("cancelled", "Hel")
+        assert server.app._engine.running == 0
+
+
+async def test_a_second_reader_follows_a_foreground_run(store: Store) -> None:
+    go = asyncio.Event()
+    async with storing(
+        Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
+    ) as server:
+        call = server.begin(stream=True)
+        task = asyncio.create_task(call())
+        await call.until(lambda: b'"Hel"' in call.body)
+        id = identity(call)
+        second = server.reading(f"/{id}?stream=true")
+        following = asyncio.create_task(second())
+        await second.until(lambda: b'"Hel"' in second.body)
+        go.set()
+        await task
+        await following
+        assert frames(second.body) == frames(call.body)
+
+
+async def test_failure_before_the_first_event_is_not_stored(store: Store) -> None:
+    fault = Fault("upstream_unreachable", "It is not there.", "upstream")
+    async with storing(Stub(Failed(fault)), store) as server:
+        for stream in (False, True):
+            call = await server.ask(stream=stream)
+            assert call.status == 502
+        await all_ended(server)
+        assert (await server.memory.store.list_responses("", None, Paging())).records == ()
+
+
+class Broken:
+    """A store that fails at one thing."""
+
+    def __init__(self, inside: Store, *names: str) -> None:
+        self._inside = inside
+        self._names = names
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._names:
+            return getattr(self._inside, name)
+
+        async def fail(*_: Any) -> None:
+            raise StoreError("The disk is full.")
+
+        return fail
+
+
+@pytest.mark.parametrize(
+    ("names", "stream"),
+    [(("begin",), True), (("finish",), True), (("append", "finish"), True), (("put",), False)],
+)
+async def test_failing_store_costs_the_record_and_not_the_answer(
+    names: tuple[str, ...], stream: bool
+) -> None:
+    broken: Any = Broken(opened("memory", Path()), *names)
+    async with storing(Stub(), broken) as server:
+        call = await server.ask(stream=stream)
+        assert b"Hello" in call.body
+        if stream:
+            assert b"store" in call.body.split(b"event: response.completed")[0]
+        else:
+            assert "store" in call.headers["x-dragoman-loss"]
+
+
+# ---- other servers ---------------------------------------------------------------------------
+
+
+async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_path: Path) -> None:
+    store = opened("sqlite", tmp_path)
+    async with storing(Stub(), store) as server:
+        request = server.memory  # a server that remembers
+        for id, events in (("dead", (*OPENING, word("Hel"))), ("young", ())):
+            record = Record(
+                id=id,
+                tenant="",
+                wire="responses",
+                created_at=0,
+                request=Request(model="m", items=(Message("user", "Hi"),), store=True),
+                owner="dead",
+                lease=1.0,
+                dialect="openai",
+                version=ENCODER_VERSION,
+            )
+            await store.begin(record)
+            if events:
+                await store.append(id, LogSegment(0, events))
+        await request.runs._end_orphans()
+        found = await server.sdk.responses.retrieve("resp_dead")
+        assert (found.status, found.output_text) == ("failed", "Hel")
+        assert found.error is not None
+        assert "stopped before its end" in found.error.message
+        assert (await server.sdk.responses.retrieve("resp_young")).status == "failed"
+        replay = await server.get("/resp_dead?stream=true")
+        assert frames(replay.body)[-2].startswith(b"event: response.failed")
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+@pytest.mark.parametrize("said", [False, True])
+async def test_orphan_without_events_is_requeued_where_configured(
+    tmp_path: Path, requeue: bool, said: bool
+) -> None:
+    store = opened("sqlite", tmp_path)
+    async with storing(Stub(), store, requeue=requeue) as server:
+        asked = Request(model="m", items=(Message("user", "Hi", id="m1"),), store=True)
+        record = Record(
+            id="dead",
+            tenant="",
+            wire="responses",
+            created_at=0,
+            request=asked,
+            status="queued",
+            background=True,
+            owner="dead",
+            lease=1.0,
+            dialect="openai",
+        )
+        await store.begin(record)
+        if said:
+            await store.append("dead", LogSegment(0, OPENING))
+        await server.memory.runs._end_orphans()
+        async for _ in server.memory.runs.follow(record):
+            pass
+        found = await server.sdk.responses.retrieve("resp_dead")
+        again = requeue and not said
+        assert found.status == ("completed" if again else "failed")
+        assert len(server.app._engine.asked) == again
+
+
+async def test_upkeep_continues_after_an_exception(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(MemoryStore(), lease=0.01)
+    trouble = [RuntimeError("odd"), StoreError("It is full."), StoreError("It is full.")]
+    calm = asyncio.Event()
+
+    async def end_orphans() -> None:
+        if trouble:
+            raise trouble.pop(0)
+        calm.set()
+
+    monkeypatch.setattr(runs, "_end_orphans", end_orphans)
+    runs.begin()
+    async with asyncio.timeout(10):
+        await calm.wait()
+    await runs.close()
+    assert "upkeep" in caplog.text
+    assert caplog.text.count("It is full.") == 1
+
+
+async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    async with (
+        storing(Stub(*OPENING, word("Hel"), never), opened("sqlite", tmp_path), lease=60.0) as one,
+        storing(Stub(), opened("sqlite", tmp_path), lease=60.0) as two,
+    ):
+        queued = await one.ask(background=True)
+        id = queued.json["id"]
+        resumed = two.reading(f"/{id}?stream=true")
+        following = asyncio.create_task(resumed())
+        await resumed.until(lambda: b'"Hel"' in resumed.body)
+        cancelled = await two.sdk.responses.cancel(id)
+        assert cancelled.status == "cancelled"
+        await following
+        assert one.app._engine.running == 0
+
+
+async def test_runs_are_ended_when_the_server_shuts_down(tmp_path: Path) -> None:
+    async with storing(Stub(*OPENING, asyncio.Event()), opened("sqlite", tmp_path)) as server:
+        id = (await server.ask(background=True)).json["id"]
+        await server.app._engine.begun.wait()
+    async with storing(Stub(), opened("sqlite", tmp_path)) as again:
+        found = await again.sdk.responses.retrieve(id)
+        assert found.status == "failed"
+        assert found.error is not None
+        assert "shut down" in found.error.message

@@ -1,0 +1,114 @@
+"""What the store is given, and when: unary answers whole, background events before they show."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.stores.base import Paging, Store
+from dragoman.stores.memory import MemoryStore
+from tests.server.state.storing import BOUND, frames, identity, storing
+from tests.server.state.test_ends import Slow
+from tests.server.stubs import OPENING, Stub, closing, word
+
+
+class Spy:
+    """A store that notes which of its methods are called."""
+
+    def __init__(self, inside: Store) -> None:
+        self._inside = inside
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.called.append(name)
+        return getattr(self._inside, name)
+
+
+async def test_unary_answer_is_stored_by_one_call_and_a_stream_by_its_begin_and_end() -> None:
+    spy: Any = Spy(MemoryStore())
+    writes = {"begin", "append", "finish", "put", "delete"}
+    async with storing(Stub(), spy, upkeep=False) as server:
+        await server.ask()
+        assert [name for name in spy.called if name in writes] == ["put"]
+        spy.called.clear()
+        await server.ask(stream=True)
+        assert [name for name in spy.called if name in writes] == ["begin", "finish"]
+
+
+async def test_unary_answer_is_not_in_the_store_before_its_end(store: Store) -> None:
+    gate = asyncio.Event()
+    async with storing(Stub(*OPENING, word("a"), gate, *closing("a")), store) as server:
+        asked = asyncio.create_task(server.ask())
+        while not server.memory.runs.live:
+            await asyncio.sleep(0)
+        assert (await store.list_responses("", None, Paging())).records == ()
+        gate.set()
+        call = await asked
+        (record,) = (await store.list_responses("", None, Paging())).records
+        assert call.json["id"] == f"resp_{record.id}"
+        assert record.status == "completed"
+
+
+async def test_unary_answer_that_is_stored_streams_byte_for_byte_from_every_place(
+    store: Store,
+) -> None:
+    async with storing(Stub(), store) as server:
+        id = (await server.ask()).json["id"]
+        whole = frames((await server.get(f"/{id}?stream=true")).body)
+        assert whole[-2].startswith(b"event: response.completed")
+        for number in range(len(whole) - 1):
+            rest = await server.get(f"/{id}?stream=true&starting_after={number}")
+            assert rest.body == b"".join(whole[number + 1 :])
+        assert (await server.get(f"/{id}?stream=true")).body == b"".join(whole)
+
+
+async def test_background_event_is_not_shown_before_it_is_stored(store: Store) -> None:
+    slow: Any = Slow(store, "append")
+    stub = Stub(*OPENING, word("a"), asyncio.Event())
+    async with storing(stub, slow) as server:
+        call = asyncio.create_task(server.ask(background=True, stream=True))
+        async with asyncio.timeout(BOUND):
+            await slow.asked.wait()
+            (run,) = server.memory.runs.live.values()
+            while len(run.events) < len(OPENING) + 1:
+                await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert run.events
+        assert run.visible == 0
+        slow.go.set()
+        async with asyncio.timeout(BOUND):
+            while run.visible < len(run.events):
+                await asyncio.sleep(0)
+        stored = await store.log(run.record.id)
+        assert sum(len(segment.events) for segment in stored) == run.visible
+        run.stop()
+        await call
+
+
+async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: Store) -> None:
+    gate = asyncio.Event()
+    stub = Stub(*OPENING, word("a"), gate, *closing("a"))
+    async with storing(stub, store, upkeep=False) as server:
+        asked = await server.ask(background=True)
+        (run,) = server.memory.runs.live.values()
+        await store.renew_leases([run.record.id], 1.0)
+        await server.memory.runs._end_orphans()
+        gate.set()
+        await run.finished()
+        found = await server.get(f"/{asked.json['id']}")
+        assert found.json["status"] == "completed"
+
+
+async def test_log_of_another_encoder_version_is_not_replayed(store: Store) -> None:
+    async with storing(Stub(), store) as server:
+        id = identity(await server.ask(stream=True))
+        (record,) = (await store.list_responses("", None, Paging())).records
+        assert (await server.get(f"/{id}?stream=true")).status == 200
+        await store.delete("", record.id)
+        await store.put(replace(record, version=record.version - 1))
+        refused = await server.get(f"/{id}?stream=true")
+        assert (refused.status, refused.json["error"]["param"]) == (400, "stream")
+        assert (await server.get(f"/{id}")).status == 200

@@ -1,0 +1,273 @@
+"""Webhooks: signed as the official SDK checks it, tried again, sent to no address by accident."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from dragoman.core.error import Fault
+from dragoman.server.config import EVENTS, ConfigurationError, Webhook, read
+from dragoman.server.settings import Settings
+from dragoman.server.state import webhooks
+from dragoman.server.state.service import open_memory
+from dragoman.server.state.webhooks import Receiver, Sender, Webhooks
+from dragoman.stores.base import OutboxMessage, StoreError
+from tests.mock import Asked, Reply, mock, plain
+from tests.server.state.storing import Server, opened, storing
+from tests.server.stubs import OPENING, Stub
+
+KEY = bytes(range(32))
+SECRET = f"whsec_{b64encode(KEY).decode()}"
+LOOPBACK = ("127.0.0.1",)
+
+
+class Inbox:
+    """Takes messages, and answers them with these statuses, the last one for ever."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses or (200,))
+        self.came: asyncio.Queue[tuple[dict[str, str], bytes]] = asyncio.Queue()
+        self.url = ""
+
+    def take(self, asked: Asked) -> Reply:
+        self.came.put_nowait((asked.headers, asked.body))
+        status = self.statuses[0] if len(self.statuses) == 1 else self.statuses.pop(0)
+        return plain(status, b"")
+
+
+@asynccontextmanager
+async def inbox(*statuses: int) -> AsyncIterator[Inbox]:
+    box = Inbox(*statuses)
+    async with mock(box.take) as up:
+        box.url = f"http://127.0.0.1:{up.port}/hook"
+        yield box
+
+
+def telling(url: str, *events: str, allow: tuple[str, ...] = LOOPBACK) -> Webhooks:
+    return Webhooks([Receiver(url=url, key=KEY, events=events or EVENTS, allow=allow)])
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "LOOK", 0.01)
+    monkeypatch.setattr(webhooks, "DELAYS", (0.0, 0.0))
+
+
+async def ask(server: Server, **fields: Any) -> str:
+    server.memory.begin()
+    answer = await server.sdk.responses.create(
+        model="stub", input="Hi", extra_body={"background": True, **fields}
+    )
+    return answer.id
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_sdk_verifies_and_parses_the_webhook(kind: str, tmp_path: Path) -> None:
+    async with (
+        inbox() as box,
+        storing(Stub(), opened(kind, tmp_path), webhooks=telling(box.url)) as server,
+    ):
+        id = await ask(server)
+        headers, data = await box.came.get()
+        event = server.sdk.webhooks.unwrap(data, headers, secret=SECRET)
+        assert event.type == "response.completed"
+        assert event.data.id == id
+        assert event.id == headers["webhook-id"]
+        assert event.created_at > 1_700_000_000
+        with pytest.raises(openai.InvalidWebhookSignatureError):
+            server.sdk.webhooks.unwrap(data + b" ", headers, secret=SECRET)
+        assert (await server.sdk.responses.retrieve(id)).status == "completed"
+
+
+async def test_each_end_has_a_name_of_its_own() -> None:
+    failed = Fault("overloaded", "No.", "server")
+    for cues, name in (((*OPENING, failed), "failed"), ((*OPENING, 60), "cancelled")):
+        async with (
+            inbox() as box,
+            storing(Stub(*cues), webhooks=telling(box.url)) as server,
+        ):
+            id = await ask(server)
+            if name == "cancelled":
+                await server.sdk.responses.cancel(id)
+            _, data = await box.came.get()
+            assert json.loads(data)["type"] == f"response.{name}"
+
+
+async def test_unsubscribed_event_sends_no_webhook() -> None:
+    async with inbox() as box:
+        hooks = telling(box.url, "response.failed")
+        async with storing(Stub(), webhooks=hooks) as server:
+            await ask(server)
+            await server.sdk.responses.create(model="stub", input="in the foreground")
+            for run in tuple(server.memory.runs.live.values()):
+                await run.finished()
+            assert await server.memory.store.take_due(2e9 * 10, 0.0) == ()
+
+
+async def test_webhook_is_retried(tmp_path: Path) -> None:
+    async with inbox(503, 302, 200) as box:
+        hooks = telling(box.url)
+        async with storing(Stub(), webhooks=hooks) as server:
+            await ask(server)
+            came = [await box.came.get() for _ in range(3)]
+            assert len({headers["webhook-id"] for headers, _ in came}) == 1
+            assert len({data for _, data in came}) == 1
+            while await server.memory.store.take_due(0.0, 0.0):
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(500, 3), (410, 1)])
+async def test_webhook_is_dropped_after_its_attempts(
+    status: int, attempts: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with inbox(status) as box, storing(Stub(), webhooks=telling(box.url)) as server:
+        await ask(server)
+        said = ""
+        while "given up" not in said:
+            await asyncio.sleep(0.01)
+            said += capsys.readouterr().err
+        assert f"after {attempts} attempts: the receiver answered with status {status}" in said
+        assert box.came.qsize() == attempts
+        assert await server.memory.store.take_due(2e10, 0.0) == ()
+
+
+async def test_webhook_to_a_private_address_is_not_sent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with inbox() as box:
+        for url in (box.url, box.url.replace("127.0.0.1", "localhost")):
+            async with storing(Stub(), webhooks=telling(url, allow=())) as server:
+                await ask(server)
+                said = ""
+                while "given up" not in said:
+                    await asyncio.sleep(0.01)
+                    said += capsys.readouterr().err
+                assert "may not be called" in said
+        assert box.came.empty()
+
+
+async def test_unsent_webhook_is_sent_by_the_next_server(tmp_path: Path) -> None:
+    async with inbox() as box:
+        hooks = telling(box.url)
+        async with storing(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as first:
+            first.memory._sender.begin = lambda: None  # it dies before it can send
+            id = await ask(first)
+            for run in tuple(first.memory.runs.live.values()):
+                await run.finished()
+        assert box.came.empty()
+        async with storing(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as second:
+            second.memory.begin()
+            _, data = await box.came.get()
+            assert json.loads(data)["data"]["id"] == id
+
+
+async def test_webhook_is_sent_for_an_orphaned_run(tmp_path: Path) -> None:
+    async with inbox() as box:
+        hooks = telling(box.url)
+        first = storing(Stub(*OPENING, 60), opened("sqlite", tmp_path), lease=0.1)
+        async with first as here:
+            await ask(here)
+            assert here.memory.runs._upkeep is not None
+            here.memory.runs._upkeep.cancel()
+            store = opened("sqlite", tmp_path)
+            async with storing(Stub(), store, webhooks=hooks, lease=0.1) as second:
+                second.memory.begin()
+                _, data = await box.came.get()
+                assert json.loads(data)["type"] == "response.failed"
+
+
+async def test_message_without_receiver_is_deleted() -> None:
+    class Outbox:
+        def __init__(self) -> None:
+            self.settled = asyncio.Event()
+            self.troubles = 1
+
+        async def take_due(
+            self, now: float, until: float, most: int = 20
+        ) -> tuple[OutboxMessage, ...]:
+            if self.troubles:
+                self.troubles -= 1
+                raise StoreError("The disk is full.")
+            return (OutboxMessage(id="a", target="http://gone", body=b"", due=0.0),)
+
+        async def settle(self, id: str, due: float | None = None) -> None:
+            assert (id, due) == ("a", None)
+            self.settled.set()
+
+    outbox = Outbox()
+    sender = Sender(outbox, telling("http://other"))
+    sender.begin()
+    await outbox.settled.wait()
+    await sender.close()
+
+
+async def test_silent_webhook_receiver_times_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(webhooks, "PATIENCE", 0.05)
+    held: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda reader, writer: held.append(writer), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    sender = Sender(opened("memory", Path()), hooks := telling(url))
+    receiver = hooks.find(url)
+    assert receiver is not None
+    letter = OutboxMessage(id="a", target=url, body=b"{}", due=0.0)
+    problem, worth = await sender._attempt(letter, receiver)
+    assert "0.05 s" in problem
+    assert worth
+    await sender.close()
+    for writer in held:
+        writer.close()
+    server.close()
+
+
+TABLE = "[[webhooks]]\nurl = '{url}'\nsecret_env = 'HOOK'\n"
+
+
+def test_webhooks_are_read_from_the_file() -> None:
+    text = TABLE.format(url="https://x.test/") + "events = ['response.failed']\nallow = ['::1']"
+    assert read(text).webhooks == (
+        Webhook(
+            url="https://x.test/",
+            secret_env="HOOK",
+            events=("response.failed",),
+            allow=("::1",),
+        ),
+    )
+    with pytest.raises(ConfigurationError, match=r"toml:4: webhooks\[0\].events: has 'nothing'"):
+        read(TABLE.format(url="https://x.test/") + "events = ['nothing']")
+
+
+@pytest.mark.parametrize(
+    ("url", "secret", "problem"),
+    [
+        ("https://x.test/", "", "HOOK should hold a secret"),
+        ("https://x.test/", "plain words", "HOOK should hold a secret"),
+        ("https://x.test/", "whsec_!", "HOOK should hold a secret"),
+        ("ftp://x.test/", SECRET, "url cannot be used"),
+    ],
+)
+def test_invalid_webhook_is_a_configuration_error(url: str, secret: str, problem: str) -> None:
+    hooks = [Webhook(url=url, secret_env="HOOK")]
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        open_memory(Settings(store="memory"), {"HOOK": secret}, hooks)
+    assert "plain" not in str(caught.value)
+
+
+async def test_configured_webhooks_are_used() -> None:
+    memory = open_memory(
+        Settings(store="memory"), {"HOOK": SECRET}, [Webhook(url="http://x/", secret_env="HOOK")]
+    )
+    assert memory is not None
+    assert memory._sender._webhooks.find("http://x/") == Receiver(
+        url="http://x/", key=KEY, events=EVENTS
+    )
+    await memory.close()
