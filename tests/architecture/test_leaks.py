@@ -57,7 +57,7 @@ def test_this_checkout_is_not_named() -> None:
     assert not [name for name, text in searched_texts() if here in text]
 
 
-def test_the_rules_see_what_they_are_for() -> None:
+def test_rules_find_secrets_and_paths() -> None:
     assert MACHINE_PATH.search(" /" + "home/jane/x.py")
     assert SECRET.search("key = sk-" + "proj-" + "a1B2" * 6)
     assert not SECRET.search("task-based-and-risk-free-" + "words" * 6)

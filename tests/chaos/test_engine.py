@@ -23,7 +23,7 @@ async def upstream() -> AsyncIterator[Stage]:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
 @pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
-async def test_a_row_becomes_what_it_expects(upstream: Stage, case: Case, stream: bool) -> None:
+async def test_row_gives_the_expected_response(upstream: Stage, case: Case, stream: bool) -> None:
     engine = Remote(upstream.base_url, wire=case.wire, key="k")
     try:
         async with asyncio.timeout(DEADLINE):

@@ -218,10 +218,13 @@ PROBLEMS: dict[str, tuple[list[str], str]] = {
     "no file": (["--at", "gguf:none.gguf"], "none.gguf is no file."),
     "no address": (["--at", "nonsense"], "nonsense: 'nonsense' is neither an http(s) address"),
     "half an address": (["--at", "http://[::1"], "http://[::1: the URL has a malformed host"),
-    "no key": (["--at", "http://127.0.0.1:9", "--key-env", "NO_KEY"], "NO_KEY is empty."),
+    "no key": (
+        ["--at", "http://127.0.0.1:9", "--key-env", "NO_KEY"],
+        "The environment variable NO_KEY should hold the key",
+    ),
     "a broken key": (
         ["--at", "http://127.0.0.1:9", "--key-env", "BROKEN"],
-        "http://127.0.0.1:9: the key holds characters that no header can carry.",
+        "The key in the environment variable BROKEN may have printable ASCII only.",
     ),
 }
 
@@ -275,7 +278,9 @@ def test_all_models_are_listed_however_many(up: Mock) -> None:
 
 
 def test_demo_engine_lists_one_model() -> None:
-    assert seen("models", "--at", "script").splitlines()[1:] == ["  script  this program"]
+    assert seen("models", "--at", "script").splitlines()[1:] == [
+        "  script  this program  (a demo, not a model)"
+    ]
 
 
 # ---- chat ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from dragoman.server.state.history import History, answered, asked, exported, na
 from dragoman.stores.base import Record, Retention
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sqlite import SqliteStore
-from tests.server.memory.remembering import remembering
+from tests.server.state.storing import storing
 from tests.server.stubs import OPENING, Call, Stub, saying, word
 
 
@@ -39,7 +39,7 @@ async def remember(
     folder: Path, *texts: str, cues: tuple[Any, ...] = (), stream: bool = False
 ) -> list[str]:
     """Have these texts asked and stored; the ids of the answers."""
-    async with remembering(Stub(*cues), SqliteStore(folder / "store.db")) as server:
+    async with storing(Stub(*cues), SqliteStore(folder / "store.db")) as server:
         for text in texts:
             await server.ask(input=text, stream=stream)
         found = {asked(each): each async for each in History(server.memory.store).records()}
@@ -84,7 +84,7 @@ def test_the_log_is_exported_as_lines_of_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def ask() -> None:
-        async with remembering(Stub(), SqliteStore(tmp_path / "store.db")) as server:
+        async with storing(Stub(), SqliteStore(tmp_path / "store.db")) as server:
             await server.ask(input="Hi", metadata={"k": "v"})
             messages = [{"role": "user", "content": "Hi"}]
             body = {"model": "stub", "messages": messages, "store": True}
@@ -125,7 +125,7 @@ async def test_tail_follows_a_running_response(tmp_path: Path) -> None:
     go = asyncio.Event()
     *events, last = saying("Hello", ", world")
     path = tmp_path / "store.db"
-    async with remembering(Stub(*events, go, last), SqliteStore(path)) as server:
+    async with storing(Stub(*events, go, last), SqliteStore(path)) as server:
         answer = await server.sdk.responses.create(model="stub", input="Hi", background=True)
         reader = SqliteStore(path)
         seen = []
@@ -168,7 +168,7 @@ def test_key_selects_its_tenant(
     asyncio.run(keep())
     assert main(["log", *where(tmp_path)]) == 1
     assert main(["log", "--key-env", "KEY", *where(tmp_path)]) == 1
-    assert "KEY is empty" in capsys.readouterr().err
+    assert "variable KEY should hold" in capsys.readouterr().err
     monkeypatch.setenv("KEY", "sesame")
     assert main(["log", "--key-env", "KEY", *where(tmp_path)]) == 0
     assert "resp_a" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import VERSION
 from dragoman.net.errors import NetError
 from dragoman.server.config import ConfigurationError
-from dragoman.server.host import HostError, WorkersError
+from dragoman.server.host import HostError
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> list[Namespace]:
@@ -51,7 +51,6 @@ def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
         NetError("What happened."),
         ConfigurationError("What happened."),
         HostError("What happened."),
-        WorkersError("What happened."),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -146,7 +145,6 @@ REFUSED = {
     "serve --workers many": "--workers: invalid workers value: 'many'",
     "serve --retries -1": "--retries: a request is tried again at most 10 times",
     "serve --retries 11": "--retries: a request is tried again at most 10 times",
-    "serve --wire smoke": "--wire: invalid choice: 'smoke'",
     "serve --upstream": "--upstream: expected one argument",
     "ask --port": "unrecognized arguments: --port",
     "models a": "unrecognized arguments: a",

@@ -304,7 +304,14 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["scrpt"],
         "There is no target 'scrpt'. There is: pocket, script, hf:…, gguf:…; for a server,",
     ),
-    "a profile": (["--upstream", NOBODY, "--profile", "olama"], "There is no profile 'olama'."),
+    "a profile": (
+        ["--upstream", NOBODY, "--profile", "olama"],
+        f"{NOBODY}: profile is 'olama', and must be one of ",
+    ),
+    "a wire": (
+        ["--upstream", NOBODY, "--wire", "smoke"],
+        f"{NOBODY}: wire is 'smoke', and must be one of auto, chat, completions, responses.",
+    ),
     "an address": (
         ["--upstream", "localhost:9/v1"],
         "localhost:9/v1: the URL must begin with http:// or https://",

@@ -155,7 +155,7 @@ def response(answer: Answer) -> dict[str, Any]:
 
 
 @NAMES
-def test_answer_fits_the_schemas_and_says_what_the_model_learned(
+def test_answer_fits_the_schemas_and_has_the_learned_text(
     target: Target, answers: Answers, name: str
 ) -> None:
     for streamed in (False, True):

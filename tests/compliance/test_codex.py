@@ -24,7 +24,6 @@ from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.prompt import ByteTokenizer, Control, Prompt
 from dragoman.server.testing import transport
 from dragoman.wire.responses import RESPONSES
-from tests.compliance import readers
 from tests.mock import Asked, Reply, chunk, mock, plain, stream
 from tests.oracle import request_problems
 from tests.product import dragoman
@@ -174,15 +173,24 @@ def more(index: int, arguments: str) -> dict[str, Any]:
     return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
 
+def collected(text: str) -> list[dict[str, Any]]:
+    """What Codex takes out of a stream: finished items, and a completed response with its usage."""
+    lines = text.split("\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if "data: {" in line]
+    (end,) = [event["response"] for event in events if event["type"] == "response.completed"]
+    assert end["id"]
+    assert end["usage"]["total_tokens"] >= 0
+    assert events[-1]["type"] == "response.completed"
+    return [event["item"] for event in events if event["type"] == "response.output_item.done"]
+
+
 async def ask(server: Behind, body: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
     """The items that the agent takes out of the stream, and what it is told was lost."""
     headers = {"user-agent": "codex_cli_rs/0.169.0", "originator": "codex_cli_rs"}
     async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
         answer = await client.post(f"{server.base_url}/responses", json=body)
     assert answer.status_code == 200, answer.text
-    said = [line.removeprefix("data: ") for line in answer.text.split("\n") if "data: {" in line]
-    items = readers.item_collector(map(json.loads, said))
-    return items, answer.headers["x-dragoman-loss"]
+    return collected(answer.text), answer.headers["x-dragoman-loss"]
 
 
 async def test_p16_codex_turn_is_translated_for_a_chat_server() -> None:
@@ -299,7 +307,7 @@ def test_codex_turn_is_answered_by_llama_cpp(llamacpp: Llamacpp) -> None:
     with dragoman("--upstream", llamacpp.base_url) as product:
         short = product.post("responses", {**body, "temperature": 0})
         whole = product.post("responses", {**long, "temperature": 0, "max_output_tokens": 30})
-    (message,) = readers.item_collector(short.data[:-1])
+    (message,) = collected(short.body.decode())
     assert message["content"][0]["text"] == "pong"
     assert whole.status == 200, whole.body
     assert whole.data[-2]["type"] in ("response.completed", "response.incomplete")
@@ -358,9 +366,7 @@ async def test_p16_codex_turn_is_answered_by_a_token_model(
     for _ in range(2):  # the second time with what came of the first
         answer = await ask_local(engine, turn("local", [*PAST, SEARCHED, *items]))
         assert answer.status_code == 200, answer.text
-        lines = answer.text.split("\n")
-        said = [line.removeprefix("data: ") for line in lines if "data: {" in line]
-        thought, message, search, *patches = readers.item_collector(map(json.loads, said))
+        thought, message, search, *patches = collected(answer.text)
         assert thought["content"] == [{"type": "reasoning_text", "text": "Search first."}]
         assert message["content"][0]["text"] == "Searching."
         assert (search["name"], search["namespace"]) == ("search", "mcp__docs")

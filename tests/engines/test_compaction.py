@@ -71,16 +71,16 @@ def folded(events: list[Event]) -> Response:
 
 
 @given(st.text())
-def test_a_blob_of_ours_opens_and_says_what_was_put_in(text: str) -> None:
+def test_encoded_summary_is_decoded(text: str) -> None:
     assert decode_summary(encode_summary(text)) == text
 
 
 @pytest.mark.parametrize("blob", ["", "gAAAA", "dragoman.summary.1.@@@", "dragoman.summary.1.a"])
-def test_other_blobs_do_not_open(blob: str) -> None:
+def test_foreign_summary_is_not_decoded(blob: str) -> None:
     assert decode_summary(blob) is None
 
 
-def test_a_summary_stands_for_what_came_before_it() -> None:
+def test_summary_replaces_earlier_items() -> None:
     items = (
         *TALK,
         Compaction(encode_summary("old")),
@@ -108,7 +108,7 @@ def test_a_summary_stands_for_what_came_before_it() -> None:
         ([{"type": "compaction", "compact_threshold": 0}], None),
     ],
 )
-def test_the_threshold_is_what_the_request_says(rules: Any, limit: int | None) -> None:
+def test_threshold_is_read_from_the_request(rules: Any, limit: int | None) -> None:
     assert threshold(Request(model="m", context_management=rules)) == limit
 
 
@@ -130,7 +130,7 @@ async def test_beyond_the_threshold_a_summary_comes_first() -> None:
     assert question.context_management is None
 
 
-async def test_what_the_answer_told_at_its_beginning_is_told_at_its_end() -> None:
+async def test_losses_of_the_answer_are_kept_after_compaction() -> None:
     told = Loss("seed", "dropped", "the model knows no seeds")
 
     class Telling(Model):
@@ -222,7 +222,7 @@ class Picky(Model):
         raise FaultError(FAULT)
 
 
-async def test_what_cannot_be_counted_fails() -> None:
+async def test_failed_count_fails_the_answer() -> None:
     request = Request(model="m", items=TALK, context_management=AT_ONCE)
     assert await heard(Compacting(Picky()), request) == [Failed(FAULT)]
     with pytest.raises(FaultError):
@@ -283,7 +283,7 @@ class Small(Script):
         return 42
 
 
-async def test_what_fits_is_asked_and_the_rest_is_told() -> None:
+async def test_truncated_input_is_reported() -> None:
     small = Small()
     request = Request(model="m", items=LONG, truncation="auto", max_output_tokens=100)
     events = await heard(Truncating(small), request)

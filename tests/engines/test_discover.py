@@ -74,7 +74,7 @@ async def test_silence_is_not_waited_for(client: Client, monkeypatch: pytest.Mon
     assert await answer(client, Reply([], hang=True)) is None
 
 
-async def test_only_what_answers_is_found_and_one_of_us_only_when_asked(
+async def test_only_answering_servers_are_discovered_and_ours_on_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with (
@@ -98,7 +98,7 @@ async def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert "canary" not in repr(found)
 
 
-async def test_the_environment_may_name_one_of_us_or_nobody(
+async def test_environment_url_of_a_dragoman_is_skipped(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "PORTS", ())
@@ -114,7 +114,7 @@ async def test_the_environment_may_name_one_of_us_or_nobody(
             assert [server.base_url for server in found] == [url]
 
 
-async def test_what_is_no_address_is_left_for_whoever_uses_it(client: Client) -> None:
+async def test_invalid_url_is_passed_on_unchanged(client: Client) -> None:
     for url in ("nonsense", "http://[::1"):
         found = await discover({"OPENAI_BASE_URL": url}, client=client)
         assert found[0].base_url == url
@@ -140,7 +140,7 @@ async def test_what_is_no_address_is_left_for_whoever_uses_it(client: Client) ->
         ),
     ],
 )
-def test_what_the_environment_names(environ: dict[str, str], expected: list[Any]) -> None:
+def test_upstreams_of_the_environment(environ: dict[str, str], expected: list[Any]) -> None:
     found = [
         (server.base_url, server.key_env, server.profile.name if server.profile else None)
         for server in named(environ)

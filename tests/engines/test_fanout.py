@@ -89,7 +89,7 @@ async def test_each_answer_is_a_choice_and_usage_adds_up() -> None:
     assert [(loss.field, loss.action) for loss in response.losses] == [("n", "emulated")]
 
 
-async def test_each_is_asked_for_one_and_with_a_seed_of_its_own() -> None:
+async def test_each_request_has_no_n_and_its_own_seed() -> None:
     upstream = Upstream(answer("a"), answer("b"))
     await collect(upstream, asking(2, seed=7))
     assert [request.sampling.n for request in upstream.asked] == [None, None]
@@ -119,7 +119,7 @@ async def test_a_failure_before_the_beginning_is_the_only_event() -> None:
     assert await collect(Upstream([refused], [refused]), asking(2)) == [refused]
 
 
-async def test_an_engine_that_raises_is_a_fault_that_shows_no_words_of_it() -> None:
+async def test_exception_is_a_fault_without_its_message() -> None:
     events = await collect(Upstream(RuntimeError("sk-canary"), answer("b")), asking(2))
     assert isinstance(events[-1], Failed)
     assert events[-1].fault.code == "internal"
@@ -165,7 +165,7 @@ async def test_progress_finds_its_item_again() -> None:
     assert [e.index for e in events if isinstance(e, Progress)] == [None, item]
 
 
-def test_usage_that_nobody_reported_stays_unreported() -> None:
+def test_absent_usage_stays_absent() -> None:
     assert add_usage([]) is None
     assert add_usage([Usage()]) == Usage()
     assert add_usage([Usage(cached_tokens=0), Usage()]) == Usage(cached_tokens=0)
@@ -173,7 +173,7 @@ def test_usage_that_nobody_reported_stays_unreported() -> None:
     assert add_usage([Usage(input_tokens=1, extra=extra)]) == Usage(input_tokens=1, extra=extra)
 
 
-async def test_what_any_end_says_was_lost_is_told_once() -> None:
+async def test_late_losses_of_all_choices_are_reported_once() -> None:
     same, other = Loss("input", "dropped", "cut"), Loss("tool_choice", "dropped", "held back")
     answers = [answer("a"), answer("b"), answer("c")]
     for events, losses in zip(answers, ((same,), (), (same, other)), strict=True):
@@ -184,7 +184,7 @@ async def test_what_any_end_says_was_lost_is_told_once() -> None:
     assert last.losses == (same, other)
 
 
-async def test_only_so_many_are_asked_at_the_same_time() -> None:
+async def test_concurrent_requests_are_limited() -> None:
     running = most = 0
 
     async def ask(request: Request) -> AsyncGenerator[Event, None]:

@@ -63,7 +63,7 @@ async def test_the_listing_has_the_files_name_and_the_context(engine: LlamaCpp) 
     assert (model.extra or {})["models"]["context_window"] == CONTEXT
 
 
-async def test_nobody_else_can_ask_its_server(engine: LlamaCpp) -> None:
+async def test_llamacpp_server_requires_its_key(engine: LlamaCpp) -> None:
     body = b'{"messages": [{"role": "user", "content": "Hello!"}]}'
     request = urllib.request.Request(f"{engine.base_url}/chat/completions", body)
     with pytest.raises(urllib.error.HTTPError, match="401") as refused:
@@ -71,7 +71,7 @@ async def test_nobody_else_can_ask_its_server(engine: LlamaCpp) -> None:
     refused.value.close()
 
 
-async def test_a_format_of_ours_can_be_put_in_front() -> None:
+async def test_format_option_replaces_the_servers_template() -> None:
     engine = prepare(FILE, threads=1, context=CONTEXT, format=str(folder_of_the_template()))()
     assert (await answered(engine, asking("Hello!"))).text == HELLO
     await engine.close()
@@ -137,7 +137,7 @@ async def test_closing_stops_the_server_in_the_midst_of_a_song() -> None:
 # ---- what cannot be served -----------------------------------------------------------------
 
 
-def test_a_missing_extra_is_told_with_the_line_that_brings_it(
+def test_missing_extra_is_reported_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(room, "find_spec", lambda name: None)
@@ -145,7 +145,7 @@ def test_a_missing_extra_is_told_with_the_line_that_brings_it(
         room.prepare(FILE)
 
 
-def test_what_is_no_file_or_no_gguf_is_told(tmp_path: Path) -> None:
+def test_missing_or_foreign_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"absent\.gguf is no file\.$"):
         room.prepare(tmp_path / "absent.gguf")
     other = tmp_path / "other.gguf"
@@ -154,7 +154,7 @@ def test_what_is_no_file_or_no_gguf_is_told(tmp_path: Path) -> None:
         room.prepare(other)
 
 
-def test_a_broken_file_is_told(tmp_path: Path) -> None:
+def test_broken_file_is_reported(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(FILE.read_bytes()[:5000])
     with pytest.raises(ValueError, match=re.escape(f"llama.cpp cannot run {broken}: ")):
@@ -162,12 +162,12 @@ def test_a_broken_file_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["context", "parallel", "threads"])
-def test_a_number_that_makes_no_sense_is_told(name: str) -> None:
+def test_invalid_number_is_reported(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be at least 1, not 0"):
         room.prepare(FILE, **{name: 0})
 
 
-def test_an_unknown_format_is_told_before_the_model_is_loaded() -> None:
+def test_unknown_format_is_reported_before_loading() -> None:
     with pytest.raises(ValueError, match="There is no format 'moon'"):
         room.prepare(FILE, format="moon")
 
@@ -197,7 +197,7 @@ def said(events: list[Event]) -> list[tuple[str, list[str]]]:
 @given(
     st.text("a \n`{é😀", max_size=6), st.lists(st.text('{"é😀a', min_size=1), min_size=1), st.data()
 )
-def test_what_stands_before_a_text_is_cut_off(
+def test_tokens_before_the_text_are_cut_off(
     head: str, words: list[str], data: st.DataObject
 ) -> None:
     """Wherever the first token ends, inside a character too."""
@@ -242,7 +242,7 @@ def test_tokens_without_any_text_are_none_of_it() -> None:
     assert said(aligned(turn)) == [("", [])]
 
 
-def test_what_is_no_text_is_left_alone() -> None:
+def test_reasoning_is_left_unchanged() -> None:
     turn = Turn("1", 0, "m", think=None)
     turn.reasoning("Hm", 0, (token(" Hm"),))
     turn.text("a", 0, (token(" a"),))

@@ -30,7 +30,7 @@ def test_a_target_is_known_by_its_name_before_it_is_loaded() -> None:
     assert find_target("pocket").note == "a demonstration model"
 
 
-def test_what_is_no_target_is_told() -> None:
+def test_unknown_target_is_reported() -> None:
     with pytest.raises(
         ValueError, match=r"no target 'moon'\. There is: pocket, script, hf:…, gguf:"
     ):
@@ -46,7 +46,7 @@ def test_a_client_of_a_file_is_one_line() -> None:
         assert client.respond("Hello!", temperature=0).text == HELLO
 
 
-def test_a_client_of_a_folder_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_of_a_folder_reports_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'dragoman\[transformers\]'"):
         connect("hf:./nowhere")
@@ -80,7 +80,7 @@ def test_a_template_in_a_file_of_its_own_comes_first(tmp_path: Path) -> None:
     assert find_format(place).render(ASKED).text == "Hi.!"
 
 
-def test_what_is_neither_is_told(tmp_path: Path) -> None:
+def test_unknown_format_is_reported(tmp_path: Path) -> None:
     assert not is_format("morse")
     with pytest.raises(ValueError, match="no format 'morse'"):
         find_format("morse")

@@ -86,7 +86,7 @@ async def test_silence_for_a_second_means_chat(
     await up.probes[-1].gone  # the question was not left hanging
 
 
-async def test_where_nobody_is_there_nothing_is_known(client: Client) -> None:
+async def test_unreachable_server_has_no_wires(client: Client) -> None:
     async with mock(plain(500, b"")) as up:
         base_url = up.base_url
     assert (await look(client, base_url, ())).wires == ()

@@ -71,13 +71,13 @@ def recalled(
         (OPEN, CALL, ENCRYPTED_ITEM, CustomToolCall("call_2", "sh", "ls")),
     ],
 )
-def test_p9_what_led_to_a_call_is_put_back_where_it_was(answer: tuple[Item, ...]) -> None:
+def test_p9_reasoning_before_a_call_is_restored_in_its_place(answer: tuple[Item, ...]) -> None:
     kept = cache(*answer)
     bare = [item for item in answer if not isinstance(item, Reasoning)]
     assert recalled(kept, ASK, *bare, RESULT, ASK) == (ASK, *answer, RESULT, ASK)
 
 
-def test_p9_one_of_several_calls_is_enough_and_none_brings_it_twice() -> None:
+def test_p9_one_of_several_calls_restores_reasoning_once() -> None:
     second = FunctionCall("call_2", "clock", "{}")
     kept = cache(ENCRYPTED_ITEM, CALL, second)
     assert recalled(kept, ASK, second, RESULT) == (ASK, ENCRYPTED_ITEM, second, RESULT)
@@ -86,7 +86,7 @@ def test_p9_one_of_several_calls_is_enough_and_none_brings_it_twice() -> None:
     assert recalled(kept, tight) == (ENCRYPTED_ITEM, tight)
 
 
-def test_p9_words_that_came_back_alone_get_their_encrypted_content_again() -> None:
+def test_p9_text_without_its_encrypted_content_is_completed() -> None:
     """Chat shows a summary as reasoning, and a client may bring that back."""
     shown = Reasoning((Thought(" A clock.\n\nI need a clock. "),))
     both = replace(ENCRYPTED_ITEM, content=OPEN.content)
@@ -103,7 +103,7 @@ def test_p9_words_that_came_back_alone_get_their_encrypted_content_again() -> No
         Reasoning((Thought("A clock."),), extra={"chat": {"reasoning_details": [1]}}),
     ],
 )
-def test_what_a_client_says_itself_stands(brought: Reasoning) -> None:
+def test_reasoning_of_the_client_is_not_replaced(brought: Reasoning) -> None:
     asked = (ASK, brought, CALL, RESULT)
     assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
 
@@ -114,7 +114,7 @@ def test_reasoning_inside_the_text_is_not_put_beside_it() -> None:
     assert recalled(cache(inline, CALL), *asked) == asked
 
 
-def test_a_turn_begins_with_what_was_put_back() -> None:
+def test_restored_reasoning_begins_the_turn() -> None:
     """A mark says that a message of the assistant follows another; the first item has it."""
     begun = replace(CALL, extra={**TURN, "chat": {"x": 1}})
     kept = cache(ENCRYPTED_ITEM, CALL)
@@ -138,13 +138,13 @@ def test_a_turn_begins_with_what_was_put_back() -> None:
         replace(CALL, call_id="call_9"),
     ],
 )
-def test_another_call_of_the_same_id_gets_nothing(other: FunctionCall) -> None:
+def test_another_call_with_the_same_id_restores_nothing(other: FunctionCall) -> None:
     """Some servers count their calls from 0 in every conversation."""
     asked = (ASK, other)
     assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
 
 
-def test_the_oldest_goes_when_there_is_no_more_room() -> None:
+def test_oldest_entry_is_evicted() -> None:
     kept = ReasoningCache(2_000)
     for number in range(10):
         call = replace(CALL, call_id=f"call_{number}")
@@ -163,7 +163,7 @@ def test_the_oldest_goes_when_there_is_no_more_room() -> None:
 # ---- when the model changes ------------------------------------------------------------------
 
 
-def test_p13_for_another_model_words_stay_and_encrypted_content_is_dropped_and_reported() -> None:
+def test_p13_for_another_model_only_text_is_restored_and_loss_reported() -> None:
     items, losses = cache(ENCRYPTED_ITEM, CALL).restore("ada", "other", (ASK, CALL))
     assert items == (ASK, replace(ENCRYPTED_ITEM, encrypted=None, id=None), CALL)
     assert [(loss.field, loss.action) for loss in losses] == [(ENCRYPTED, "dropped")]
@@ -179,7 +179,7 @@ def test_p13_for_another_model_words_stay_and_encrypted_content_is_dropped_and_r
     "opaque",
     [ENCRYPTED_ITEM, replace(OPEN, extra={"chat": {"reasoning_details": [{"signature": "s"}]}})],
 )
-def test_p13_a_blob_that_a_client_carries_is_known_by_its_maker(opaque: Reasoning) -> None:
+def test_p13_encrypted_content_of_a_client_is_known_by_its_model(opaque: Reasoning) -> None:
     kept = cache(opaque)
     asked = (ASK, opaque, SAID, ASK)
     assert kept.restore("ada", "m", asked) == (asked, ())
@@ -225,7 +225,7 @@ def history(turns: list[list[Item]], *, bare: bool) -> tuple[Item, ...]:
 
 
 @given(answers())
-def test_p13_what_comes_back_is_what_there_was_to_the_byte(turns: list[list[Item]]) -> None:
+def test_p13_restored_history_is_identical(turns: list[list[Item]]) -> None:
     kept = ReasoningCache()
     for turn in turns:
         kept.store("ada", "m", turn)
@@ -236,7 +236,7 @@ def test_p13_what_comes_back_is_what_there_was_to_the_byte(turns: list[list[Item
 
 
 @given(answers())
-def test_p13_nothing_encrypted_reaches_another_model_and_all_words_do(
+def test_p13_another_model_gets_all_text_and_nothing_encrypted(
     turns: list[list[Item]],
 ) -> None:
     kept = ReasoningCache()
@@ -278,7 +278,7 @@ class Model(Script):
         return self.answer
 
 
-async def test_p9_an_engine_gets_back_what_its_client_could_not_carry() -> None:
+async def test_p9_reasoning_the_client_dropped_is_restored() -> None:
     model = Model()
     engine = CachingReasoning(model)
     first = fold(await heard(engine, FIRST))
@@ -287,7 +287,7 @@ async def test_p9_an_engine_gets_back_what_its_client_could_not_carry() -> None:
     assert model.asked[-1].items == (ASK, model.answer.output[0], CALL, RESULT)
 
 
-async def test_p13_an_engine_of_another_model_is_told_of() -> None:
+async def test_p13_change_of_model_is_reported() -> None:
     model = Model()
     engine = CachingReasoning(model)
     await heard(engine, FIRST)

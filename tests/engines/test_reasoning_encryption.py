@@ -53,7 +53,7 @@ def ciphered(kind: Callable[[bytes], Cipher] = AESCipher, key: bytes = KEY) -> R
 
 @pytest.mark.parametrize("kind", CIPHERS)
 @given(strategies.reasonings, strategies.text, strategies.text)
-def test_p13_what_was_encrypted_is_what_is_decrypted(
+def test_p13_encrypted_reasoning_is_decrypted_unchanged(
     kind: Callable[[bytes], Cipher], item: Reasoning, tenant: str, model: str
 ) -> None:
     cipher = ciphered(kind)
@@ -90,12 +90,12 @@ def test_changed_content_is_not_decrypted(
     assert cipher.decrypt(blob[:place], "ada", "m") is None
 
 
-def test_a_blob_hides_its_words() -> None:
+def test_encrypted_content_is_not_readable() -> None:
     blob = ciphered().encrypt(Reasoning((Thought("the secret word"),)), "", "m")
     assert b"secret" not in urlsafe_b64decode(blob[blob.rindex(".") + 1 :])
 
 
-def test_blobs_of_others_are_told_apart() -> None:
+def test_content_of_another_key_is_not_ours() -> None:
     """Another key is another Dragoman, which may stand behind this one."""
     cipher, other = ciphered(), ciphered(key=b"x" * 32)
     assert not cipher.is_ours(other.encrypt(THOUGHT, "", "m"))
@@ -117,7 +117,7 @@ def test_a_reference_ends_with_its_process_and_when_there_is_no_more_room() -> N
     assert small.decrypt(blobs[-1], "", "m") == THOUGHT
 
 
-def test_the_key_is_asked_for_once_and_only_when_needed() -> None:
+def test_key_is_read_once_and_lazily() -> None:
     asked: list[int] = []
 
     def key() -> bytes:
@@ -191,7 +191,7 @@ async def test_plain_reasoning_is_encrypted_and_decrypted_again() -> None:
     assert [loss.field for loss in answer.losses] == [ASKING, "seed"]
 
 
-async def test_p13_what_others_encrypted_passes_untouched_both_ways() -> None:
+async def test_p13_foreign_encrypted_content_passes_unchanged() -> None:
     model = Model(FOREIGN, Reasoning(), CALL)
     engine = EncryptingReasoning(model, ciphered())
     answer = fold(await heard(engine, replace(WANTED, items=(ASK, FOREIGN, CALL))))
@@ -213,7 +213,7 @@ async def test_content_that_cannot_be_decrypted_is_reported_and_text_stays(words
     assert model.asked[-1].items == (ASK, *kept, CALL)
 
 
-async def test_who_asks_for_nothing_gets_nothing() -> None:
+async def test_reasoning_is_not_encrypted_unrequested() -> None:
     model = Model(OPEN)
     engine = EncryptingReasoning(model, ciphered())
     events = await heard(engine, Request(model="m", items=(ASK,)))

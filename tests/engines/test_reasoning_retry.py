@@ -70,7 +70,7 @@ async def ask(engine: Any, request: Request, caller: Caller = ANYONE) -> list[Ev
 
 
 @pytest.mark.parametrize("fault", [INVALID, UNSUPPORTED, SIGNED])
-async def test_p12_a_blob_that_cannot_be_opened_is_left_out_at_the_second_try(
+async def test_p12_rejected_encrypted_content_is_dropped_on_retry(
     fault: Fault,
 ) -> None:
     server = Server(fault)
@@ -127,7 +127,7 @@ class Slow(Server):
             await asyncio.sleep(0.01)
 
 
-async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None:
+async def test_p12_begun_stream_continues_with_the_retry() -> None:
     events = await heard(RetryingReasoning(Slow(INVALID, STARTED)), TALK)
     assert [type(event) for event in events].count(Started) == 1
     assert fold(events).text == "Hello."
@@ -135,7 +135,7 @@ async def test_p12_a_stream_that_was_begun_goes_on_with_the_second_try() -> None
     assert events[-1].losses == (RETRIED,)
 
 
-async def test_p12_a_refusal_that_comes_with_the_beginning_is_not_seen() -> None:
+async def test_p12_refusal_with_the_first_event_is_not_sent() -> None:
     first, *_, last = await heard(RetryingReasoning(Server(INVALID, STARTED)), TALK)
     assert isinstance(first, Started)
     assert first.losses == (RETRIED,)
@@ -189,7 +189,7 @@ async def test_p9_encrypted_reasoning_is_requested_where_the_client_cannot(
 
 @pytest.mark.parametrize("fault", [UNSUPPORTED, NO_FIELD, NO_FIELD_EITHER])
 @pytest.mark.parametrize("again", [True, False])
-async def test_p9_a_model_that_encrypts_nothing_is_asked_without_and_remembered(
+async def test_p9_model_without_encryption_is_asked_without_it_from_then_on(
     again: bool, fault: Fault
 ) -> None:
     server = Server(fault, refused=lambda request: ENCRYPTED in request.include)

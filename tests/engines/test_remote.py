@@ -28,10 +28,10 @@ from dragoman.core.request import (
     Request,
     Sampling,
     StreamOptions,
+    completion_request,
 )
 from dragoman.core.response import Usage
-from dragoman.engines.profiles import GENERIC
-from dragoman.engines.remote import Remote, new_turn
+from dragoman.engines.remote import Remote
 from dragoman.engines.upstream import without
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
@@ -463,12 +463,13 @@ async def test_markup_stays_text_without_a_profile_for_it() -> None:
         assert (await ask(engine, ASKED)).text == LEAK
 
 
-def test_raw_text_is_not_parsed() -> None:
-    profile = replace(GENERIC, markup="hermes")
-    turn = new_turn(profile, ASKED, (), raw=True)
-    turn.text("<think>x")
-    turn.end(complete=True)
-    assert [event.data for event in turn.take() if hasattr(event, "data")] == ["<think>x"]
+async def test_text_that_is_wanted_raw_stays_so() -> None:
+    text = "<think>x"
+    body = {"choices": [{"index": 0, "text": text, "finish_reason": "stop"}]}
+    async with remote(plain(200, body)) as (engine, _):
+        engine.upstream.profile = replace(engine.profile, markup="hermes")
+        answer = await ask(engine, completion_request(replace(ASKED, tools=(), items=()), ("Hi",)))
+    assert (answer.text, answer.reasoning) == (text, "")
 
 
 async def test_answer_and_its_items_have_the_id_that_it_is_stored_under() -> None:

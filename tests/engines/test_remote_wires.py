@@ -139,8 +139,7 @@ async def test_auto_reports_connection_errors_like_a_fixed_wire(scheme: str) -> 
 
 @pytest.mark.parametrize("name", ["openai", "azure", "openrouter", "deepseek"])
 async def test_known_address_is_not_probed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = profiles.Marks(hosts=("127.0.0.1",))
-    known = [replace(p, marks=marks) for p in profiles.PROFILES if p.name == name]
+    known = [replace(p, hosts=("127.0.0.1",)) for p in profiles.PROFILES if p.name == name]
     monkeypatch.setattr(profiles, "PROFILES", tuple(known))
     async with remote(both, wire="auto") as (engine, up):
         await ask(engine)

@@ -42,7 +42,7 @@ async def told(engine: Router, model: str) -> str:
     return (await answered(engine, Request(model=model))).text
 
 
-async def test_a_name_goes_to_the_engine_that_has_it() -> None:
+async def test_model_name_selects_its_engine() -> None:
     one, two = Server("one"), Server("two")
     routed = Router([Route(one, ("a", "b")), Route(two, ("b", "c"), {"fast": "c"})])
     assert [await told(routed, m) for m in ("a", "b", "c", "fast")] == [
@@ -50,7 +50,7 @@ async def test_a_name_goes_to_the_engine_that_has_it() -> None:
     ]
 
 
-async def test_an_unknown_name_is_a_fault_that_says_what_there_is() -> None:
+async def test_unknown_model_fault_lists_the_models() -> None:
     routed = Router([Route(Server("one"), tuple(f"m{n:02}" for n in range(MOST_NAMES + 5)))])
     (failed,) = await heard(routed, Request(model="nothing"))
     assert isinstance(failed, Failed)
@@ -96,7 +96,7 @@ async def test_a_new_model_is_found_after_a_while(monkeypatch: pytest.MonkeyPatc
     assert await told(routed, "new") == "second:new"
 
 
-async def test_an_engine_that_does_not_tell_is_not_waited_for(
+async def test_silent_engine_does_not_delay_routing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(router, "PATIENCE", 0.01)
@@ -110,7 +110,7 @@ async def test_an_engine_that_does_not_tell_is_not_waited_for(
     assert await told(routed, "y") == "second:y"
 
 
-async def test_all_models_are_listed_and_who_fails_is_left_out() -> None:
+async def test_failing_engine_is_left_out_of_the_listing() -> None:
     down = Server("down", error=DOWN)
     routed = Router(
         [
@@ -130,7 +130,7 @@ async def test_all_models_are_listed_and_who_fails_is_left_out() -> None:
     ]
 
 
-async def test_a_listing_nobody_can_give_is_a_fault() -> None:
+async def test_listing_without_any_engine_is_a_fault() -> None:
     with pytest.raises(FaultError, match="nobody there"):
         await Router([Route(Server("down", error=DOWN))]).models()
     assert await Router([Route(Server("empty"))]).models() == ()

@@ -47,7 +47,7 @@ async def test_a_text_is_played_in_words() -> None:
     assert events[0].model == "script"
 
 
-async def test_a_response_is_played_in_words_and_folds_back_to_itself() -> None:
+async def test_response_is_played_in_words_and_folds_back_to_itself() -> None:
     events = await heard(Script(WHOLE))
     pieces = [e.data for e in events if isinstance(e, Delta)]
     assert pieces == ["well", " then", '{"a":', " 1}"]
@@ -104,7 +104,7 @@ async def test_the_pace_is_kept_between_words() -> None:
     assert time.perf_counter() - began >= 0.03
 
 
-async def test_a_script_says_what_it_is() -> None:
+async def test_script_lists_itself() -> None:
     script = Script("Hi", name="parrot")
     (model,) = await script.models()
     assert (model.id, model.owned_by) == ("parrot", "dragoman")

@@ -162,7 +162,7 @@ async def test_an_engine_that_stops_without_a_terminal_event_was_cut() -> None:
     assert await answered(answer) == [STARTED, Failed(CUT)]
 
 
-async def test_what_is_raised_after_the_end_is_logged_only(
+async def test_exception_after_the_end_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def answer() -> AsyncGenerator[Event, None]:

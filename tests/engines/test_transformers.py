@@ -4,6 +4,7 @@ the library, and what is told when something is missing. The real ones are met n
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,9 +179,7 @@ async def test_a_folder_is_served_by_its_name(installed: dict[str, Any], folder:
     await engine.close()
 
 
-async def test_a_prompt_that_goes_on_is_not_read_again(
-    installed: dict[str, Any], folder: Path
-) -> None:
+async def test_cached_prompt_is_not_read_again(installed: dict[str, Any], folder: Path) -> None:
     engine = room.prepare(str(folder))()
     first = await answered(engine, asking("Hello!"))
     again = await answered(engine, asking("Hello!"))
@@ -231,7 +230,7 @@ async def test_a_model_of_the_hub_is_fetched_by_its_name(
         (("cuda",), "cuda:1", "cuda:1"),
     ],
 )
-def test_the_device_is_the_best_there_is_or_the_one_asked_for(
+def test_device_is_the_best_available_or_the_requested_one(
     there: tuple[str, ...],
     asked: str,
     chosen: str,
@@ -249,7 +248,7 @@ def test_the_device_is_the_best_there_is_or_the_one_asked_for(
 # ---- what is told --------------------------------------------------------------------------
 
 
-def test_a_missing_extra_is_told_with_the_line_that_brings_it(
+def test_missing_extra_is_reported_with_its_install_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "find_spec", lambda name: None if name == "torch" else name)
@@ -257,39 +256,70 @@ def test_a_missing_extra_is_told_with_the_line_that_brings_it(
         room.prepare(str(folder))
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_that_lacks_a_part_is_told_at_once(
-    name: str, installed: dict[str, Any], folder: Path
-) -> None:
-    (folder / name).unlink()
-    lacks = "weights" if name.startswith("model") else name
-    with pytest.raises(ValueError, match=f"small has no {lacks}"):
-        room.prepare(str(folder))
-
-
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere-at-all", "a/b/c"])
-def test_a_path_that_is_no_folder_is_never_asked_of_the_hub(
+def test_path_that_is_no_folder_is_not_looked_up_on_the_hub(
     name: str, installed: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match=f"^{name} is no folder"):
         room.prepare(name)
 
 
-def test_what_the_hub_says_is_passed_on(installed: dict[str, Any]) -> None:
-    def snapshot_download(name: str, **options: Any) -> str:
-        raise OSError("404: no such thing\nand much more")
+def not_on_the_hub(name: str, **options: Any) -> str:
+    raise OSError("404: no such thing\nand much more")
 
-    installed["huggingface_hub"] = SimpleNamespace(snapshot_download=snapshot_download)
+
+MISTAKES: list[tuple[Callable[[Path, dict[str, Any]], object], str]] = [
+    (lambda folder, _: (folder / "config.json").unlink(), "small has no config.json"),
+    (lambda folder, _: (folder / "tokenizer.json").unlink(), "small has no tokenizer.json"),
+    (lambda folder, _: (folder / "model.safetensors").unlink(), "small has no weights"),
+    (
+        lambda folder, _: (folder / "chat_template.jinja").unlink(),
+        "brings no chat template; name a format instead",
+    ),
+    (
+        lambda _, found: found.update(transformers=Library(OSError("not a header\nat all"))),
+        "cannot be loaded: not a header$",
+    ),
+    (
+        lambda _, found: found.update(transformers=Library(HeaderError("invalid length"))),
+        "cannot be loaded: invalid length$",
+    ),
+    (
+        lambda _, found: found.update(transformers=Library(missing=("a.weight", "b.weight"))),
+        "the weights of a.weight and 1 more are",
+    ),
+    (
+        lambda _, found: setattr(found["transformers"].network.config, "vocab_size", 1000),
+        "1024 ids, the network 1000: they are not of one model",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"), MISTAKES, ids=[problem[:30] for _, problem in MISTAKES]
+)
+def test_model_that_cannot_be_loaded_is_reported(
+    spoil: Callable[[Path, dict[str, Any]], object],
+    problem: str,
+    installed: dict[str, Any],
+    folder: Path,
+) -> None:
+    spoil(folder, installed)
+    with pytest.raises(ValueError, match=problem):
+        room.prepare(str(folder))()
+
+
+def test_missing_device_or_model_of_the_hub_is_reported(
+    installed: dict[str, Any], folder: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"no device 'cuda' here. There is: cpu\."):
+        room.prepare(str(folder), device="cuda")()
+    installed["huggingface_hub"] = SimpleNamespace(snapshot_download=not_on_the_hub)
     with pytest.raises(ValueError, match=r"the hub gave none: 404: no such thing$"):
         room.prepare("somebody/none")()
 
 
-def test_a_device_that_is_not_there_is_told(installed: dict[str, Any], folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"no device 'cuda' here. There is: cpu\."):
-        room.prepare(str(folder), device="cuda")()
-
-
-def test_too_little_memory_is_told_before_it_is_used_up(
+def test_insufficient_memory_is_reported_before_loading(
     installed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed["torch"] = Torch("cuda", free=1e5)
@@ -301,41 +331,13 @@ def test_too_little_memory_is_told_before_it_is_used_up(
         room.prepare(str(folder))()
 
 
-@pytest.mark.parametrize(
-    ("library", "told"),
-    [
-        (Library(OSError("not a header\nat all")), "cannot be loaded: not a header$"),
-        (Library(HeaderError("invalid header length")), "cannot be loaded: invalid header length$"),
-        (Library(missing=("a.weight", "b.weight")), "the weights of a.weight and 1 more are"),
-    ],
-)
-def test_weights_that_do_not_load_are_told(
-    library: Library, told: str, installed: dict[str, Any], folder: Path
-) -> None:
-    installed["transformers"] = library
-    with pytest.raises(ValueError, match=told):
-        room.prepare(str(folder))()
-
-
-def test_a_vocabulary_of_another_model_is_told(installed: dict[str, Any], folder: Path) -> None:
-    installed["transformers"].network.config.vocab_size = 1000
-    with pytest.raises(ValueError, match="1024 ids, the network 1000: they are not of one model"):
-        room.prepare(str(folder))()
-
-
-def test_a_network_that_remembers_in_another_way_is_told(
+def test_network_without_key_value_cache_is_reported(
     installed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forward(network: Network, cache_params: Any = None) -> None: ...
 
     monkeypatch.setattr(Network, "forward", forward)
     with pytest.raises(ValueError, match="Network takes no keys and values of earlier tokens"):
-        room.prepare(str(folder))()
-
-
-def test_a_model_without_a_template_is_told(installed: dict[str, Any], folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="brings no chat template; name a format instead"):
         room.prepare(str(folder))()
 
 
@@ -348,7 +350,7 @@ def causal(*, sliding: bool = False) -> tuple[Causal, Network]:
     return Causal(torch, network, lambda: Memory(sliding=sliding), size=SIZE), network
 
 
-def test_a_sequence_that_fails_harms_no_other_and_is_not_kept() -> None:
+def test_failed_sequence_is_isolated_and_not_cached() -> None:
     model, network = causal()
     good, bad = model.open([1, 2, 3]), model.open([4, 5, 6])
     model.step([(good, [1, 2, 3])])
@@ -363,7 +365,7 @@ def test_a_sequence_that_fails_harms_no_other_and_is_not_kept() -> None:
     assert model.open([1, 2, 3, 7, 8]).length == 4
 
 
-def test_a_device_without_memory_for_it_says_to_come_later() -> None:
+def test_full_device_is_overloaded_with_retry_after() -> None:
     model, network = causal()
     network.trouble = OutOfMemoryError("CUDA out of memory")
     (failed,) = model.step([(model.open([1]), [1])])
@@ -371,7 +373,7 @@ def test_a_device_without_memory_for_it_says_to_come_later() -> None:
     assert (failed.fault.code, failed.fault.retry_after) == ("overloaded", "5")
 
 
-def test_of_another_prompt_the_common_beginning_is_kept_if_it_is_most_of_it() -> None:
+def test_cache_is_cut_to_a_common_prefix_that_is_most_of_it() -> None:
     model, _ = causal()
     slot = model.open([1, 2, 3, 4])
     model.step([(slot, [1, 2, 3, 4])])
@@ -381,7 +383,7 @@ def test_of_another_prompt_the_common_beginning_is_kept_if_it_is_most_of_it() ->
     assert (again.length, again.cache.ids) == (3, [1, 2, 3])
 
 
-def test_a_memory_that_slides_is_only_gone_on_from() -> None:
+def test_sliding_cache_is_only_extended() -> None:
     model, _ = causal(sliding=True)
     slot = model.open([1, 2, 3])
     model.step([(slot, [1, 2, 3])])

@@ -66,7 +66,7 @@ async def test_every_token_is_scored_as_in_numpy() -> None:
     await engine.close()
 
 
-async def test_a_schema_is_kept(engine: TokenEngine) -> None:
+async def test_schema_is_enforced(engine: TokenEngine) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Paris", "Rome"]}, "count": {"enum": [1, 2]}},

@@ -16,7 +16,7 @@ from dragoman.core.item import Compaction, Message, Reasoning, Thought
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import CUT
 from dragoman.engines.base import LRU, Driver, Immediate, Prepared, Wrapper, enforce_contract
-from dragoman.engines.chaos import Chaos, Mischief
+from dragoman.engines.chaos import Chaos, Faults
 from dragoman.engines.compaction import Compacting, Truncating
 from dragoman.engines.compaction import encode_summary as summed
 from dragoman.engines.reasoning import (
@@ -58,7 +58,7 @@ async def test_a_wrapper_has_every_ability_of_the_engine_inside() -> None:
     assert engine.closed
 
 
-def test_what_no_engine_has_is_missed_by_name() -> None:
+def test_missing_attribute_is_named() -> None:
     with pytest.raises(AttributeError, match="fly"):
         Wrapper(Script("Hi")).fly
     with pytest.raises(AttributeError, match="_secret"):
@@ -118,7 +118,7 @@ async def stubborn() -> AsyncGenerator[Event, None]:
         raise ValueError("no")
 
 
-async def test_a_source_that_objects_to_its_end_changes_nothing() -> None:
+async def test_source_that_raises_when_closed_changes_nothing() -> None:
     async def ended() -> AsyncGenerator[Event, None]:
         try:
             yield END
@@ -303,7 +303,7 @@ async def test_a_map_that_raises_fails_the_answer_once() -> None:
     assert failed.fault.code == "internal"
 
 
-async def test_a_map_may_leave_nothing_of_a_batch() -> None:
+async def test_map_may_drop_a_whole_batch() -> None:
     class Silent(Wrapper):
         def prepare(self, request: Request, caller: Caller) -> Prepared:
             return Prepared(request, lambda events: [e for e in events if isinstance(e, Finished)])
@@ -327,7 +327,7 @@ OURS = ReasoningCipher(lambda: b"k" * 32)
 OUR_BLOB = OURS.encrypt(Reasoning((Thought("hm"),)), "", ASKED.model)
 WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, object]]] = {
     "a user's stream": (Changing, {}),
-    "mischief": (lambda engine: Chaos(engine, Mischief()), {}),
+    "faults": (lambda engine: Chaos(engine, Faults()), {}),
     "calls to remember": (CachingReasoning, {"tools": (FunctionTool("f"),)}),
     "reasoning to put back": (CachingReasoning, {"items": SEALED}),
     "a summary to write": (
@@ -370,7 +370,7 @@ async def test_middleware_with_something_to_do_is_not_bypassed(
 # ---- the LRU table -----------------------------------------------------------------------------
 
 
-def test_a14_what_was_used_last_is_dropped_last() -> None:
+def test_a14_least_recently_used_entry_is_dropped_first() -> None:
     table = LRU[str, int](2)
     table.put("a", 1, 1)
     table.put("b", 2, 1)

@@ -293,7 +293,7 @@ def test_an_item_without_a_place_is_refused_by_its_type_and_place(
     error = refusal(CHATML, Message("system", "s"), USER, USER, item, instructions=lead)
     assert error.fault.param == "items[3]"
     assert error.fault.message == (
-        f"items[3]: this model's prompt has no place for an item of type {kind}"
+        f"items[3]: this model's prompt cannot hold an item of type {kind}"
     )
 
 

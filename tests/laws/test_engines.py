@@ -23,7 +23,7 @@ from dragoman.core.request import FunctionTool, ReasoningOptions, Request, Sampl
 from dragoman.core.response import Response
 from dragoman.core.turn import CUT
 from dragoman.engines.base import Wrapper
-from dragoman.engines.chaos import Chaos, Mischief
+from dragoman.engines.chaos import Chaos, Faults
 from dragoman.engines.fan_out import fan_out
 from dragoman.engines.function import Function
 from dragoman.engines.router import Route, Router
@@ -89,7 +89,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 }
 WRAPPERS: dict[str, Callable[[Engine], Engine]] = {
     "wrapper": Wrapper,
-    "chaos": lambda engine: Chaos(engine, Mischief()),
+    "chaos": lambda engine: Chaos(engine, Faults()),
     "router": lambda engine: Router([Route(engine)]),
     "client": Client,
 }

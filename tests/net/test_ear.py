@@ -187,13 +187,13 @@ async def test_it_begins_at_once_where_a_connection_stands_idle() -> None:
         Client() as client,
     ):
         exchange, ear = asking(client, peer)
-        assert not exchange.begin(ear)
+        assert not exchange.idle
         await connect(exchange, ear)
         assert await ear.over() == b"one"
         exchange.close()
 
         exchange, ear = asking(client, peer)
-        assert exchange.begin(ear)
+        exchange.send(exchange.idle.pop(), ear)
         ear.connection = exchange.connection
         assert await ear.over() == b"two"
         exchange.close()
@@ -242,7 +242,7 @@ async def test_to_close_twice_takes_no_connection_from_the_next() -> None:
         await ear.over()
         first.close()
         second, then = asking(client, peer)
-        assert second.begin(then)
+        second.send(second.idle.pop(), then)
         then.connection = second.connection
         first.close()
         gate.set()

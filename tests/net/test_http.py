@@ -103,7 +103,7 @@ async def test_a_bad_url_is_refused() -> None:
             client.stream("GET", "file:///etc/passwd")
 
 
-async def test_headers_reason_and_trailers() -> None:
+async def test_headers_and_trailers() -> None:
     answer = chunked(b"hello", trailer="X-Sum: 1\r\n").replace(
         b"200 OK\r\n", b"404 Not There\r\nSet-Cookie: a\r\nset-cookie: b\r\nX: \xe9\r\n"
     )
@@ -112,7 +112,7 @@ async def test_headers_reason_and_trailers() -> None:
         Client() as client,
         client.stream("GET", peer.url) as response,
     ):
-        assert (response.status, response.reason) == (404, "Not There")
+        assert response.status == 404
         assert response.headers.get("SET-COOKIE") == "a"
         assert response.headers.get_all("Set-Cookie") == ["a", "b"]
         assert response.headers.get("missing") is None

@@ -196,7 +196,7 @@ async def test_p12_undecryptable_reasoning_is_dropped_at_a_second_try_and_report
 
 
 @asynccontextmanager
-async def remembering(handler: Any, wire: str = "chat") -> AsyncIterator[Behind]:
+async def storing(handler: Any, wire: str = "chat") -> AsyncIterator[Behind]:
     """Dragoman with a memory and a cipher, before a server."""
     settings = Settings()
     memory = Memory(MemoryStore(), cipher=ReasoningCipher(lambda: bytes(32)))
@@ -211,7 +211,7 @@ async def test_p9_with_store_false_encrypted_reasoning_is_accepted_again(streame
     """As coding agents do: store is false, reasoning is asked for sealed, words are not sent."""
     fields = {"tools": TOOLS, "store": False, "include": [ENCRYPTED]}
     ask = [{"role": "user", "content": "What is the time?"}]
-    async with remembering(wordy) as server, server.sdk() as sdk:
+    async with storing(wordy) as server, server.sdk() as sdk:
         if streamed:
             _, first = await server.streamed("responses", input=ask, **fields)
         else:

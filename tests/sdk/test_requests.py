@@ -274,3 +274,36 @@ async def test_unknown_fields_pass_to_a_server_of_the_same_wire() -> None:
         extra = {"client_metadata": {"a": 1}, "context_management": [{"type": "compaction"}]}
         await server.whole("responses", extra_body=extra)
         assert {name: sent(server)[name] for name in extra} == extra
+
+
+# ---- needs of single clients -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_forced_tool_wins_over_the_response_format(wire: str) -> None:
+    """Some get structured output by a forced tool, and send the form besides."""
+    scene = SCENES["call"]
+    form = {"type": "json_schema", "name": "f", "schema": {"type": "object"}, "strict": False}
+    fields = {
+        "chat": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": {}}},
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        },
+        "responses": {
+            "text": {"format": form},
+            "tool_choice": {"type": "function", "name": "weather"},
+        },
+    }
+    async with behind(scene.handler) as server:
+        answer = await server.whole(wire, **scene.fields[wire], **fields[wire])
+        asked = server.up.asked[0].json
+    assert "response_format" not in asked
+    assert asked["tool_choice"] == fields["chat"]["tool_choice"]
+    assert "weather" in json.dumps(answer.to_dict())
+
+
+async def test_logprobs_false_is_accepted() -> None:
+    """What `guidance` sends, in every request: an explicit false must be no reason to refuse."""
+    async with behind(saying("Yes.")) as server:
+        for each in await server.raw("chat", max_completion_tokens=9, logprobs=False):
+            assert not any(choice.logprobs for choice in each.choices)

@@ -58,7 +58,7 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("name", NOT_JSON)
-async def test_r4_8_what_is_not_json_is_a_400(wire: str, name: str) -> None:
+async def test_r4_8_invalid_json_is_a_400(wire: str, name: str) -> None:
     error = refused(await send(wire, NOT_JSON[name]))
     assert error["message"].startswith("The body ")
 
@@ -69,7 +69,7 @@ async def test_r4_8_json_that_is_no_object_is_a_400(wire: str, body: Any) -> Non
 
 
 @pytest.mark.parametrize("field", ["model", "messages"])
-async def test_r4_8_what_is_missing_is_named(wire: str, field: str) -> None:
+async def test_r4_8_missing_field_is_named(wire: str, field: str) -> None:
     body = asking(wire)
     if field not in body:
         field = "input"

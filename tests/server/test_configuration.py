@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from dragoman.core.interfaces import Secret
 from dragoman.engines.find_format import NAMES
+from dragoman.engines.profiles import BY_NAME
 from dragoman.server.config import (
     Configuration,
     ConfigurationError,
@@ -151,6 +152,12 @@ MISTAKES = {
     "[[upstreams]]\nname = ''\nurl = 'b'\nwire = 'smoke'": (
         "4: upstreams[0].wire: is 'smoke', and must be one of auto, chat, completions, responses"
     ),
+    "[[upstreams]]\nname = 'a'\nurl = 'b'\nprofile = 'olama'": (
+        f"4: upstreams[0].profile: is 'olama', and must be one of {', '.join(sorted(BY_NAME))}"
+    ),
+    "[[webhooks]]\nurl = 'a'\nsecret_env = 'b'\nallow = ['a.example']": (
+        "4: webhooks[0].allow: has 'a.example', which is neither an address nor a network"
+    ),
     "[[upstreams]]\nname = 'a'\nurl = 'b'\n[upstreams.aliases]\nx = 1": (
         "5: upstreams[0].aliases.x: is a number, and must be a string"
     ),
@@ -172,7 +179,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_a_mistake_is_told_with_line_and_field(text: str) -> None:
+def test_mistake_is_reported_with_line_and_field(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read(text)
     assert str(caught.value) == f"dragoman.toml:{MISTAKES[text]}"

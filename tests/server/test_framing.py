@@ -21,7 +21,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-async def test_what_frames_a_body_is_no_larger_than_a_head(what: str) -> None:
+async def test_framing_is_bounded_like_headers(what: str) -> None:
     stub = Stub()
     begin, more = ENDLESS[what]
     head = CHUNKED if more else CHUNKED[:-2] + b"a: " + b"x" * 20_000
@@ -45,7 +45,7 @@ async def test_a_long_body_in_small_chunks_is_no_head() -> None:
         assert " 200 " in (await talk.answer()).status
 
 
-async def test_what_follows_a_body_is_no_header_of_the_request() -> None:
+async def test_trailers_are_no_headers() -> None:
     body = request("chat").partition(b"\r\n\r\n")[2]
     chunk = b"%x\r\n%b\r\n0\r\nx-request-id: mine\r\n\r\n" % (len(body), body)
     async with asking(Stub(), CHUNKED + chunk) as (_, talk):

@@ -43,7 +43,7 @@ def test_with_a_key_any_address_will_do() -> None:
         assert listener.getsockname()[0] == "0.0.0.0"
 
 
-def test_a_taken_port_is_passed_over_unless_it_was_asked_for() -> None:
+def test_taken_port_is_skipped_unless_explicit() -> None:
     with bind(Settings(port=0), exact=True) as first:
         port = first.getsockname()[1]
         with bind(Settings(port=port), exact=False) as second:
@@ -57,7 +57,7 @@ def test_a_port_that_another_only_bound_is_taken_too() -> None:
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
-def test_an_address_that_is_not_ours_is_told() -> None:
+def test_foreign_address_is_reported() -> None:
     settings = Settings(host="203.0.113.1", port=0, keys=(Secret("key"),))
     with pytest.raises(HostError, match=r"Cannot listen on 203\.0\.113\.1"):
         bind(settings, exact=False)
@@ -149,7 +149,7 @@ async def test_the_head_of_each_request_is_measured_alone() -> None:
 JSON = "content-type: application/json"
 
 
-async def test_who_connects_and_says_nothing_is_let_go() -> None:
+async def test_silent_connection_is_closed() -> None:
     settings = Settings(read_time=0.1)
     async with served(App(Stub(), settings), settings) as port:
         assert await exchange(port) == b""
@@ -186,7 +186,7 @@ async def test_the_time_for_a_head_is_not_taken_from_the_answer_or_the_next_requ
         writer.close()
 
 
-async def test_what_belongs_to_no_request_does_not_keep_a_connection() -> None:
+async def test_stray_bytes_do_not_keep_a_connection_open() -> None:
     settings = Settings(keep_alive=1)
     async with served(App(Stub(), settings), settings) as port:
         answer = await exchange(port, HALF + b"\r\n", b"\r\n")
@@ -207,7 +207,7 @@ async def test_an_upgrade_is_taken_where_there_is_a_socket(path: str, status: in
         writer.close()
 
 
-async def test_a_connection_is_kept_and_pipelined_requests_are_answered_in_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async with served(App(Stub(), Settings())) as port:
         get = f"GET {{}} HTTP/1.1\r\nhost: localhost:{port}\r\n\r\n"
         pieces = "".join(get.format(path) for path in ("/healthz", "/readyz", "/v1/models"))
@@ -235,7 +235,7 @@ READY = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-async def test_what_does_not_end_in_time_is_told_and_stopped(wire: str, sig: int) -> None:
+async def test_answer_over_the_drain_time_is_cancelled_and_reported(wire: str, sig: int) -> None:
     stub = Stub(*OPENING, word("a"), asyncio.Event())
     settings = Settings(drain=0.02 if sig == signal.SIGTERM else 1000)
     async with serving(stub, settings) as (server, port):
@@ -273,7 +273,7 @@ async def test_draining_lets_answers_in_the_background_end_and_says_so(
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-async def test_what_does_not_end_in_the_background_is_stopped_and_kept(sig: int) -> None:
+async def test_background_answer_over_the_drain_time_is_cancelled_and_stored(sig: int) -> None:
     stub, store = Stub(*OPENING, word("a"), asyncio.Event()), MemoryStore()
     settings = Settings(drain=0.02 if sig == signal.SIGTERM else 1000)
     async with serving(stub, settings, Memory(store)) as (server, port):

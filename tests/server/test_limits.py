@@ -103,7 +103,7 @@ async def test_only_plain_json_is_accepted(wire: str, headers: dict[str, str], s
 # ---- how many ------------------------------------------------------------------------------
 
 
-async def test_as_many_as_allowed_are_answered_at_once_and_the_next_waits(wire: str) -> None:
+async def test_requests_over_the_concurrency_wait(wire: str) -> None:
     gate = asyncio.Event()
     stub = holding(gate)
     app = App(stub, Settings(concurrency=2, queue=1))
@@ -118,7 +118,7 @@ async def test_as_many_as_allowed_are_answered_at_once_and_the_next_waits(wire: 
     assert [call.status for call in calls] == [200, 200, 200]
 
 
-async def test_when_the_queue_is_full_the_next_is_told_to_come_again(wire: str) -> None:
+async def test_full_queue_is_429_with_retry_after(wire: str) -> None:
     gate = asyncio.Event()
     stub = holding(gate)
     app = App(stub, Settings(concurrency=1, queue=1))
@@ -133,7 +133,7 @@ async def test_when_the_queue_is_full_the_next_is_told_to_come_again(wire: str) 
     assert [(await task).status for task in tasks] == [200, 200]
 
 
-async def test_who_waits_too_long_for_a_turn_is_told_to_come_again(wire: str) -> None:
+async def test_queue_timeout_is_503_with_retry_after(wire: str) -> None:
     gate = asyncio.Event()
     stub = holding(gate)
     app = App(stub, Settings(concurrency=1, queue=9, queue_time=0.01))
@@ -147,7 +147,7 @@ async def test_who_waits_too_long_for_a_turn_is_told_to_come_again(wire: str) ->
     await first
 
 
-async def test_who_leaves_the_queue_is_not_answered(wire: str) -> None:
+async def test_disconnect_while_queued_frees_the_place(wire: str) -> None:
     gate = asyncio.Event()
     stub = holding(gate)
     app = App(stub, Settings(concurrency=1))
@@ -179,7 +179,7 @@ async def test_turns_are_taken_in_order() -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "at", "after"])
-async def test_a_turn_given_up_is_not_lost(moment: str) -> None:
+async def test_cancelled_waiter_gives_its_turn_back(moment: str) -> None:
     gate = Gate(1, 10, 5)
     await gate.__aenter__()
     task = asyncio.create_task(gate.__aenter__())

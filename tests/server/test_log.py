@@ -54,7 +54,7 @@ async def test_completions_leave_a_line_too(capsys: pytest.CaptureFixture[str]) 
     assert line == "POST /v1/completions 400 unsupported … ms stub"
 
 
-async def test_nothing_is_written_where_nobody_asked_for_it(
+async def test_log_is_off_by_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert await lines(capsys, counted(), settings=Settings()) == []
@@ -69,13 +69,13 @@ LINES: dict[str, tuple[Stub, str]] = {
 
 
 @pytest.mark.parametrize("name", LINES)
-async def test_how_it_ended_is_told(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_outcome_is_logged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     stub, end = LINES[name]
     (line,) = await lines(capsys, stub, body=asking(stream=True), headers=ID)
     assert line == f"POST {PATHS['chat']} {end}"
 
 
-async def test_a_refused_request_is_told_without_a_model(
+async def test_refused_request_is_logged_without_a_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (line,) = await lines(capsys, Stub(), "/nowhere\nforged 200", method="GET", headers=ID)
@@ -85,7 +85,7 @@ async def test_a_refused_request_is_told_without_a_model(
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)])
-async def test_a_client_that_left_is_told(
+async def test_disconnect_is_logged(
     stream: bool, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub = Stub(*OPENING, word("Hello"), asyncio.Event())

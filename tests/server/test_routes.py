@@ -33,7 +33,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(("method", "path"), EVERYWHERE)
-async def test_every_answer_says_who_gave_it_and_to_which_request(method: str, path: str) -> None:
+async def test_every_response_has_server_and_request_id_headers(method: str, path: str) -> None:
     call = await get(path, method)
     assert call.headers["server"] == f"dragoman/{VERSION}"
     assert call.headers["x-dragoman"] == VERSION
@@ -70,7 +70,7 @@ async def test_health_and_readiness() -> None:
     assert (await get("/readyz")).json == {"status": "ready"}
 
 
-async def test_while_draining_it_is_healthy_and_not_ready_and_takes_nothing_new(wire: str) -> None:
+async def test_draining_server_is_healthy_not_ready_and_refuses_requests(wire: str) -> None:
     server = app()
     await server.drain(0)
     assert (await get("/healthz", app=server)).status == 200
@@ -108,7 +108,7 @@ async def test_a_model_that_is_not_there_is_not_found() -> None:
     assert call.json["error"]["code"] == "model_not_found"
 
 
-async def test_a_listing_that_cannot_be_had_says_why() -> None:
+async def test_failed_listing_is_reported() -> None:
     class Unreachable(Stub):
         async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
             raise FaultError(Fault("upstream_unreachable", "Nobody is there.", "upstream"))
@@ -142,7 +142,7 @@ async def test_head_is_get_without_the_body() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_what_is_not_there_is_404_in_the_protocols_shape(path: str, method: str) -> None:
+async def test_unknown_path_is_404_in_the_protocols_shape(path: str, method: str) -> None:
     call = await get(path, method)
     assert call.status == 404
     error = call.json["error"]
@@ -189,7 +189,7 @@ async def test_hops_are_counted_for_the_engine(wire: str) -> None:
 
 
 @pytest.mark.parametrize("hops", [str(MAX_HOPS + 1), "9" * 5000])
-async def test_a_request_that_goes_round_in_a_ring_is_refused(wire: str, hops: str) -> None:
+async def test_request_over_the_hop_limit_is_refused(wire: str, hops: str) -> None:
     stub = Stub()
     call = await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS_HEADER: hops})()
     assert call.status == 400
@@ -197,7 +197,7 @@ async def test_a_request_that_goes_round_in_a_ring_is_refused(wire: str, hops: s
     assert not stub.asked
 
 
-async def test_the_engine_learns_who_asks_over_which_wire(wire: str) -> None:
+async def test_caller_has_trace_wire_and_key(wire: str) -> None:
     stub = Stub()
     headers = {"x-request-id": "my-id", "authorization": "Bearer mine"}
     await Call(app(stub), PATHS[wire], asking(wire), headers=headers)()
@@ -237,7 +237,7 @@ async def test_a_handler_that_breaks_is_our_mistake(caplog: pytest.LogCaptureFix
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_host_that_cannot_send_is_told_so_and_gets_no_second_head() -> None:
+async def test_failing_send_is_raised_and_no_second_response_starts() -> None:
     call = Call(app(), "/v1/models", method="GET")
     keep = call.send
 

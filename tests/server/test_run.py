@@ -44,7 +44,7 @@ def test_it_is_ready_once_and_ends_by_the_signal(listener: socket.socket, ended:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_worker_ends_with_the_one_who_looks_after_it(
+def test_worker_ends_with_its_supervisor(
     number: int, listener: socket.socket, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one says when it is ready."""

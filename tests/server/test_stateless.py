@@ -25,14 +25,14 @@ async def test_store_is_taken_in_any_value_and_answered_with_false(store: bool |
     assert ("store" in told) is (store is True)
 
 
-async def test_the_engine_is_never_asked_to_store(wire: str) -> None:
+async def test_engine_is_never_asked_to_store(wire: str) -> None:
     for store, asked in ((True, False), (False, False), (None, None)):
         stub = Stub()
         await ask(wire, stub, store=store)
         assert stub.asked[0][0].store is asked
 
 
-async def test_sealed_reasoning_is_accepted_and_told() -> None:
+async def test_encrypted_reasoning_request_is_reported_as_dropped() -> None:
     call = await ask(include=["reasoning.encrypted_content"])
     assert call.status == 200
     assert "include[reasoning.encrypted_content]" in call.headers["x-dragoman-loss"]
@@ -61,7 +61,7 @@ async def test_a_response_that_is_not_stored_is_not_found() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_needs_a_memory_is_refused_by_name(
+async def test_field_that_needs_a_store_is_refused_by_name(
     fields: dict[str, Any], param: str, stream: bool
 ) -> None:
     call = await ask(**fields, stream=stream)
@@ -69,7 +69,7 @@ async def test_what_needs_a_memory_is_refused_by_name(
     assert call.json["error"]["param"] == param
 
 
-async def test_what_says_nothing_of_memory_is_left_alone() -> None:
+async def test_request_without_store_fields_is_unchanged() -> None:
     request = Request(model="m", items=(Message("user", "hi"),), background=False)
     assert without_store(request) == (request, ())
     with pytest.raises(Exception, match=r"input\[0\]"):

@@ -107,7 +107,7 @@ async def test_cancelling_a_request_stops_the_engine(streamed: bool) -> None:
         assert stub.cancelled.is_set()
 
 
-async def test_closing_the_client_stops_what_runs_and_leaves_the_engine_open() -> None:
+async def test_closing_the_client_cancels_requests_and_not_the_engine() -> None:
     stub = Stub(*OPENING, asyncio.Event())
     async with client(stub) as sdk:
         stream = await sdk.responses.create(model="stub", input="Hi", stream=True)
@@ -178,7 +178,9 @@ def test_closing_a_client_that_was_never_used_is_nothing() -> None:
         pass
 
 
-def test_without_httpx2_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_httpx2_is_reported_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import importlib
     import sys
 

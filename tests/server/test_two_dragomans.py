@@ -16,8 +16,6 @@ from dragoman.engines import discover as room
 from dragoman.engines.discover import discover
 from dragoman.engines.remote import Remote
 from dragoman.server.app import MAX_HOPS, App
-from dragoman.server.build import others
-from dragoman.server.config import Upstream
 from dragoman.server.host import Server, address, bind
 from dragoman.server.settings import Settings
 from tests.product import PATHS, Answer, Product, dragoman
@@ -106,7 +104,7 @@ def test_two_answer_like_one(inner: Product, outer: Product) -> None:
         assert two[case] == one[case], case
 
 
-def test_what_only_responses_can_say_passes_both(inner: Product, outer: Product) -> None:
+def test_responses_only_features_pass_two_servers(inner: Product, outer: Product) -> None:
     body = {
         "model": "script",
         "input": "Please apply the patch to Readme.",
@@ -146,13 +144,6 @@ async def test_discovery_never_takes_one_of_us(
     assert await discover({}) == ()
 
 
-def test_nobody_is_their_own_upstream() -> None:
-    """The environment that tells clients where Dragoman is must not tell Dragoman so."""
-    named = [Upstream(name=url, url=url) for url in ("http://localhost:8000/v1", "http://h:8000")]
-    assert others(named, "http://127.0.0.1:8000") == named[1:]
-    assert others(named, "http://127.0.0.1:8001") == named
-
-
 # ---- in a ring -------------------------------------------------------------------------------
 
 
@@ -178,7 +169,7 @@ async def _stop(server: Server, running: asyncio.Task[None]) -> None:
 
 @pytest.mark.parametrize("between", ["auto", "responses"])
 @pytest.mark.parametrize("size", [1, 2])
-async def test_a_ring_is_refused_and_named(size: int, between: str) -> None:
+async def test_loop_of_servers_is_refused(size: int, between: str) -> None:
     async with ring(size, between) as base_url, httpx2.AsyncClient(timeout=60) as client:
         host = base_url.removesuffix("/v1")
         cases = [case for case in CASES if case[1] == "text"]

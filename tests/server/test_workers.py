@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dragoman.server import host as room
-from dragoman.server.host import WorkersError, run_workers
+from dragoman.server.host import HostError, run_workers
 
 Act = Callable[[], object]
 MADE_BY_US = (101, 102)
@@ -95,7 +95,7 @@ def signalled(sig: int) -> Act:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_handed_on_and_nobody_is_replaced(
+def test_signal_is_passed_on_and_no_worker_is_replaced(
     sig: int, system: Put, handlers: dict[int, object]
 ) -> None:
     played = system(System(signalled(sig), 3, 1, 2))
@@ -119,14 +119,14 @@ def test_workers_that_die_at_once_end_them_all(
 ) -> None:
     monkeypatch.setattr(room, "HEALTHY", 1e9)
     played = system(System(1, 2, 3))
-    with pytest.raises(WorkersError, match="as soon as it was started"):
+    with pytest.raises(HostError, match="as soon as it was started"):
         run_workers(nothing, 3)
     assert played.forks == 3
     assert played.killed == [(2, signal.SIGTERM), (3, signal.SIGTERM)]
     assert {each: signal.getsignal(each) for each in handlers} == handlers
 
 
-def test_nobody_is_started_once_it_is_time_to_stop(system: Put) -> None:
+def test_no_worker_is_started_after_a_signal(system: Put) -> None:
     class Interrupted(System):
         def fork(self) -> int:
             signalled(signal.SIGTERM)()  # it waits until the new one is on the list
@@ -139,7 +139,7 @@ def test_nobody_is_started_once_it_is_time_to_stop(system: Put) -> None:
 
 
 @pytest.mark.parametrize(("ending", "status"), [(None, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
-def test_a_worker_works_and_is_gone(
+def test_worker_exits_with_its_status(
     ending: type[BaseException] | None,
     status: int,
     system: Put,
@@ -164,5 +164,5 @@ def test_a_worker_works_and_is_gone(
 
 def test_without_forks_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
-    with pytest.raises(WorkersError, match="Use one"):
+    with pytest.raises(HostError, match="Use one"):
         run_workers(nothing, 2)

@@ -158,7 +158,7 @@ def ended(record: Record) -> Record:
     return replace(read(record), owner="", lease=0.0)
 
 
-async def test_responses_of_an_earlier_version_are_read(store: Store) -> None:
+async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Store) -> None:
     assert await store.get("t", "f0") == ended(FIRST)
     assert await store.get("t", "c2") == read(LIVE)
     assert await store.chain("t", "a1") == (ended(FIRST), ended(SECOND))
@@ -167,23 +167,24 @@ async def test_responses_of_an_earlier_version_are_read(store: Store) -> None:
     (found,) = await store.find_answers("t", [call_digest(CALL)])
     assert isinstance(FIRST.response, Response)
     assert found == StoredAnswer("m", FIRST.response)
-
-
-async def test_responses_of_an_earlier_version_are_listed_before_new_ones(store: Store) -> None:
-    new = record("018f", 80, status="completed", response=answer("018f"))
-    await store.put(new)
-    page = await store.list_responses("t", None, Paging())
-    assert [each.id for each in page.records] == ["018f", "c2", "a1", "f0"]
-
-
-async def test_logs_of_an_earlier_version_are_read_from_any_place(store: Store) -> None:
     for first in range(len(EVENTS) + 1):
         log = await store.log("f0", first)
         assert tuple(event for segment in log for event in segment.events) == EVENTS[first:]
     assert await store.log("a1") == ()  # it was swept, and is not made up from the response
+    assert await store.get_conversation("t", "v") == TALK
+    assert await store.get_item("t", "v", "msg_said") == SAID
+    assert await store.take_due(10.0, 20.0) == (replace(MESSAGE, due=20.0, attempts=1),)
+    await store.put(record("018f", 80, status="completed", response=answer("018f")))
+    page = await store.list_responses("t", None, Paging())
+    assert [each.id for each in page.records] == ["018f", "c2", "a1", "f0"]
+    assert await store.delete("t", "f0")
+    assert await store.log("f0") == ()
+    assert await store.find_item("t", "rs_1") is None
+    assert await store.find_answers("t", [call_digest(CALL)]) == ()
+    assert await store.chain("t", "a1") == ()
 
 
-async def test_live_run_of_an_earlier_version_goes_on(store: Store) -> None:
+async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
     assert await store.renew_leases(["c2", "f0"], 99.0) == ("f0",)
     with pytest.raises(Exception, match="gap"):
         await store.append("c2", LogSegment(0, EVENTS[1:2]))
@@ -194,20 +195,6 @@ async def test_live_run_of_an_earlier_version_goes_on(store: Store) -> None:
     page = await store.list_items("t", "v")
     assert page is not None
     assert [item.id for item in page.items] == ["msg_said", "msg_said_1"]
-
-
-async def test_conversations_and_messages_of_an_earlier_version_are_there(store: Store) -> None:
-    assert await store.get_conversation("t", "v") == TALK
-    assert await store.get_item("t", "v", "msg_said") == SAID
-    assert await store.take_due(10.0, 20.0) == (replace(MESSAGE, due=20.0, attempts=1),)
-
-
-async def test_responses_of_an_earlier_version_are_deleted_whole(store: Store) -> None:
-    assert await store.delete("t", "f0")
-    assert await store.log("f0") == ()
-    assert await store.find_item("t", "rs_1") is None
-    assert await store.find_answers("t", [call_digest(CALL)]) == ()
-    assert await store.chain("t", "a1") == ()
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -127,7 +127,7 @@ def test_errors(llamacpp: Llamacpp, name: str, status: int, kind: str) -> None:
     assert error["message"]
 
 
-def test_a_server_of_ones_own_can_want_a_key() -> None:
+def test_llamacpp_server_may_require_a_key() -> None:
     with run_llamacpp(model="other", slots=1, api_key="a-key") as server:
         refused = server.request(*chat("Hello!"))
         assert (refused.status, refused.json()["error"]["type"]) == (401, "authentication_error")

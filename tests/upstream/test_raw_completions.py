@@ -101,7 +101,7 @@ QUESTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", QUESTIONS)
-async def test_what_comes_out_is_what_the_chat_endpoint_says(
+async def test_raw_completion_equals_the_chat_endpoint(
     raw: CompletionServer, chat: Remote, name: str, stream: bool
 ) -> None:
     items, fields = QUESTIONS[name]
@@ -137,7 +137,7 @@ async def test_a_bare_prompt_passes_through_with_its_tokens(raw: CompletionServe
         assert all(len(token.top) == 2 for token in part.tokens)
 
 
-def test_the_command_line_makes_a_chat_server_of_it(llamacpp: Llamacpp) -> None:
+def test_raw_completions_are_served_as_chat(llamacpp: Llamacpp) -> None:
     words = ("--upstream", llamacpp.base_url, "--wire", "completions", "--format", "hermes")
     with dragoman(*words) as product, OpenAI(base_url=product.base_url, api_key="none") as sdk:
         asked: Any = {"model": "tiny-test", "temperature": 0}

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dragoman.client import Client, Stream, connect
-from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone
 from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, is_local, stand_in
+from dragoman.server.config import explained, read_key
 
-from .serve import Row, table
+from .serve import row, table
 
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
 
@@ -82,17 +82,8 @@ def chat(options: Namespace) -> int:
 
 async def _models(options: Namespace) -> int:
     async with await _client(options) as client:
-        models = await client.models()
-        places = [(model.extra or {}).get("upstream", {}) for model in models]
-        print(
-            table(
-                [
-                    Row(model.id, place.get("url", "this program"), place.get("kind", ""))
-                    for model, place in zip(models, places, strict=True)
-                ],
-                most=len(models),
-            )
-        )
+        rows = [row(model, "this program") for model in await client.models()]
+    print(table(rows, most=len(rows)))
     return 0
 
 
@@ -130,13 +121,9 @@ async def _print_answer(
     client: Client, items: tuple[Item, ...], options: Namespace
 ) -> tuple[Item, ...] | None:
     """Stream one answer to the terminal; its items, or None where it failed."""
-    settings = {
-        "model": options.model,
-        "instructions": options.system,
-        "reasoning": options.effort,
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    stream = client.stream(items, **given)
+    given = {"model": options.model, "instructions": options.system, "reasoning": options.effort}
+    settings = {name: value for name, value in given.items() if value is not None}
+    stream = client.stream(items, **settings)
     renderer = Renderer(sys.stdout.isatty())
     with _stopped_by_ctrl_c(stream):
         async with stream:
@@ -169,33 +156,22 @@ def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
 
 async def _client(options: Namespace) -> Client:
     """A client of the server that was named, or of the first one found."""
-    if options.at and is_local(options.at):
-        return _local(options.at)
-    key = os.environ.get(options.key_env) if options.key_env else None
-    if options.key_env and not key:
-        raise FaultError(Fault("authentication", f"{options.key_env} is empty.", "client"))
+    key = None
+    if options.key_env:
+        key = read_key(os.environ, options.key_env, "the key to the server").reveal()
     if options.at:
         return _connected(options.at, key)
     for found in await discover(os.environ, ours=True):
         return _connected(found.base_url, os.environ.get(found.key_env) if found.key_env else key)
     name = stand_in()
     print(f"No model server found: this is {NOTES[name]} ({name}).", file=sys.stderr)
-    return _local(name)
+    return _connected(name, None)
 
 
-def _local(name: str) -> Client:
-    """A client of a model of this machine. Raises FaultError where it cannot be run."""
-    try:
-        return connect(name)
-    except ImportError as error:
-        raise FaultError(Fault("unsupported", f"{error}.", "client")) from None
-    except ValueError as error:
-        raise FaultError(Fault("invalid_request", f"{error}", "client")) from None
-
-
-def _connected(url: str, key: str | None) -> Client:
-    """A client of the server at an address. Raises FaultError for a bad address or key."""
-    try:
-        return connect(url, key=key)
-    except ValueError as error:
-        raise FaultError(Fault("invalid_request", f"{url}: {error}.", "client")) from None
+def _connected(target: str, key: str | None) -> Client:
+    """A client of a model of this machine, or of the server at an address."""
+    if is_local(target):
+        with explained():
+            return connect(target)
+    with explained(f"{target}: ", "."):
+        return connect(target, key=key)

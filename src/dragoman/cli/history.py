@@ -9,18 +9,14 @@ import asyncio
 import os
 import sys
 from argparse import Namespace
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import datetime
 from shutil import get_terminal_size
 
 from dragoman.core.event import Failed
-from dragoman.core.interfaces import Secret
-from dragoman.server.auth import tenant_of
-from dragoman.server.config import ConfigurationError
-from dragoman.server.state.history import History, answered, asked, exported, name
-from dragoman.stores.base import Record, Retention
-from dragoman.stores.factory import open_store, store_path
+from dragoman.server.config import read_key
+from dragoman.server.state.history import History, answered, asked, exported, name, open_history
+from dragoman.stores.base import Record
 
 from .chat import Renderer
 from .serve import configured
@@ -72,22 +68,9 @@ def _short(text: str) -> str:
     return " ".join(plain.split())
 
 
-@asynccontextmanager
-async def _opened(options: Namespace) -> AsyncGenerator[History, None]:
+def _opened(options: Namespace) -> AbstractAsyncContextManager[History]:
     settings = configured(options).server
-    word = options.store or settings.store
-    file = store_path(word, os.environ)
-    if file is not None and not file.exists():  # reading does not create a store
-        raise ConfigurationError(f"There is no store at {file}: nothing has been stored there yet.")
-    store = open_store(word, Retention(), os.environ, settings.pubsub)
-    if store is None or word == "memory":
-        problem = f"The store {word!r} has nothing that could be read from here; see --store."
-        raise ConfigurationError(problem)
-    key = os.environ.get(options.key_env, "").strip() if options.key_env else ""
-    if options.key_env and not key:
-        raise ConfigurationError(f"{options.key_env} is empty.")
-    tenant = tenant_of(Secret(key)) if key else ""
-    try:
-        yield History(store, tenant)
-    finally:
-        await store.close()
+    key = None
+    if options.key_env:
+        key = read_key(os.environ, options.key_env, "the key that owns the responses")
+    return open_history(options.store or settings.store, settings.pubsub, os.environ, key)

@@ -131,74 +131,67 @@ def serve(options: Namespace) -> int:
         settings = replace(settings, keys=(*settings.keys, key))
         print(f"export {GENERATED}={key.reveal()}   # what clients must present\n", flush=True)
     check(settings)
-    chosen = _chosen(options, configuration)
-    upstreams = _found() if chosen is None else chosen
+    upstreams, targets = _chosen(options, configuration), options.targets
+    discovering = upstreams is None
+    if upstreams is None:
+        print("Looking for model servers …", file=sys.stderr, flush=True)
+        upstreams = as_upstreams(asyncio.run(discover(os.environ)))
     format = None if options.upstream else options.format  # else it is the upstream's
-    prepare(
-        upstreams, options.targets, settings, os.environ, format
-    )  # its errors come before anything else is printed
+    # Its errors come before anything else is printed.
+    prepare(upstreams, targets, settings, os.environ, format)
     asyncio.run(check_memory(settings, os.environ, configuration.webhooks))
     listener = bind(settings, exact=settings.port != Settings().port or options.port is not None)
     if settings.port not in (0, listener.getsockname()[1]):
         print(f"Port {settings.port} is taken; this is the next free one.", file=sys.stderr)
-    if chosen is None:  # OPENAI_BASE_URL, which is for clients, may name this server
+    if discovering:  # OPENAI_BASE_URL, which is for clients, may name this server
         upstreams = others(upstreams, address(listener))
-    printer = _Banner(f"{reachable(address(listener))}/v1", key_env)
+    if not (upstreams or targets or stand_in() == POCKET):
+        print(f"No model was found: this is the demo engine. {MISSING}", file=sys.stderr)
+    engines: list[Engine] = []
+    tasks: list[asyncio.Task[None]] = []
 
     def build() -> App:
-        printer.engine = assemble(upstreams, options.targets, settings, os.environ, format)
+        engines.append(assemble(upstreams, targets, settings, os.environ, format))
         memory = open_memory(settings, os.environ, configuration.webhooks)
-        return App(printer.engine, settings, memory)
+        return App(engines[-1], settings, memory)
 
-    if not (upstreams or options.targets or stand_in() == POCKET):
-        print(f"No model was found: this is the demo engine. {MISSING}", file=sys.stderr)
-    run(build, settings, listener, printer.start)
+    def ready() -> None:  # the start of the server does not wait for the models
+        url = f"{reachable(address(listener))}/v1"
+        tasks.append(asyncio.get_running_loop().create_task(_announce(engines[-1], url, key_env)))
+
+    run(build, settings, listener, ready)
     return 0
 
 
-class _Banner:
-    """Prints the banner once the server is up, with the models if they are listed in time."""
-
-    engine: Engine
-
-    def __init__(self, base_url: str, key_env: str | None) -> None:
-        self._base_url = base_url
-        self._key_env = key_env
-
-    def start(self) -> None:
-        """Begin on the running loop; the start of the server does not wait for the models."""
-        self._task = asyncio.ensure_future(self._print())
-
-    async def _print(self) -> None:
-        rows: list[Row] = []
-        problem = ""
-        try:
-            async with asyncio.timeout(LISTING):
-                rows = [_row(model) for model in await self.engine.models()]
-        except FaultError as error:
-            problem = error.fault.message
-        except TimeoutError:
-            problem = f"The upstream listed no models within {LISTING:g} s."
-        text = banner(self._base_url, rows, key_env=self._key_env, problem=problem)
-        print(text, flush=True)
+async def _announce(engine: Engine, base_url: str, key_env: str | None) -> None:
+    """Print the banner, with the models if they are listed in time."""
+    rows: list[Row] = []
+    problem = ""
+    try:
+        async with asyncio.timeout(LISTING):
+            rows = [row(model, "this server") for model in await engine.models()]
+    except FaultError as error:
+        problem = error.fault.message
+    except TimeoutError:
+        problem = f"The upstream listed no models within {LISTING:g} s."
+    print(banner(base_url, rows, key_env=key_env, problem=problem), flush=True)
 
 
-def _row(model: Model) -> Row:
-    place = (model.extra or {}).get("upstream")
-    if place is not None:
+def row(model: Model, here: str) -> Row:
+    """The line of a model; `here` is what answers for those that no server is behind."""
+    extra = model.extra or {}
+    if (place := extra.get("upstream")) is not None:
         return Row(model.id, place["url"], place["kind"])
-    ours = (model.extra or {}).get("models", {}).get("format")
+    ours = extra.get("models", {}).get("format")
     if model.id in NOTES or ours is not None:
-        return Row(model.id, "this server", NOTES.get(model.id, f"a model of {ours}"))
+        return Row(model.id, here, NOTES.get(model.id, f"a model of {ours}"))
     return Row(model.id, "an upstream that does not list it")
 
 
 def configured(options: Namespace) -> Configuration:
     """The configuration file that was named, or else the one in this folder."""
-    if options.config is not None:
-        return load(options.config)
-    here = Path(FILE)
-    return load(here) if here.exists() else Configuration()
+    here = options.config or Path(FILE)
+    return load(here) if options.config or here.exists() else Configuration()
 
 
 def _settings(options: Namespace, settings: Settings) -> Settings:
@@ -213,31 +206,14 @@ def _settings(options: Namespace, settings: Settings) -> Settings:
     return replace(settings, **given)
 
 
-def _chosen(options: Namespace, configuration: Configuration) -> list[Upstream] | None:
+def _chosen(options: Namespace, configuration: Configuration) -> Sequence[Upstream] | None:
     """The upstreams that the command line or the file names; None: discover some."""
+    words = ("upstream_key_env", "profile", "wire", "format", "retries")
+    given = {word: value for word in words if (value := getattr(options, word)) is not None}
     if options.upstream:
-        return [
-            Upstream(
-                name=url,
-                url=url,
-                key_env=options.upstream_key_env,
-                wire=options.wire,
-                profile=options.profile,
-                format=options.format,
-                retries=options.retries or 0,
-            )
-            for url in options.upstream
-        ]
-    for word in ("upstream_key_env", "profile", "wire", "format", "retries"):
-        if word == "format" and options.targets:
-            continue
-        if getattr(options, word) not in (None, "auto"):
+        fields = {word.removeprefix("upstream_"): value for word, value in given.items()}
+        return [Upstream(name=url, url=url, **fields) for url in options.upstream]
+    for word in given:
+        if word != "format" or not options.targets:
             raise ConfigurationError(f"--{word.replace('_', '-')} needs an --upstream.")
-    if configuration.upstreams or options.targets:
-        return list(configuration.upstreams) if not options.targets else []
-    return None
-
-
-def _found() -> list[Upstream]:
-    print("Looking for model servers …", file=sys.stderr, flush=True)
-    return as_upstreams(asyncio.run(discover(os.environ)))
+    return () if options.targets else configuration.upstreams or None

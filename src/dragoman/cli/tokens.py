@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
-from dragoman.core.error import Fault, FaultError
 from dragoman.engines.inspect import (
     Inspection,
     ShownToken,
@@ -16,6 +15,7 @@ from dragoman.engines.inspect import (
     inspect_input,
     prompt_tokens,
 )
+from dragoman.server.config import ConfigurationError, explained
 
 _COLOURS = {"control": "\x1b[35m", "text": "", "reasoning": "\x1b[2m", "call": "\x1b[36m"}
 _PLAIN = "\x1b[0m"
@@ -27,18 +27,16 @@ WORDS = "No vocabulary was named (--tokenizer FOLDER): words stand for tokens."
 def tokens(options: Namespace) -> int:
     """Run the command."""
     try:
-        subject = inspect_input(
-            options.format,
-            options.tokenizer,
-            None if options.request is None else _bytes(options.request),
-            None if options.completion is None else _bytes(options.completion).decode(),
-            " ".join(options.question) or None,
-        )
+        with explained():
+            subject = inspect_input(
+                options.format,
+                options.tokenizer,
+                None if options.request is None else _bytes(options.request),
+                None if options.completion is None else _bytes(options.completion).decode(),
+                " ".join(options.question) or None,
+            )
     except OSError as error:
-        problem = f"{error.filename} cannot be read: {error.strerror}."
-        raise FaultError(Fault("invalid_request", problem, "client")) from error
-    except (ValueError, ImportError) as error:
-        raise FaultError(Fault("invalid_request", f"{error}", "client")) from error
+        raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}.") from None
     if subject.words:
         print(WORDS, file=sys.stderr)
     if subject.warning:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from .error import Fault
@@ -36,7 +37,7 @@ _REASONS = {"incomplete": "length"}
 """The finish reason of an answer that has none."""
 
 
-class Fold:
+class Fold(Struct, eq=False):
     """Adds events up. `response` may be read at any time and holds all that came so far.
 
     >>> from dragoman.core.event import Finished, Started
@@ -46,14 +47,11 @@ class Fold:
     'completed'
     """
 
-    __slots__ = ("_choices", "_end", "_items", "_open", "_start")
-
-    def __init__(self) -> None:
-        self._start: Started | None = None
-        self._end: Finished | Failed | None = None
-        self._items: list[Item] = []
-        self._choices: list[int] = []
-        self._open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
+    _start: Started | None = None
+    _end: Finished | Failed | None = None
+    _items: list[Item] = []
+    _choices: list[int] = []
+    _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
 
     def feed(self, event: Event) -> None:
         """Add one event."""
@@ -83,7 +81,7 @@ class Fold:
         start = self._start or Started("", 0, "")
         items = list(self._items)
         for index, events in self._open.items():
-            items[index] = _open_item(items[index], events)
+            items[index] = item_so_far(items[index], events)
         end = self._end
         finished = end if isinstance(end, Finished) else None
         failed = end if isinstance(end, Failed) else None
@@ -111,7 +109,7 @@ class Fold:
         )
 
 
-def _open_item(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
+def item_so_far(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
     """An item that is still open, as far as its events go."""
     content: dict[int, tuple[Part, list[Delta]]] = {}
     summary: dict[int, tuple[Part, list[Delta]]] = {}
@@ -127,12 +125,12 @@ def _open_item(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
         else:
             parts = summary if isinstance(event.part, Summary) else content
             parts[event.part_index] = event.part, []
-    parts_so_far = tuple(_open_part(*content[number]) for number in sorted(content))
+    parts_so_far = tuple(part_so_far(*content[number]) for number in sorted(content))
     match item:
         case Message():
             return replace(item, content=parts_so_far)
         case Reasoning():
-            summaries = tuple(_open_part(*summary[number]) for number in sorted(summary))
+            summaries = tuple(part_so_far(*summary[number]) for number in sorted(summary))
             return replace(item, content=parts_so_far, summary=summaries)
         case FunctionCall():
             return replace(item, arguments="".join(own))
@@ -142,7 +140,7 @@ def _open_item(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
             return item
 
 
-def _open_part(part: Part, deltas: list[Delta]) -> Part:
+def part_so_far(part: Part, deltas: list[Delta]) -> Part:
     """A part as it was added or done, and the deltas since."""
     data = "".join(d.data for d in deltas if d.kind not in ("annotation", "transcript"))
     tokens = tuple(token for d in deltas for token in d.tokens)

@@ -187,5 +187,5 @@ class Decoder(Protocol):
 
     @property
     def ended(self) -> bool:
-        """True once the wire said that the answer is over, though late usage may follow."""
+        """True once the wire has ended the answer, though late usage may follow."""
         ...

@@ -158,7 +158,7 @@ class Message(Struct, frozen=True, omit_defaults=True, tag="message"):
 class Reasoning(Struct, frozen=True, omit_defaults=True, tag="reasoning"):
     """The model's reasoning: as text, as a summary, or encrypted.
 
-    `encrypted` is an opaque blob that must be sent back byte for byte.
+    `encrypted` is opaque, and must be sent back byte for byte.
     """
 
     content: tuple[Thought | UnknownPart, ...] = ()
@@ -220,7 +220,7 @@ class CustomToolCallOutput(Struct, frozen=True, omit_defaults=True, tag="custom_
 
 
 class Compaction(Struct, frozen=True, omit_defaults=True, tag="compaction"):
-    """Earlier conversation folded into one opaque blob."""
+    """A summary of the conversation before it, encrypted or encoded by its server."""
 
     encrypted: str
     id: str | None = None

@@ -21,14 +21,12 @@ from .event import (
     Progress,
     Started,
 )
+from .fold import item_so_far, part_so_far
 from .item import (
-    JSON,
     Audio,
     CustomToolCall,
     FunctionCall,
-    Item,
     Message,
-    Part,
     Reasoning,
     Refusal,
     Summary,
@@ -42,14 +40,8 @@ Answer = Literal["new", "open", "over"]
 TRANSITIONS: dict[Answer, dict[type, Answer]] = {
     "new": {Started: "open", Failed: "over"},
     "open": {
-        ItemAdded: "open",
-        PartAdded: "open",
-        Delta: "open",
-        PartDone: "open",
-        ItemDone: "open",
-        Progress: "open",
-        Finished: "over",
-        Failed: "over",
+        **dict.fromkeys((ItemAdded, PartAdded, Delta, PartDone, ItemDone, Progress), "open"),
+        **dict.fromkeys((Finished, Failed), "over"),
     },
     "over": {},
 }
@@ -71,53 +63,16 @@ class LifecycleError(ValueError):
     """An event came where it may not come; the message names the event and the place."""
 
 
-class _Part:
-    """A part for the checker: its type, and the data of its deltas by kind."""
-
-    __slots__ = ("data", "type")
-
-    def __init__(self, part: Part) -> None:
-        self.type = type(part)
-        self.data: dict[str, list[JSON]] = {}
-
-    def take(self, delta: Delta) -> None:
-        self.data.setdefault(delta.kind, []).append(delta.data)
-        self.data.setdefault("tokens", []).extend(delta.tokens)
-
-    def total(self, kind: str) -> str:
-        return "".join(self.data.get(kind, ()))
-
-    def adds_up_to(self, part: Part) -> bool:
-        """Whether the deltas add up to the part that is done."""
-        tokens, notes = self.data.get("tokens", []), self.data.get("annotation", [])
-        match part:
-            case Text():
-                whole = (part.text, list(part.tokens), list(part.annotations))
-                return (self.total("text"), tokens, notes) == whole
-            case Refusal():
-                return (self.total("refusal"), tokens) == (part.text, list(part.tokens))
-            case Thought():
-                return (self.total("reasoning"), tokens) == (part.text, list(part.tokens))
-            case Summary():
-                return self.total("summary") == part.text
-            case Audio():
-                audio = (part.data or "", part.transcript or "")
-                return (self.total("audio"), self.total("transcript")) == audio
-            case _:
-                return True
-
-
 class _Item:
     """An open item for the checker."""
 
-    __slots__ = ("data", "done", "id", "open")
+    __slots__ = ("counts", "events", "id", "open")
 
-    def __init__(self, item: Item) -> None:
-        self.id = item.id
-        self.open: dict[tuple[bool, int], _Part] = {}
-        # The parts of each list (content, summary), None while they are open.
-        self.done: tuple[list[Part | None], list[Part | None]] = ([], [])
-        self.data: list[str] = []  # deltas that belong to the item itself
+    def __init__(self, id: str | None) -> None:
+        self.id = id
+        self.counts = [0, 0]  # parts so far of each list: content, summary
+        self.open: dict[tuple[bool, int], tuple[type, list[Delta]]] = {}  # parts, by list and place
+        self.events: list[PartAdded | PartDone | Delta] = []  # what the item adds up to
 
 
 class Lifecycle:
@@ -132,7 +87,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.state: Answer = "new"
-        self._items: list[_Item | None] = []
+        self._items: list[_Item | None] = []  # None once done
         self._ids: set[str] = set()
 
     def feed(self, event: Event) -> None:
@@ -143,20 +98,24 @@ class Lifecycle:
             raise LifecycleError(f"{name} may not come while the answer is {self.state}")
         self.state = following
         match event:
+            case Started() | Failed() | Progress(index=None):
+                pass
+            case Finished(reasons=reasons):
+                left = [number for number, item in enumerate(self._items) if item is not None]
+                if left:
+                    raise LifecycleError(f"the answer finished while items {left} were open")
+                if not reasons:
+                    raise LifecycleError("the answer finished without a reason")
             case ItemAdded():
                 self._add_item(event)
-            case PartAdded():
-                self._add_part(event)
-            case Delta():
-                self._delta(event)
-            case PartDone():
-                self._part_done(event)
-            case ItemDone():
-                self._item_done(event)
-            case Progress(index=int(index)):
-                self._known(index)
-            case Finished(reasons=reasons):
-                self._finish(reasons)
+            case _:
+                index = event.index
+                if index is None or not 0 <= index < len(self._items):
+                    raise LifecycleError(f"item {index} is not known")
+                if not isinstance(event, Progress):
+                    if (item := self._items[index]) is None:
+                        raise LifecycleError(f"item {index} is done")
+                    self._inside(item, event)
 
     def close(self) -> None:
         """No more events will come. Raises LifecycleError unless the answer is over."""
@@ -164,97 +123,67 @@ class Lifecycle:
             raise LifecycleError(f"the events ended while the answer was {self.state}")
 
     def _add_item(self, event: ItemAdded) -> None:
-        if event.index != len(self._items):
-            raise LifecycleError(f"item {event.index} was added where {len(self._items)} was next")
-        if event.item.id is not None:
-            if event.item.id in self._ids:
-                raise LifecycleError(f"the id {event.item.id} was used before")
-            self._ids.add(event.item.id)
-        if _holds_something(event.item):
-            raise LifecycleError(f"item {event.index} was not empty when it was added")
-        self._items.append(_Item(event.item))
-
-    def _known(self, index: int) -> None:
-        if not 0 <= index < len(self._items):
-            raise LifecycleError(f"item {index} is not known")
-
-    def _open(self, index: int) -> _Item:
-        self._known(index)
-        item = self._items[index]
-        if item is None:
-            raise LifecycleError(f"item {index} is done")
-        return item
-
-    def _add_part(self, event: PartAdded) -> None:
-        item = self._open(event.index)
-        summary = isinstance(event.part, Summary)
-        parts = item.done[summary]
-        if event.part_index != len(parts):
-            raise LifecycleError(f"part {event.part_index} was added where {len(parts)} was next")
-        if event.part != empty_part(event.part):
-            raise LifecycleError(f"part {event.part_index} was not empty when it was added")
-        parts.append(None)
-        item.open[summary, event.part_index] = _Part(event.part)
-
-    def _delta(self, event: Delta) -> None:
-        item = self._open(event.index)
-        wanted = PART_DELTAS.get(event.kind)
-        if wanted is None:
-            item.data.append(event.data)
-            return
-        found = item.open.get((wanted is Summary, event.part_index))
-        if found is None or found.type is not wanted:
-            place = f"part {event.part_index} of item {event.index}"
-            raise LifecycleError(f"a {event.kind} delta came for {place}, which is not open")
-        found.take(event)
-
-    def _part_done(self, event: PartDone) -> None:
-        item = self._open(event.index)
-        summary = isinstance(event.part, Summary)
-        found = item.open.pop((summary, event.part_index), None)
-        place = f"part {event.part_index} of item {event.index}"
-        if found is None or found.type is not type(event.part):
-            raise LifecycleError(f"{place} is not open")
-        if not found.adds_up_to(event.part):
-            raise LifecycleError(f"the deltas of {place} do not add up to what was done")
-        item.done[summary][event.part_index] = event.part
-
-    def _item_done(self, event: ItemDone) -> None:
-        item = self._open(event.index)
-        if item.open:
-            raise LifecycleError(f"item {event.index} was done while parts of it were open")
-        if event.item.id != item.id:
-            raise LifecycleError(f"item {event.index} changed its id")
-        content, summary = item.done
-        match event.item:
-            case FunctionCall(arguments=data) | CustomToolCall(input=data):
-                same = "".join(item.data) == data
-            case Message(parts=parts):
-                same = content == list(parts)
-            case Reasoning():
-                same = [*summary, *content] == [*event.item.summary, *event.item.content]
+        index, item = event.index, event.item
+        if index != len(self._items):
+            raise LifecycleError(f"item {index} was added where {len(self._items)} was next")
+        if item.id is not None:
+            if item.id in self._ids:
+                raise LifecycleError(f"the id {item.id} was used before")
+            self._ids.add(item.id)
+        match item:
+            case Message(content=data) | FunctionCall(arguments=data) | CustomToolCall(input=data):
+                empty = not data
+            case Reasoning(content=content, summary=summary):
+                empty = not (content or summary)
             case _:
-                same = True
-        if not same:
-            raise LifecycleError(f"item {event.index} is done and is not what its events add up to")
-        self._items[event.index] = None
+                empty = True
+        if not empty:
+            raise LifecycleError(f"item {index} was not empty when it was added")
+        self._items.append(_Item(item.id))
 
-    def _finish(self, reasons: tuple[str, ...]) -> None:
-        left = [number for number, item in enumerate(self._items) if item is not None]
-        if left:
-            raise LifecycleError(f"the answer finished while items {left} were open")
-        if not reasons:
-            raise LifecycleError("the answer finished without a reason")
-
-
-def _holds_something(item: Item) -> bool:
-    match item:
-        case Message(content=data) | FunctionCall(arguments=data) | CustomToolCall(input=data):
-            return bool(data)
-        case Reasoning(content=content, summary=summary):
-            return bool(content or summary)
-        case _:
-            return False
+    def _inside(self, item: _Item, event: PartAdded | Delta | PartDone | ItemDone) -> None:
+        """Check an event inside an open item."""
+        if isinstance(event, ItemDone):
+            if item.open:
+                raise LifecycleError(f"item {event.index} was done while parts of it were open")
+            if event.item.id != item.id:
+                raise LifecycleError(f"item {event.index} changed its id")
+            whole = event.item
+            if isinstance(whole, Message):
+                whole = replace(whole, content=whole.parts)
+            if item_so_far(whole, item.events) != whole:
+                problem = f"item {event.index} is done and is not what its events add up to"
+                raise LifecycleError(problem)
+            self._items[event.index] = None
+            return
+        number = event.part_index
+        place = f"part {number} of item {event.index}"
+        if isinstance(event, Delta):
+            wanted = PART_DELTAS.get(event.kind)
+            if wanted is None:
+                item.events.append(event)
+                return
+            kind, deltas = item.open.get((wanted is Summary, number), (None, []))
+            if kind is not wanted:
+                raise LifecycleError(f"a {event.kind} delta came for {place}, which is not open")
+            deltas.append(event)
+            return
+        summary = isinstance(event.part, Summary)
+        if isinstance(event, PartAdded):
+            if number != item.counts[summary]:
+                next = item.counts[summary]
+                raise LifecycleError(f"part {number} was added where {next} was next")
+            if event.part != empty_part(event.part):
+                raise LifecycleError(f"part {number} was not empty when it was added")
+            item.counts[summary] += 1
+            item.open[summary, number] = type(event.part), []
+            return
+        kind, deltas = item.open.pop((summary, number), (None, []))
+        if kind is not type(event.part):
+            raise LifecycleError(f"{place} is not open")
+        if part_so_far(empty_part(event.part), deltas) != event.part:
+            raise LifecycleError(f"the deltas of {place} do not add up to what was done")
+        item.events.append(event)
 
 
 def check(events: Iterable[Event]) -> None:
@@ -281,37 +210,21 @@ class ItemSerializer:
 
     def feed(self, event: Event) -> list[Event]:
         """The events that may be emitted now."""
-        index = _index(event)
-        if index is None:
+        index: int | None = getattr(event, "index", None)
+        if index is None:  # it is about the whole answer
             if isinstance(event, Finished | Failed):
                 self._waiting.clear()
             return [event]
         if index > self._head:
             self._waiting.setdefault(index, []).append(event)
             return []
-        if not isinstance(event, ItemDone) or index < self._head:
-            return [event]
-        return [event, *self._advance()]
-
-    def _advance(self) -> list[Event]:
-        """Emit what waited for the head item, and make the next one the head."""
-        ready: list[Event] = []
-        done = True
-        while done:
+        ready, done = [event], index == self._head and isinstance(event, ItemDone)
+        while done:  # what waited for the next item
             self._head += 1
             waiting = self._waiting.pop(self._head, [])
             ready += waiting
-            done = any(isinstance(event, ItemDone) for event in waiting)
+            done = ItemDone in map(type, waiting)
         return ready
-
-
-def _index(event: Event) -> int | None:
-    """The item an event is about, or None when it is about the whole answer."""
-    match event:
-        case Started() | Finished() | Failed() | Progress(index=None):
-            return None
-        case _:
-            return event.index
 
 
 class FirstChoice:

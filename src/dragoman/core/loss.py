@@ -29,7 +29,7 @@ def path(field: str, place: tuple[int, ...]) -> str:
     return field
 
 
-class LossList:
+class LossList(Struct, eq=False):
     """Losses in the order of their first occurrence.
 
     >>> found = LossList()
@@ -41,10 +41,7 @@ class LossList:
     ['input[*].phase']
     """
 
-    __slots__ = ("_losses",)
-
-    def __init__(self) -> None:
-        self._losses: dict[tuple[str, str], Loss] = {}
+    _losses: dict[tuple[str, str], Loss] = {}
 
     def note(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -136,6 +137,12 @@ _EMPTY: dict[str, Part] = {
     "audio": Audio(),
     "transcript": Audio(),
 }
+_KINDS: dict[type, DeltaKind] = {
+    Refusal: "refusal",
+    Thought: "reasoning",
+    Summary: "summary",
+    Audio: "audio",
+}
 _DELTAS: dict[type, frozenset[str]] = {
     Message: frozenset(("text", "refusal", "audio", "transcript")),
     Reasoning: frozenset(("reasoning", "summary")),
@@ -144,6 +151,18 @@ _DELTAS: dict[type, frozenset[str]] = {
 }
 """The kinds of delta each item is made of."""
 _ITEM_DELTAS = frozenset(("arguments", "input", "code", "command", "output"))
+_BLANK: dict[type, dict[str, Any]] = {
+    Message: {"content": (), "status": "in_progress"},
+    Reasoning: {"content": (), "summary": (), "encrypted": None, "status": "in_progress"},
+    FunctionCall: {"arguments": "", "status": "in_progress"},
+    CustomToolCall: {"input": "", "status": "in_progress"},
+    Text: {"text": "", "annotations": (), "tokens": ()},
+    Refusal: {"text": "", "tokens": ()},
+    Thought: {"text": "", "tokens": ()},
+    Summary: {"text": ""},
+    Audio: {"data": None, "transcript": None},
+}
+"""The fields that are filled while an item or a part is written, as they are when it opens."""
 
 
 class OpenPart:
@@ -154,27 +173,26 @@ class OpenPart:
     def __init__(self, index: int, base: Part) -> None:
         self.index = index
         self.base = base
-        self.data = Base64Buffer() if isinstance(base, Audio) else TextBuffer()
-        self.transcript = TextBuffer()
+        audio = isinstance(base, Audio)
+        self.data = Base64Buffer() if audio else TextBuffer()
+        self.transcript = TextBuffer() if audio else self.data
         self.annotations: list[Annotation] = []
         self.tokens: list[Token] = []
         self.closed = False
 
     def done(self) -> Part:
         """The part as it stands."""
-        match self.base:
-            case Text():
-                notes, tokens = tuple(self.annotations), tuple(self.tokens)
-                return replace(self.base, text=str(self.data), annotations=notes, tokens=tokens)
-            case Refusal() | Thought():
-                return replace(self.base, text=str(self.data), tokens=tuple(self.tokens))
-            case Summary():
-                return replace(self.base, text=str(self.data))
-            case Audio():
-                data, transcript = str(self.data) or None, str(self.transcript) or None
-                return replace(self.base, data=data, transcript=transcript)
-            case _:
-                return self.base
+        text = str(self.data)
+        values = {
+            "text": text,
+            "annotations": tuple(self.annotations),
+            "tokens": tuple(self.tokens),
+            "data": text or None,
+            "transcript": str(self.transcript) or None,
+        }
+        return replace(
+            self.base, **{name: values[name] for name in _BLANK.get(type(self.base), ())}
+        )
 
 
 class OpenItem:
@@ -333,10 +351,9 @@ class OpenItem:
         events: list[Event] = []
         if final is not None and type(final) is type(part.base):
             events += self._catch_up(part, final)
-        both: tuple[tuple[TextBuffer, DeltaKind], ...]
-        both = ((part.data, part_kind(part.base)), (part.transcript, "transcript"))
-        for pieces, kind in both:
-            if rest := pieces.rest():
+        kinds: tuple[DeltaKind, DeltaKind] = (part_kind(part.base), "transcript")
+        for kind, buffer in zip(kinds, (part.data, part.transcript), strict=True):
+            if rest := buffer.rest():
                 events.append(Delta(self.index, part.index, kind, rest))
         part.closed = True
         events.append(PartDone(self.index, part.index, part.done()))
@@ -366,26 +383,21 @@ class OpenItem:
         return self.kind or ("input" if isinstance(self.empty, CustomToolCall) else "arguments")
 
     def _close_parts(self) -> list[Event]:
-        events: list[Event] = []
-        for part in (*self.summaries, *self.parts):
-            if not part.closed:
-                events += self.close_part(part)
-        return events
+        parts = [part for part in (*self.summaries, *self.parts) if not part.closed]
+        return [event for part in parts for event in self.close_part(part)]
 
     def _done(self) -> Item:
-        content = tuple(part.done() for part in self.parts)
-        match self.empty:
-            case Message():
-                return replace(self.empty, content=content, status=self.status)
-            case Reasoning():
-                summary = tuple(part.done() for part in self.summaries)
-                return replace(self.empty, content=content, summary=summary, status=self.status)
-            case FunctionCall():
-                return replace(self.empty, arguments=str(self.data), status=self.status)
-            case CustomToolCall():
-                return replace(self.empty, input=str(self.data), status=self.status)
-            case _:
-                return self.empty
+        text = str(self.data)
+        values = {
+            "content": tuple([part.done() for part in self.parts]),
+            "summary": tuple([part.done() for part in self.summaries]),
+            "arguments": text,
+            "input": text,
+            "encrypted": getattr(self.empty, "encrypted", None),
+            "status": self.status,
+        }
+        filled = {name: values[name] for name in _BLANK.get(type(self.empty), ())}
+        return replace(self.empty, **filled)
 
     def _catch_up_item(self, final: Item) -> list[Event]:
         """Emit what the final item has and the deltas did not bring."""
@@ -400,17 +412,13 @@ class OpenItem:
                 return [Delta(self.index, 0, self._call_kind, missing)] if missing else []
         events: list[Event] = []
         for have, want in lists:
-            known: dict[int, OpenPart] = dict(enumerate(have))
+            known = {(type(part.base), number): part for number, part in enumerate(have)}
             for number, part in enumerate(want):
-                if self._numbered:
-                    open_part = self._numbered.get((type(part), number))
-                else:
-                    open_part = known.get(number)
-                if open_part is not None:
-                    events += self.close_part(open_part, part)
-                else:
-                    more, fresh = self.at(part_kind(part), base=empty_part(part))
-                    events += more + self.close_part(fresh, part)
+                open_part = (self._numbered or known).get((type(part), number))
+                if open_part is None:
+                    more, open_part = self.at(part_kind(part), base=empty_part(part))
+                    events += more
+                events += self.close_part(open_part, part)
         return events
 
     def _catch_up(self, part: OpenPart, final: Part) -> list[Event]:
@@ -446,55 +454,26 @@ def unique(given: str | None, derived: str, taken: set[str]) -> str:
 
 def empty_item(item: Item) -> Item:
     """The item as it is when it opens: its ids, and no content."""
-    match item:
-        case Message():
-            return replace(item, content=(), status="in_progress")
-        case Reasoning():
-            return replace(item, content=(), summary=(), encrypted=None, status="in_progress")
-        case FunctionCall():
-            return replace(item, arguments="", status="in_progress")
-        case CustomToolCall():
-            return replace(item, input="", status="in_progress")
-        case _:
-            return item
+    blank = _BLANK.get(type(item))
+    return replace(item, **blank) if blank else item
 
 
 def empty_part(part: Part) -> Part:
     """The part as it is when it opens."""
-    match part:
-        case Text():
-            return replace(part, text="", annotations=(), tokens=())
-        case Refusal() | Thought():
-            return replace(part, text="", tokens=())
-        case Summary():
-            return replace(part, text="")
-        case Audio():
-            return replace(part, data=None, transcript=None)
-        case _:
-            return part
+    blank = _BLANK.get(type(part))
+    return replace(part, **blank) if blank else part
 
 
 def part_kind(part: Part) -> DeltaKind:
     """The kind of delta a part is made of."""
-    match part:
-        case Refusal():
-            return "refusal"
-        case Thought():
-            return "reasoning"
-        case Summary():
-            return "summary"
-        case Audio():
-            return "audio"
-        case _:
-            return "text"
+    return _KINDS.get(type(part), "text")
 
 
 def _merge(old: Item, final: Item) -> Item:
     """The upstream's final item, with the ids and the name it was announced with."""
-    match final:
-        case FunctionCall() | CustomToolCall() if isinstance(old, FunctionCall | CustomToolCall):
-            return replace(empty_item(final), id=old.id, call_id=old.call_id, name=old.name)
-        case Reasoning():
-            return replace(empty_item(final), id=old.id, encrypted=final.encrypted)
-        case _:
-            return replace(empty_item(final), id=old.id)
+    given: dict[str, Any] = {"id": old.id}
+    if isinstance(old, FunctionCall | CustomToolCall):
+        given |= {"call_id": old.call_id, "name": old.name}
+    if isinstance(final, Reasoning):
+        given["encrypted"] = final.encrypted
+    return replace(empty_item(final), **given)

@@ -120,7 +120,7 @@ class ReasoningOptions(Struct, frozen=True, omit_defaults=True):
 
 
 class AudioOutput(Struct, frozen=True, omit_defaults=True):
-    """The voice and the format of spoken answers; a voice is a name or a wire's own object."""
+    """The voice and the format of audio answers; a voice is a name or a wire's own object."""
 
     voice: JSON = None
     format: str | None = None

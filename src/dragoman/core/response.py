@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -48,7 +49,7 @@ def default_guarantee(request: Request) -> Guarantee | None:
         case "none":
             bound = False
         case _:
-            bound = any(map(_strict, request.tools))
+            bound = _strict(request.tools)
     bound = bound or isinstance(request.format, JSONObject | JSONSchema)
     if bound or any(map(_binds, (request.extra or {}).values())):
         return "best-effort"
@@ -62,17 +63,17 @@ def _binds(fields: dict[str, JSON]) -> bool:
     return bound or any(fields.get(name) is not None for name in CONSTRAINT_FIELDS)
 
 
-def _strict(tool: Tool) -> bool:
-    """Whether the arguments of this tool's calls must fit its schema or grammar."""
-    match tool:
-        case FunctionTool(strict=strict):
-            return strict is True
-        case CustomTool(grammar=grammar):
-            return grammar is not None
-        case Namespace(tools=tools):
-            return any(map(_strict, tools))
-        case _:
-            return False
+def _strict(tools: Iterable[Tool]) -> bool:
+    """Whether the arguments of some tool's calls must fit its schema or grammar."""
+    for tool in tools:
+        match tool:
+            case FunctionTool(strict=True):
+                return True
+            case CustomTool(grammar=str()):
+                return True
+            case Namespace(tools=members) if _strict(members):
+                return True
+    return False
 
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

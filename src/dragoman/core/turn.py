@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -260,22 +260,41 @@ class Turn:
             broken = reason in SHORT and not call.whole
             self._close_call(call, "incomplete" if broken else "completed")
 
-    def whole_answer(self, text: str, reason: str, model: str | None, extra: Extra) -> None:
-        """Add an answer that is one text, from `header` to `end`, before anything else came."""
-        id, model = f"msg_{self.id}_0", model or self.model
-        part = Text(text)
+    def whole_answer(
+        self,
+        text: str,
+        calls: Sequence[FunctionCall],
+        reason: str,
+        model: str | None,
+        extra: Extra,
+    ) -> None:
+        """Add an answer that is one text, or calls with different ids and some arguments, or both,
+        from `header` to `end`, before anything else came."""
         status: ItemStatus = "incomplete" if reason in SHORT else "completed"
-        self._items.append(None)
         self.started = self.over = True
-        self.events += (
-            Started(self.id, self.created_at, model, self.losses, extra=extra or None),
-            ItemAdded(0, Message("assistant", (), id, "in_progress")),
-            PartAdded(0, 0, Text("")),
-            Delta(0, 0, "text", text),
-            PartDone(0, 0, part),
-            ItemDone(0, Message("assistant", (part,), id, status)),
-            Finished(status, (reason,), self.usage),
+        self.events.append(
+            Started(self.id, self.created_at, model or self.model, self.losses, extra=extra or None)
         )
+        if text:
+            id, part = f"msg_{self.id}_0", Text(text)
+            self.events += (
+                ItemAdded(0, Message("assistant", (), id, "in_progress")),
+                PartAdded(0, 0, Text("")),
+                Delta(0, 0, "text", text),
+                PartDone(0, 0, part),
+                ItemDone(0, Message("assistant", (part,), id, status)),
+            )
+            self._items.append(None)
+        for call in calls:
+            index = len(self._items)
+            done = replace(call, id=f"fc_{self.id}_{index}", status=status)
+            self.events += (
+                ItemAdded(index, replace(done, arguments="", status="in_progress")),
+                Delta(index, 0, "arguments", call.arguments),
+                ItemDone(index, done),
+            )
+            self._items.append(None)
+        self.events.append(Finished(status, (reason,), self.usage))
 
     def end(self, complete: bool) -> None:
         """The stream is over; `complete` is whether the upstream ended it, not merely stopped."""

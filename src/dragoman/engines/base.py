@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from msgspec import Struct
 
@@ -108,7 +108,7 @@ class LRU(Generic[K, V]):
 
 
 SUMMARISED = "the reasoning itself is given as its summary too"
-NO_ROOM = "a prompt has no place for it"
+NO_ROOM = "a prompt cannot express it"
 _NO_PLACE = {
     "audio": "audio",
     "max_tool_calls": "max_tool_calls",
@@ -139,9 +139,9 @@ def unsupported_fields(request: Request, heard: Collection[str] = ()) -> Iterato
     ['modalities']
     """
     if request.prompt is not None:
-        raise FaultError(unsupported("no prompts are kept here", "prompt"))
+        raise FaultError(unsupported("no prompts are stored here", "prompt"))
     if any(modality != "text" for modality in request.modalities or ()):
-        yield Loss("modalities", "dropped", "a prompt is gone on from in text")
+        yield Loss("modalities", "dropped", "a prompt is continued in text")
     if request.reasoning is not None and request.reasoning.summary is not None:
         yield Loss("reasoning.summary", "emulated", SUMMARISED)
     for name, said in _NO_PLACE.items():
@@ -160,16 +160,44 @@ ENDS = (Finished, Failed)
 # ---- start: how servers ask an engine ------------------------------------------------------
 
 
-def start(engine: Engine, request: Request, caller: Caller, sink: Sink) -> Handle:
+def start(
+    engine: Engine, request: Request, caller: Caller, sink: Sink, own: _Start | None = None
+) -> Handle:
     """Begin to answer a request: the one way servers ask an engine.
 
-    An engine's own `start` is used where its class has one (a subclass that overrides `stream` but
+    An engine's `own` start is used where its class has one (a subclass that overrides `stream` but
     not `start` is never bypassed); else one task drives its `stream`. This never raises for a
     request: what was refused, or failed, is a `Failed` event. An engine that stops without a
     terminal event was cut. A sink that raises is given a `Failed` event instead, once.
     """
+    traits: set[object] | None = None
     try:
-        own = _own_start(type(engine))
+        while (own := own or _own_start(type(engine))) is Wrapper.start:
+            own = None
+            wrapper = cast(Wrapper, engine)
+            if wrapper.acts_on is not None:
+                if traits is None:  # what middleware may act on, found once
+                    traits = {type(item) for item in request.items}
+                    traits.update([name for name in _TRAITS if getattr(request, name)])
+                    if caller.stored:
+                        traits.add("stored")
+                if wrapper.acts_on.isdisjoint(traits):
+                    engine = wrapper.engine
+                    continue
+            prepared = wrapper.prepare(request, caller)
+            if prepared is None:
+                engine = wrapper.engine
+                continue
+            if not isinstance(prepared, Prepared):
+                begin = partial(_start_prepared, wrapper, request, caller, sink)
+                return Deferred(prepared, begin, caller, sink)
+            if prepared.start is not None:
+                return prepared.start(caller, sink)
+            if prepared.map is not None:
+                sink = _Mapped(prepared.map, sink)
+            if prepared.request is not request:
+                request, traits = prepared.request, None
+            engine = prepared.engine or wrapper.engine
         if own is None:
             return Driver(engine.stream(request, caller), caller, sink)
         return own(engine, request, caller, sink)
@@ -177,7 +205,10 @@ def start(engine: Engine, request: Request, caller: Caller, sink: Sink) -> Handl
         return Immediate([Failed(fault_from(error, caller.key))], sink)
 
 
-_Start = Callable[[Engine, Request, Caller, Sink], Handle]
+_TRAITS = ("tools", "include", "truncation", "context_management")
+"""The fields of a request that middleware may act on."""
+
+_Start = Callable[[Any, Request, Caller, Sink], Handle]
 
 
 @cache
@@ -415,14 +446,15 @@ Map = Callable[[list[Event]], list[Event]]
 class Prepared(Struct, frozen=True):
     """What a middleware does to one request.
 
-    `request` goes to the engine inside, and the events of its answer go through `map`, where there
-    is one. Middleware that may ask the engine inside more than once gives a `start` instead, which
-    starts the whole answer.
+    `request` goes to `engine`, by default the one inside, and the events of its answer go through
+    `map`, where there is one. Middleware that may ask the engine inside more than once gives a
+    `start` instead, which starts the whole answer.
     """
 
     request: Request
     map: Map | None = None
     start: Callable[[Caller, Sink], Handle] | None = None
+    engine: Engine | None = None
 
 
 class Wrapper:
@@ -432,7 +464,13 @@ class Wrapper:
     request it does nothing to, it costs nothing more. It may also override `stream`. Abilities
     this class does not name (counting tokens, giving vectors) are those of the engine inside, by
     the same name.
+
+    `acts_on` spares a request without any of these the call: types of items, names of fields that
+    are set ("tools", "include", "truncation", "context_management"), and "stored" where the answer
+    is. None stands for every request.
     """
+
+    acts_on: ClassVar[frozenset[object] | None] = None
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -445,23 +483,7 @@ class Wrapper:
 
     def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
         """Let all middleware from here inwards prepare the request, and start the engine inside."""
-        wrapper: Wrapper | None = self
-        while wrapper is not None:
-            prepared = wrapper.prepare(request, caller)
-            engine, wrapper = wrapper.engine, None
-            if prepared is not None:
-                if not isinstance(prepared, Prepared):
-                    begin = partial(_start_prepared, engine, request, caller, sink)
-                    return Deferred(prepared, begin, caller, sink)
-                if prepared.start is not None:
-                    return prepared.start(caller, sink)
-                request = prepared.request
-                if prepared.map is not None:
-                    sink = _Mapped(prepared.map, sink)
-            kind: type = type(engine)
-            if isinstance(engine, Wrapper) and _own_start(kind) is Wrapper.start:
-                wrapper = engine
-        return start(engine, request, caller, sink)
+        return start(self, request, caller, sink, Wrapper.start)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         """The same as an async generator."""
@@ -486,15 +508,16 @@ class Wrapper:
 
 
 def _start_prepared(
-    engine: Engine, request: Request, caller: Caller, sink: Sink, prepared: Prepared | None
+    wrapper: Wrapper, request: Request, caller: Caller, sink: Sink, prepared: Prepared | None
 ) -> Handle:
+    """Start what middleware prepared that had to be awaited."""
     if prepared is None:
-        return start(engine, request, caller, sink)
+        return start(wrapper.engine, request, caller, sink)
     if prepared.start is not None:
         return prepared.start(caller, sink)
     if prepared.map is not None:
         sink = _Mapped(prepared.map, sink)
-    return start(engine, prepared.request, caller, sink)
+    return start(prepared.engine or wrapper.engine, prepared.request, caller, sink)
 
 
 class _Mapped:

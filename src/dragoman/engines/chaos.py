@@ -1,7 +1,7 @@
-"""An engine that misbehaves on purpose, the same way again for the same seed.
+"""Injects faults into the answers of an engine, reproducible by seed.
 
-It spoils the answers of the engine inside as real upstreams do: late, refused, cut, out of order,
-without usage, with an exception. It works on events; broken bytes are for tests of the wires.
+Answers come late, refused, cut, out of order, without usage or with an exception, as from real
+upstreams. It works on events; broken bytes are for tests of the wires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMITED = Fault(
 BROKEN = Fault("upstream_error", "The model's server broke (chaos).", "upstream", status=500)
 
 
-class Mischief(Struct, frozen=True, kw_only=True):
+class Faults(Struct, frozen=True, kw_only=True):
     """How likely each fault is, between 0 and 1.
 
     `slow`: the answer begins `seconds` late. `limited` and `broken`: it is refused with 429 (and
@@ -47,14 +47,14 @@ class Mischief(Struct, frozen=True, kw_only=True):
 
 
 class Chaos(Wrapper):
-    """The engine inside, with some mischief. The n-th answer depends on the seed and n alone.
+    """The engine inside, with some faults. The n-th answer depends on the seed and n alone.
 
     Cut and crash break the contract of engines on purpose: what follows must cope with both.
     """
 
-    def __init__(self, engine: Engine, mischief: Mischief, *, seed: int = 0) -> None:
+    def __init__(self, engine: Engine, faults: Faults, *, seed: int = 0) -> None:
         super().__init__(engine)
-        self.mischief = mischief
+        self.faults = faults
         self._seed = seed
         self._count = 0
 
@@ -62,68 +62,45 @@ class Chaos(Wrapper):
         self, request: Request, caller: Caller = ANYONE
     ) -> AsyncGenerator[Event, None]:
         """Answer, more or less."""
+        faults = self.faults
         dice = Random(f"{self._seed}:{self._count}")  # noqa: S311 - seeded on purpose, no secret
         self._count += 1
-        fate = _Fate(self.mischief, dice)
-        if fate.slow:
-            await asyncio.sleep(self.mischief.seconds)
-        if fate.refusal is not None:
-            yield Failed(fate.refusal)
+        # Every die is cast, so that no fault shifts another.
+        rates = (faults.slow, faults.limited, faults.broken, faults.cut, faults.crash)
+        slow, limited, broken, cut, crash = [dice.random() < rate for rate in rates]
+        last = dice.randint(1, 8)
+        silent, mixed = dice.random() < faults.silent, dice.random() < faults.interleave
+        if slow:
+            await asyncio.sleep(faults.seconds)
+        if limited or broken:
+            yield Failed(LIMITED if limited else BROKEN)
             return
         given = 0
+        calls: dict[int, list[Event]] = {}  # those that follow one another, to be mixed
         async with aclosing(super().stream(request, caller)) as events:
             async for event in events:
-                for spoilt in fate.spoil(event):
-                    if given == fate.last and fate.crash:
+                if isinstance(event, Finished) and silent:
+                    event = replace(event, usage=None)
+                match event:
+                    case ItemAdded(index=added, item=FunctionCall() | CustomToolCall()) if mixed:
+                        calls[added] = []
+                index = getattr(event, "index", None)  # None for what is about the whole answer
+                if index in calls:
+                    calls[index].append(event)
+                    continue
+                for each in (*_interleaved(list(calls.values())), event):
+                    if given == last and crash:
                         raise ConnectionResetError("chaos")
-                    if given == fate.last:
+                    if given == last and cut:
                         return
                     given += 1
-                    yield spoilt
+                    yield each
+                calls.clear()
 
 
-class _Fate:
-    """What will happen to one answer. Every die is cast, so that no fault shifts another."""
-
-    def __init__(self, mischief: Mischief, dice: Random) -> None:
-        self.slow = dice.random() < mischief.slow
-        limited, broken = dice.random() < mischief.limited, dice.random() < mischief.broken
-        self.refusal = LIMITED if limited else BROKEN if broken else None
-        cut, self.crash = dice.random() < mischief.cut, dice.random() < mischief.crash
-        place = dice.randint(1, 8)
-        self.last = place if cut or self.crash else None
-        self._silent = dice.random() < mischief.silent
-        self._mixer = _Mixer() if dice.random() < mischief.interleave else None
-
-    def spoil(self, event: Event) -> list[Event]:
-        """What becomes of an event."""
-        if isinstance(event, Finished) and self._silent:
-            event = replace(event, usage=None)
-        return [event] if self._mixer is None else self._mixer.feed(event)
-
-
-class _Mixer:
-    """Holds back calls that follow one another, and gives them mixed."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, list[Event]] = {}
-
-    def feed(self, event: Event) -> list[Event]:
-        """The events to give now."""
-        match event:
-            case ItemAdded(index=added, item=FunctionCall() | CustomToolCall()):
-                self._held[added] = [event]
-                return []
-        index = getattr(event, "index", None)  # None for what concerns the whole answer
-        if index in self._held:
-            self._held[index].append(event)
-            return []
-        return [*self._mixed(), event]
-
-    def _mixed(self) -> list[Event]:
-        """One event of each call in turn, until there are none."""
-        queues, self._held = list(self._held.values()), {}
-        mixed: list[Event] = []
-        while any(queues):
-            mixed += [queue.pop(0) for queue in queues if queue]
-        return mixed
+def _interleaved(queues: list[list[Event]]) -> list[Event]:
+    """One event of each call in turn, until there are none."""
+    mixed: list[Event] = []
+    while any(queues):
+        mixed += [queue.pop(0) for queue in queues if queue]
+    return mixed

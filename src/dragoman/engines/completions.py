@@ -1,7 +1,6 @@
-"""A raw completion server as a chat server: a format renders what is asked and parses what comes.
+"""A raw completion server as a chat server: a format renders its prompts and parses its text.
 
-The server only goes on from text; everything a conversation has beyond that is the format's. It is
-a remote engine in all else: how to reach the server, how it fails and what it is called.
+It is a remote engine in all else: how to reach the server, how it fails and what it is called.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from .remote import Remote, UpstreamRequest
 from .upstream import Upstream
 
 GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
-"""What may be hoped for where a form was asked for: a server of text enforces none."""
+"""Of output formats: a server of text enforces none."""
 RAW = UpstreamLimits(
     custom_tools=False,
     namespaces=False,
@@ -44,10 +43,10 @@ RAW = UpstreamLimits(
     audio=False,
     files=False,
 )
-"""What can be said in a prompt."""
+"""What a prompt can hold."""
 
-_NOT_MADE = "the prompt asks for it; a server that goes on from text is not made to keep it"
-_NOT_READ = "the answer is read as text, by its markers, and tokens do not go through that"
+_NOT_ENFORCED = "the prompt asks for it; a completion server does not enforce it"
+_NO_TOKENS = "the answer is parsed as text, without its tokens"
 
 
 def remote(base_url: str, *, format: Format | str | None = None, **options: Any) -> Remote:
@@ -61,15 +60,15 @@ def remote(base_url: str, *, format: Format | str | None = None, **options: Any)
 
 
 class _RawUpstream(Upstream):
-    """A server of which the wire is known, and that takes text and nothing else."""
+    """A server whose wire is known, and that takes text alone."""
 
     def __init__(self, base_url: str, **options: Any) -> None:
         super().__init__(base_url, **options)
         self.wires = (COMPLETIONS.name,) if self.recognised else ()
 
     async def find_out(self, caller: Caller) -> None:
-        """What kind of server this is, its listing may give away, once."""
-        with suppress(FaultError):  # the question itself will tell
+        """The listing may say what kind of server this is, once."""
+        with suppress(FaultError):  # the request itself will say why
             await self.models(caller)
         self.wires = (COMPLETIONS.name,)
 
@@ -78,12 +77,11 @@ class _RawUpstream(Upstream):
 
 
 class CompletionServer(Remote):
-    """A server of raw completions, spoken to in a token format.
+    """A server of raw completions, used through a token format.
 
     `format` is one, the name of one, or the folder of a model that brings its chat template;
-    `setting` is what prompts say beyond the request (a
-    function is asked each time). The other options are those of `Remote`. Raises ValueError for a
-    name or a folder that has no format.
+    `setting` is what prompts hold beyond the request, or a function that gives it each time. The
+    other options are those of `Remote`. Raises ValueError for a name or a folder without a format.
     """
 
     _kind = _RawUpstream
@@ -110,7 +108,7 @@ class CompletionServer(Remote):
         )
 
     def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
-        """Render what is asked, encode the prompt, and put a parser behind the wire's decoder."""
+        """Render the request, encode the prompt, and put a parser behind the wire's decoder."""
         if isinstance(request, Completion):
             return super()._prepare(request, caller)
         lowered = lower(request, RAW)
@@ -120,8 +118,8 @@ class CompletionServer(Remote):
         raw = _raw(asked, prompt, self.format.stops(asked), self.profile.dialect)
         prepared = super()._prepare(raw, caller)
         found = (*lowered.losses, *lowered.client_losses(prompt.losses))
-        told = {loss.field for loss in found}
-        found += tuple(loss for loss in _lost(asked) if loss.field not in told)
+        known = {loss.field for loss in found}
+        found += tuple(loss for loss in _lost(asked) if loss.field not in known)
         prepared.lowered = replace(lowered, restore=with_summary(request, lowered.restore))
         prepared.guarantee = default_guarantee(request)
         prepared.turn = Turn(
@@ -137,7 +135,7 @@ class CompletionServer(Remote):
 
 
 class Parsed:
-    """Hears raw text through a parser: a decoder of whatever the one inside understands."""
+    """Decodes raw text by a parser: a decoder around the wire's own."""
 
     def __init__(self, raw: Decoder, parser: Parser, turn: Turn) -> None:
         self._raw = raw
@@ -146,7 +144,7 @@ class Parsed:
 
     @property
     def ended(self) -> bool:
-        """True once the server said that the answer is over."""
+        """True once the server has ended the answer."""
         return self._raw.ended
 
     def feed(self, data: bytes) -> list[Event]:
@@ -164,8 +162,8 @@ class Parsed:
                 case Delta(kind="text"):
                     self._parser.write(event.data)
                 case Started():
-                    said = (event.extra or {}).get("upstream")
-                    turn.header(event.model, {"upstream": said} if said else None)
+                    own = (event.extra or {}).get("upstream")
+                    turn.header(event.model, {"upstream": own} if own else None)
                 case Finished():
                     turn.usage = event.usage
                     self._parser.close(event.reasons[0])
@@ -176,7 +174,7 @@ class Parsed:
 
 
 def _raw(request: Request, prompt: Prompt, stops: Stops, dialect: Dialect) -> Completion:
-    """The prompt as a request of its own: what is sampled stays, what was rendered goes."""
+    """The prompt as a request of its own, with the sampling and without what was rendered."""
     sampling = request.sampling
     stop = dict.fromkeys((*(sampling.stop or ()), *stops.texts, *stops.controls))
     options: dict[str, JSON] = dict(dialect.prompt_options)
@@ -195,15 +193,15 @@ def _raw(request: Request, prompt: Prompt, stops: Stops, dialect: Dialect) -> Co
 
 
 def _lost(request: Request) -> Iterator[Loss]:
-    """What a prompt cannot carry, or a server of text not promise."""
+    """What a prompt cannot carry, or a completion server cannot enforce."""
     sampling, choice = request.sampling, request.tool_choice
     match choice:
         case "required" | NamedTool() | AllowedTools(mode="required"):
-            yield Loss("tool_choice", "dropped", _NOT_MADE)
+            yield Loss("tool_choice", "dropped", _NOT_ENFORCED)
     if not isinstance(request.format, TextFormat | None):
-        yield Loss("format", "dropped", _NOT_MADE)
+        yield Loss("format", "dropped", _NOT_ENFORCED)
     if request.parallel_tool_calls is False:
-        yield Loss("parallel_tool_calls", "dropped", _NOT_MADE)
+        yield Loss("parallel_tool_calls", "dropped", _NOT_ENFORCED)
     if sampling.logprobs or sampling.top_logprobs:
-        yield Loss("logprobs", "dropped", _NOT_READ)
+        yield Loss("logprobs", "dropped", _NO_TOKENS)
     yield from unsupported_fields(request)

@@ -1,7 +1,7 @@
-"""Looks for model servers on this machine and in the environment, so that nobody must configure.
+"""Finds model servers on this machine and in the environment, without configuration.
 
-An open port proves nothing: only an answer that is a model listing counts, and one that carries
-our own mark is never taken, so that two Dragomans do not feed on one another.
+An open port proves nothing: only an answer that is a model listing counts. A Dragoman is never
+taken as an upstream, so that two of them do not send requests in a ring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEYS = (
 
 
 class Discovered(Struct, frozen=True):
-    """A server that is there to be used. `key_env` names the variable that holds its key."""
+    """A server that was found. `key_env` names the variable that holds its key."""
 
     base_url: str
     models: tuple[str, ...] = ()
@@ -46,17 +46,17 @@ async def discover(
 ) -> tuple[Discovered, ...]:
     """What the environment names, then what answers on the usual local ports.
 
-    `ours` takes Dragomans too: right for whoever asks, wrong for whoever serves.
+    `ours` takes Dragomans too: right for a client, wrong for a server.
     """
     own = client or Client(connect_retries=0, timeouts=Timeouts(connect=PATIENCE))
     try:
         places = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
         found = await asyncio.gather(*(look(own, place, ours=ours) for place in places))
-        told = named(environ) if ours else await _strangers(own, named(environ))
+        configured = named(environ) if ours else await _not_ours(own, named(environ))
     finally:
         if client is None:
             await own.aclose()
-    return (*told, *(server for server in found if server is not None))
+    return (*configured, *(server for server in found if server is not None))
 
 
 def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
@@ -76,7 +76,7 @@ def named(environ: Mapping[str, str]) -> tuple[Discovered, ...]:
 
 
 async def look(client: Client, base_url: str, *, ours: bool = False) -> Discovered | None:
-    """The server at an address, if what answers there is a model server; one of us if `ours`."""
+    """The model server at an address, if there is one; a Dragoman only if `ours`."""
     answer = await question(client, "GET", f"{base_url}/models", (), patience=PATIENCE)
     if answer.status != 200 or (answer.ours and not ours):
         return None
@@ -86,10 +86,10 @@ async def look(client: Client, base_url: str, *, ours: bool = False) -> Discover
     return Discovered(base_url, models, recognise(answer))
 
 
-async def _strangers(client: Client, servers: tuple[Discovered, ...]) -> tuple[Discovered, ...]:
-    """Those that are none of us: an address is often in the environment for its clients.
+async def _not_ours(client: Client, servers: tuple[Discovered, ...]) -> tuple[Discovered, ...]:
+    """Those that are no Dragoman: its address is often in the environment, for its clients.
 
-    Well-known addresses are not asked, and who does not answer may be started later.
+    Well-known addresses are not asked, and a server that does not answer may be started later.
     """
     unknown = [server for server in servers if server.profile is None]
     urls = (f"{server.base_url.rstrip('/')}/models" for server in unknown)
@@ -100,5 +100,5 @@ async def _strangers(client: Client, servers: tuple[Discovered, ...]) -> tuple[D
 
 
 def _is_empty_listing(value: Any) -> bool:
-    """Whether this is how a model server with no model says so; some say null for no models."""
+    """Whether a model server with no model answers like this; some have null for no models."""
     return isinstance(value, dict) and value.get("object") == "list"

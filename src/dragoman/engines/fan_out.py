@@ -20,13 +20,13 @@ Ask = Callable[[Request], AsyncGenerator[Event, None]]
 AT_ONCE = 8
 """How many of the answers are asked for at the same time; the others wait for one to end."""
 
-_TOLD = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
+_SEVERAL = Loss("n", "emulated", "the model's server gives one answer; it was asked several times")
 
 
 def fan_out(ask: Ask, request: Request) -> AsyncGenerator[Event, None]:
     """Ask `request.sampling.n` times, and answer with that many choices."""
     count = request.sampling.n or 1
-    return gather(lambda number: ask(alternative(request, number)), count, (_TOLD,))
+    return gather(lambda number: ask(alternative(request, number)), count, (_SEVERAL,))
 
 
 def alternative(request: Request, number: int) -> Request:
@@ -39,10 +39,10 @@ def alternative(request: Request, number: int) -> Request:
 async def gather(
     ask: Callable[[int], AsyncGenerator[Event, None]], count: int, losses: tuple[Loss, ...] = ()
 ) -> AsyncGenerator[Event, None]:
-    """Ask `count` times, `AT_ONCE` at a time; each answer becomes a choice of the one there is.
+    """Ask `count` times, `AT_ONCE` at a time, and merge the answers as choices of one.
 
-    The first failure fails the whole; usage is the sum of what was reported, and what each end
-    says was lost is told once.
+    The first failure fails the whole; usage is the sum of what was reported, and each loss is
+    reported once.
     """
     queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
     places = asyncio.Semaphore(AT_ONCE)
@@ -52,7 +52,7 @@ async def gather(
             async with places, aclosing(ask(choice)) as events:
                 async for event in events:
                     await queue.put((choice, event))
-        except Exception as error:  # told to the reader of the queue, who would wait for ever
+        except Exception as error:  # the reader of the queue would wait for ever
             fault = Fault("internal", f"{type(error).__name__} while asking for choice {choice}")
             await queue.put((choice, Failed(fault)))
 
@@ -70,10 +70,8 @@ async def gather(
 
 
 class Merge:
-    """Renumbers the events of `count` answers into one, whose alternatives they become.
-
-    `losses` are told beside those of the first answer to begin.
-    """
+    """Renumbers the events of `count` answers as choices of one. `losses` are reported beside those
+    of the first answer to begin."""
 
     def __init__(self, count: int, losses: tuple[Loss, ...] = ()) -> None:
         self.over = False
@@ -132,7 +130,7 @@ class Merge:
 
 
 def add_usage(usages: list[Usage]) -> Usage | None:
-    """The sum of several reports; what nobody reported stays unreported.
+    """The sum of several reports; what none reported stays None.
 
     >>> usage = add_usage([Usage(input_tokens=1), Usage(input_tokens=2, output_tokens=5)])
     >>> usage.input_tokens, usage.output_tokens, usage.cached_tokens

@@ -78,7 +78,7 @@ class Function:
         return Capabilities()
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
     async def _events(self, request: Request, caller: Caller) -> AsyncGenerator[Event, None]:
         try:

@@ -14,14 +14,15 @@ import hmac
 import json
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Started
 from dragoman.core.interfaces import Caller, Engine, Sink
 from dragoman.core.item import Call, CustomToolCall, FunctionCall, Item, Message, Reasoning, Thought
@@ -69,23 +70,9 @@ _NONCE = 12
 _ID = 16
 
 
-class Cipher(Protocol):
-    """Encrypts bytes. `bound` is authenticated with them, and must be the same to decrypt."""
-
-    kind: str
-
-    def encrypt(self, data: bytes, bound: bytes) -> bytes:
-        """The encrypted form."""
-        ...
-
-    def decrypt(self, encrypted: bytes, bound: bytes) -> bytes | None:
-        """What was encrypted; None where that cannot be told, or no longer."""
-        ...
-
-
 class AESCipher:
-    """AES-GCM: any process with the key can decrypt. Raises ImportError without `cryptography`,
-    which the extra `encryption` installs."""
+    """AES-GCM: any process with the key can decrypt. `bound` is authenticated with the data. Raises
+    ImportError without `cryptography`, which the extra `encryption` installs."""
 
     kind = "c"
 
@@ -131,6 +118,9 @@ class MemoryCipher:
         if not hmac.compare_digest(signature, hmac.digest(self._key, id + bound, "sha256")):
             return None
         return self._held.get(id)
+
+
+Cipher = AESCipher | MemoryCipher
 
 
 def best_cipher(key: bytes) -> Cipher:
@@ -478,6 +468,10 @@ def _digest(item: Reasoning) -> bytes:
     return hashlib.sha256(opaque.encode("utf-8", "surrogatepass")).digest()
 
 
+_RESTORING = frozenset((FunctionCall, CustomToolCall, Reasoning))
+"""Items by which something may have to be restored or dropped."""
+
+
 class CachingReasoning(Wrapper):
     """Middleware that stores what led to calls, and restores it in requests that lack it."""
 
@@ -492,47 +486,36 @@ class CachingReasoning(Wrapper):
         reasoning was brought."""
         if not request.tools and Reasoning not in map(type, request.items):
             return None
-        items, losses = self.cache.restore(caller.tenant, request.model, request.items)
-        asked = request if items is request.items else replace(request, items=items)
+        asked, losses = request, tuple[Loss, ...]()
+        if not _RESTORING.isdisjoint(map(type, request.items)):
+            items, losses = self.cache.restore(caller.tenant, request.model, request.items)
+            asked = request if items is request.items else replace(request, items=items)
         new = partial(_Recording, self.cache, caller.tenant, request.model)
-        return Prepared(asked, _Recorder(new, losses).map)
+        recordings: dict[int, _Recording] = defaultdict(new)  # by choice
+        choices: list[int] = []  # by index
+        undone: set[int] = set()
+        done: dict[int, Item] = {}  # by index, while an earlier item is open
 
+        def recorded(events: list[Event]) -> list[Event]:
+            """Each item is stored when it is done: a client may bring back an answer that was
+            cancelled after a call."""
+            for event in events:
+                if type(event) is ItemAdded:
+                    choices.append(event.choice)
+                    undone.add(event.index)
+                elif type(event) is ItemDone:
+                    undone.discard(event.index)
+                    done[event.index] = event.item
+            if done:  # at the end, what is open stays open
+                first = min(undone, default=None) if type(events[-1]) not in ENDS else None
+                for index in sorted(done):
+                    if first is None or index < first:
+                        recordings[choices[index]].add(done.pop(index))
+            if losses and isinstance(started := events[0], Started):
+                return [replace(started, losses=(*started.losses, *losses)), *events[1:]]
+            return events
 
-class _Recorder:
-    """Stores the items of an answer as they are done, each choice by itself: a client may bring
-    back an answer that was cancelled after a call."""
-
-    def __init__(self, new: Callable[[], _Recording], losses: tuple[Loss, ...]) -> None:
-        self._new = new
-        self._losses = losses
-        self._choices: list[int] = []  # by index
-        self._done: dict[int, Item] = {}  # by index, while an earlier item is open
-        self._next = 0
-        self._recordings: dict[int, _Recording] = {}  # by choice
-
-    def map(self, events: list[Event]) -> list[Event]:
-        """The same events; the losses are added to the first."""
-        for event in events:
-            if type(event) is ItemDone:
-                self._done[event.index] = event.item
-                while self._next in self._done:
-                    self._record(self._next)
-                    self._next += 1
-            elif type(event) is ItemAdded:
-                self._choices.append(event.choice)
-        if self._done and isinstance(events[-1], ENDS):  # what is open now stays open
-            for index in sorted(self._done):
-                self._record(index)
-        if self._losses and isinstance(started := events[0], Started):
-            return [replace(started, losses=(*started.losses, *self._losses)), *events[1:]]
-        return events
-
-    def _record(self, index: int) -> None:
-        choice = self._choices[index]
-        recording = self._recordings.get(choice)
-        if recording is None:
-            recording = self._recordings[choice] = self._new()
-        recording.add(self._done.pop(index))
+        return Prepared(asked, recorded)
 
 
 # ---- asking upstreams, and once more -----------------------------------------------------------
@@ -572,29 +555,29 @@ class RetryingReasoning(Wrapper):
     def __init__(self, engine: Engine, *, again: bool = True) -> None:
         super().__init__(engine)
         self._again = again
-        self._without: LRU[str, bool] = LRU(MODELS)  # models that have none
+        self._without: set[str] = set()  # models that have none
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Request what a client's wire can neither request nor carry, and what a client need not
         request where the answer is stored here. Whether the engine inside is asked again is decided
         at its first events."""
-        wanted = caller.stored or (request.tools and caller.wire not in _CARRYING)
-        asking = wanted and ENCRYPTED not in request.include
-        asking = asking and not self._without.get(request.model)
-        brought = self._again and Reasoning in map(type, request.items) and _has_opaque(request)
-        if not (asking or brought):
-            return None
-        first = _Attempt(request)
+        asking = (
+            (caller.stored or (request.tools and caller.wire not in _CARRYING))
+            and ENCRYPTED not in request.include
+            and request.model not in self._without
+        )
         if asking:
-            include = (*request.include, ENCRYPTED)
-            first = _Attempt(replace(request, include=include), asking=True)
-        return Prepared(request, start=partial(_Attempts, self.engine, self.second, first))
-
-    def second(self, first: _Attempt, batch: list[Event]) -> _Attempt | None:
-        """What to ask where a first batch refuses encrypted reasoning; None where it does not."""
-        if not isinstance(end := batch[-1], Failed) or len(batch) > 2:
+            first = _Attempt(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
+        elif self._again and Reasoning in map(type, request.items) and _has_opaque(request):
+            first = _Attempt(request)
+        else:
             return None
-        fault, asking = end.fault, first.asking
+        return Prepared(request, start=partial(_Attempts, self, first))
+
+    def second(self, first: _Attempt, fault: Fault) -> _Attempt | None:
+        """What to ask where a first attempt was refused; None where that is not about encrypted
+        reasoning."""
+        asking = first.asking
         if fault.upstream_code != CODE:
             refused = fault.code == "upstream_refused" and fault.blame == "client"
             about = _REFUSED.search(fault.message) or (asking and _UNKNOWN.search(fault.message))
@@ -602,7 +585,9 @@ class RetryingReasoning(Wrapper):
                 return None
         request, losses = first.request, first.losses
         if asking and fault.upstream_code != CODE:
-            self._without.put(request.model, True, 1)
+            if len(self._without) >= MODELS:
+                self._without.clear()
+            self._without.add(request.model)
             include = tuple(value for value in request.include if value != ENCRYPTED)
             request, asking = replace(request, include=include), False
         if self._again and _has_opaque(request):
@@ -623,22 +608,16 @@ class _Attempts:
     """The sink of up to two attempts, and the handle of the answer they give."""
 
     def __init__(
-        self,
-        engine: Engine,
-        second: Callable[[_Attempt, list[Event]], _Attempt | None],
-        first: _Attempt,
-        caller: Caller,
-        sink: Sink,
+        self, wrapper: RetryingReasoning, first: _Attempt, caller: Caller, sink: Sink
     ) -> None:
-        self._engine = engine
-        self._second = second
+        self._wrapper = wrapper
         self._attempt = first
         self._caller = caller
         self._sink = sink
         self._begun = False
         self._paused = False
         self.receive: Callable[[list[Event]], None] = self._receive_first
-        self._handle = start(engine, first.request, caller, self)
+        self._handle = start(wrapper.engine, first.request, caller, self)
 
     def cancel(self) -> None:
         """Cancel the attempt."""
@@ -659,34 +638,40 @@ class _Attempts:
         await wait_closed(self._handle)
 
     def _receive_first(self, events: list[Event]) -> None:
-        second = self._second(self._attempt, events)
-        if second is None:
-            if any(not isinstance(event, Started) for event in events):
-                self.receive = self._sink.receive  # it is answered: nothing is left to be done
-            events = self._with_losses(events)
-            self._begun = True
-            self._sink.receive(events)
-            return
-        self._attempt = second
-        self.receive = self._receive_second
-        self._handle = start(self._engine, second.request, self._caller, self)
-        if self._paused:
-            self._handle.pause()
+        begin, end = events[0], events[-1]
+        if isinstance(end, Failed) and len(events) <= 2:
+            second = self._wrapper.second(self._attempt, end.fault)
+            if second is not None:
+                self._attempt = second
+                self.receive = self._receive_second
+                self._handle = start(self._wrapper.engine, second.request, self._caller, self)
+                if self._paused:
+                    self._handle.pause()
+                return
+        if end is not begin or not isinstance(begin, Started):
+            self.receive = self._sink.receive  # it is answered: nothing is left to be done
+        self._begun = True
+        self._sink.receive(self._with_losses(events))
 
     def _receive_second(self, events: list[Event]) -> None:
-        if events := self._with_losses(events):
+        begin, end, losses = events[0], events[-1], self._attempt.losses
+        if not self._begun:
+            events = self._with_losses(events)
+        else:  # there is no second beginning, so the end reports the losses
+            if losses and isinstance(end, Finished):
+                events = [*events[:-1], replace(end, losses=(*end.losses, *losses))]
+            if isinstance(begin, Started):
+                events = events[1:]
+        if events:
             self._sink.receive(events)
 
-    def _with_losses(self, batch: list[Event]) -> list[Event]:
-        """A batch with the losses of the attempt; without a second beginning."""
-        attempt, first, last = self._attempt, batch[0], batch[-1]
-        if self._begun and attempt.losses and isinstance(last, Finished):
-            batch = [*batch[:-1], replace(last, losses=(*last.losses, *attempt.losses))]
-        if not isinstance(first, Started):
-            return batch
-        if self._begun:
-            return batch[1:]
-        losses = first.losses
-        if attempt.asking:
-            losses = tuple(loss for loss in losses if loss.field != ASKING)
-        return [replace(first, losses=(*losses, *attempt.losses)), *batch[1:]]
+    def _with_losses(self, events: list[Event]) -> list[Event]:
+        """A batch whose beginning has the losses of the attempt, and none that was not asked for by
+        the client."""
+        begin, attempt = events[0], self._attempt
+        if not isinstance(begin, Started):
+            return events
+        losses = begin.losses
+        if attempt.asking and losses:
+            losses = tuple([loss for loss in losses if loss.field != ASKING])
+        return [replace(begin, losses=(*losses, *attempt.losses)), *events[1:]]

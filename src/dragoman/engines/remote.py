@@ -45,26 +45,6 @@ from .fan_out import fan_out
 from .profiles import Profile
 from .upstream import Upstream, broken, unreachable, wait, without
 
-
-def new_turn(
-    profile: Profile,
-    request: Request,
-    losses: tuple[Loss, ...],
-    *,
-    raw: bool = False,
-    id: str | None = None,
-) -> Turn:
-    """A turn for the answer to this request, as this kind of server answers.
-
-    `raw` says that the text is wanted as it comes, markup and all; `id` is the answer's, if it has
-    one already.
-    """
-    id, at, model = id or new_id(), int(time.time()), request.model
-    if raw or profile.markup is None:
-        return Turn(id, at, model, losses=losses, think=None if raw else profile.think)
-    return TextToolCallTurn(id, at, model, markup=profile.markup, request=request, losses=losses)
-
-
 _log = logging.getLogger("dragoman")
 
 
@@ -87,9 +67,28 @@ class UpstreamRequest(Struct):
     guarantee: Guarantee | None
 
     def restored(self, batch: list[Event]) -> list[Event]:
-        """A batch as the caller gets it: the end stamped, the rewriting of the request undone."""
-        if batch and isinstance(end := batch[-1], ENDS):  # it is the last of all
-            batch[-1] = self._stamped(end)
+        """A batch as the caller gets it: the rewriting of the request undone, and the end stamped
+        with the time, with a word on demands that the server alone knows of, and with one of
+        warning where the profile has one."""
+        end = batch[-1] if batch else None  # the end is the last of all
+        if type(end) is Failed:
+            fault = without(end.fault, self.upstream.key_for(self.caller))
+            batch[-1] = replace(end, completed_at=end.completed_at or int(time.time()), fault=fault)
+        elif type(end) is Finished:
+            batch[-1] = end = replace(
+                end,
+                completed_at=end.completed_at or int(time.time()),
+                guarantee=end.guarantee if self.guarantee is None else self.guarantee,
+            )
+            limit, usage = self.upstream.profile.silent_context, end.usage
+            used = usage and (usage.input_tokens or 0) + (usage.output_tokens or 0)
+            if limit is not None and used == limit:
+                why = (
+                    f"prompt and answer together are exactly {limit} tokens: this server cuts "
+                    "longer prompts without saying so; raise its context size"
+                )
+                _log.warning("%s: %s", self.upstream.url, why)
+                batch[-1] = replace(end, losses=(*end.losses, Loss("input", "dropped", why)))
         restore = self.lowered.restore
         return batch if restore is None else restore(batch)
 
@@ -99,84 +98,6 @@ class UpstreamRequest(Struct):
         if not turn.all_finished and (not turn.has_output or isinstance(error, NetTimeoutError)):
             turn.fail(broken(error))
         return [*self.decoder.close(), *self.turn.take()]
-
-    def _stamped(self, event: Finished | Failed) -> Finished | Failed:
-        """The end, with the time, with a word on demands that the server alone knows of, and with
-        one of warning where the profile has one."""
-        if isinstance(event, Failed):
-            fault = without(event.fault, self.upstream.key_for(self.caller))
-            return replace(event, completed_at=event.completed_at or int(time.time()), fault=fault)
-        event = replace(
-            event,
-            completed_at=event.completed_at or int(time.time()),
-            guarantee=event.guarantee if self.guarantee is None else self.guarantee,
-        )
-        limit, usage = self.upstream.profile.silent_context, event.usage
-        if limit is None or usage is None:
-            return event
-        if (usage.input_tokens or 0) + (usage.output_tokens or 0) != limit:
-            return event
-        why = (
-            f"prompt and answer together are exactly {limit} tokens: this server cuts longer "
-            "prompts without saying so; raise its context size"
-        )
-        _log.warning("%s: %s", self.upstream.url, why)
-        return replace(event, losses=(*event.losses, Loss("input", "dropped", why)))
-
-
-def prepare(upstream: Upstream, request: Request, caller: Caller) -> UpstreamRequest:
-    """Encode for the wire the caller speaks, or else for the first that can say it all. Raises
-    FaultError where none can."""
-    headers = upstream.headers(caller)
-    profile = upstream.profile
-    names: Sequence[str] = upstream.wires
-    if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
-        names = sorted(names, key=lambda name: name != caller.wire)
-    raw = isinstance(request, Completion)
-    if raw:
-        names = [wire.name for wire in WIRES.values() if not wire.conversation]
-    lowered = lower(request, upstream.limits(request.model))
-    asked = lowered.request
-    if profile.only_streams and not asked.stream:
-        asked = replace(asked, stream=True)
-    refused: FaultError | None = None
-    for name in names:
-        wire = WIRES[name]
-        dialect = profile.dialect
-        if caller.wire is not None and caller.wire != name:
-            # Another protocol's way to say a text is a list; many servers take strings only.
-            dialect = replace(dialect, content_parts=False)
-        try:
-            said, losses = wire.encode_request(asked, dialect)
-        except FaultError as error:
-            fault = spell_fault(lowered.client_fault(error.fault), asked, caller.wire)
-            refused = refused or FaultError(fault)
-            continue
-        if lowered.losses or losses:
-            losses = (
-                *spell_losses(lowered.losses, request, caller.wire),
-                *spell_losses(lowered.client_losses(losses), asked, caller.wire),
-            )
-        if (
-            request.reasoning is not None
-            and wire.losses.request.action("ReasoningOptions.summary") != "carried"
-        ):
-            lowered = replace(lowered, restore=with_summary(request, lowered.restore))
-        turn = new_turn(profile, asked, losses, raw=raw, id=caller.response)
-        return UpstreamRequest(
-            upstream,
-            caller,
-            wire,
-            headers,
-            said,
-            lowered,
-            turn,
-            wire.decoder(turn),
-            request.stream,
-            turn,
-            default_guarantee(request),
-        )
-    raise refused or FaultError(unreachable(f"{upstream.url} speaks no wire we know"))
 
 
 LATE_USAGE = 0.25
@@ -230,8 +151,9 @@ class UpstreamAnswer:
         self._paused = False
         self._task: asyncio.Task[None] | None = None  # in WAITING
         self._timer: asyncio.TimerHandle | None = None
-        if self._exchange.begin(self._on_readable):
+        if self._exchange.idle:
             self._state = State.HEADERS
+            self._exchange.send(self._exchange.idle.pop(), self._on_readable)
         else:
             self._wait_for(self._connect, fresh=False)
         if request.stream:
@@ -279,8 +201,18 @@ class UpstreamAnswer:
         """Something has come, or nothing more will. Called by the connection."""
         connection, request = self._exchange.connection, self._request
         try:
-            if self._state == State.HEADERS and not self._read_headers(connection):
-                return
+            if self._state == State.HEADERS:
+                if connection.status != 200:
+                    self._find_out_why(connection)
+                    return
+                upstream = self._remote.upstream
+                for name, value in connection.headers:
+                    if name == b"server" and not upstream.recognised:
+                        if value != upstream.server_header:
+                            upstream.note(value)
+                    elif name in CODINGS and value != b"chunked":
+                        self._content = content_decoder(connection.headers)
+                self._state = State.BODY
             data = connection.take()
             if self._content is not None:
                 data = self._content.decode(data, end=connection.over and not connection.error)
@@ -303,19 +235,9 @@ class UpstreamAnswer:
         except Exception as error:
             self._fail(error)
 
-    def _read_headers(self, connection: Connection) -> bool:
-        """Whether the body is an answer; if not, what to do instead is under way."""
+    def _find_out_why(self, connection: Connection) -> None:
+        """There is no answer: begin to do what can be done instead."""
         error = connection.error
-        if connection.status == 200:
-            upstream = self._remote.upstream
-            for name, value in connection.headers:
-                if name == b"server" and not upstream.recognised:
-                    if value != upstream.server_header:
-                        upstream.note(value)
-                elif name in CODINGS and value != b"chunked":
-                    self._content = content_decoder(connection.headers)
-            self._state = State.BODY
-            return True
         if connection.status or error is None:
             self._wait_for(self._refused)
         elif isinstance(error, DisconnectedError) and error.reused and error.before_first_byte:
@@ -324,7 +246,6 @@ class UpstreamAnswer:
             self._wait_for(self._connect, fresh=True)
         else:
             self._fail(error)
-        return False
 
     def _wait_for_late_usage(self) -> None:
         self._stop_timer()
@@ -533,4 +454,65 @@ class Remote:
         await self.upstream.close()
 
     def _prepare(self, request: Request, caller: Caller) -> UpstreamRequest:
-        return prepare(self.upstream, request, caller)
+        """Encode for the wire the caller speaks, or else for the first that can say it all. Raises
+        FaultError where none can."""
+        upstream = self.upstream
+        profile = upstream.profile
+        # Most requests have the same headers, and most servers the same limits for every model.
+        headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
+        limits = upstream.limits(request.model) if upstream.senses else profile.limits
+        names: Sequence[str] = upstream.wires
+        if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
+            names = sorted(names, key=lambda name: name != caller.wire)
+        raw = isinstance(request, Completion)  # its text is wanted as it comes, markup and all
+        if raw:
+            names = [wire.name for wire in WIRES.values() if not wire.conversation]
+        lowered = lower(request, limits)
+        asked = lowered.request
+        if profile.only_streams and not asked.stream:
+            asked = replace(asked, stream=True)
+        refused: FaultError | None = None
+        for name in names:
+            wire = WIRES[name]
+            dialect = profile.dialect
+            if caller.wire is not None and caller.wire != name and dialect.content_parts:
+                # Another protocol's way to say a text is a list; many servers take strings only.
+                dialect = replace(dialect, content_parts=False)
+            try:
+                body, losses = wire.encode_request(asked, dialect)
+            except FaultError as error:
+                fault = spell_fault(lowered.client_fault(error.fault), asked, caller.wire)
+                refused = refused or FaultError(fault)
+                continue
+            if lowered.losses or losses:
+                losses = (
+                    *spell_losses(lowered.losses, request, caller.wire),
+                    *spell_losses(lowered.client_losses(losses), asked, caller.wire),
+                )
+            if (
+                request.reasoning is not None
+                and wire.losses.request.action("ReasoningOptions.summary") != "carried"
+            ):
+                lowered = replace(lowered, restore=with_summary(request, lowered.restore))
+            id, at = caller.response or new_id(), int(time.time())
+            if raw or profile.markup is None:
+                think = None if raw else profile.think
+                turn = Turn(id, at, asked.model, losses=losses, think=think)
+            else:
+                turn = TextToolCallTurn(
+                    id, at, asked.model, markup=profile.markup, request=asked, losses=losses
+                )
+            return UpstreamRequest(
+                upstream,
+                caller,
+                wire,
+                headers,
+                body,
+                lowered,
+                turn,
+                wire.decoder(turn),
+                request.stream,
+                turn,
+                default_guarantee(request),
+            )
+        raise refused or FaultError(unreachable(f"{upstream.url} speaks no wire we know"))

@@ -6,18 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.event import Event, Failed
-from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Handle, Model, Sink
+from dragoman.core.interfaces import ANYONE, Caller, Capabilities, Engine, Model
 from dragoman.core.item import JSON
 from dragoman.core.request import Completion, Request
 
-from .base import Deferred, Wrapper, start, stream_of
+from .base import Prepared, Wrapper
 from .fan_out import alternative, gather
 
 
@@ -87,7 +86,7 @@ class Route(Struct, frozen=True):
     aliases: Mapping[str, str] = {}
 
 
-class Router:
+class Router(Wrapper):
     """An engine that hands each request to the engine its model belongs to.
 
     Where two routes have the same name the first one has it. `default` is the model of requests
@@ -114,23 +113,21 @@ class Router:
         """Whether the key of a caller may travel to a server behind some route."""
         return any(getattr(route.engine, "passes_client_key", False) for route in self._routes)
 
-    def start(self, request: Request, caller: Caller, sink: Sink) -> Handle:
-        """Start the engine that has the model, under the name it has there."""
+    def prepare(self, request: Request, caller: Caller) -> Prepared | Awaitable[Prepared]:
+        """Choose the engine that has the model, and the name it has there."""
         name = request.model or self._default
         found = self._named.get(name)
         if found is None and name and len(self._open) == 1:
             found = self._open[0], name
         if found is None:
-            begin = partial(_start, request, caller, sink)
-            return Deferred(self.route(request.model, caller), begin, caller, sink)
+            return self._look_for(request, caller)
         engine, model = found
-        if model != request.model:
-            request = replace(request, model=model)
-        return start(engine, request, caller, sink)
+        asked = request if model == request.model else replace(request, model=model)
+        return Prepared(asked, engine=engine)
 
-    def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
-        """The same as an async generator."""
-        return stream_of(self.start, request, caller)
+    async def _look_for(self, request: Request, caller: Caller) -> Prepared:
+        engine, model = await self.route(request.model, caller)
+        return Prepared(replace(request, model=model), engine=engine)
 
     async def complete(
         self,
@@ -234,11 +231,6 @@ class Router:
         wanted = f"There is no model {name!r}." if name else "The request names no model."
         message = f"{wanted} The models are: {shown}{more}."
         return Fault("model_not_found", message, "client", "model")
-
-
-def _start(request: Request, caller: Caller, sink: Sink, found: tuple[Engine, str]) -> Handle:
-    engine, model = found
-    return start(engine, replace(request, model=model), caller, sink)
 
 
 async def _listing(engine: Engine, caller: Caller) -> tuple[Model, ...]:

@@ -147,9 +147,9 @@ class Script:
     number of seconds between two pieces of an answer; texts and responses are given in pieces of
     one word.
 
-    >>> async def hear():
+    >>> async def play():
     ...     return [event async for event in Script("Good day").stream(Request(model="script"))]
-    >>> [event.data for event in asyncio.run(hear()) if isinstance(event, Delta)]
+    >>> [event.data for event in asyncio.run(play()) if isinstance(event, Delta)]
     ['Good', ' day']
     """
 
@@ -180,7 +180,7 @@ class Script:
         )
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
     async def _play(self, request: Request) -> AsyncGenerator[Event, None]:
         take = next(self._takes)
@@ -204,7 +204,7 @@ class Script:
 
 
 def spoken(text: str, model: str = NAME) -> Response:
-    """The response that says this text and no more."""
+    """A response with this text and no more."""
     id = new_id()
     message = Message("assistant", (Text(text),), id=f"msg_{id}_0", status="completed")
     return Response(

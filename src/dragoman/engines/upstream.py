@@ -204,7 +204,7 @@ def senses(listing: list[dict[str, Any]]) -> Senses:
                 found[name] = frozenset(map(str, taken))
             case {"id": str(name)}:
                 found[name] = None
-    return found
+    return found if any(taken is not None for taken in found.values()) else {}
 
 
 _CONTEXT = ("context_window", "max_model_len", "context_length", "max_context_length")
@@ -287,11 +287,11 @@ class Upstream:
         known = BY_NAME[profile] if profile else by_url(self.url)
         self.profile: Profile = known or GENERIC
         self.recognised = known is not None
-        self._known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
+        self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self.server_header = b""  # the last one that was looked at
         self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
         self._looking: asyncio.Task[Found] | None = None
-        self._senses: Senses = {}
+        self.senses: Senses = {}
 
     async def find_out(self, caller: Caller) -> None:
         """Look once, however many ask at the same time. Raises FaultError where no connection to
@@ -304,7 +304,7 @@ class Upstream:
         if found.fault is not None:
             raise FaultError(found.fault)
         self._recognise(found.profile if found.profile is not GENERIC else None)
-        self.wires, self._senses = found.wires, found.senses
+        self.wires, self.senses = found.wires, found.senses
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
@@ -324,7 +324,7 @@ class Upstream:
             raise FaultError(unreachable(said))
         self._recognise(recognise(answer))
         listing = entries(answer.value)
-        self._senses = senses(listing)
+        self.senses = senses(listing)
         return tuple(
             Model(
                 entry["id"],
@@ -341,17 +341,17 @@ class Upstream:
 
     def limits(self, model: str) -> UpstreamLimits:
         """What a model can take. A server that lists one model answers every name with that."""
-        if not self._senses:
+        if not self.senses:
             return self.profile.limits
-        only = next(iter(self._senses.values())) if len(self._senses) == 1 else None
-        senses = self._senses.get(model, only)
+        only = next(iter(self.senses.values())) if len(self.senses) == 1 else None
+        senses = self.senses.get(model, only)
         if senses is None:
             return self.profile.limits
         return replace(self.profile.limits, images="image" in senses, audio="audio" in senses)
 
     def headers(self, caller: Caller) -> HeaderFields:
         """What goes with every request. Raises FaultError for a client's key no header takes."""
-        if not self.passes_client_key and (known := self._known_headers.get(caller.hops)):
+        if not self.passes_client_key and (known := self.known_headers.get(caller.hops)):
             return known
         headers: list[tuple[str, str]] = [(HOPS_HEADER, str(caller.hops + 1))]
         try:
@@ -363,7 +363,7 @@ class Upstream:
             value = key.reveal()
             headers.append((name, f"Bearer {value}" if name == "authorization" else value))
         if not self.passes_client_key:
-            self._known_headers[caller.hops] = tuple(headers)
+            self.known_headers[caller.hops] = tuple(headers)
         return tuple(headers)
 
     def key_for(self, caller: Caller) -> Secret | None:
@@ -402,7 +402,7 @@ class Upstream:
     def _recognise(self, profile: Profile | None) -> None:
         if profile is not None and not self.recognised:
             self.profile, self.recognised = profile, True
-            self._known_headers.clear()
+            self.known_headers.clear()
 
     def _passes(self, caller: Caller) -> bool:
         return self.passes_client_key and caller.key is not None

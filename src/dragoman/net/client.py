@@ -284,11 +284,6 @@ class Response:
         return Headers(self._connection.headers)
 
     @property
-    def reason(self) -> str:
-        """The reason phrase of the status line, often empty."""
-        return self._connection.reason.decode("latin-1")
-
-    @property
     def trailers(self) -> Headers:
         """The headers that followed the body; known once it is read."""
         return Headers(self._connection.trailers)
@@ -481,7 +476,7 @@ class Exchange:
     """One request on its way, an async context manager that gives its Response.
 
     `open` and `close` are the same for those whose work does not fit a block; who opened closes,
-    and may open it once more. To be called instead of waiting, use `begin` or `connect`, look at
+    and may open it once more. To be called instead of waiting, use `send` or `connect`, look at
     `connection` whenever something has come, and close it in the end; after the headers, `adopt`
     goes on by waiting. To close what is closed changes nothing.
     """
@@ -496,6 +491,7 @@ class Exchange:
         "_pool",
         "_timeouts",
         "connection",
+        "idle",
         "response",
     )
 
@@ -510,6 +506,7 @@ class Exchange:
     ) -> None:
         self._client = client
         self._pool = pool
+        self.idle = pool.idle  # connections to `send` on at once
         self._head = head
         self._body = body
         self._bodiless = bodiless
@@ -517,18 +514,24 @@ class Exchange:
         self._lent = False  # `connection` is ours until it is given back
         self._opened = False
 
-    def begin(self, on_readable: Callable[[], None]) -> bool:
-        """Send the request if a connection is idle; `on_readable` is called whenever something of
-        the answer has come, or nothing more will."""
-        if not self._pool.idle:
-            return False
-        self._send(self._pool.idle.pop(), on_readable)
-        return True
+    def send(self, connection: Connection, on_readable: Callable[[], None] | None) -> None:
+        """Send the request on this connection, taken from `idle`; `on_readable` is called whenever
+        something of the answer has come, or nothing more will."""
+        self.connection, self._lent = connection, True
+        connection.on_readable = on_readable
+        timeouts = self._timeouts
+        connection.send(
+            self._head,
+            self._body,
+            bodiless=self._bodiless,
+            first_byte=timeouts.first_byte,
+            idle=timeouts.idle,
+        )
 
     async def connect(self, on_readable: Callable[[], None], *, fresh: bool) -> None:
-        """The same once there is a connection; with `fresh`, one that was never used. Raises
-        NetError."""
-        self._send(await self._connect(fresh=fresh), on_readable)
+        """Send the request once there is a connection; with `fresh`, one that was never used.
+        Raises NetError."""
+        self.send(await self._connect(fresh=fresh), on_readable)
 
     def adopt(self) -> Response:
         """The response, to be awaited from now on: `on_readable` is called no more."""
@@ -582,18 +585,6 @@ class Exchange:
                 await asyncio.sleep(_RETRY_DELAY)
         return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
 
-    def _send(self, connection: Connection, on_readable: Callable[[], None] | None) -> None:
-        self.connection, self._lent = connection, True
-        connection.on_readable = on_readable
-        timeouts = self._timeouts
-        connection.send(
-            self._head,
-            self._body,
-            bodiless=self._bodiless,
-            first_byte=timeouts.first_byte,
-            idle=timeouts.idle,
-        )
-
     def _answered(self, connection: Connection) -> Response:
         self.response = Response(connection, self._client.limits.body_bytes)
         self._opened = True
@@ -601,7 +592,7 @@ class Exchange:
 
     async def _ask(self, connection: Connection) -> None:
         try:
-            self._send(connection, None)
+            self.send(connection, None)
             await connection.read_head()
         except BaseException:
             connection.abort()

@@ -91,7 +91,6 @@ class Connection(asyncio.Protocol):
         "on_readable",
         "over",
         "peer",
-        "reason",
         "reused",
         "status",
         "trailers",
@@ -135,7 +134,6 @@ class Connection(asyncio.Protocol):
         """Write a request. `bodiless`: its answer has no body whatever the headers say (HEAD,
         CONNECT). `first_byte` and `idle`: time-outs in seconds, as in Timeouts."""
         self.status = 0
-        self.reason = b""
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.trailers: list[tuple[bytes, bytes]] = []
         self._fields = self.headers
@@ -159,7 +157,7 @@ class Connection(asyncio.Protocol):
             self._set_timer()
 
     async def read_head(self) -> None:
-        """Wait until `status`, `reason` and `headers` are those of the final answer."""
+        """Wait until `status` and `headers` are those of the final answer."""
         while self._state == _HEAD:
             await self._wakeup()
         # With the headers here, `read` first gives what came and raises then.
@@ -291,11 +289,6 @@ class Connection(asyncio.Protocol):
 
     # The parser calls these, and `on_body`.
 
-    def on_status(self, reason: bytes) -> None:
-        if self._state == _DONE:
-            raise _NotOurAnswerError
-        self.reason += reason
-
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields.append((name.lower(), value))
 
@@ -304,7 +297,6 @@ class Connection(asyncio.Protocol):
             raise _NotOurAnswerError
         status = self._parser.get_status_code()
         if status < 200:
-            self.reason = b""
             self.headers.clear()
             return
         headers = self.headers
@@ -328,6 +320,7 @@ class Connection(asyncio.Protocol):
         if self._state == _BODY:  # and not after a 1xx
             self._state = _DONE
             self.over = True
+            self._fields = []  # what follows is not of this answer
             self._deadline = math.inf
 
     # How an exchange ends.

@@ -21,7 +21,7 @@ from dragoman.engines.router import Prompted
 from dragoman.wire import json
 from dragoman.wire.registry import BASE, WIRES
 
-from .asgi import ASGIOutlet, Receive, Scope, Send
+from .asgi import ASGIExchange, Receive, Scope, Send
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import COMPACTING_PATH as COMPACTING
@@ -105,11 +105,9 @@ class App:
             await self._lifespan(receive, send)
             return
         method = scope["method"] if kind == "http" else "GET"
-        outlet = ASGIOutlet(method, receive, send, self._settings.stall)
-        query = scope.get("query_string", b"")
-        exchange = Exchange(method, scope["path"], query, scope["headers"], outlet)
+        exchange = ASGIExchange(method, scope, receive, send, self._settings.stall)
         if kind == "http":
-            await outlet.run(self.handle(exchange))
+            await exchange.run(self.handle(exchange))
         else:
             await self._websocket(exchange, scope, receive, send)
 
@@ -118,15 +116,20 @@ class App:
         if self._settings.request_log:
             exchange.entry = Entry()
         caller = ANYONE
+        headers, path = exchange.headers, exchange.path
         try:
-            if exchange.path not in self._router.public:
-                self._browsers.check(exchange)
-                if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
-                    return None
+            if path not in self._router.public:
+                if b"origin" in headers or headers.get(b"host") not in self._browsers.plain:
+                    self._browsers.check(exchange)
+                    if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
+                        return None
                 caller = self._caller(exchange)
-            if b"upgrade" in exchange.headers and _wants_websocket(exchange):
+            if b"upgrade" in headers and _wants_websocket(exchange):
                 raise FaultError(NO_WEBSOCKET)
-            rest = self._router.find(exchange.method, exchange.path).handler(exchange, caller)
+            handler = self._router.handlers.get((exchange.method, path))
+            if handler is None:
+                handler = self._router.find(exchange.method, path).handler
+            rest = handler(exchange, caller)
         except Exception as error:
             _refuse(error, exchange, caller)
             return None
@@ -135,7 +138,7 @@ class App:
     @property
     def busy(self) -> int:
         """How many answers are being given to clients."""
-        return self._roster.count
+        return len(self._roster.works)
 
     @property
     def background(self) -> int:
@@ -180,11 +183,14 @@ class App:
     def _caller(self, exchange: Exchange) -> Caller:
         """Who asks. Raises FaultError without a right key, while the server shuts down, and for a
         request that goes round in a ring."""
-        key = self._keys.check(exchange)
+        headers = exchange.headers
+        key = None
+        if self._keys.needed or b"authorization" in headers or b"x-api-key" in headers:
+            key = self._keys.check(exchange)
         if self._roster.closing:
             raise FaultError(SHUTTING_DOWN)
         hops = 0
-        if _HOPS in exchange.headers:
+        if _HOPS in headers:
             count = exchange.header(_HOPS)
             hops = int(count[:9]) if count.isdecimal() else 0
         if hops > MAX_HOPS:

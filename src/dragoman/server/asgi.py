@@ -1,71 +1,36 @@
-"""ASGI 3: its types, and the outlet that lets any ASGI host run the application."""
+"""ASGI 3: its types, and the exchange of a request that any ASGI host gives the application."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from dragoman.core.error import FaultError
 
 from .cancellation import GONE, Peer
+from .exchange import Exchange, Headers
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 BUFFER = 64 * 1024
-"""Bytes that wait to be sent before an outlet counts as full."""
+"""Bytes that wait to be sent before an exchange counts as full."""
 LISTEN_AFTER = 0.02
 """Seconds before we listen for a disconnect: a quick answer is spared the task for it."""
 
 
-class Outlet(Protocol):
-    """The connection of one request, on which writing is a plain call that never waits.
+class ASGIExchange(Exchange):
+    """A request of an ASGI host. What is written is buffered and sent by the host's own task."""
 
-    A peer is called when the client disconnects or has read enough. `full` says that the client
-    does not keep up; what is written then is buffered all the same.
-    """
-
-    @property
-    def full(self) -> bool: ...
-
-    def listen(self, peer: Peer | None) -> None:
-        """Tell this peer about the client from now on, and no other."""
-        ...
-
-    def take_body(self) -> bytes | None:
-        """The body of the request; None if it has not arrived whole."""
-        ...
-
-    async def read(self) -> tuple[bytes, bool]:
-        """The next piece of the body, and whether more follows. Raises FaultError if the client
-        disconnects."""
-        ...
-
-    def start(self, status: int, headers: Headers) -> None:
-        """The status and the headers."""
-        ...
-
-    def write(self, body: bytes, *, more: bool) -> None:
-        """A piece of the body, the last one without `more`."""
-        ...
-
-    def abort(self) -> None:
-        """Drop the connection, or as much of that as the host allows."""
-        ...
-
-
-class ASGIOutlet:
-    """One request of an ASGI host. What is written is buffered and sent by the host's own task."""
-
-    def __init__(self, method: str, receive: Receive, send: Send, stall: float) -> None:
+    def __init__(self, method: str, scope: Scope, receive: Receive, send: Send, stall: float):
+        query = scope.get("query_string", b"")
+        super().__init__(method, scope["path"], query, scope["headers"])
         self._receive = receive
         self._send = send
         self._stall = stall
-        self._head = method == "HEAD"
         self._loop = asyncio.get_running_loop()
         self._peer: Peer | None = None
         self._listening: asyncio.TimerHandle | None = None
@@ -106,7 +71,7 @@ class ASGIOutlet:
             self._start = None
         complete = self._complete
         if self._size or complete:
-            body = b"" if self._head else b"".join(self._parts)
+            body = b"" if self.method == "HEAD" else b"".join(self._parts)
             self._parts, self._size = [], 0
             messages.append({"type": "http.response.body", "body": body, "more_body": not complete})
         self._sending = True
@@ -127,6 +92,7 @@ class ASGIOutlet:
 
     @property
     def full(self) -> bool:
+        """Whether the client does not keep up."""
         return self._sending or self._size > BUFFER
 
     def listen(self, peer: Peer | None) -> None:
@@ -147,8 +113,12 @@ class ASGIOutlet:
             raise FaultError(GONE)
         return message.get("body", b""), message.get("more_body", False)
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, body: bytes | None = None) -> None:
+        if body is not None:
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
         self._start = {"type": "http.response.start", "status": status, "headers": headers}
+        if body is not None:
+            self.write(body, more=False)
 
     def write(self, body: bytes, *, more: bool) -> None:
         self._parts.append(body)
@@ -158,7 +128,7 @@ class ASGIOutlet:
             self._peer = None
         self._wake()
 
-    def abort(self) -> None:
+    def drop(self) -> None:
         """End without the end of the answer, at which hosts drop the connection."""
         self._peer = None
         self._close()

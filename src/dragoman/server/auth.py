@@ -13,8 +13,7 @@ from hashlib import sha256
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Secret
 
-from .asgi import Headers
-from .exchange import Exchange, safe
+from .exchange import Exchange, Headers, safe
 from .settings import Settings
 
 _MISSING = Fault(
@@ -34,15 +33,13 @@ class Keys:
 
     def __init__(self, keys: Iterable[Secret], *, passed: bool = False) -> None:
         self._digests = tuple(_digest(key.reveal()) for key in keys)
-        self._tells_apart = passed or bool(self._digests)
+        self.needed = bool(self._digests)
+        self._tells_apart = passed or self.needed
 
     def check(self, exchange: Exchange) -> Secret | None:
         """The key that was presented. Raises FaultError if it is wrong, or missing and needed."""
-        headers = exchange.headers
-        presented: list[str] = []
-        if b"authorization" in headers or b"x-api-key" in headers:
-            presented = _presented(exchange)
-        if not self._digests:
+        presented = _presented(exchange)
+        if not self.needed:
             return Secret(presented[0]) if presented else None
         if not presented:
             raise FaultError(_MISSING)
@@ -105,13 +102,11 @@ class Browsers:
         self._guarded = not settings.keys
         self._hosts = frozenset(name.lower() for name in (settings.host, *settings.allowed_hosts))
         self._origins = frozenset(settings.cors_origins)
-        self._plain: set[bytes | None] = set()  # hosts that may be named where no page asks
+        # What `Host` may say where no page asks, as `check` has found: it need not look again.
+        self.plain: set[bytes | None] = set()
 
     def check(self, exchange: Exchange) -> None:
         """Add CORS headers for a listed origin. Raises FaultError for an uninvited page."""
-        headers = exchange.headers
-        if b"origin" not in headers and headers.get(b"host") in self._plain:
-            return  # as was seen before
         origin = exchange.header(b"origin")
         listed = bool(origin) and ("*" in self._origins or origin in self._origins)
         if listed:
@@ -124,8 +119,8 @@ class Browsers:
         if not self._knows(host_name(host)):
             problem = "is not a name of this server; list it in allowed_hosts if it should be"
             raise FaultError(_stranger(f"The host {host!r} {problem}."))
-        if not origin and not self._origins and len(self._plain) < _MOST_HOSTS:
-            self._plain.add(headers.get(b"host"))
+        if not origin and not self._origins and len(self.plain) < _MOST_HOSTS:
+            self.plain.add(exchange.headers.get(b"host"))
         if origin and not listed and not self._at_home(origin, exchange):
             problem = "may not use this server; list it in cors_origins if it should"
             raise FaultError(_stranger(f"The origin {origin!r} {problem}."))

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from dragoman.core.interfaces import Engine, Secret
+from dragoman.core.interfaces import Engine
 from dragoman.engines.completions import remote
 from dragoman.engines.discover import Discovered
 from dragoman.engines.local import Target, find_target, is_local, stand_in
-from dragoman.engines.profiles import BY_NAME
 from dragoman.engines.router import Route, Router
 
 from .auth import is_loopback
-from .config import ConfigurationError, Upstream, format_problem
+from .config import ConfigurationError, Upstream, explained, problem_of, read_key
 from .settings import Settings
 
 
@@ -55,23 +54,14 @@ def prepare(
 
 
 def _target(target: str, format: str | None) -> Target:
-    """A target, checked. Raises ConfigurationError."""
-    try:
-        return find_target(target, **({} if format is None else {"format": format}))
-    except ImportError as error:
-        raise ConfigurationError(f"{error}.") from None
-    except ValueError as error:
-        hint = "" if is_local(target) else "; for a server, --upstream URL."
-        raise ConfigurationError(f"{error}{hint}") from None
+    options = {} if format is None else {"format": format}
+    with explained(hint="" if is_local(target) else "; for a server, --upstream URL."):
+        return find_target(target, **options)
 
 
 def _loaded(target: Target) -> Engine:
-    try:
+    with explained():
         return target.load()
-    except ImportError as error:
-        raise ConfigurationError(f"{error}.") from None
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
 
 
 def as_upstreams(found: Sequence[Discovered]) -> list[Upstream]:
@@ -98,14 +88,12 @@ def others(upstreams: Sequence[Upstream], own: str) -> list[Upstream]:
 
 
 def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -> Route:
-    if upstream.profile is not None and upstream.profile not in BY_NAME:
-        known = ", ".join(sorted(BY_NAME))
-        problem = f"There is no profile {upstream.profile!r}. Profiles: {known}."
-        raise ConfigurationError(problem)
-    if wrong := format_problem(upstream):
-        raise ConfigurationError(f"{upstream.name}: format {wrong}.")
-    key = _key(upstream, environ)
-    try:
+    if problem := problem_of(upstream):
+        raise ConfigurationError(f"{upstream.name}: {problem[0]} {problem[1]}.")
+    key = None
+    if upstream.key_env is not None:
+        key = read_key(environ, upstream.key_env, f"the key to {upstream.name}")
+    with explained(f"{upstream.name}: "):
         engine = remote(
             upstream.url,
             key=key,
@@ -116,18 +104,4 @@ def _route(upstream: Upstream, settings: Settings, environ: Mapping[str, str]) -
             profile=upstream.profile,
             header_hold=settings.header_hold,
         )
-    except (ValueError, ImportError) as error:
-        raise ConfigurationError(f"{upstream.name}: {error}") from None
     return Route(engine, models=upstream.models, aliases=upstream.aliases)
-
-
-def _key(upstream: Upstream, environ: Mapping[str, str]) -> Secret | None:
-    if upstream.key_env is None:
-        return None
-    value = environ.get(upstream.key_env, "").strip()
-    if not value:
-        raise ConfigurationError(
-            f"The environment variable {upstream.key_env} should hold the key to "
-            f"{upstream.name}, and is empty."
-        )
-    return Secret(value)

@@ -6,10 +6,12 @@ import builtins
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
+from ipaddress import ip_network
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,11 +19,16 @@ from msgspec import Meta, Struct
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Secret
 from dragoman.engines.find_format import NAMES, is_format
+from dragoman.engines.profiles import BY_NAME
+from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.json import Fields
+from dragoman.wire.registry import WIRES
 
 from .settings import Settings
 
 FILE = "dragoman.toml"
+AUTO = "auto"
+"""The value of `wire` that has it detected."""
 
 _T = TypeVar("_T", bound=Struct)
 
@@ -35,9 +42,11 @@ class Upstream(Struct, frozen=True, kw_only=True):
         str | None, Meta(description="The environment variable that holds our key to it.")
     ] = None
     wire: Annotated[
-        Literal["auto", "chat", "responses", "completions"],
-        Meta(description="The protocol to call it with; auto detects it."),
-    ] = "auto"
+        str,
+        Meta(
+            description=f"The protocol to call it with: {', '.join(WIRES)}, or auto to detect it."
+        ),
+    ] = AUTO
     format: Annotated[
         str | None,
         Meta(
@@ -110,21 +119,23 @@ class Configuration(Struct, frozen=True, kw_only=True):
     webhooks: tuple[Webhook, ...] = ()
 
 
-_HOMES = {
-    name: home
-    for home, kind in (
-        ("[[webhooks]]", Webhook),
-        ("[server]", Settings),
-        ("[[upstreams]]", Upstream),
-    )
-    for name in kind.__struct_fields__
-    if name != "keys"
-}
+_TABLES = (("[[webhooks]]", Webhook), ("[server]", Settings), ("[[upstreams]]", Upstream))
+_HOMES = {name: home for home, kind in _TABLES for name in kind.__struct_fields__ if name != "keys"}
 """Where in the file each setting stands."""
 
 
 class ConfigurationError(ValueError):
     """The configuration cannot be used; the message says where it is wrong, and why."""
+
+
+@contextmanager
+def explained(about: str = "", hint: str = "") -> Iterator[None]:
+    """Raises ConfigurationError for errors that say what was named wrong, or is to be installed."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        end = "." if isinstance(error, ImportError) else hint
+        raise ConfigurationError(f"{about}{error}{end}") from None
 
 
 def load(path: Path) -> Configuration:
@@ -170,34 +181,40 @@ def read(text: str, name: str = FILE) -> Configuration:
 
 def with_keys(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """The settings with the keys that the named variables hold. Raises ConfigurationError."""
-    keys = []
-    for name in settings.api_key_env:
-        value = environ.get(name, "").strip()
-        if not value:
-            problem = (
-                f"The environment variable {name} should hold a key for clients, and is empty."
-            )
-            raise ConfigurationError(problem)
-        if not (value.isascii() and value.isprintable()):  # no header could carry it as it is
-            problem = (
-                f"The key in the environment variable {name} may have printable ASCII characters "
-                "only."
-            )
-            raise ConfigurationError(problem)
-        keys.append(Secret(value))
+    keys = [read_key(environ, name, "a key for clients") for name in settings.api_key_env]
     return msgspec.structs.replace(settings, keys=(*settings.keys, *keys))
 
 
-def format_problem(upstream: Upstream) -> str | None:
-    """What is wrong with the format of an upstream, if anything."""
-    if upstream.wire != "completions":
-        problem = 'is for an upstream with the wire "completions"'
-        return None if upstream.format is None else problem
-    known = ", ".join(sorted(NAMES))
-    if upstream.format is None:
-        return f"is missing: over completions a model is spoken to in one of {known}"
-    problem = f"is {upstream.format!r}, and must be a model's folder or one of {known}"
-    return None if is_format(upstream.format) else problem
+def read_key(environ: Mapping[str, str], name: str, what: str) -> Secret:
+    """The key in a variable. Raises ConfigurationError where there is none, or none that a header
+    could carry as it is."""
+    value = environ.get(name, "").strip()
+    if not value:
+        problem = f"The environment variable {name} should hold {what}, and is empty."
+        raise ConfigurationError(problem)
+    if not (value.isascii() and value.isprintable()):
+        problem = f"The key in the environment variable {name} may have printable ASCII only."
+        raise ConfigurationError(problem)
+    return Secret(value)
+
+
+def problem_of(upstream: Upstream) -> tuple[str, str] | None:
+    """The field of an upstream that cannot be as it is, and why."""
+    for field, value, known in (
+        ("wire", upstream.wire, (AUTO, *WIRES)),
+        ("profile", upstream.profile, BY_NAME),
+    ):
+        if value is not None and value not in known:
+            return field, f"is {value!r}, and must be one of {', '.join(sorted(known))}"
+    format, formats = upstream.format, ", ".join(sorted(NAMES))
+    if upstream.wire != COMPLETIONS.name:
+        problem = f'is for an upstream with the wire "{COMPLETIONS.name}"'
+        return None if format is None else ("format", problem)
+    if format is None:
+        problem = f"is missing: over completions a model is spoken to in one of {formats}"
+        return "format", problem
+    problem = f"is {format!r}, and must be a model's folder or one of {formats}"
+    return None if is_format(format) else ("format", problem)
 
 
 # ---- values ------------------------------------------------------------------------------
@@ -205,8 +222,8 @@ def format_problem(upstream: Upstream) -> str | None:
 
 def _upstream(fields: Fields) -> Upstream:
     upstream = _filled(Upstream, fields)
-    if problem := format_problem(upstream):
-        raise fields.wrong("format", problem)
+    if problem := problem_of(upstream):
+        raise fields.wrong(*problem)
     return upstream
 
 
@@ -215,6 +232,12 @@ def _webhook(fields: Fields) -> Webhook:
     for event in webhook.events:
         if event not in EVENTS:
             raise fields.wrong("events", f"has {event!r}; there is {', '.join(EVENTS)}")
+    for network in webhook.allow:
+        try:
+            ip_network(network, strict=False)
+        except ValueError:
+            problem = f"has {network!r}, which is neither an address nor a network"
+            raise fields.wrong("allow", problem) from None
     return webhook
 
 

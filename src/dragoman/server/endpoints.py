@@ -45,7 +45,7 @@ class Models:
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
     async def _models(self, exchange: Exchange, caller: Caller) -> tuple[Model, ...]:
-        with Watch(self._service.roster, exchange.outlet):
+        with Watch(self._service.roster, exchange):
             return await self._service.engine.models(caller)
 
 
@@ -63,7 +63,7 @@ class Embeddings:
         service = self._service
         body = await read_body(exchange, service.settings, service.roster)
         request = embeddings.decode_request(body)
-        with Watch(service.roster, exchange.outlet) as watch:
+        with Watch(service.roster, exchange) as watch:
             if (seconds := service.settings.deadline) is not None:
                 watch.limit(seconds, too_late(seconds))
             async with service.gate:
@@ -87,7 +87,7 @@ class Counting:
         """Count the tokens of a request and all that it builds on."""
         service = self._service
         body = await read_body(exchange, service.settings, service.roster)
-        with Watch(service.roster, exchange.outlet):
+        with Watch(service.roster, exchange):
             request = await whole(RESPONSES.decode_request(body), caller, service.memory)
             tokens, exact = await count(service.engine, request)
         answer = {"object": "response.input_tokens", "input_tokens": tokens}
@@ -114,7 +114,7 @@ class Compactions:
         """Summarise what a request holds and all that it builds on."""
         service = self._service
         body = await read_body(exchange, service.settings, service.roster)
-        with Watch(service.roster, exchange.outlet):
+        with Watch(service.roster, exchange):
             request = await whole(RESPONSES.decode_request(body), caller, service.memory)
             async with service.gate:
                 summary, usage = await summarise(service.engine, request, caller)

@@ -8,8 +8,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection
-from itertools import count
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from itertools import count, repeat
 
 from msgspec import Struct, field
 
@@ -21,9 +21,11 @@ from dragoman.core.response import Guarantee, Usage
 from dragoman.wire.losses import header
 from dragoman.wire.registry import BASE, wire_at
 
-from .asgi import Headers, Outlet
+from .cancellation import Peer
 
 _log = logging.getLogger("dragoman.server")
+
+Headers = list[tuple[bytes, bytes]]
 
 
 def fault_of(error: Exception, request_id: str, key: Secret | None) -> Fault:
@@ -49,29 +51,59 @@ _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
 
 class Exchange:
-    """A request's head, and what answers it without ever waiting for the client: `reply` or
-    `refuse`; or `open`, the outlet's `write`, and `end`.
+    """One request and the connection for its answer, on which writing is a plain call that never
+    waits: `reply` or `refuse`; or `open`, `write`, and `end`. Each kind of host has a subclass.
 
     `id` is the client's own request id where that is sane, or else a new one. `status` is that of
     the answer, 0 until it is sent. What is added to `marks` is a header of the answer. `entry` is
     its line in the request log, if there is one.
     """
 
-    __slots__ = ("entry", "headers", "id", "marks", "method", "outlet", "path", "query", "status")
+    status = 0
+    entry: Entry | None = None
 
-    def __init__(
-        self, method: str, path: str, query: bytes, headers: Headers, outlet: Outlet
-    ) -> None:
+    def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.headers: dict[bytes, bytes] = dict(headers)
-        self.outlet = outlet
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
-        self.id = given if given and _SANE_ID.fullmatch(given) else new_request_id()
+        self.id = given if given and _SANE_ID.fullmatch(given) else next(request_ids[0])
         self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
-        self.status = 0
-        self.entry: Entry | None = None
+
+    # ---- what a host gives ---------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether the client does not keep up; what is written then is buffered all the same."""
+        return False
+
+    def listen(self, peer: Peer | None) -> None:
+        """Tell this peer when the client disconnects or has read enough, and no other."""
+        raise NotImplementedError
+
+    def take_body(self) -> bytes | None:
+        """The body of the request; None if it has not arrived whole."""
+        raise NotImplementedError
+
+    async def read(self) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether more follows. Raises FaultError if the client
+        disconnects."""
+        raise NotImplementedError
+
+    def start(self, status: int, headers: Headers, body: bytes | None = None) -> None:
+        """The status and the headers; with a body, the whole answer and its length."""
+        raise NotImplementedError
+
+    def write(self, body: bytes, *, more: bool) -> None:
+        """A piece of the body, the last one without `more`."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Drop the connection, or as much of that as the host allows."""
+        raise NotImplementedError
+
+    # ---- what handlers use ---------------------------------------------------------------
 
     def header(self, name: bytes) -> str:
         """A header of the request, by its name in lower case; the empty string if not there."""
@@ -80,7 +112,7 @@ class Exchange:
 
     def open(self, status: int, headers: Headers) -> None:
         """Send the status and the headers; the body follows."""
-        self.outlet.start(status, [*self.marks, *headers])
+        self.start(status, [*self.marks, *headers])
         self.status = status
 
     def end(self) -> None:
@@ -91,17 +123,14 @@ class Exchange:
 
     def abort(self) -> None:
         """Drop the connection at once, where the host can; what was sent may not arrive."""
-        self.outlet.abort()
+        self.drop()
         self.end()
 
     def reply(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Answer whole; a body is JSON. A HEAD request gets the headers alone."""
-        all_headers = [*self.marks, (b"content-length", b"%d" % len(body)), *headers]
-        if body:
-            all_headers.append(JSON_TYPE)
         self.status = status
-        self.outlet.start(status, all_headers)
-        self.outlet.write(body, more=False)
+        kind = (JSON_TYPE,) if body else ()
+        self.start(status, [*self.marks, *headers, *kind], body)
         if self.entry is not None:
             self.end()
 
@@ -121,15 +150,13 @@ def refusal(fault: Fault, path: str) -> tuple[int, bytes, Headers]:
     return (*wire_at(path).encode_error(fault), headers)
 
 
-_ids = count(1)
-_process = [os.urandom(8).hex()]
+def _new_ids() -> Iterator[str]:
+    return map("req_{}{:08x}".format, repeat(os.urandom(8).hex()), count(1))
+
+
+request_ids = [_new_ids()]  # for requests whose client gave none
 if hasattr(os, "register_at_fork"):  # two processes must not give the same ids
-    os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.urandom(8).hex()))
-
-
-def new_request_id() -> str:
-    """An id for a request whose client gave it none."""
-    return f"req_{_process[0]}{next(_ids):08x}"
+    os.register_at_fork(after_in_child=lambda: request_ids.__setitem__(0, _new_ids()))
 
 
 def report_headers(losses: tuple[Loss, ...], guarantee: Guarantee | None = None) -> Headers:
@@ -181,6 +208,7 @@ class Router:
     """The table of routes. `public` are the paths that ask for no key."""
 
     def __init__(self, routes: Collection[Route]) -> None:
+        self.handlers: dict[tuple[str, str], Handler] = {}  # of the paths that are no trees
         self._paths: dict[str, dict[str, Route]] = {}
         self._trees: dict[str, dict[str, Route]] = {}
         self.public = frozenset(route.path for route in routes if route.public)
@@ -190,6 +218,9 @@ class Router:
             methods[route.method] = route
             if route.method == "GET":
                 methods["HEAD"] = route
+        for path, methods in self._paths.items():
+            for method, route in methods.items():
+                self.handlers[method, path] = route.handler
 
     def find(self, method: str, path: str) -> Route:
         """The route of a request. Raises FaultError where there is none."""

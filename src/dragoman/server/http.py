@@ -9,78 +9,39 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.wire import error as wire_error
 
-from .asgi import Headers
 from .cancellation import GONE, Peer
-from .exchange import JSON_TYPE, MARKS, Exchange, new_request_id
+from .exchange import JSON_TYPE, MARKS, Exchange, Headers, request_ids
 
 _BODILESS = (204, 304)
 
 
-class Cycle:
-    """One request on a connection of our own host, and the `Outlet` for its answer. uvicorn's
-    protocol asks of it what is public here and in no outlet."""
+class HTTPExchange(Exchange):
+    """A request on a connection of our own host. uvicorn's protocol asks of it what is public here
+    and not in `Exchange`."""
 
-    __slots__ = (
-        "_bodiless",
-        "_chunked",
-        "_defaults",
-        "_expects",
-        "_flow",
-        "_head",
-        "_head_only",
-        "_left",
-        "_on_response",
-        "_peer",
-        "_transport",
-        "body",
-        "disconnected",
-        "exchange",
-        "keep_alive",
-        "more_body",
-        "response_complete",
-        "response_started",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        flow: FlowControl,
-        defaults: bytes,
-        *,
-        head_only: bool,
-        keep_alive: bool,
-        expects: bool,
-        on_response: Callable[[], None],
-    ) -> None:
-        self.exchange: Exchange | None = None
-        self._transport = transport
-        self._flow = flow
-        self._defaults = defaults  # header lines of every answer
-        self._head_only = head_only  # a HEAD request
-        self._expects = expects  # the client waits for a 100 before it sends the body
-        self._on_response = on_response
-        self._head = b""  # not yet written
-        self._bodiless = self._chunked = False
-        self._left = 0  # bytes of the body, by its content-length
-        self._peer: Peer | None = None
-        self.body = bytearray()
-        self.more_body = True
-        self.waiter: asyncio.Future[None] | None = None
-        self.disconnected = False
-        self.keep_alive = keep_alive
-        self.response_started = False
-        self.response_complete = False
+    connection: HTTPProtocol
+    body: bytearray
+    keep_alive: bool
+    expects = False
+    """Whether the client waits for a 100 before it sends the body."""
+    more_body = True
+    waiter: asyncio.Future[None] | None = None
+    disconnected = False
+    response_started = False
+    response_complete = False
+    peer: Peer | None = None
+    _head = b""  # not yet written
+    _bodiless = _chunked = False
 
     @property
-    def message_event(self) -> Cycle:
+    def message_event(self) -> HTTPExchange:
         """What uvicorn sets when the client is gone."""
         return self
 
@@ -93,98 +54,88 @@ class Cycle:
         """The client is gone."""
         self.disconnected = True
         self.set()
-        peer, self._peer = self._peer, None
+        peer, self.peer = self.peer, None
         if peer is not None:
             peer.disconnected()
 
     def drained(self) -> None:
         """The client has read what was written."""
-        if self._peer is not None:
-            self._peer.drained()
-
-    # ---- the outlet ----------------------------------------------------------------------
+        if self.peer is not None:
+            self.peer.drained()
 
     @property
     def full(self) -> bool:
         """Whether the client does not keep up."""
-        return self._flow.write_paused
+        return self.connection.flow.write_paused
 
     def listen(self, peer: Peer | None) -> None:
-        """Tell this peer about the client from now on."""
-        self._peer = peer
+        self.peer = peer
         if self.disconnected and peer is not None:
             asyncio.get_running_loop().call_soon(peer.disconnected)
 
     def take_body(self) -> bytes | None:
-        """The body of the request; None if it has not arrived whole."""
         if self.more_body:
             return None
         body, self.body = bytes(self.body), bytearray()
-        self._flow.resume_reading()  # or else nobody would see the client disconnect
+        if self.connection.flow.read_paused:
+            self.connection.flow.resume_reading()  # or nobody would see the client disconnect
         return body
 
     async def read(self) -> tuple[bytes, bool]:
-        """The next piece of the body, and whether more follows."""
-        if self._expects:
-            self._expects = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self.expects:
+            self.expects = False
+            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self.body and self.more_body and not self.disconnected:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
         if self.disconnected:
             raise FaultError(GONE)
         body, self.body = bytes(self.body), bytearray()
-        self._flow.resume_reading()  # or else nobody would see the client disconnect
+        self.connection.flow.resume_reading()  # or nobody would see the client disconnect
         return body, self.more_body
 
-    def abort(self) -> None:
-        """Drop the connection."""
-        self._peer = None
-        self._transport.abort()
+    def drop(self) -> None:
+        self.peer = None
+        self.connection.transport.abort()
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, body: bytes | None = None) -> None:
         """The head; it goes out with the first of the body."""
-        length = None
-        for name, value in headers:
-            if name == b"content-length":
-                length = int(value)
+        if body is not None:
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         if lines.count(b"\n") + lines.count(b"\r") != 2 * len(headers):
             raise RuntimeError("a header would have ended its line")
-        self._bodiless = self._head_only or status in _BODILESS
-        self._chunked = length is None and not self._bodiless
-        self._left = length or 0
+        connection = self.connection
+        self._bodiless = self.method == "HEAD" or status in _BODILESS
+        self._chunked = body is None and not self._bodiless
         close = b"" if self.keep_alive else b"connection: close\r\n"
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
-        self._head = b"".join((STATUS_LINE[status], self._defaults, lines, close, framing, b"\r\n"))
+        parts = (STATUS_LINE[status], connection.defaults, lines, close, framing, b"\r\n")
         self.response_started = True
+        if body is None:
+            self._head = b"".join(parts)
+        elif not self.disconnected:
+            connection.transport.write(b"".join((*parts, b"" if self._bodiless else body)))
+            self.connection.complete(self)
 
     def write(self, body: bytes, *, more: bool) -> None:
-        """A piece of the body, the last one without `more`."""
         if self.disconnected:
             return
+        transport = self.connection.transport
         if more and body and self._chunked and not self._head:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             return
         if self._bodiless:
             body = b""
         elif self._chunked:
             end = b"" if more else b"0\r\n\r\n"
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end
-        else:
-            self._left -= len(body)
-            if self._left < 0 or (self._left and not more):
-                raise RuntimeError("the body is not as long as its content-length says")
         if self._head:
             body, self._head = self._head + body, b""
         if body:
-            self._transport.write(body)
+            transport.write(body)
         if not more:
-            self.response_complete = True
-            self._peer = None
-            if not self.keep_alive:
-                self._transport.close()
-            self._on_response()
+            self.connection.complete(self)
 
 
 def _target(url: bytes) -> tuple[str, bytes]:
@@ -200,12 +151,12 @@ LINGER = 1.0
 """Seconds a refused client has to take the refusal."""
 
 
-async def _run(rest: Awaitable[None], cycle: Cycle) -> None:
+async def _run(rest: Awaitable[None], exchange: Exchange) -> None:
     """Run what is left of a handler; whatever it does, the client is not left waiting."""
     try:
         await rest
     except BaseException:
-        cycle.abort()
+        exchange.drop()
         raise
 
 
@@ -248,9 +199,10 @@ class HTTPProtocol(HttpToolsProtocol):
         self._refused = False
         self._problem: tuple[int, Fault] | None = None
         self._handle: Callable[[Exchange], Awaitable[None] | None] = cast(Any, self.app).handle
-        self._answered: Cycle | None = None  # what is being answered; others wait behind it
-        self._pending: Cycle | None = None  # what is to be answered next, if the client reads
-        self._defaults: tuple[Headers, bytes] = ([], b"")  # of the answers, as given and in lines
+        self._answered: HTTPExchange | None = None  # others wait behind it
+        self._pending: HTTPExchange | None = None  # to be answered next, if the client reads
+        self._fields: Headers = []
+        self.defaults = b""  # header lines of every answer, made of those fields
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -262,6 +214,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._timer = None
         super().connection_lost(exc)
         self._give_up()
+        self.cycle, self._answered = cast(Any, None), None  # they know this connection
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -297,19 +250,17 @@ class HTTPProtocol(HttpToolsProtocol):
     def _answer(self) -> None:
         """Have the pending request answered. A client that does not read the answers before gets no
         more: there would be no end of it."""
-        cycle = self._pending
-        if cycle is None or cycle.exchange is None or self._refused:
+        exchange = self._pending
+        if exchange is None or self._refused:
             return
         if self.flow.write_paused:
             self._await(self.timeout_keep_alive)
             return
-        self._awaited = None
-        self._pending = None
-        self._answered = cycle
-        exchange, cycle.exchange = cycle.exchange, None  # it knows the cycle
+        self._awaited = self._pending = None
+        self._answered = exchange
         rest = self._handle(exchange)
         if rest is not None:
-            task = self.loop.create_task(_run(rest, cycle))
+            task = self.loop.create_task(_run(rest, exchange))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
@@ -364,32 +315,31 @@ class HTTPProtocol(HttpToolsProtocol):
             path = raw.decode("ascii")
         else:
             path, query = _target(self.url)
-        method = self.parser.get_method().decode("ascii")
         defaults = self.server_state.default_headers  # the date, made anew each second
-        if defaults is not self._defaults[0]:
-            self._defaults = defaults, b"".join([b"%b: %b\r\n" % header for header in defaults])
-        keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
-        cycle = Cycle(
-            self.transport,
-            self.flow,
-            self._defaults[1],
-            head_only=method == "HEAD",
-            keep_alive=keep_alive,
-            expects=self.expect_100_continue,
-            on_response=self.on_response_complete,
-        )
-        cycle.exchange = Exchange(method, path, query, self.headers, cycle)
-        self.cycle = cast(Any, cycle)
+        if defaults is not self._fields:
+            self._fields = defaults
+            self.defaults = b"".join([b"%b: %b\r\n" % header for header in defaults])
+        method = self.parser.get_method().decode("ascii")
+        exchange = HTTPExchange(method, path, query, self.headers)
+        exchange.connection = self
+        exchange.body = bytearray()
+        parser = self.parser
+        exchange.keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+        exchange.expects = self.expect_100_continue
+        self.cycle = cast(Any, exchange)
         self.headers, self._received = [], 0  # what follows the body changes nothing before it
         if free:
-            self._pending = cycle  # answered at the end of this read: its body may be here then
+            self._pending = exchange  # answered at the end of this read: its body may be here then
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
-    def on_response_complete(self) -> None:
-        """Go on with the next request, or wait for it."""
+    def complete(self, exchange: HTTPExchange) -> None:
+        """An answer was written: go on with the next request, or wait for it."""
         self.server_state.total_requests += 1
+        exchange.response_complete, exchange.peer = True, None
+        if not exchange.keep_alive:
+            self.transport.close()
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -397,7 +347,9 @@ class HTTPProtocol(HttpToolsProtocol):
             self._pending = self._answered = cast(Any, self.pipeline.pop()[0])
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
         elif not self._in_head:
-            self._await(self.timeout_keep_alive)
+            self._awaited, self._allowed = self.loop.time(), self.timeout_keep_alive
+            if self._timer is None or self._timer_at > self._awaited + self._allowed:
+                self._set_timer(self._awaited + self._allowed)
 
     def send_400_response(self, msg: str) -> None:
         cycle = self._answered
@@ -408,7 +360,7 @@ class HTTPProtocol(HttpToolsProtocol):
         body = wire_error.encode(fault)
         headers = [
             *MARKS,
-            (b"x-request-id", new_request_id().encode()),
+            (b"x-request-id", next(request_ids[0]).encode()),
             JSON_TYPE,
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),

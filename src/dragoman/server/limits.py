@@ -90,7 +90,7 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) ->
     when the client disconnects, and when nothing comes for `read_time` seconds.
     """
     check_head(exchange, settings.body_limit)
-    if (body := exchange.outlet.take_body()) is not None:
+    if (body := exchange.take_body()) is not None:
         if len(body) > settings.body_limit:
             raise FaultError(too_large(settings.body_limit))
         return body
@@ -100,7 +100,7 @@ async def read_body(exchange: Exchange, settings: Settings, roster: InFlight) ->
     with Watch(roster) as watch:
         while more:
             watch.limit(settings.read_time, STALLED)
-            piece, more = await exchange.outlet.read()
+            piece, more = await exchange.read()
             pieces.append(piece)
             size += len(piece)
             if size > settings.body_limit:

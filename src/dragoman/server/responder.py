@@ -19,19 +19,18 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
-from dragoman.core.interfaces import Caller, Encoder, Engine, Handle
+from dragoman.core.interfaces import Caller, Engine, Handle
 from dragoman.core.request import Request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.engines.base import start
 from dragoman.stores.base import Record
 from dragoman.wire import sse
 from dragoman.wire.losses import header, judge
-from dragoman.wire.protocol import Wire
+from dragoman.wire.protocol import Dialect, Wire
 from dragoman.wire.responses import RESPONSES
 
-from .asgi import Headers
 from .cancellation import GONE, TERMINAL, UNFINISHED, InFlight, Watch, end_for, stalled, too_late
-from .exchange import Exchange, Handler, fault_of, report_headers
+from .exchange import JSON_TYPE, Exchange, Handler, Headers, fault_of, report_headers
 from .limits import Gate, check_head, read_body, too_large
 from .settings import DIALECTS, Settings
 from .state.resolve import without_store
@@ -69,38 +68,31 @@ class Responder(ABC):
     and work that the server may stop.
     """
 
-    __slots__ = (
-        "_deadline",
-        "_gated",
-        "_handle",
-        "_paused",
-        "_run",
-        "_stopping",
-        "caller",
-        "exchange",
-        "service",
-    )
     listens = True
     """Whether it watches the client of its exchange."""
 
+    _handle: Handle | None = None  # None once it is over
+    _gated = False  # it holds a place at the gate
+    _paused = False
+    _stopping: Fault | None = None
+    _deadline = math.inf
+
     def __init__(
-        self, service: Service, exchange: Exchange, caller: Caller, run: Run | None
+        self, service: Service, exchange: Exchange, caller: Caller, plan: Plan, wire: Wire
     ) -> None:
         self.service = service
         self.exchange = exchange
         self.caller = caller
-        self._run = run
-        self._handle: Handle | None = None  # None once it is over
-        self._gated = False  # it holds a place at the gate
-        self._paused = False
-        self._stopping: Fault | None = None
-        self._deadline = math.inf
+        self.plan = plan
+        self.wire = wire
+        # A run in the background goes on without its client.
+        self._run = None if plan.background else plan.run
 
-    def start(self, plan: Plan, engine: Engine | None = None) -> None:
+    def start(self, engine: Engine | None = None) -> None:
         """Have the engine answer. A place at the gate was taken for it."""
         source = start if self._run is None else self._run.start
         try:
-            handle = source(engine or self.service.engine, plan.request, self.caller, self)
+            handle = source(engine or self.service.engine, self.plan.request, self.caller, self)
         except BaseException:
             self.service.gate.leave()
             raise
@@ -112,7 +104,7 @@ class Responder(ABC):
         self._handle = handle
         self.service.roster.works.add(self)
         if self.listens:
-            self.exchange.outlet.listen(self)
+            self.exchange.listen(self)
         if (seconds := self.service.settings.deadline) is not None:
             self._deadline = asyncio.get_running_loop().time() + seconds
             self.schedule()
@@ -216,25 +208,20 @@ class Responder(ABC):
 class Unary(Responder):
     """An answer in one body."""
 
-    __slots__ = ("_fold", "_plan", "_wire")
-
-    def __init__(
-        self, service: Service, exchange: Exchange, caller: Caller, wire: Wire, plan: Plan
-    ) -> None:
-        super().__init__(service, exchange, caller, plan.run)
-        self._wire = wire
-        self._plan = plan
-        self._fold = Fold()
+    _fold: Fold | None = None
 
     def send(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
-        self._fold.feed_all(events)
+        fold = self._fold
+        if fold is None:
+            fold = self._fold = Fold()
+        fold.feed_all(events)
         last = events[-1]
         if not isinstance(last, TERMINAL):
             return
         if self.exchange.entry is not None:
             self.exchange.entry.note(last)
-        response, plan, wire = self._fold.response, self._plan, self._wire
+        response, plan, wire = fold.response, self.plan, self.wire
         if response.status in ("failed", "in_progress"):
             self.refuse(response.error or UNFINISHED)
         else:
@@ -242,7 +229,8 @@ class Unary(Responder):
             body = wire.encode_response(response, plan.echoed, dialect)
             losses = plan.losses + response.losses + judge(response, wire.losses)
             guarantee = response.guarantee or default_guarantee(plan.request)
-            self.exchange.reply(200, body, *report_headers(losses, guarantee))
+            headers = report_headers(losses, guarantee) if losses or guarantee else ()
+            self.exchange.reply(200, body, *headers)
         self.leave()
 
     def fail(self, fault: Fault) -> None:
@@ -258,36 +246,28 @@ class Stream(Responder):
     of a stored answer has the frames before that number.
     """
 
-    __slots__ = (
-        "_begun",
-        "_data",
-        "_encoder",
-        "_guarantee",
-        "_losses",
-        "_since",
-        "_skip",
-    )
+    _begun = False  # an event was encoded
 
     def __init__(
         self,
         service: Service,
         exchange: Exchange,
         caller: Caller,
-        encoder: Encoder,
         plan: Plan,
+        wire: Wire,
         *,
+        dialect: Dialect,
         stored: bool,
         first: int = 0,
     ) -> None:
-        super().__init__(service, exchange, caller, None if plan.background else plan.run)
-        self._encoder = encoder
+        super().__init__(service, exchange, caller, plan, wire)
+        self._encoder = wire.encoder(plan.echoed, dialect)
         self._losses = plan.losses
         self._guarantee: Guarantee | None = default_guarantee(plan.request)
         agent = exchange.header(b"user-agent").lower()
         # An event would take a number, and the stored ones would not fit any more.
         self._data = not stored and any(w in agent for w in service.settings.heartbeat_data)
         self._skip = first
-        self._begun = False  # an event was encoded
         self._since = asyncio.get_running_loop().time()  # of the last write
 
     def send(self, events: list[Event]) -> None:
@@ -334,13 +314,13 @@ class Stream(Responder):
         first = not exchange.status
         if first:
             exchange.open(200, [*SSE_HEADERS, *report_headers(self._losses, self._guarantee)])
-        exchange.outlet.write(data, more=not over)
+        exchange.write(data, more=not over)
         if over:
             exchange.end()
             self.leave()
         elif not self._paused:  # or its client has had its time since then
             self._since = asyncio.get_running_loop().time()
-            if exchange.outlet.full:
+            if exchange.full:
                 self.pause()
             if first or self._paused:  # what is due next is another thing
                 self.schedule()
@@ -358,14 +338,14 @@ class Stream(Responder):
     def due(self) -> float:
         """When a heartbeat is due, or the client is to be disconnected."""
         settings = self.service.settings
-        if self.exchange.outlet.full:
+        if self.exchange.full:
             return self._since + settings.stall
         return self._since + (settings.heartbeat if self.exchange.status else settings.header_hold)
 
     def tick(self, now: float) -> None:
         """The same; silence is filled."""
         if self.due() <= now < self._deadline:
-            if self.exchange.outlet.full:
+            if self.exchange.full:
                 self.stop(stalled(self.service.settings.stall))
                 return
             try:
@@ -408,31 +388,39 @@ class Answers:
         """Send the events of a stored response, from the frame with this number on."""
         if self._service.memory is None:
             raise RuntimeError("only a server with a store has stored responses")
-        encoder = RESPONSES.encoder(record.request, DIALECTS[record.dialect])
-        plan = Plan(record.request, record.request)
-        responder = Stream(self._service, exchange, caller, encoder, plan, stored=True, first=first)
+        plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
+        responder = Stream(
+            self._service,
+            exchange,
+            caller,
+            plan,
+            RESPONSES,
+            dialect=dialect,
+            stored=True,
+            first=first,
+        )
         responder.attach(self._service.memory.runs.send(record, responder))
-
-    def _answer(self, wire: Wire, exchange: Exchange, caller: Caller) -> Awaitable[None] | None:
-        check_head(exchange, self._service.settings.body_limit)
-        body = exchange.outlet.take_body()
-        if body is None:
-            return self._when_read(wire, exchange, caller)
-        return self._resolve(wire, body, exchange, caller)
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         body = await read_body(exchange, self._service.settings, self._service.roster)
-        rest = self._resolve(wire, body, exchange, caller)
+        rest = self._answer(wire, exchange, caller, body)
         if rest is not None:
             await rest
 
-    def _resolve(
-        self, wire: Wire, body: bytes, exchange: Exchange, caller: Caller
+    def _answer(
+        self, wire: Wire, exchange: Exchange, caller: Caller, body: bytes | None = None
     ) -> Awaitable[None] | None:
-        """Find what the request builds on, and answer. What has to be looked up, or to wait for its
-        turn, is left to be awaited."""
-        if len(body) > self._service.settings.body_limit:
-            raise FaultError(too_large(self._service.settings.body_limit))
+        """Find what the request builds on, and answer. What has to be read or looked up, or to wait
+        for its turn, is left to be awaited."""
+        limit, headers = self._service.settings.body_limit, exchange.headers
+        if body is None:
+            if headers.get(b"content-type") != JSON_TYPE[1] or b"content-encoding" in headers:
+                check_head(exchange, limit)  # most heads need no closer look
+            body = exchange.take_body()
+            if body is None:
+                return self._when_read(wire, exchange, caller)
+        if len(body) > limit:
+            raise FaultError(too_large(limit))
         request = wire.decode_request(body)
         if exchange.entry is not None:
             exchange.entry.model, exchange.entry.end = request.model, "cancelled"
@@ -450,7 +438,7 @@ class Answers:
         self, wire: Wire, plan: Plan | Awaitable[Plan], exchange: Exchange, caller: Caller
     ) -> None:
         service = self._service
-        with Watch(service.roster, exchange.outlet) as watch:
+        with Watch(service.roster, exchange) as watch:
             if (seconds := service.settings.deadline) is not None:
                 watch.limit(seconds, too_late(seconds))
             if not isinstance(plan, Plan):
@@ -472,17 +460,16 @@ class Answers:
 
     def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:
         caller = replace(caller, wire=wire.name, stored=plan.run is not None)
-        responder: Responder
         if plan.request.stream:
-            responder = self._stream(wire, plan, exchange, caller)
+            self._stream(wire, plan, exchange, caller).start()
         else:
-            responder = Unary(self._service, exchange, caller, wire, plan)
-        responder.start(plan)
+            Unary(self._service, exchange, caller, plan, wire).start()
 
     def _stream(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> Stream:
-        encoder = wire.encoder(plan.echoed, self._dialect)
         stored = plan.run is not None
-        return Stream(self._service, exchange, caller, encoder, plan, stored=stored)
+        return Stream(
+            self._service, exchange, caller, plan, wire, dialect=self._dialect, stored=stored
+        )
 
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
         """Carry out a run in the background once it is its turn; without a request, what the record

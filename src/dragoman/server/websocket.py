@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
+from functools import cached_property
 
 from msgspec import Struct
 from msgspec.json import Decoder
@@ -17,7 +18,7 @@ from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
 from dragoman.core.request import Request
 from dragoman.engines.base import Wrapper, new_id, now
-from dragoman.stores.base import ItemPage, Paging, Record, Retention, Store, StoredAnswer
+from dragoman.stores.base import ItemPage, OutboxMessage, Paging, Record, Store, StoredAnswer
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire import error, json
 from dragoman.wire.responses import RESPONSES
@@ -49,18 +50,37 @@ MOST = 64
 """Responses a connection remembers."""
 
 
-class Near(MemoryStore):
+class Near:
     """What a connection remembers, in front of the server's store: a source for what is asked."""
 
-    def __init__(self, store: Store | None) -> None:
-        super().__init__(Retention(max_age=float("inf"), max_responses=MOST))
-        self._store = store or MemoryStore()
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._records: dict[str, Record] = {}
+
+    async def put(
+        self,
+        record: Record,
+        items: Sequence[Item] = (),
+        messages: Sequence[OutboxMessage] = (),
+    ) -> None:
+        """Remember an answer that has ended, and forget the oldest of too many."""
+        self._records[record.id] = record
+        if len(self._records) > MOST:
+            del self._records[next(iter(self._records))]
+
+    def forget(self, id: str) -> None:
+        """What a failed turn went on from must not be gone on from again."""
+        self._records.pop(id, None)
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        return await super().chain(tenant, id) or await self._store.chain(tenant, id)
+        record = self._records.get(id)  # its request is whole
+        return await self._store.chain(tenant, id) if record is None else (record,)
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
-        return await super().find_item(tenant, item) or await self._store.find_item(tenant, item)
+        for record in self._records.values():
+            if (found := record.item(item)) is not None:
+                return found
+        return await self._store.find_item(tenant, item)
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
@@ -142,7 +162,7 @@ class Turn(Responder):
 
     def __init__(self, connection: Connection, lane: str | None, plan: Plan) -> None:
         service = connection.service
-        super().__init__(service, connection.exchange, connection.caller, plan.run)
+        super().__init__(service, connection.exchange, connection.caller, plan, RESPONSES)
         self._connection = connection
         self._lane = lane
         # What ends each event: of which lane it is.
@@ -193,7 +213,13 @@ class Connection:
     """
 
     def __init__(
-        self, service: Service, exchange: Exchange, caller: Caller, receive: Receive, send: Send
+        self,
+        service: Service,
+        runs: Runs,
+        exchange: Exchange,
+        caller: Caller,
+        receive: Receive,
+        send: Send,
     ) -> None:
         self.service = service
         self.exchange = exchange
@@ -201,8 +227,8 @@ class Connection:
         self.caller = replace(caller, wire=RESPONSES.name, stored=True)
         self._receive = receive
         self._send = send
-        self._near = Near(None if service.memory is None else service.memory.store)
-        self._runs = Runs(self._near, upkeep=False)
+        self._runs = runs
+        self._near = Near(runs.store)
         self._lanes: dict[str | None, deque[tuple[Frame, Request]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
@@ -267,9 +293,7 @@ class Connection:
                 frame, request = queue.popleft()
                 previous = request.previous_response_id
                 if not await self._answer(frame, request) and previous is not None:
-                    # What a failed turn went on from must not be gone on from again.
-                    await self._near.delete(self.caller.tenant, bare(previous))
-                await self._near.sweep(0.0)
+                    self._near.forget(bare(previous))
         finally:
             del self._lanes[lane]
 
@@ -285,7 +309,7 @@ class Connection:
                     plan = plan if isinstance(plan, Plan) else await plan
                     await service.gate.enter()
             turn = Turn(self, lane, plan)
-            turn.start(plan, Warmup(service.engine) if frame.generate is False else None)
+            turn.start(Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:
             self.write(refusal(fault_of(error, self.exchange.id, self.caller.key), lane))
             return False
@@ -311,7 +335,7 @@ class Connection:
             id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
         )
         losses = (NOT_STORED,) if request.store else ()
-        run = self._runs.open(record, whole=True)
+        run = self._runs.open(record, (), self._near.put)
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
     # ---- frames --------------------------------------------------------------------------
@@ -377,6 +401,11 @@ class Sockets:
     def __init__(self, service: Service) -> None:
         self._service = service
 
+    @cached_property
+    def _runs(self) -> Runs:
+        memory = self._service.memory
+        return Runs(MemoryStore(), upkeep=False) if memory is None else memory.runs
+
     def plain(self, exchange: Exchange, caller: Caller) -> None:
         """Answer a GET that asks for no WebSocket."""
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
@@ -387,7 +416,7 @@ class Sockets:
             raise FaultError(NO_SOCKET)
         await receive()  # that it wants to connect
         await send({"type": "websocket.accept", "headers": exchange.marks})
-        await Connection(self._service, exchange, caller, receive, send).serve()
+        await Connection(self._service, self._runs, exchange, caller, receive, send).serve()
 
 
 async def deny(

@@ -120,9 +120,13 @@ class SqlStore(ABC):
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
         """The rows that a statement finds."""
 
-    @abstractmethod
     async def _write(self, statement: str, *values: object) -> Sequence[Row]:
         """The rows that a statement changed, as far as it gives them back."""
+
+        def steps() -> Steps[Sequence[Row]]:
+            return (yield statement, values)
+
+        return await self._transact((), steps)
 
     @abstractmethod
     def _transact(
@@ -281,11 +285,17 @@ class SqlStore(ABC):
         """The records of rows, with the parts they refer to. One whose parts are gone was deleted
         between the two statements."""
         found: list[Row] = []
-        for some in chunks({digest for row in rows for digest in digests(row[_PARTS])}):
+        for some in chunks(
+            {digest for row in rows if row[_PARTS] for digest in digests(row[_PARTS])}
+        ):
             statement = f"SELECT digest, data FROM parts WHERE digest IN ({places(len(some))})"
             found += await self._read(statement, *some)
         parts = Parts(found)
-        return [unpack_record(row, parts) for row in rows if parts.have(digests(row[_PARTS]))]
+        return [
+            unpack_record(row, parts)
+            for row in rows
+            if not row[_PARTS] or parts.have(digests(row[_PARTS]))
+        ]
 
     # ---- leases --------------------------------------------------------------------------
 

@@ -122,12 +122,12 @@ def _translated(statement: str) -> str:
 _LOCKS = re.compile(r"FOR UPDATE( OF \w+)?( SKIP LOCKED)?|^LOCK TABLE .*")
 
 
-def _rows(connection: Connection, statement: str, values: Values) -> list[Row]:
+def found(connection: Connection, statement: str, values: Values) -> list[Row]:
     """The rows that a statement gives."""
     return connection.execute(_translated(statement), bound(values)).fetchall()
 
 
-class _Write(Struct, eq=False):
+class Write(Struct, eq=False):
     """Rows to insert and steps to take, all or nothing, and the future of who waits for it."""
 
     inserts: Sequence[Insert]
@@ -160,8 +160,8 @@ class SqliteStore(SqlStore):
         self._pool = ThreadPoolExecutor(READERS, "dragoman-read")
         self._own = threading.local()
         self._opened: list[Connection] = []
-        self._turns: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
-        self._queue: SimpleQueue[list[_Write] | None] = SimpleQueue()
+        self._turns: dict[asyncio.AbstractEventLoop, list[Write]] = {}
+        self._queue: SimpleQueue[list[Write] | None] = SimpleQueue()
         self._writing = connect(path)
         self._writer = threading.Thread(target=self._work, name="dragoman-store", daemon=True)
         self._writer.start()
@@ -194,17 +194,11 @@ class SqliteStore(SqlStore):
             if not hasattr(self._own, "connection"):
                 self._own.connection = connect(self._path)
                 self._opened.append(self._own.connection)
-            return _rows(self._own.connection, statement, values)
+            return found(self._own.connection, statement, values)
         except sqlite3.Error as error:
             raise StoreError(f"The store could not be read: {error}.") from error
 
     # ---- writing -------------------------------------------------------------------------
-
-    async def _write(self, statement: str, *values: object) -> Sequence[Row]:
-        def steps() -> Steps[Sequence[Row]]:
-            return (yield statement, values)
-
-        return await self._transact((), steps)
 
     def _transact(
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
@@ -212,7 +206,7 @@ class SqliteStore(SqlStore):
         if self._closed:
             raise StoreError(CLOSED)
         loop = asyncio.get_running_loop()
-        write = _Write(inserts, steps, loop.create_future())
+        write = Write(inserts, steps, loop.create_future())
         turn = self._turns.get(loop)
         if turn is None:  # the first of this turn of the loop: hand all of them over at its end
             turn = self._turns[loop] = []
@@ -238,37 +232,37 @@ class SqliteStore(SqlStore):
             open = None not in turns
             handed = [turn for turn in turns if turn is not None]
             if handed:
-                self._commit([write for turn in handed for write in turn])
+                commit(self._writing, [write for turn in handed for write in turn])
                 for turn in handed:
                     with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                        turn[0].future.get_loop().call_soon_threadsafe(_settle, turn)
+                        turn[0].future.get_loop().call_soon_threadsafe(settle, turn)
 
-    def _commit(self, writes: list[_Write]) -> None:
-        """Write in one transaction; where one of several is refused, each in its own."""
-        connection = self._writing
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            rows: dict[str, list[Values]] = {}  # those of one table together
+
+def commit(connection: Connection, writes: list[Write]) -> None:
+    """Write in one transaction; where one of several is refused, each in its own."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        rows: dict[str, list[Values]] = {}  # those of one table together
+        for write in writes:
+            for statement, values in write.inserts:
+                rows.setdefault(statement, []).append(values)
+        for statement, several in rows.items():
+            connection.executemany(_translated(statement), several)
+        for write in writes:
+            if write.steps is not None:
+                write.result = _taken(connection, write.steps())
+        connection.execute("COMMIT")
+    except Exception as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if len(writes) > 1 and not isinstance(error, sqlite3.OperationalError):
             for write in writes:
-                for statement, values in write.inserts:
-                    rows.setdefault(statement, []).append(values)
-            for statement, found in rows.items():
-                connection.executemany(_translated(statement), found)
-            for write in writes:
-                if write.steps is not None:
-                    write.result = _taken(connection, write.steps())
-            connection.execute("COMMIT")
-        except Exception as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            if len(writes) > 1 and not isinstance(error, sqlite3.OperationalError):
-                for write in writes:
-                    self._commit([write])
-                return
-            known = isinstance(error, sqlite3.Error)
-            problem = f"The store could not be written: {error}."
-            for write in writes:
-                write.error = StoreError(problem) if known else error
+                commit(connection, [write])
+            return
+        known = isinstance(error, sqlite3.Error)
+        problem = f"The store could not be written: {error}."
+        for write in writes:
+            write.error = StoreError(problem) if known else error
 
 
 def _taken(connection: Connection, steps: Steps[T]) -> T:
@@ -276,13 +270,13 @@ def _taken(connection: Connection, steps: Steps[T]) -> T:
     try:
         statement, values = next(steps)
         while True:
-            statement, values = steps.send(_rows(connection, statement, values))
+            statement, values = steps.send(found(connection, statement, values))
     except StopIteration as end:
         result: T = end.value
         return result
 
 
-def _settle(writes: list[_Write]) -> None:
+def settle(writes: list[Write]) -> None:
     """Wake those who wait for these writes; in the thread of their event loop."""
     for write in writes:
         if write.future.done():

@@ -12,15 +12,15 @@ from msgspec import Meta, Struct
 
 from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, Token
 from dragoman.core.request import Request, Sampling, StreamOptions
-from dragoman.core.response import Usage
 from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json, sse
-from .json import BROKEN, Reader, decode_string, decode_strings, string
+from .json import BROKEN, Reader, decode_string, decode_strings, merge, string
 from .losses import Note
 from .protocol import Dialect
+from .usage import decode_usage
 
 CHOICES = "choices"
 """The key, in the extra of an answer, of the unknown fields of each choice."""
@@ -144,27 +144,37 @@ def rest(value: dict[str, JSON], known: frozenset[str]) -> dict[str, JSON]:
     return {n: v for n, v in value.items() if n not in known and v not in _EMPTY}
 
 
-def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
-    """The fields, with what `more` has besides, object by object; a null counts as absent.
-
-    >>> merge({"id": "1", "a": {"b": 1}, "c": None}, {"id": "2", "a": {"d": 2}, "c": 3})
-    {'id': '1', 'a': {'b': 1, 'd': 2}, 'c': 3}
-    """
-    for name, value in more.items():
-        have = fields.get(name)
-        if isinstance(have, dict) and isinstance(value, dict):
-            fields[name] = merge(dict(have), value)
-        elif have is None:
-            fields[name] = value
-    return fields
-
-
 def decode_finish(value: JSON, words: dict[str, str]) -> str | None:
     """A finish reason in the protocol's words; None where there is none yet."""
     if value is None or value == "":
         return None
     word = value.lower().replace("-", "_") if isinstance(value, str) else ""
     return words.get(word, "stop")
+
+
+_TOKEN = ("token", "logprob", "bytes", "top_logprobs", "id")
+
+
+def decode_tokens(listed: JSON, wire: str) -> tuple[Token, ...]:
+    """The tokens in a list of `logprobs`, with their alternatives."""
+    tokens = []
+    for value in listed if isinstance(listed, list) else ():
+        if not isinstance(value, dict):
+            continue
+        text, logprob, id, raw = (value.get(n) for n in ("token", "logprob", "id", "bytes"))
+        more = {n: v for n, v in value.items() if n not in _TOKEN and v is not None}
+        spelt = isinstance(raw, list) and all(type(n) is int and 0 <= n < 256 for n in raw)
+        tokens.append(
+            Token(
+                text if isinstance(text, str) else "",
+                logprob if type(logprob) in (int, float) else None,
+                bytes(raw) if spelt and isinstance(raw, list) else None,
+                decode_tokens(value.get("top_logprobs"), wire),
+                id if type(id) is int else None,
+                extra={wire: more} if more else None,
+            )
+        )
+    return tuple(tokens)
 
 
 # ---- chunks that differ in one string ----------------------------------------------------
@@ -227,7 +237,7 @@ class ChoicesDecoder:
     """Decodes one answer into a turn, from pieces of any size.
 
     A wire says what it knows of a choice (`fields`), what it calls its ends (`words`), how many
-    choices there may be (`most`), and reads counts and what is in a choice.
+    choices there may be (`most`), and reads what is in a choice.
     """
 
     name: ClassVar[str]
@@ -258,11 +268,6 @@ class ChoicesDecoder:
         return self._ended or self._turn.over
 
     # ---- what a wire adds ----------------------------------------------------------------
-
-    @staticmethod
-    @abstractmethod
-    def _usage(value: JSON) -> Usage | None:
-        """The counts that were reported; None where nothing was."""
 
     @abstractmethod
     def _content(
@@ -461,7 +466,7 @@ class ChoicesDecoder:
         fault = error.describe(value) if failed else None
         if fault is None or choices:
             self._header(value)
-        if (counted := self._usage(value.get("usage"))) is not None:
+        if (counted := decode_usage(value.get("usage"), self.name)) is not None:
             turn.usage = counted
         for position, choice in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(choice, dict):

@@ -36,7 +36,7 @@ class Row(Struct, frozen=True):
     `field` is a type and its field (`Message.phase`), or a type alone, for the value as a whole,
     perhaps in one place only (`Image in an output`). `when` narrows the row to some values: those
     for which `test` is true, given the value that has the field and the request (or response) it is
-    part of; it is not asked where every field of the value is as it usually is. Without a test the
+    part of; it is not asked where the field is as it usually is. Without a test the
     row is for all values but empty ones. `name` is the field's name in reports, where the core's is
     another. A `silent` row stands in this table alone, and is not reported of every answer.
     """
@@ -148,16 +148,16 @@ class _Kind:
 
     def __init__(self, kind: type[Struct], rows: list[Row]) -> None:
         self.kind = kind
-        self.rows: list[tuple[str, str, Row]] = []  # field, its name in reports, row
+        self.rows: list[tuple[str, str, Row, Any]] = []  # field, its name in reports, row, usual
         for row in rows:
             field = row.field.partition(".")[2]
             name = _NAMES.get(field, field) if row.name is None else row.name
-            self.rows.append((field, name and f".{name}", row))
-        named = {"extra", *(field for field, _, _ in self.rows)}
+            self.rows.append((field, name and f".{name}", row, _DEFAULTS[kind].get(field)))
+        named = {"extra", *(field for field, *_ in self.rows)}
         used = {n: usual for n, usual in _DEFAULTS[kind].items() if n in named}
         self.values = attrgetter("__class__", "__class__", *used)
         self.usual: tuple[Any, ...] = () if "" in named else (kind, kind, *used.values())
-        gone = any(row.action == "dropped" and not row.test for f, _, row in self.rows if not f)
+        gone = any(row.action == "dropped" and not row.test for f, _, row, _ in self.rows if not f)
         names = [each.__name__ for each in kind.__mro__]
         self.inside = () if gone else sum((_INSIDE.get(name, ()) for name in names), ())
 
@@ -281,9 +281,10 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             strange = [at for at, value in found if value.wire != losses.wire]
             notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
             continue
-        for field, name, row in kind.rows:
+        for field, name, row, usual in kind.rows:
             if (test := row.test) is not None:
-                lost = [at for at, value in found if test(value, root)]
+                asked = [each for each in found if not field or getattr(each[1], field) != usual]
+                lost = [at for at, value in asked if test(value, root)]
             else:
                 lost = [at for at, v in found if not field or getattr(v, field) not in _UNSET]
             # Two places are as many as all: both are named as "somewhere".

@@ -74,7 +74,7 @@ def test_every_token_is_scored_alike(prompt: str, single: Llamacpp) -> None:
 
 
 @pytest.mark.parametrize("prompt", STRANGE)
-def test_words_are_cut_into_the_same_tokens(prompt: str, single: Llamacpp) -> None:
+def test_tokenizers_agree(prompt: str, single: Llamacpp) -> None:
     _, _, vocabulary = load(FOLDER)
     if "<|" not in prompt:
         assert list(vocabulary.encode(prompt)) == tokenized(single, prompt)

@@ -54,9 +54,7 @@ def test_sequences_read_together_do_not_mix(network: Network, model: Pocket) -> 
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_what_was_read_before_is_not_read_again(
-    network: Network, model: Pocket, closed: bool
-) -> None:
+def test_cached_tokens_are_not_read_again(network: Network, model: Pocket, closed: bool) -> None:
     first = model.open(ONE)
     model.step([(first, ONE)])
     if closed:
@@ -98,7 +96,9 @@ def test_only_so_many_closed_slots_are_remembered(network: Network) -> None:
     assert model.open((900, 901)).length == 1  # it is still open, however old
 
 
-def test_the_context_has_an_end_and_what_was_read_stays(network: Network, model: Pocket) -> None:
+def test_prompt_over_the_context_fails_and_the_slot_stays_usable(
+    network: Network, model: Pocket
+) -> None:
     slot = model.open(ONE)
     model.step([(slot, ONE)])
     with pytest.raises(ValueError, match="4097 tokens are more than the 4096 this model can read"):

@@ -60,7 +60,7 @@ def test_it_is_small() -> None:
         struct.pack("<Q", 9) + b'{"a": {}}',
     ],
 )
-def test_a_file_that_holds_no_weights_is_told(data: bytes, tmp_path: Path) -> None:
+def test_file_without_weights_is_reported(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(data)
     with pytest.raises(ValueError, match=r"^broken holds no weights: "):
         read(tmp_path / "broken")
@@ -69,7 +69,7 @@ def test_a_file_that_holds_no_weights_is_told(data: bytes, tmp_path: Path) -> No
 # ---- what it says of itself ------------------------------------------------------------------
 
 
-async def test_the_listing_says_what_it_is() -> None:
+async def test_listing_describes_the_demo_model() -> None:
     engine = pocket()
     (model,) = await engine.models()
     assert model.id == "pocket"
@@ -79,7 +79,7 @@ async def test_the_listing_says_what_it_is() -> None:
     await engine.close()
 
 
-async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_local_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = "llguidance"
     monkeypatch.setattr(room, "find_spec", lambda name: find_spec(name) if name != absent else None)
     assert not room.available()
@@ -90,7 +90,7 @@ async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.Mon
 # ---- what it can do --------------------------------------------------------------------------
 
 
-async def test_it_streams_calls_a_tool_and_obeys_a_schema() -> None:
+async def test_pocket_model_streams_calls_tools_and_fits_schemas() -> None:
     async with connect("pocket") as client:
         async with client.stream("Count to ten.", temperature=0) as stream:
             texts = [text async for text in stream.text]
@@ -146,7 +146,7 @@ def test_blas_has_one_thread_while_the_model_computes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_where_blas_is_another_one_nothing_happens(
+def test_unknown_blas_is_left_unchanged(
     found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "numpy.libs").mkdir()

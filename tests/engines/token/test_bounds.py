@@ -107,9 +107,7 @@ VERIFIED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("text", "fields"), VERIFIED)
-async def test_p34_an_answer_that_nothing_enforced_is_looked_at(
-    text: str, fields: dict[str, Any]
-) -> None:
+async def test_p34_unenforced_answer_is_verified(text: str, fields: dict[str, Any]) -> None:
     response = await said(text, **fields)
     assert (response.status, response.error) == ("completed", None)
     assert response.guarantee == "verified"
@@ -134,7 +132,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("text", "fields", "what"), BROKEN)
-async def test_p34_an_answer_that_breaks_a_strict_demand_is_a_failure(
+async def test_p34_answer_that_violates_a_strict_demand_fails(
     text: str, fields: dict[str, Any], what: str
 ) -> None:
     response = await said(text, **fields)
@@ -153,7 +151,7 @@ async def test_p34_an_answer_that_breaks_a_strict_demand_is_a_failure(
         (CALL.format("roll", "{}"), {"tools": (ROLL,), "tool_choice": "required"}),
     ],
 )
-async def test_p34_one_that_breaks_another_demand_says_so(
+async def test_p34_answer_that_violates_another_demand_is_best_effort(
     text: str, fields: dict[str, Any]
 ) -> None:
     response = await said(text, **fields)
@@ -166,7 +164,7 @@ async def test_an_answer_cut_short_is_not_looked_at() -> None:
     assert (response.status, response.guarantee) == ("incomplete", "best-effort")
 
 
-async def test_where_nothing_is_demanded_nothing_is_said() -> None:
+async def test_no_demand_has_no_guarantee() -> None:
     for model in (from_next_token(writes("Hello.")), RandomModel(TOKENS.size, 1)):
         response, started = await answered(model, asked(max_output_tokens=5))
         assert response.guarantee is None
@@ -174,7 +172,7 @@ async def test_where_nothing_is_demanded_nothing_is_said() -> None:
         assert started.guarantee is None
 
 
-async def test_what_is_enforced_is_known_from_the_start() -> None:
+async def test_enforced_guarantee_is_known_from_the_start() -> None:
     model = RandomModel(TOKENS.size, 1)
     form = JSONSchema("x", {"enum": ["a", "b"]})
     wanted = asked(format=form, sampling=Sampling(logit_bias=NO_THOUGHT))
@@ -224,7 +222,7 @@ async def test_p34_a_keyword_is_refused_by_its_name_on_the_clients_wire(
         assert response.error.message.startswith(f"{param}: ")
 
 
-async def test_a_grammar_that_is_none_is_refused_whoever_keeps_it() -> None:
+async def test_invalid_grammar_is_refused_for_every_kind_of_model() -> None:
     tool = CustomTool("patch", syntax="lark", grammar="start: ((")
     for model in (RandomModel(TOKENS.size, 1), from_next_token(writes(""))):
         response, _ = await answered(
@@ -234,7 +232,7 @@ async def test_a_grammar_that_is_none_is_refused_whoever_keeps_it() -> None:
         assert response.error.param == "tools[0].format.definition"
 
 
-async def test_without_llguidance_what_can_be_looked_at_is_and_the_rest_is_refused(
+async def test_without_llguidance_only_verifiable_demands_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)

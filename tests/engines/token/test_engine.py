@@ -63,7 +63,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3])
-async def test_every_kind_of_model_says_what_it_writes(kind: str, n: int) -> None:
+async def test_every_kind_of_model_is_served(kind: str, n: int) -> None:
     async with serving(KINDS[kind]()) as engine:
         response = await answered(engine, asked(n=n))
         ended = "stream" not in kind and kind != "pieces"  # those have no token for the end
@@ -92,7 +92,7 @@ async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_r4_40_at_the_limit_all_that_was_written_is_kept(kind: str) -> None:
+async def test_r4_40_text_at_the_token_limit_is_kept(kind: str) -> None:
     async with serving(KINDS[kind]()) as engine:
         for limit in (1, 4, 7):
             response = await answered(engine, asked(max_tokens=limit))
@@ -136,7 +136,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_in_tokens() -> None:
         (Request(model="toy"), None),
     ],
 )
-async def test_what_means_nothing_is_refused_before_the_model_hears_of_it(
+async def test_invalid_request_is_refused_before_the_model_is_called(
     request_: Request, param: str | None
 ) -> None:
     model = Table()
@@ -155,7 +155,7 @@ async def test_a_model_that_only_names_tokens_refuses_probabilities() -> None:
             assert (failed.fault.code, failed.fault.param) == ("unsupported", "logprobs")
 
 
-async def test_what_a_function_cannot_hear_of_is_told() -> None:
+async def test_settings_a_function_cannot_take_are_reported() -> None:
     request = asked(top_p=0.5, seed=1, temperature=0.5, logit_bias={"1": 2.0})
     async with serving(KINDS["new request"]()) as engine:
         started = (await heard(engine, request))[0]
@@ -181,7 +181,7 @@ async def test_functions_are_given_the_settings() -> None:
     assert given == [([97, 10, *[65] * k], 0.3, 4) for k in range(3)]
 
 
-async def test_a_function_with_a_state_is_told_of_every_new_request() -> None:
+async def test_stateful_function_is_called_with_new_request_once() -> None:
     given: list[tuple[int, float, bool]] = []
 
     def next_token(tokens: list[int], temperature: float, new_request: bool) -> int:
@@ -195,7 +195,7 @@ async def test_a_function_with_a_state_is_told_of_every_new_request() -> None:
     assert given == [*one, *[(count, 0.0, new) for count, _, new in one] * 2]
 
 
-async def test_a_function_that_was_interleaved_is_told_when_it_must_read_again() -> None:
+async def test_interleaved_function_is_called_with_new_request() -> None:
     given: list[tuple[int, bool]] = []
 
     def next_token(tokens: list[int], temperature: float, new_request: bool) -> int:
@@ -260,14 +260,14 @@ async def test_seeds_give_the_same_answer_whatever_else_is_being_written() -> No
         assert (await answered(engine, one_more)).text == texts[1]
 
 
-async def test_what_was_read_before_is_reported() -> None:
+async def test_cached_tokens_are_reported() -> None:
     async with serving(Says("ok", reuse=True)) as engine:
         cached = [(await answered(engine, asked("same"))).usage for _ in range(2)]
         both = (await answered(engine, asked("same", n=2))).usage
     assert [usage and usage.cached_tokens for usage in (*cached, both)] == [0, 4, 4]
 
 
-async def test_the_setting_is_asked_for_with_every_prompt() -> None:
+async def test_setting_function_is_called_for_every_prompt() -> None:
     days = iter(["2026-01-01", "2026-01-02"])
     model = Says("ok")
     async with serving(model, setting=lambda: Setting(today=next(days))) as engine:
@@ -288,7 +288,7 @@ async def test_tokens_of_a_request_are_counted_exactly() -> None:
             assert await engine.count(asked(text)) == usage.input_tokens
 
 
-async def test_the_listing_tells_the_format_the_context_and_the_guarantees() -> None:
+async def test_listing_has_format_context_and_guarantees() -> None:
     async with serving(Says("", context=77)) as engine:
         (model,) = await engine.models()
         assert (model.id, model.extra) == (
@@ -302,7 +302,7 @@ async def test_the_listing_tells_the_format_the_context_and_the_guarantees() -> 
         assert model.extra == {"models": {"format": "plain", "guarantees": ["enforced"]}}
 
 
-async def test_without_llguidance_the_listing_promises_no_more_than_is_kept(
+async def test_listing_without_llguidance_promises_no_enforcement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dragoman.engines.token.constraints._llguidance_installed", lambda: False)
@@ -325,7 +325,9 @@ async def test_a_long_conversation_is_counted_away_from_the_loop() -> None:
     assert threads == [True, False]
 
 
-def test_without_numpy_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_numpy_is_reported_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ImportError, match=r"dragoman\[local\]"):
         TokenEngine(Plain(), Says(""), TOY)
@@ -356,7 +358,7 @@ class OnlyAB:
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-async def test_what_a_grammar_leaves_no_choice_about_is_written_without_asking(
+async def test_forced_tokens_are_written_without_a_model_step(
     logprobs: bool,
 ) -> None:
     model = Table()
@@ -391,7 +393,7 @@ async def test_a_format_whose_end_is_no_token_is_ended_by_its_text() -> None:
             assert response.usage.output_tokens == 5 + len(end)
 
 
-async def test_ends_of_ones_own() -> None:
+async def test_custom_end_tokens_end_the_answer() -> None:
     async with serving(Says("one. two"), ends=[ord(".")]) as engine:
         assert (await answered(engine, asked())).text == "one."
     async with serving(Says("one"), ends=["<|end|>"]) as engine:
@@ -419,7 +421,7 @@ async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
 # ---- streams of ids ---------------------------------------------------------------------------
 
 
-async def test_streams_that_break_fail_the_answer_and_keep_what_came() -> None:
+async def test_broken_stream_fails_and_keeps_its_text() -> None:
     async def broken(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
         yield 65
         raise ValueError("secret")
@@ -456,7 +458,7 @@ async def test_a_stream_is_closed_when_it_is_not_wanted_any_more() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_stream_that_never_waits_lets_others_go_on(n: int) -> None:
+async def test_busy_stream_does_not_block_the_loop(n: int) -> None:
     async def eager(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
         while True:
             yield 65
@@ -476,7 +478,7 @@ async def test_a_stream_that_never_waits_lets_others_go_on(n: int) -> None:
     assert turns > 90
 
 
-async def test_a_stream_that_objects_to_being_given_up_is_given_up() -> None:
+async def test_stream_that_raises_on_cancellation_is_cancelled() -> None:
     async def stubborn(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
         yield 65
         try:

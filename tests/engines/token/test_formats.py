@@ -45,7 +45,7 @@ ASKED = Request(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_plain_words_are_plain_words_in_every_format(name: str) -> None:
+async def test_plain_text_is_a_message_in_every_format(name: str) -> None:
     format = by_name(name)
     words = "It is sunny in Rome." if name != "harmony" else "<|message|>It is sunny in Rome."
     (end, *_) = format.stops(ASKED).controls
@@ -57,13 +57,13 @@ async def test_plain_words_are_plain_words_in_every_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "harmony"])
-async def test_an_item_without_a_place_is_refused_in_the_words_of_the_caller(name: str) -> None:
+async def test_unsupported_item_is_refused_by_the_callers_field_name(name: str) -> None:
     items = (*ASKED.items, Message("assistant", "Hm."), Message("user", "And?"), Compaction("x"))
     (failed,) = await said(name, "", Request(model="m", items=items))
     assert isinstance(failed, Failed)
     assert failed.fault.param == "input[3]"
     assert failed.fault.message == (
-        "input[3]: this model's prompt has no place for an item of type 'compaction'"
+        "input[3]: this model's prompt cannot hold an item of type 'compaction'"
     )
 
 

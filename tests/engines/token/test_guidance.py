@@ -66,7 +66,7 @@ def allowed(motion: object, size: int = BYTES.size) -> bytes:
     return bytes(id if id < 256 else ord("#") for id in np.flatnonzero(scores == 0))
 
 
-def test_a_mask_leaves_what_may_come_next() -> None:
+def test_mask_allows_only_the_grammars_next_bytes() -> None:
     motion = GUIDE.constrain(Grammar('start: "a" | "bc"'))
     assert allowed(motion) == b"ab"
     motion.accept(b"b")
@@ -145,7 +145,7 @@ def test_a_token_that_may_grow_is_not_forced() -> None:
     }
 
 
-def test_what_does_not_fit_is_a_fault_and_nothing_else() -> None:
+def test_token_outside_the_grammar_is_a_fault() -> None:
     motion = GUIDE.constrain(Grammar('start: "a"'))
     with pytest.raises(FaultError, match="lost its way") as raised:
         motion.accept(b"b")
@@ -163,7 +163,7 @@ def test_sequences_of_one_grammar_do_not_meet() -> None:
     assert allowed(other) == b"a"
 
 
-def test_p34_a_demand_that_is_no_grammar_is_told_by_its_field() -> None:
+def test_p34_invalid_demand_is_reported_by_its_field() -> None:
     for body, param in (
         (Regex("guided_regex", "a(?=b)"), "guided_regex"),
         (Lark("tools[0].grammar", "start: (((("), "tools[0].grammar"),
@@ -201,12 +201,12 @@ def test_the_model_does_not_wait_for_a_large_grammar() -> None:
     assert time.thread_time() - compiled < (compiled - start) / 2
 
 
-def test_a_grammar_that_is_wrong_as_a_whole_is_told_too() -> None:
+def test_invalid_combined_grammar_is_reported() -> None:
     with pytest.raises(FaultError, match="demands on the answer"):
         GUIDE.constrain(Grammar("start: missing"))
 
 
-def test_few_grammars_are_kept_compiled() -> None:
+def test_compiled_grammars_are_bounded() -> None:
     guide = GrammarCompiler(ByteTokenizer())
     for number in range(MAX_COMPILED + 5):
         guide.constrain(Grammar(f'start: "{number}"'))

@@ -95,7 +95,7 @@ def joined(events: list[JSON], kind: str) -> str:
     return "".join(e["delta"] for e in events if e["type"] == f"response.{kind}.delta")
 
 
-async def test_r4_27_the_answer_is_begun_before_a_token_is_there() -> None:
+async def test_r4_27_response_begins_before_the_first_token() -> None:
     go = asyncio.Event()
 
     async def patient(prompt: list[int], sampling: Sampling) -> AsyncIterator[int]:
@@ -232,7 +232,7 @@ async def test_f11_end_of_text_ends_a_harmony_answer() -> None:
 
 
 @pytest.mark.parametrize("end", ["<|return|>", "<|call|>"])
-async def test_r4_39_an_end_with_nothing_before_it_is_an_empty_answer(end: str) -> None:
+async def test_r4_39_immediate_end_is_an_empty_response(end: str) -> None:
     for stream in (True, False):
         response = (await streamed(end))[-1]["response"] if stream else await whole(end)
         assert response["status"] == "completed"
@@ -255,13 +255,13 @@ async def test_r4_40_r4_w8_cut_anywhere_is_incomplete_and_keeps_the_text() -> No
         assert "<|" not in json.dumps(response["output"])
 
 
-async def test_r4_41_null_is_as_good_as_nothing() -> None:
+async def test_r4_41_null_equals_absent() -> None:
     fields = dict.fromkeys(("max_output_tokens", "metadata", "tools", "instructions", "reasoning"))
     assert (await whole(SAYS, **fields))["status"] == "completed"
     assert (await whole(SAYS, **fields | {"instructions": "Be brief."}))["status"] == "completed"
 
 
-async def test_r4_w10_what_a_client_gets_wrong_is_a_400_that_names_the_field() -> None:
+async def test_r4_w10_invalid_field_is_a_400_that_names_it() -> None:
     unknown = [{"type": "function_call_output", "call_id": "nobody", "output": "x"}]
     wrong: list[tuple[JSON, str]] = [
         ({"input": unknown}, "input[0].call_id"),
@@ -277,7 +277,7 @@ async def test_r4_w10_what_a_client_gets_wrong_is_a_400_that_names_the_field() -
             assert error["type"] == "invalid_request_error"
 
 
-async def test_r4_42_a_client_that_leaves_frees_the_slot() -> None:
+async def test_r4_42_disconnect_frees_the_slot() -> None:
     model = Table(size=VOCABULARY.size)
     engine = TokenEngine(HARMONY, model, VOCABULARY, ends=())
     model.table[:, 256:] = -50.0  # it never ends
@@ -295,7 +295,7 @@ async def test_r4_42_a_client_that_leaves_frees_the_slot() -> None:
     await engine.close()
 
 
-async def test_r4_43_usage_tells_prompt_answer_reasoning_and_cache_apart() -> None:
+async def test_r4_43_usage_counts_prompt_output_reasoning_and_cache() -> None:
     text = THINKS + SAYS
     usage = (await whole(text))["usage"]
     tokens = raw_ids(text, VOCABULARY)
@@ -308,7 +308,7 @@ async def test_r4_43_usage_tells_prompt_answer_reasoning_and_cache_apart() -> No
     assert plain["input_tokens"] == await engine.count(asked)
 
 
-async def test_r4_w23_what_a_tool_returned_is_input() -> None:
+async def test_r4_w23_tool_output_counts_as_input() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": "s" * 500}
     user = {"role": "user", "content": "Hi"}
@@ -356,7 +356,7 @@ def _nameless(output: list[JSON]) -> list[JSON]:
     return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in output]
 
 
-async def test_r4_w14_what_a_token_costs_does_not_grow_with_the_answer() -> None:
+async def test_r4_w14_cost_of_a_token_is_constant() -> None:
     pieces: list[int] = []
 
     class Counting(ByteTokenizer):

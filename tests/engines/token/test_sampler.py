@@ -13,9 +13,10 @@ from dragoman.core.error import FaultError
 from dragoman.core.item import Token
 from dragoman.core.request import Sampling
 from dragoman.engines.token.sampler import Sampler, biases, check
+from tests.samples import samples
 
 SCORES = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
-TIMES = 4_000
+TIMES = samples(1_000, 4_000)
 
 
 def sampler(prompt: tuple[int, ...] = (), **settings: object) -> Sampler:
@@ -60,12 +61,12 @@ def test_a_temperature_close_to_zero_is_the_likeliest_token_too(temperature: flo
 
 
 @pytest.mark.parametrize("score", [-np.inf, np.nan])
-def test_where_no_token_is_left_it_is_said(score: float) -> None:
+def test_no_remaining_token_is_a_fault(score: float) -> None:
     with pytest.raises(FaultError, match="leave no token"):
         sampler().choose(np.full(6, score))
 
 
-def test_a_token_that_cannot_come_has_a_log_probability_that_can_be_told() -> None:
+def test_impossible_token_has_a_finite_logprob() -> None:
     scores = np.array([0.0, -np.inf])
     told = sampler(logprobs=True, top_logprobs=2).with_logprobs(0, scores)
     assert [token.logprob for token in told.top] == [0.0, -9999.0]
@@ -160,7 +161,7 @@ def test_single_precision_vectors_do() -> None:
         ("logit_bias", {"6": 1.0}),
     ],
 )
-def test_settings_that_mean_nothing_are_refused_by_name(field: str, value: object) -> None:
+def test_invalid_settings_are_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(FaultError) as caught:
         check(Sampling(**{field: value}), 6)
     assert caught.value.fault.param == field

@@ -100,7 +100,7 @@ async def test_r4_w13_the_model_never_runs_on_the_event_loop() -> None:
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decoding", "inside a step"])
-async def test_r4_42_given_up_in_any_phase_the_slot_is_free_at_once(phase: str) -> None:
+async def test_r4_42_cancellation_in_any_phase_frees_the_slot(phase: str) -> None:
     model = Gated()
     async with serving(model, concurrency=1) as engine:
         blocker = None
@@ -176,7 +176,7 @@ async def test_a_slow_reader_holds_no_more_than_a_little() -> None:
                 break
 
 
-async def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
+async def test_full_queue_is_overloaded_with_retry_after() -> None:
     model = Gated()
     async with serving(model, concurrency=1, queue=1) as engine:
         first = asyncio.ensure_future(answered(engine, asked("1", max_tokens=1)))
@@ -205,7 +205,7 @@ class Failing(Table):
         return scores
 
 
-async def test_r4_w9_a_request_the_model_chokes_on_fails_alone(
+async def test_r4_w9_failing_request_fails_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with serving(Failing()) as engine:
@@ -221,7 +221,7 @@ async def test_r4_w9_a_request_the_model_chokes_on_fails_alone(
     assert "test_scheduler.py" in caplog.text  # the place, for whoever runs it
 
 
-async def test_when_the_model_is_broken_all_fail_and_the_engine_goes_on() -> None:
+async def test_broken_step_fails_all_and_the_engine_recovers() -> None:
     class Broken(Table):
         broken = True
 
@@ -281,7 +281,7 @@ class Dies(Table):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_when_the_thread_dies_nobody_waits_for_ever_and_another_takes_over() -> None:
+async def test_dead_model_thread_fails_requests_and_is_replaced() -> None:
     model = Dies()
     async with serving(model) as engine:
         last = (await heard(engine, asked("!")))[-1]
@@ -292,7 +292,7 @@ async def test_when_the_thread_dies_nobody_waits_for_ever_and_another_takes_over
     await until(lambda: not model.thread.is_alive())
 
 
-async def test_closing_fails_what_is_being_written_and_refuses_the_rest() -> None:
+async def test_close_fails_running_and_queued_requests() -> None:
     model = Gated()
     engine = TokenEngine(Plain(), model, TOY, concurrency=1)
     writing = asyncio.ensure_future(heard(engine, asked("a")))
@@ -312,7 +312,7 @@ async def test_closing_fails_what_is_being_written_and_refuses_the_rest() -> Non
     await engine.close()
 
 
-def test_a_model_that_never_comes_back_holds_up_neither_its_readers_nor_the_end(
+def test_hung_model_delays_neither_readers_nor_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dragoman.engines.token.scheduler.GRACE", 0.5)
@@ -359,7 +359,7 @@ def test_an_engine_serves_one_loop_after_the_other() -> None:
     assert not model.live
 
 
-def test_a_letter_for_a_loop_that_is_gone_is_refused() -> None:
+def test_thread_queue_refuses_items_for_a_closed_loop() -> None:
     loop = asyncio.new_event_loop()
     box = ThreadQueue(loop)
     loop.close()
@@ -376,7 +376,7 @@ class _Sequence:
         self.got.append(written.ids)
 
 
-async def test_letters_that_wait_become_one_and_wake_the_loop_once() -> None:
+async def test_queued_tokens_are_merged_and_wake_the_loop_once() -> None:
     box = ThreadQueue(asyncio.get_running_loop())
     one, other = _Sequence(), _Sequence()
     for id in range(3):
@@ -390,7 +390,7 @@ async def test_letters_that_wait_become_one_and_wake_the_loop_once() -> None:
     await until(lambda: len(one.got) == 3)
 
 
-async def test_what_is_written_for_a_loop_that_is_gone_is_given_up() -> None:
+async def test_sequence_of_a_closed_loop_is_cancelled() -> None:
     """A reader in another thread whose loop ends without a word."""
     model = Table()
     engine = TokenEngine(Plain(), model, TOY, name="toy")

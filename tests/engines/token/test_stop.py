@@ -81,7 +81,7 @@ def test_the_tokens_of_a_text_are_those_that_begin_in_it() -> None:
     assert turn.stopped
 
 
-def test_what_was_held_back_is_said_before_anything_else_is() -> None:
+def test_held_text_is_emitted_before_other_events() -> None:
     for other in ("thought", "call", "refusal", "finish"):
         turn = StoppingTurn(["STOP"], "1", 0, "m")
         turn.texts(["well ", "STO"])
@@ -102,7 +102,7 @@ def test_what_was_held_back_is_said_before_anything_else_is() -> None:
         assert not turn.stopped
 
 
-def test_after_the_stop_nothing_more_is_said() -> None:
+def test_no_output_after_a_stop_string() -> None:
     turn = StoppingTurn(["."], "1", 0, "m")
     turn.text("Yes. No")
     turn.text("no")

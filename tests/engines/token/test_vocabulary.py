@@ -104,7 +104,7 @@ def test_text_never_becomes_a_control_token(tmp_path: Path, kind: str) -> None:
 
 
 @given(st.text(max_size=30))
-def test_what_is_encoded_is_the_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_encoding_round_trips(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     said = text.encode("utf-8", "replace")
     for vocabulary in _made(tmp_path_factory):
         assert b"".join(map(vocabulary.piece, vocabulary.encode(text))) == said
@@ -120,7 +120,7 @@ def _made(factory: pytest.TempPathFactory) -> list[Vocabulary]:
     return _kept
 
 
-def test_a_folder_tells_what_ends_an_answer(tmp_path: Path) -> None:
+def test_end_tokens_are_read_from_the_folder(tmp_path: Path) -> None:
     assert from_folder(folder_of(tmp_path)).ends == frozenset()
     config = {"eos_token": {"content": "<|end|>"}}
     assert from_folder(folder_of(tmp_path, tokenizer_config=config)).ends == {260}
@@ -139,7 +139,9 @@ def test_added_white_space_is_ordinary_text(tmp_path: Path) -> None:
     assert vocabulary.piece(262) == b"  "
 
 
-def test_without_llguidance_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_llguidance_is_reported_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     name = "dragoman.engines.token.vocabulary"
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.delitem(sys.modules, name)

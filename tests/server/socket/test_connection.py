@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -36,7 +36,8 @@ class Client:
             Service(
                 engine, replace(Settings(), **settings), InFlight(), Gate(8, 8, 1.0), self.memory
             ),
-            Exchange("GET", "/v1/responses", b"", [], cast(Any, None)),
+            self.memory.runs,
+            Exchange("GET", "/v1/responses", b"", []),
             ANYONE,
             self.said.get,
             self._take,
@@ -58,7 +59,7 @@ class Client:
         self.said.put_nowait({"type": "websocket.disconnect"})
 
 
-async def test_a_client_that_does_not_read_is_let_go_and_never_hears_with_a_gap() -> None:
+async def test_stalled_websocket_is_closed_and_frames_have_no_gap() -> None:
     more = asyncio.Event()
     engine = Stub(*OPENING, more, word("a"), word("b"), *closing("ab"))
     client = Client(engine, reads=3, stall=0.05)

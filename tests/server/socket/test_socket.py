@@ -24,7 +24,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.server.websocket import MOST
 from dragoman.stores.memory import MemoryStore
-from tests.server.memory.thinking import BLOB, thinking, thoughts
+from tests.server.state.thinking import BLOB, thinking, thoughts
 from tests.server.stubs import OPENING, Call, Stub, saying, served, word
 
 PATH = "/v1/responses"
@@ -94,7 +94,7 @@ async def test_turns_follow_one_another() -> None:
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("store", [False, True])
-async def test_p23_a_turn_goes_on_from_another_of_its_connection(memory: bool, store: bool) -> None:
+async def test_p23_turn_continues_another_of_its_connection(memory: bool, store: bool) -> None:
     engine = Stub()
     async with talking(engine, memory=memory) as socket:
         previous = None
@@ -109,7 +109,7 @@ async def test_p23_a_turn_goes_on_from_another_of_its_connection(memory: bool, s
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("store", [None, False])
-async def test_p9_the_turns_of_a_connection_keep_their_seals(
+async def test_p9_turns_of_a_connection_keep_encrypted_reasoning(
     memory: bool, store: bool | None
 ) -> None:
     """The upstream keeps nothing, and refuses what it thought without its seal."""
@@ -126,7 +126,7 @@ async def test_p9_the_turns_of_a_connection_keep_their_seals(
         assert [len(thoughts(asked)) for asked in up.asked] == [0, 1, 2]
 
 
-async def test_what_is_stored_holds_what_only_its_connection_knew() -> None:
+async def test_stored_turn_includes_unstored_turns_of_its_connection() -> None:
     engine = Stub()
     app = App(engine, Settings(), Memory(MemoryStore()))
     async with served(app) as port:
@@ -164,7 +164,7 @@ async def test_another_connection_does_not_know_what_was_not_stored() -> None:
     await app.close()
 
 
-async def test_a_failed_continuation_is_not_gone_on_from_again() -> None:
+async def test_failed_continuation_evicts_its_response() -> None:
     output = {"type": "function_call_output", "call_id": "nothing", "output": "1"}
     async with talking() as socket:
         first = identity(await turn(socket, store=False))
@@ -220,7 +220,7 @@ async def test_stream_in_a_frame_is_accepted_and_changes_nothing(stream: bool | 
     assert events[-1]["type"] == "response.completed"
 
 
-async def test_nothing_is_generated_where_that_is_asked() -> None:
+async def test_generate_false_generates_nothing() -> None:
     engine = Stub()
     async with talking(engine) as socket:
         await say(socket, generate=False, store=False, input="a")
@@ -234,7 +234,7 @@ async def test_nothing_is_generated_where_that_is_asked() -> None:
     assert [item.text for item in engine.asked[0][0].items] == ["a", "b"]
 
 
-async def test_lanes_run_beside_one_another_and_say_which_they_are() -> None:
+async def test_lanes_run_concurrently_and_are_labelled() -> None:
     go = asyncio.Event()
 
     class Laned(Stub):
@@ -292,7 +292,7 @@ async def test_too_many_lanes_and_turns_are_refused(monkeypatch: pytest.MonkeyPa
         ("[" * 2000, None),
     ],
 )
-async def test_a_frame_that_makes_no_sense_costs_the_socket_nothing(
+async def test_invalid_frame_is_an_error_and_the_socket_stays_open(
     frame: str | bytes, param: str | None
 ) -> None:
     async with talking() as socket:
@@ -311,7 +311,7 @@ async def test_frame_over_the_limit_closes_the_socket() -> None:
             await socket.recv()
 
 
-async def test_who_leaves_stops_the_work_for_them() -> None:
+async def test_closing_the_websocket_cancels_the_engine() -> None:
     engine = Stub(*OPENING, word("Hel"), asyncio.Event())
     async with talking(engine) as socket:
         await say(socket)
@@ -397,7 +397,7 @@ async def test_an_uninvited_page_opens_no_socket() -> None:
         assert refused.value.response.status_code == 403
 
 
-async def test_a_plain_get_is_told_to_upgrade() -> None:
+async def test_plain_get_is_426() -> None:
     call = await Call(App(Stub(), Settings()), PATH, method="GET")()
     assert call.status == 426
     assert call.headers["upgrade"] == "websocket"

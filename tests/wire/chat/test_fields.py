@@ -7,23 +7,18 @@ from hypothesis import given
 
 from dragoman.core.item import Annotation
 from dragoman.core.response import Usage
-from dragoman.wire.chat.fields import (
-    USAGE_NAMES,
-    decode_annotation,
-    decode_usage,
-    encode_usage,
-)
-from dragoman.wire.chat.response import encode_finish
+from dragoman.wire.chat.fields import decode_annotation
+from dragoman.wire.chat.response import FINISH_REASONS, LEGACY_REASONS
 from dragoman.wire.chat.stream import Details, readable
+from dragoman.wire.usage import USAGE_NAMES, decode_usage, encode_usage
 from tests.strategies import usages
 
 
 def test_finish_reason_is_encoded_in_the_words_of_the_protocol() -> None:
-    reasons = ("stop", "length", "tool_calls", "content_filter")
-    assert tuple(map(encode_finish, reasons)) == reasons
-    assert encode_finish("max_tool_calls") == "stop"
-    assert encode_finish("tool_calls", legacy=True) == "function_call"
-    assert encode_finish("stop", legacy=True) == "stop"
+    assert [*FINISH_REASONS.items()] == [
+        (reason, reason) for reason in ("stop", "length", "tool_calls", "content_filter")
+    ]
+    assert LEGACY_REASONS == FINISH_REASONS | {"tool_calls": "function_call"}
 
 
 @pytest.mark.parametrize(
@@ -62,23 +57,23 @@ def test_finish_reason_is_encoded_in_the_words_of_the_protocol() -> None:
 def test_r1_9_usage_is_decoded_under_the_names_of_every_server(
     said: Any, read: Usage | None
 ) -> None:
-    assert decode_usage(said) == read
+    assert decode_usage(said, "chat") == read
 
 
 def test_total_is_computed_from_both_counts_and_nothing_else_is() -> None:
-    assert encode_usage(Usage(1, 2)) == {
+    assert encode_usage(Usage(1, 2), "chat") == {
         "prompt_tokens": 1,
         "completion_tokens": 2,
         "total_tokens": 3,
     }
-    assert encode_usage(Usage(1)) == {"prompt_tokens": 1}
-    assert encode_usage(Usage(1, 2, 9))["total_tokens"] == 9
-    assert encode_usage(Usage()) == {}
+    assert encode_usage(Usage(1), "chat") == {"prompt_tokens": 1}
+    assert encode_usage(Usage(1, 2, 9), "chat")["total_tokens"] == 9
+    assert encode_usage(Usage(), "chat") == {}
 
 
 @given(usages)
 def test_p30_encoded_usage_decodes_to_the_same_with_zero_and_absent_apart(counts: Usage) -> None:
-    again = decode_usage(encode_usage(counts))
+    again = decode_usage(encode_usage(counts, "chat"), "chat")
     expected = {name: getattr(counts, name) for name in USAGE_NAMES}
     if expected["total_tokens"] is None and None not in (counts.input_tokens, counts.output_tokens):
         expected["total_tokens"] = (counts.input_tokens or 0) + (counts.output_tokens or 0)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,11 +70,44 @@ def events(answer: Any, think: Any = "inline") -> list[Event]:
     return decoder.feed(json.dumps(answer).encode()) + decoder.close()
 
 
+def events_of_any_other(answer: Any, think: Any = "inline") -> list[Event]:
+    with mock.patch.object(stream, "_answered", side_effect=msgspec.DecodeError):
+        return events(answer, think)
+
+
 @given(answers, st.sampled_from(["inline", "reasoning", None]))
 def test_an_answer_of_one_text_gives_the_events_of_any_other(answer: Any, think: Any) -> None:
-    with mock.patch.object(stream, "_read_plain", return_value=False):
-        expected = events(answer, think)
+    expected = events_of_any_other(answer, think)
     assert events(answer, think) == expected
+
+
+calls = st.fixed_dictionaries(
+    {
+        "id": maybe(st.sampled_from("ab")),
+        "function": maybe(
+            st.fixed_dictionaries(
+                {
+                    "name": maybe(st.just("f")),
+                    "arguments": maybe(st.sampled_from(["", "{}", '{"a":1}', "{"])),
+                }
+            )
+        ),
+    },
+    optional={"type": maybe(st.just("function")), "index": maybe(st.integers(0, 2))},
+)
+
+
+@given(
+    maybe(text),
+    st.lists(calls, min_size=1, max_size=3),
+    st.sampled_from(["stop", "length", "tool_calls"]),
+)
+def test_an_answer_of_calls_adds_up_to_what_any_other_does(
+    content: Any, calls: list[Any], reason: str
+) -> None:
+    message = {"role": "assistant", "content": content, "tool_calls": calls}
+    answer = {"choices": [{"index": 0, "message": message, "finish_reason": reason}]}
+    assert fold(events(answer)) == fold(events_of_any_other(answer))
 
 
 PLAIN = {

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from dragoman.core.event import Event, Progress
 from dragoman.core.fold import fold
 from dragoman.wire import json as body
-from dragoman.wire.completions.response import decode_usage, encode_finish, encode_usage
+from dragoman.wire.usage import decode_usage, encode_usage
 from tests.wire.completions.speaking import chunk, failed, hear, heard
 
 
@@ -73,14 +73,14 @@ def test_counts_nobody_has_a_name_for_are_kept() -> None:
         "prompt_tokens_details": {"cached_tokens": 4, "tiles": 2},
         "completion_tokens_details": "odd",
     }
-    found = decode_usage(given)
+    found = decode_usage(given, "completions")
     assert found is not None
     assert (found.cached_tokens, found.reasoning_tokens) == (4, None)
-    del given["nothing"], given["completion_tokens_details"]
-    assert encode_usage(found) == given
-    both = decode_usage({"prompt_tokens": 1, "completion_tokens": 2})
+    del given["nothing"]
+    assert encode_usage(found, "completions") == given
+    both = decode_usage({"prompt_tokens": 1, "completion_tokens": 2}, "completions")
     assert both is not None
-    assert encode_usage(both)["total_tokens"] == 3
+    assert encode_usage(both, "completions")["total_tokens"] == 3
 
 
 def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,11 +89,3 @@ def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.wire.sse.MAX_EVENT", 100)
     assert "larger than" in failed(b"data: " + b"x" * 200).message
     assert hear(b'{"choices": [' + b" " * 20, b"more") != []
-
-
-def test_the_words_of_the_protocol() -> None:
-    assert [encode_finish(word) for word in ("stop", "length", "tool_calls")] == [
-        "stop",
-        "length",
-        "stop",
-    ]

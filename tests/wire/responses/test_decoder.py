@@ -30,7 +30,7 @@ from dragoman.core.response import Response, Usage
 from dragoman.core.turn import Turn
 from dragoman.wire import sse
 from dragoman.wire.responses import RESPONSES
-from dragoman.wire.responses.tracker import ItemState
+from dragoman.wire.responses.decode import ItemState
 
 ROWS: dict[str, Any] = json.loads(
     Path(__file__).with_name("cases").joinpath("upstreams.json").read_text()
@@ -269,9 +269,9 @@ def test_an_event_that_is_too_large_ends_the_answer() -> None:
 def test_a_call_without_a_name_holds_no_content() -> None:
     turn = Turn("1", 0, "m")
     heard = ItemState(turn, FunctionCall("", "", ""), 0)
-    heard.begin_part(Text("x"), 0)
+    heard.part(Text("x"), 0, done=False)
     heard.annotate(Annotation("file_path"), 0)
-    heard.end_part(Text("x"), 0)
+    heard.part(Text("x"), 0, done=True)
     assert turn.take() == []
 
 
@@ -328,7 +328,7 @@ def test_deltas_read_at_once_are_those_read_one_by_one(run: list[bytes], ends: b
 
 
 def test_an_answer_that_is_no_stream_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.wire.responses.decode.MAX_ANSWER", 10)
+    monkeypatch.setattr("dragoman.wire.json.MAX_ANSWER", 10)
     (failed,) = hear(b'{"output": [1, 2, 3]}')[-1:]
     assert isinstance(failed, Failed)
     assert "larger than 10 bytes" in failed.fault.message

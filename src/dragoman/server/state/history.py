@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import asynccontextmanager
 
 from dragoman.core.error import Fault, FaultError
+from dragoman.core.interfaces import Secret
 from dragoman.core.item import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -14,8 +16,11 @@ from dragoman.core.item import (
     Message,
     Reasoning,
 )
+from dragoman.server.auth import tenant_of
+from dragoman.server.config import ConfigurationError
 from dragoman.server.settings import DIALECTS
-from dragoman.stores.base import Paging, Record, Store
+from dragoman.stores.base import Paging, Record, Retention, Store
+from dragoman.stores.factory import open_store, store_path
 from dragoman.wire import json
 from dragoman.wire.registry import WIRES
 
@@ -60,6 +65,25 @@ class History:
             raise FaultError(Fault("not_found", problem, "client"))
         async for batch in Runs(self._store, upkeep=False).follow(record):
             yield batch
+
+
+@asynccontextmanager
+async def open_history(
+    address: str, pubsub: str, environ: Mapping[str, str], key: Secret | None
+) -> AsyncGenerator[History, None]:
+    """What the store at an address has for the holder of a key. Raises ConfigurationError for one
+    that has nothing to be read from here."""
+    file = store_path(address, environ)
+    if file is not None and not file.exists():  # reading does not create a store
+        raise ConfigurationError(f"There is no store at {file}: nothing has been stored there yet.")
+    store = None if address == "memory" else open_store(address, Retention(), environ, pubsub)
+    if store is None:
+        problem = f"The store {address!r} has nothing that could be read from here; see --store."
+        raise ConfigurationError(problem)
+    try:
+        yield History(store, "" if key is None else tenant_of(key))
+    finally:
+        await store.close()
 
 
 def name(record: Record) -> str:

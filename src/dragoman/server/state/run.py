@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -20,12 +20,12 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold, fold
-from dragoman.core.interfaces import Caller, Engine, Handle, Sink
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines.base import fault_from, new_id, start
+from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
 from dragoman.stores.base import LogSegment, OutboxMessage, Record, Store, StoreError, named
 
@@ -34,6 +34,9 @@ Batches = AsyncGenerator[list[Event], None]
 
 Announce = Callable[[Record, Response], Sequence[OutboxMessage]]
 """The messages that announce the end of a run in the background."""
+
+Put = Callable[[Record, Sequence[Item], Sequence[OutboxMessage]], Awaitable[None]]
+"""Stores an answer that has ended, as `Store.put` does."""
 
 BEHIND = 0.25
 """Seconds a foreground run's events may wait before they are stored."""
@@ -66,12 +69,12 @@ class Run:
     """The events of one answer, on their way into the store and to those who read them.
 
     `events` grows while the run goes on; the first `visible` of them may be shown. `ended` is true
-    once nothing more comes and all is stored that could be. With `whole` nobody sees the answer
-    before its end, and one write then stores it.
+    once nothing more comes and all is stored that could be. With `put` nobody can ask for the
+    answer before its end, and one write then stores it.
     """
 
     def __init__(
-        self, record: Record, runs: Runs, turn: tuple[Item, ...] = (), *, whole: bool = False
+        self, record: Record, runs: Runs, turn: tuple[Item, ...] = (), put: Put | None = None
     ) -> None:
         self.record = record
         self.events: list[Event] = []
@@ -81,7 +84,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None  # of a run in the background
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
-        self._whole = whole
+        self._put = put
         self._sink: Sink | None = None
         self._handle: Handle | None = None
         self._beginning: asyncio.Task[None] | None = None
@@ -104,7 +107,7 @@ class Run:
             return self
         self._sink = sink
         self._runs.live[self.record.id] = self
-        if not (self.record.background or self._whole):
+        if not (self.record.background or self._put):
             self._beginning = asyncio.get_running_loop().create_task(self._begin())
         # With the record's id in its items' ids the store needs no index to find them.
         self._handle = start(engine, request, replace(caller, response=self.record.id), self)
@@ -168,7 +171,7 @@ class Run:
         elif self.record.background:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.get_running_loop().create_task(self._write_ahead())
-        elif self.begun or self._broken or self._whole:
+        elif self.begun or self._broken or self._put:
             self.visible = len(self.events)
             if self._sink is not None:
                 self._sink.receive(events)
@@ -283,9 +286,9 @@ class Run:
             messages = self._runs.announce(record, response) if record.background else ()
             store = self._runs.store
             with suppress(StoreError):
-                if self._whole:
+                if self._put is not None:
                     whole = replace(record, status=response.status, response=response)
-                    await store.put(whole, turn, messages)
+                    await self._put(whole, turn, messages)
                     stored = True
                 else:
                     rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
@@ -383,11 +386,11 @@ class Runs:
         self._with_upkeep = upkeep
         self._upkeep: asyncio.Task[None] | None = None
 
-    def open(self, record: Record, turn: tuple[Item, ...] = (), *, whole: bool = False) -> Run:
+    def open(self, record: Record, turn: tuple[Item, ...] = (), put: Put | None = None) -> Run:
         """A run for a record, whose lease is renewed from its beginning to its end."""
         if self._upkeep is None or self._upkeep.done():
             self.begin()
-        return Run(record, self, turn, whole=whole)
+        return Run(record, self, turn, put)
 
     def write_soon(self, run: Run) -> None:
         """Have a run store its events, all runs at the same time: so they share a commit."""
@@ -434,7 +437,17 @@ class Runs:
 
     def send(self, record: Record, sink: Sink) -> Handle:
         """Have a sink receive the events of a run from the first on, wherever it runs."""
-        return Follower(self.follow(record), sink)
+
+        async def events() -> AsyncGenerator[Event, None]:
+            event: Event | None = None
+            async with aclosing(self.follow(record)) as batches:
+                async for batch in batches:
+                    for event in batch:
+                        yield event
+            if not isinstance(event, TERMINAL):
+                yield Failed(UNFINISHED)
+
+        return Driver(events(), ANYONE, sink)
 
     async def cancel(self, record: Record) -> Record:
         """End a run, wherever it runs; the record as it is after that."""
@@ -444,14 +457,11 @@ class Runs:
             await run.finished()
         elif record.running:
             await self.store.request_cancel(record.tenant, record.id)
-            await self._ended(record)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    async for _ in self.follow(record):
+                        pass
         return await self.store.get(record.tenant, record.id) or record
-
-    async def _ended(self, record: Record) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                async for _ in self.follow(record):
-                    pass
 
     # ---- upkeep --------------------------------------------------------------------------
 
@@ -487,8 +497,10 @@ class Runs:
 
     async def close(self) -> None:
         """Stop what still runs, wait until that is stored, and end the upkeep."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        for timer in (self._upkeep, self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
         runs = tuple(self.live.values())
         for run in runs:
             run.stop(SHUT_DOWN)
@@ -501,7 +513,11 @@ class Runs:
         swept, trouble = 0.0, ""
         while True:
             try:
-                await self._renew()
+                own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
+                if own:
+                    until = time.time() + self.lease
+                    for id in await self.store.renew_leases(list(own), until):
+                        own[id].stop()
                 await self._end_orphans()
                 if time.monotonic() - swept > SWEEP:
                     swept = time.monotonic()
@@ -514,17 +530,6 @@ class Runs:
             except Exception:
                 _log.exception("The upkeep of runs failed, and goes on.")
             await asyncio.sleep(min(1.0, self.lease / 4))
-
-    async def _renew(self) -> None:
-        own = [run for run in self.live.values() if run.begun and not run.ended]
-        if not own:
-            return
-        unwanted = await self.store.renew_leases(
-            [run.record.id for run in own], time.time() + self.lease
-        )
-        for run in own:
-            if run.record.id in unwanted:
-                run.stop()
 
     async def _end_orphans(self) -> None:
         """End the runs that nobody goes on with: their servers died, or, where it was this one,
@@ -547,45 +552,3 @@ class Runs:
             response, rest = fold(events), LogSegment(stored, tuple(events[stored:]))
             messages = self.announce(record, response) if record.background else ()
             await self.store.finish(record.id, response, rest, messages=messages)
-
-
-class Follower:
-    """A handle of one task that reads the events of a run for a sink."""
-
-    def __init__(self, batches: Batches, sink: Sink) -> None:
-        self._batches = batches
-        self._sink: Sink | None = sink  # None once nothing more is wanted
-        self._resumed = asyncio.Event()
-        self._resumed.set()
-        self._task = asyncio.get_running_loop().create_task(self._read())
-
-    def cancel(self) -> None:
-        """Read no more; the run goes on."""
-        self._sink = None
-        self._resumed.set()
-        if self._task is not asyncio.current_task():
-            self._task.cancel()
-
-    def pause(self) -> None:
-        """Read no more until `resume`."""
-        self._resumed.clear()
-
-    def resume(self) -> None:
-        """Read again."""
-        self._resumed.set()
-
-    async def _read(self) -> None:
-        last: Event | None = None
-        try:
-            async with aclosing(self._batches) as batches:
-                async for batch in batches:
-                    last = batch[-1]
-                    if self._sink is None:
-                        return
-                    self._sink.receive(batch)
-                    await self._resumed.wait()
-            if not isinstance(last, TERMINAL) and self._sink is not None:
-                self._sink.receive([Failed(UNFINISHED)])
-        except Exception as error:
-            if self._sink is not None:
-                self._sink.receive([Failed(fault_from(error))])

@@ -34,8 +34,7 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.wire import json
-from dragoman.wire.choices import merge
-from dragoman.wire.json import ABSENT, Reader
+from dragoman.wire.json import ABSENT, Reader, merge
 from dragoman.wire.losses import Note
 from dragoman.wire.protocol import Dialect
 

@@ -29,10 +29,9 @@ from dragoman.wire.choices import (
     decode_sampling,
     encode_sampling,
     encode_stream,
-    merge,
     stream_options,
 )
-from dragoman.wire.json import ABSENT, Fields, Reader
+from dragoman.wire.json import ABSENT, Fields, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect
 
@@ -181,7 +180,7 @@ def _decode(data: bytes) -> Request:
         asked, rest = stream_options.read_optional(body.stream_options, "stream_options")
         if asked is not None:
             options = StreamOptions(asked.include_usage, asked.include_obfuscation, to_extra(rest))
-    extra: Extra = to_extra(unknown) or {}
+    extra: Extra = {NAME: unknown} if unknown else {}
     if functions and not offered:
         extra[LEGACY] = {"functions": True}
     return Request(

@@ -33,14 +33,15 @@ from dragoman.core.item import (
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
-from dragoman.wire.choices import CHOICES, merge
+from dragoman.wire.choices import CHOICES
+from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
+from dragoman.wire.usage import encode_usage
 
 from .fields import (
     NAME,
     encode_annotation,
     encode_logprobs,
-    encode_usage,
     from_extra,
     restore,
 )
@@ -64,20 +65,12 @@ FINISH_WORDS: dict[str, str] = {
 }
 """The finish reasons of servers, by the protocol's own."""
 
-_FINISH_REASONS = frozenset(FINISH_WORDS.values())
+FINISH_REASONS = {reason: reason for reason in FINISH_WORDS.values()}
+"""The finish reasons for clients, by our own; any other is `stop`."""
+LEGACY_REASONS = FINISH_REASONS | {"tool_calls": "function_call"}
+"""The same for clients that know functions and not tools."""
 
 _OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
-
-
-def encode_finish(reason: str, *, legacy: bool = False) -> str:
-    """The reason for the client; `legacy` for one that knows functions and not tools.
-
-    >>> encode_finish("tool_calls", legacy=True), encode_finish("max_tool_calls")
-    ('function_call', 'stop')
-    """
-    if legacy and reason == "tool_calls":
-        return "function_call"
-    return reason if reason in _FINISH_REASONS else "stop"
 
 
 class _Choice:
@@ -132,6 +125,7 @@ class Encoder:
         self._wants_usage = bool(options and options.include_usage)
         self._wants_logprobs = bool(request.sampling.logprobs)
         self._legacy = bool(request.extra and LEGACY in request.extra)
+        self._reasons = LEGACY_REASONS if self._legacy else FINISH_REASONS
         self._reasoning = dialect.reasoning_out
         self._head = self._tail = self._text_tail = b""
         self._ends: dict[int, dict[str, JSON]] = {}
@@ -394,10 +388,10 @@ class Encoder:
                 encoded += self._role(number, choice, None)
             if counted is None and number == len(event.reasons) - 1:
                 self._head = _head(self._envelope | extra)
-            word = encode_finish(reason, legacy=self._legacy)
+            word = self._reasons.get(reason, "stop")
             encoded += self._chunk(number, {}, reason=word, more=ends.get(number))
         if counted is not None:
-            last = {"choices": [], "usage": encode_usage(counted)}
+            last = {"choices": [], "usage": encode_usage(counted, NAME)}
             encoded += sse.frame(json.dump(self._envelope | extra | last))
         return encoded + sse.DONE
 
@@ -442,21 +436,87 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     extra = dict(response.extra.get(NAME, ())) if response.extra else {}
     ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())}
     legacy = bool(request.extra and LEGACY in request.extra)
+    reasons = LEGACY_REASONS if legacy else FINISH_REASONS
+    wanted = bool(request.sampling.logprobs)
     choices: list[JSON] = []
     for number, reason in enumerate(response.reasons):
-        message, tokens, refusal_tokens = _message(response.choice(number), legacy, dialect)
+        items = response.choice(number) if response.choices else response.output
+        content: list[str] = []
+        refusal: list[str] = []
+        annotations: list[JSON] = []
+        reasoning: list[str] = []
+        audio: dict[str, JSON] = {}
+        function_call: JSON = None
+        calls: list[JSON] = []
+        tokens: list[Token] = []
+        refusal_tokens: list[Token] = []
+        more: dict[str, JSON] = {}
+        for item in items:
+            match item:
+                case Message():
+                    for part in item.parts if isinstance(item.content, str) else item.content:
+                        match part:
+                            case Text():
+                                offset = sum(map(len, content)) if part.annotations else 0
+                                for note in part.annotations:
+                                    encoded = encode_annotation(note, offset)
+                                    annotations += [] if encoded is None else [encoded]
+                                content.append(part.text)
+                                tokens += part.tokens
+                            case Refusal():
+                                refusal.append(part.text)
+                                refusal_tokens += part.tokens
+                            case Audio():
+                                audio = merge(_encode_audio(part), audio)
+                case Reasoning():
+                    texts = []
+                    for thought in (*item.summary, *item.content):
+                        if isinstance(thought, Thought | Summary):
+                            texts.append(thought.text)
+                            tokens += thought.tokens if isinstance(thought, Thought) else ()
+                    text = "\n\n".join(texts)
+                    if (tags := (item.extra or {}).get("inline")) is not None:
+                        content.append(tags.get("open", "") + text + tags.get("close", ""))
+                    else:
+                        reasoning.append(text)
+                case FunctionCall() if legacy and not (calls or function_call):
+                    function_call = encode_call(item)["function"]
+                    continue
+                case FunctionCall() | CustomToolCall():
+                    calls.append(encode_call(item))
+                    continue
+                case Unknown(wire=wire) if wire == NAME:
+                    calls.append({"type": item.kind, **item.value})
+                    continue
+                case _:
+                    continue
+            if item.extra:
+                merge(more, from_extra(item.extra))
+        message: dict[str, JSON] = {
+            "role": "assistant",
+            "content": "".join(content) if content else None,
+            "refusal": "".join(refusal) if refusal else None,
+            "annotations": annotations,
+        }
+        if any(reasoning):
+            message |= dict.fromkeys(dialect.reasoning_out, "".join(reasoning))
+        for name, given in (("audio", audio), ("tool_calls", calls)):
+            if given:
+                message[name] = given
+        if function_call is not None:
+            message["function_call"] = function_call
         choice: dict[str, JSON] = {
             "index": number,
-            "message": message,
+            "message": merge(message, more) if more else message,
             "logprobs": None,
-            "finish_reason": encode_finish(reason, legacy=legacy),
+            "finish_reason": reasons.get(reason, "stop"),
         }
-        wanted, end = bool(request.sampling.logprobs), ends.get(number, {})
+        end = ends.get(number, {})
         late = end.pop("logprobs", {}).get("content", [])  # the tokens of calls, as a rule
         if wanted or late or tokens or refusal_tokens:
-            content = encode_logprobs(tokens) + late
+            weighed = encode_logprobs(tokens) + late
             choice["logprobs"] = {
-                "content": content if content or wanted else None,
+                "content": weighed if weighed or wanted else None,
                 "refusal": encode_logprobs(refusal_tokens) or None,
             }
         choices.append(merge(choice, end) if end else choice)
@@ -468,82 +528,8 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
         "choices": choices,
     }
     if response.usage is not None:
-        body["usage"] = encode_usage(response.usage)
+        body["usage"] = encode_usage(response.usage, NAME)
     return json.dump(merge(body, extra) if extra else body)
-
-
-def _message(
-    items: tuple[Item, ...], legacy: bool, dialect: Dialect
-) -> tuple[dict[str, JSON], list[Token], list[Token]]:
-    """The items of one choice as a message, with the tokens of its text and of its refusal.
-
-    Content and refusal are always there, if only as null.
-    """
-    content: list[str] | None = None
-    refusal: list[str] | None = None
-    annotations: list[JSON] = []
-    reasoning = ""
-    audio: dict[str, JSON] = {}
-    calls: list[dict[str, JSON]] = []
-    function_call: JSON = None
-    tokens: list[Token] = []
-    refusal_tokens: list[Token] = []
-    more: dict[str, JSON] = {}
-    for item in items:
-        match item:
-            case Message(content=parts):
-                for part in item.parts if isinstance(parts, str) else parts:
-                    match part:
-                        case Text():
-                            content = [] if content is None else content
-                            if part.annotations:
-                                offset = sum(map(len, content))
-                                encoded = [encode_annotation(a, offset) for a in part.annotations]
-                                annotations += [each for each in encoded if each is not None]
-                            content.append(part.text)
-                            tokens += part.tokens
-                        case Refusal():
-                            refusal = [*(refusal or ()), part.text]
-                            refusal_tokens += part.tokens
-                        case Audio():
-                            audio = merge(_encode_audio(part), audio)
-                if item.extra:
-                    merge(more, from_extra(item.extra))
-            case Reasoning():
-                texts = [
-                    t for t in (*item.summary, *item.content) if isinstance(t, Thought | Summary)
-                ]
-                text = "\n\n".join(each.text for each in texts)
-                for each in texts:
-                    tokens += each.tokens if isinstance(each, Thought) else ()
-                tags = (item.extra or {}).get("inline")
-                if tags is None:
-                    reasoning += text
-                else:
-                    tagged = tags.get("open", "") + text + tags.get("close", "")
-                    content = [*(content or ()), tagged]
-                merge(more, from_extra(item.extra))
-            case FunctionCall() if legacy and not (calls or function_call):
-                function_call = encode_call(item)["function"]
-            case FunctionCall() | CustomToolCall():
-                calls.append(encode_call(item))
-            case Unknown(wire=wire) if wire == NAME:
-                calls.append({"type": item.kind, **item.value})
-    message: dict[str, JSON] = {
-        "role": "assistant",
-        "content": None if content is None else "".join(content),
-        "refusal": None if refusal is None else "".join(refusal),
-        "annotations": annotations,
-    }
-    if reasoning:
-        message |= dict.fromkeys(dialect.reasoning_out, reasoning)
-    if audio:
-        message["audio"] = audio
-    if calls:
-        message["tool_calls"] = calls
-    if function_call is not None:
-        message["function_call"] = function_call
-    return merge(message, more) if more else message, tokens, refusal_tokens
 
 
 def _encode_audio(audio: Audio) -> dict[str, JSON]:

@@ -9,18 +9,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from dragoman.core.item import JSON, Extra, Token, Unknown
+from dragoman.core.item import JSON, Extra, FunctionCall, Token, Unknown
 from dragoman.core.tool_calls import CallFragment
-from dragoman.core.turn import Turn
 from dragoman.wire import json
-from dragoman.wire.choices import ChoicesDecoder, Template, rest
+from dragoman.wire.choices import ChoicesDecoder, Template, decode_tokens, rest
 from dragoman.wire.json import BROKEN, string
+from dragoman.wire.usage import decode_usage
 
 from .fields import (
     NAME,
     decode_annotation,
-    decode_logprobs,
-    decode_usage,
     encode_logprobs,
     to_extra,
 )
@@ -130,7 +128,6 @@ class Decoder(ChoicesDecoder):
     fields = CHOICE
     words = FINISH_WORDS
     most = MOST_CHOICES
-    _usage = staticmethod(decode_usage)
 
     def _learn(self, data: bytes, value: dict[str, JSON]) -> None:
         template = learn(data, value)
@@ -191,7 +188,8 @@ class Decoder(ChoicesDecoder):
         if not isinstance(calls, list):  # the deprecated form counts where there is no list
             calls = [{"function": legacy}] if isinstance(legacy, dict) else []
         calls = [entry for entry in calls if isinstance(entry, dict)]
-        tokens = decode_logprobs(weighed, "content") if weighed else ()
+        weighed = weighed if isinstance(weighed, dict) else {}
+        tokens = decode_tokens(weighed.get("content"), NAME)
         self._reasoning(state, number, message)
         for kind, piece in _pieces(message.get("content")):
             if kind == "reasoning":
@@ -213,7 +211,7 @@ class Decoder(ChoicesDecoder):
                 turn.annotate(note, number)
         refusal, audio = message.get("refusal"), message.get("audio")
         words = refusal if isinstance(refusal, str) else ""
-        refused = decode_logprobs(weighed, "refusal") if weighed else ()
+        refused = decode_tokens(weighed.get("refusal"), NAME)
         if words or refused:
             self._end_reasoning(state, number)
             turn.refusal(words, number, refused)
@@ -266,8 +264,39 @@ class Decoder(ChoicesDecoder):
             self._turn.attach_reasoning({NAME: {"reasoning_details": details}}, number)
 
     def _read_whole(self, data: bytes) -> None:
-        if not _read_plain(data, self._turn):
+        turn, answer = self._turn, None
+        if turn.direct and not turn.started:
+            try:
+                answer = _answered(data)
+            except BROKEN:
+                pass
+        if answer is None:
             super()._read_whole(data)
+            return
+        (choice,) = answer.choices
+        text, calls = choice.message.content or "", choice.message.tool_calls or ()
+        if (
+            not (text or calls)
+            or (calls and choice.finish_reason == "length")  # one of them may be cut
+            or len({call.id for call in calls}) != len(calls)
+            or text.lstrip().startswith("<")  # perhaps a think tag
+        ):
+            super()._read_whole(data)
+            return
+        itself = {"id": answer.id, "created": answer.created}
+        unknown = {
+            "service_tier": answer.service_tier,
+            "system_fingerprint": answer.system_fingerprint,
+        }
+        extra: Extra = {}
+        for name, fields in (("upstream", itself), (NAME, unknown)):
+            if given := {field: value for field, value in fields.items() if value is not None}:
+                extra[name] = given
+        turn.usage = decode_usage(answer.usage, NAME)
+        if turn.usage is not None and turn.usage.extra:
+            json.check_depth(answer.usage)
+        called = [FunctionCall(c.id, c.function.name, c.function.arguments) for c in calls]
+        turn.whole_answer(text, called, choice.finish_reason, answer.model, extra)
 
 
 def _is_text(message: dict[str, JSON]) -> bool:
@@ -386,14 +415,27 @@ def _joined(entry: JSON) -> JSON:
     return {k: "".join(v) if isinstance(v, _Pieces) else v for k, v in entry.items()}
 
 
-# ---- a plain answer, whole ---------------------------------------------------------------
+# ---- an answer of text and calls, whole --------------------------------------------------
 
 _Word = Annotated[str, Meta(min_length=1)]
 _Nothing = Annotated[list[None], Meta(max_length=0)]
 
 
+class _Function(Struct, forbid_unknown_fields=True):
+    name: _Word
+    arguments: _Word
+
+
+class _Call(Struct, forbid_unknown_fields=True):
+    id: _Word
+    function: _Function
+    type: Literal["function"] | None = None
+    index: int | None = None
+
+
 class _Message(Struct, forbid_unknown_fields=True):
-    content: _Word
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
     role: Literal["assistant"] | None = None
     refusal: Literal[""] | None = None
     annotations: _Nothing | None = None
@@ -401,12 +443,12 @@ class _Message(Struct, forbid_unknown_fields=True):
 
 class _Choice(Struct, forbid_unknown_fields=True):
     message: _Message
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     index: Literal[0] | None = None
     logprobs: None = None
 
 
-class _Answered(Struct, forbid_unknown_fields=True):
+class _Answer(Struct, forbid_unknown_fields=True):
     choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
     id: str | None = None
     object: Literal["chat.completion"] | None = None
@@ -417,31 +459,4 @@ class _Answered(Struct, forbid_unknown_fields=True):
     system_fingerprint: str | None = None
 
 
-_answered = msgspec.json.Decoder(_Answered).decode
-
-
-def _read_plain(data: bytes, turn: Turn) -> bool:
-    """Read an answer that is one text and no more into a turn; False if it is another."""
-    if turn.started or not turn.direct:
-        return False
-    try:
-        answer = _answered(data)
-    except BROKEN:
-        return False
-    (choice,) = answer.choices
-    text = choice.message.content
-    if text.lstrip().startswith("<"):  # perhaps a think tag
-        return False
-    itself = {"id": answer.id, "created": answer.created}
-    unknown = {
-        "service_tier": answer.service_tier,
-        "system_fingerprint": answer.system_fingerprint,
-    }
-    extra: Extra = {}
-    for name, fields in (("upstream", itself), (NAME, unknown)):
-        if given := {field: value for field, value in fields.items() if value is not None}:
-            extra[name] = given
-    json.check_depth(answer.usage)
-    turn.usage = decode_usage(answer.usage)
-    turn.whole_answer(text, choice.finish_reason, answer.model, extra)
-    return True
+_answered = msgspec.json.Decoder(_Answer).decode

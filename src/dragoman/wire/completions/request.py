@@ -17,10 +17,9 @@ from dragoman.wire.choices import (
     decode_sampling,
     encode_sampling,
     encode_stream,
-    merge,
     stream_options,
 )
-from dragoman.wire.json import ABSENT, Reader
+from dragoman.wire.json import ABSENT, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect
 

@@ -9,14 +9,15 @@ from itertools import zip_longest
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Progress, Started
 from dragoman.core.item import JSON, Item, Message, Text, Token
 from dragoman.core.request import Request
-from dragoman.core.response import Response, Usage
+from dragoman.core.response import Response
 from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import error, json, sse
-from dragoman.wire.choices import CHOICES, ChoicesDecoder, merge
-from dragoman.wire.json import whole
+from dragoman.wire.choices import CHOICES, ChoicesDecoder, decode_tokens
+from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
+from dragoman.wire.usage import encode_usage
 
-from .request import NAME, from_extra, to_extra
+from .request import NAME, from_extra
 
 _WORDS: dict[str, str] = {
     "length": "length",
@@ -29,13 +30,7 @@ _WORDS: dict[str, str] = {
 }
 """The finish reasons that do not mean stop; `stop`, `eos`, `eos_token`, `eom` and others do."""
 
-_FINISH_REASONS = frozenset({"stop", *_WORDS.values()})
-
-
-def encode_finish(reason: str) -> str:
-    """The reason for the client."""
-    return reason if reason in _FINISH_REASONS else "stop"
-
+_FINISH_REASONS = {reason: reason for reason in ("stop", *_WORDS.values())}
 
 _BYTES = "bytes:"
 """How the protocol writes a token that is a part of a character: `bytes:\\xe2\\x80`."""
@@ -55,8 +50,8 @@ def decode_logprobs(value: JSON, text: str) -> tuple[Token, ...]:
         return (Token(text, number),)
     if not isinstance(value, dict):
         return ()
-    if isinstance(listed := value.get("content"), list):
-        return _objects(listed)
+    if isinstance(listed := value.get("content"), list):  # Chat's way: an object for each token
+        return decode_tokens(listed, NAME)
     names, values, maps = (value.get(n) for n in ("tokens", "token_logprobs", "top_logprobs"))
     if any(isinstance(each, list) for each in (names, values, maps)):
         return tuple(_zipped(_listed(names), _listed(values), _listed(maps), text))
@@ -94,24 +89,6 @@ def _chosen(top: tuple[Token, ...], text: str) -> Token:
 def _map(alternatives: dict[str, JSON]) -> tuple[Token, ...]:
     found = ((name, _number(value)) for name, value in alternatives.items())
     return tuple(_token(name, value) for name, value in found if value is not None)
-
-
-def _objects(listed: list[JSON]) -> tuple[Token, ...]:
-    """Chat's way: an object for each token."""
-    return tuple(_object(each) for each in listed if isinstance(each, dict))
-
-
-def _object(value: dict[str, JSON]) -> Token:
-    text, raw, id = value.get("token"), value.get("bytes"), value.get("id")
-    spelt = isinstance(raw, list) and all(type(each) is int and 0 <= each < 256 for each in raw)
-    alternatives = value.get("top_logprobs")
-    return Token(
-        text if isinstance(text, str) else "",
-        _number(value.get("logprob")),
-        bytes(raw) if spelt and isinstance(raw, list) else None,
-        _objects(alternatives) if isinstance(alternatives, list) else (),
-        id if type(id) is int else None,
-    )
 
 
 def _token(name: str, logprob: float | None, top: tuple[Token, ...] = ()) -> Token:
@@ -158,73 +135,6 @@ def _name(token: Token) -> str:
     return _BYTES + "".join(f"\\x{each:02x}" for each in token.bytes)
 
 
-_COUNTS = {
-    "prompt_tokens": "input_tokens",
-    "completion_tokens": "output_tokens",
-    "total_tokens": "total_tokens",
-}
-_DETAILS = {
-    "prompt_tokens_details": {
-        "cached_tokens": "cached_tokens",
-        "cache_write_tokens": "cache_write_tokens",
-    },
-    "completion_tokens_details": {"reasoning_tokens": "reasoning_tokens"},
-}
-
-
-def decode_usage(value: JSON) -> Usage | None:
-    """The counts that were reported; None where nothing was.
-
-    >>> usage = decode_usage({"prompt_tokens": 7, "completion_tokens": 2.0, "total_tokens": None})
-    >>> usage.input_tokens, usage.output_tokens, usage.total_tokens
-    (7, 2, None)
-    """
-    if not isinstance(value, dict):
-        return None
-    left = dict(value)
-    counts = _taken(left, _COUNTS)
-    for outer, names in _DETAILS.items():
-        inner = left.pop(outer, None)
-        if isinstance(inner, dict):
-            inner = dict(inner)
-            counts |= _taken(inner, names)
-            if rest := _given_fields(inner):
-                left[outer] = rest
-    extra = to_extra(_given_fields(left))
-    return Usage(**counts, extra=extra) if counts or extra else None
-
-
-def encode_usage(usage: Usage) -> dict[str, JSON]:
-    """The counts under the protocol's names; those never reported are not there."""
-    encoded: dict[str, JSON] = _given(usage, _COUNTS)
-    both = (usage.input_tokens, usage.output_tokens)
-    if usage.total_tokens is None and None not in both:
-        encoded["total_tokens"] = sum(count for count in both if count is not None)
-    more = dict(from_extra(usage.extra))
-    for outer, names in _DETAILS.items():
-        if inner := merge(_given(usage, names), more.pop(outer, {})):
-            encoded[outer] = inner
-    return merge(encoded, more)
-
-
-def _taken(left: dict[str, JSON], names: dict[str, str]) -> dict[str, JSON]:
-    """The counts under these names, taken out of what is left."""
-    counts = {field: whole(left.get(name)) for name, field in names.items()}
-    for name, field in names.items():
-        if counts[field] is not None:
-            del left[name]
-    return {field: count for field, count in counts.items() if count is not None}
-
-
-def _given_fields(fields: dict[str, JSON]) -> dict[str, JSON]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _given(usage: Usage, names: dict[str, str]) -> dict[str, JSON]:
-    counts = ((name, getattr(usage, field)) for name, field in names.items())
-    return {name: count for name, count in counts if count is not None}
-
-
 OBJECT = "text_completion"
 """What the protocol calls an answer, and a chunk of one."""
 ID_PREFIX = "cmpl-"
@@ -247,7 +157,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
         "choices": choices,
     }
     if response.usage is not None:
-        encoded["usage"] = encode_usage(response.usage)
+        encoded["usage"] = encode_usage(response.usage, NAME)
     return json.dump(merge(encoded, extra))
 
 
@@ -259,7 +169,7 @@ def _choice(number: int, reason: str, items: tuple[Item, ...], asked: bool) -> d
         "text": "".join(part.text for part in texts),
         "index": number,
         "logprobs": encode_logprobs(tokens, 0) if tokens or asked else None,
-        "finish_reason": encode_finish(reason),
+        "finish_reason": _FINISH_REASONS.get(reason, "stop"),
     }
 
 
@@ -343,10 +253,10 @@ class Encoder:
         for number, reason in enumerate(event.reasons):
             if counted is None and number == last:
                 self._open(merge(self._envelope, extra))
-            word = encode_finish(reason)
+            word = _FINISH_REASONS.get(reason, "stop")
             encoded += self._chunk(number, "", reason=word, more=ends.get(number))
         if counted is not None:
-            chunk = {"choices": [], "usage": encode_usage(counted)}
+            chunk = {"choices": [], "usage": encode_usage(counted, NAME)}
             encoded += sse.frame(json.dump(merge(self._envelope | chunk, extra)))
         return encoded + sse.DONE
 
@@ -371,7 +281,6 @@ class Decoder(ChoicesDecoder):
     fields = frozenset({"index", "text", "delta", "message", "logprobs", "finish_reason", "error"})
     words = _WORDS
     most = MAX_CHOICES
-    _usage = staticmethod(decode_usage)
 
     def _content(
         self, number: int, choice: dict[str, JSON], beside: dict[str, JSON], *, ends: bool

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 from msgspec import Raw, Struct
@@ -12,8 +11,10 @@ from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Fault, FaultError
 from dragoman.core.event import DeltaKind, Event, State
+from dragoman.core.fold import item_closed, unfold_item
 from dragoman.core.item import (
     JSON,
+    Annotation,
     CustomToolCall,
     FunctionCall,
     Item,
@@ -25,77 +26,18 @@ from dragoman.core.item import (
     Summary,
     Text,
     Thought,
+    Token,
     Unknown,
 )
+from dragoman.core.open_item import OpenItem, empty_part, part_kind
 from dragoman.core.turn import EMPTY, NAMELESS, Turn
 from dragoman.wire import error, json, sse
-from dragoman.wire.json import MAX_ANSWER
-from dragoman.wire.sse import SSEDecoder
 
 from .encode import STATES
-from .items import WIRE, decode_annotation, decode_item, decode_part, decode_tokens, dense
+from .items import WIRE, decode_annotation, decode_item, decode_part, decode_tokens, dense, hosted
 from .response import FIELDS, REASONS, decode
-from .tracker import CALLS, ItemState, ItemTracker, LastDelta, Types
 
-_BEFORE = b"\xef\xbb\xbf \t\r\n"
-"""What may stand before the first byte of a body: a byte order mark, blanks, blank lines."""
-
-_FIELDS = b"deir:"
-"""How the lines of a stream begin: data, event, id, retry, or a comment."""
-
-_HEAD = 2048
-
-
-class Incoming:
-    """Feed it bytes; it gives the events of a stream, and keeps everything else.
-
-    >>> incoming = Incoming()
-    >>> incoming.feed(b'data: {"n": 1}\\n\\n'), incoming.feed(b"data: 2")
-    ([('', b'{"n": 1}')], [])
-    >>> incoming.close(), incoming.whole
-    ([('', b'2')], None)
-    """
-
-    __slots__ = ("_begun", "_head", "_seen", "_sse", "_whole")
-
-    def __init__(self) -> None:
-        self._begun = False
-        self._sse: SSEDecoder | None = None
-        self._whole = bytearray()  # as long as it is no stream
-        self._head = b""  # of a stream, as long as no event came
-        self._seen = False
-
-    def feed(self, data: bytes) -> list[tuple[str, bytes]]:
-        """The events that are whole now. Raises ValueError for what is too large."""
-        if not self._begun:
-            data = data.lstrip(_BEFORE)
-            if data:
-                self._begun = True
-                self._sse = SSEDecoder() if data[0] in _FIELDS else None
-        if self._sse is None:
-            self._whole += data
-            if len(self._whole) > MAX_ANSWER:
-                raise ValueError(f"an answer that is larger than {MAX_ANSWER} bytes")
-            return []
-        if not self._seen:
-            self._head = (self._head + data)[:_HEAD]
-        return self._noted(self._sse.feed(data))
-
-    def close(self) -> list[tuple[str, bytes]]:
-        """The last event of a stream, if it ended without a blank line."""
-        return self._noted(self._sse.close()) if self._sse is not None else []
-
-    @property
-    def whole(self) -> bytes | None:
-        """What came instead of a stream; of one without a single event, its beginning."""
-        if self._sse is None:
-            return bytes(self._whole)
-        return None if self._seen else self._head
-
-    def _noted(self, events: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        self._seen = self._seen or bool(events)
-        return events
-
+# ---- values, as other servers spell them -------------------------------------------------
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Calls, and the field of what they are called with."""
@@ -106,25 +48,24 @@ _TEXTUAL = frozenset({"output_text", "refusal", "reasoning_text", "summary_text"
 
 def lenient_item(value: dict[str, JSON]) -> Item:
     """The item that is meant. A call may still have an empty name or call id."""
-    said = value.get("type")
-    kind = said if isinstance(said, str) else "message"
+    given = value.get("type")
+    kind = given if isinstance(given, str) else "message"
     try:
         if kind in _CALLS:
-            return _call(value, _CALLS[kind])
+            return _lenient_call(value, _CALLS[kind])
         return decode_item(_repaired({**value, "type": kind}, kind))
     except FaultError:
-        rest = {name: said for name, said in value.items() if name != "type"}
+        rest = {name: encoded for name, encoded in value.items() if name != "type"}
         id = value.get("id")
         return Unknown(WIRE, kind, rest, id if isinstance(id, str) else None)
 
 
-def _call(value: dict[str, JSON], field: str) -> Item:
+def _lenient_call(value: dict[str, JSON], field: str) -> Item:
     """A call with what it has; the ids it lacks are given to it when it is opened."""
-    said = value.get(field)
-    text = said if isinstance(said, str) else "" if said is None else json.text(said)
+    given = value.get(field)
+    text = given if isinstance(given, str) else "" if given is None else json.text(given)
     call_id, name = value.get("call_id") or value.get("id") or "", value.get("name") or ""
-    whole = {**value, field: text, "call_id": call_id or "?", "name": name or "?"}
-    call = decode_item(whole)
+    call = decode_item({**value, field: text, "call_id": call_id or "?", "name": name or "?"})
     return replace(call, call_id=call_id, name=name)
 
 
@@ -145,11 +86,11 @@ def _repaired(value: dict[str, JSON], kind: str) -> dict[str, JSON]:
             return value
 
 
-def _content(said: JSON, kind: str | None) -> JSON:
+def _content(given: JSON, kind: str | None) -> JSON:
     """Content as a list of pieces; a bare string stays one where no `kind` of piece is wanted."""
-    match said:
+    match given:
         case str():
-            return said if kind is None else [{"type": kind, "text": said}]
+            return given if kind is None else [{"type": kind, "text": given}]
         case list(pieces):
             return [_piece(piece) for piece in pieces if isinstance(piece, dict)]
         case _:
@@ -157,8 +98,8 @@ def _content(said: JSON, kind: str | None) -> JSON:
 
 
 def _piece(value: dict[str, JSON]) -> dict[str, JSON]:
-    said = value.get("type")
-    kind = said if isinstance(said, str) else "output_text"
+    given = value.get("type")
+    kind = given if isinstance(given, str) else "output_text"
     field = "refusal" if kind == "refusal" else "text"
     if kind in _TEXTUAL and not isinstance(value.get(field), str):
         return {**value, "type": kind, field: ""}
@@ -175,11 +116,356 @@ def lenient_part(value: JSON, kind: str | None = None) -> Part | None:
         return None
 
 
+# ---- items while they are sent -----------------------------------------------------------
+
+CALLS: tuple[type[FunctionCall], type[CustomToolCall]] = (FunctionCall, CustomToolCall)
 Fields = dict[str, JSON]
 """One event of the wire, decoded."""
+Types = tuple[type[Item], ...]
 
-Read = Callable[[ItemTracker, Fields], None]
-"""Reads an event into the items."""
+
+class LastDelta(NamedTuple):
+    """The last delta: the field that numbers its part, where it belongs for the upstream (item,
+    output, part), and where more of it is written here."""
+
+    number: str
+    place: tuple[JSON, JSON, JSON]
+    item: OpenItem
+    kind: DeltaKind
+    part: int | None
+
+
+class _Family(NamedTuple):
+    """Events that fill one thing: the kind of their deltas, the types of item they belong to, the
+    item that is made up where none was announced, and the fields of the whole and of the part's
+    number."""
+
+    kind: DeltaKind
+    types: Types
+    fresh: Item
+    whole: str = "text"
+    number: str = "content_index"
+
+
+_TEXT = _Family("text", (Message,), Message("assistant"))
+_REFUSAL = _TEXT._replace(kind="refusal", whole="refusal")
+_REASONING = _Family("reasoning", (Reasoning,), Reasoning())
+_SUMMARY = _Family("summary", (Reasoning,), Reasoning(), number="summary_index")
+_FAMILIES = {
+    "output_text": _TEXT,
+    "refusal": _REFUSAL,
+    "reasoning_text": _REASONING,
+    "reasoning": _REASONING,
+    "reasoning_summary_text": _SUMMARY,
+    "reasoning_summary": _SUMMARY,
+    "function_call_arguments": _Family(
+        "arguments", CALLS, FunctionCall("", "", ""), whole="arguments"
+    ),
+    "custom_tool_call_input": _Family("input", CALLS, CustomToolCall("", "", ""), whole="input"),
+}
+_PARTS = {
+    "content_part": None,
+    "reasoning_part": "reasoning_text",
+    "reasoning_summary_part": "summary_text",
+}
+"""Families of parts, and the kind all their parts are of."""
+_PART_FAMILIES: dict[type, _Family] = {
+    Text: _TEXT,
+    Refusal: _REFUSAL,
+    Thought: _REASONING,
+    Summary: _SUMMARY,
+}
+_ANY_PART = _TEXT._replace(types=(Message, Reasoning))
+
+
+class _PartNumbers:
+    """The numbers of the parts in one list of an item: as the upstream counts, and as we do."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._open: dict[str, int] = {}  # the last part of each kind, while it is open
+        self._count = 0
+
+    def begin(self, kind: str, given: JSON) -> int:
+        """The number of a part that begins."""
+        number, self._count = self._count, self._count + 1
+        if isinstance(given, int):
+            self._known[given] = number
+        self._open[kind] = number
+        return number
+
+    def find(self, kind: str, given: JSON) -> int:
+        """The number of the part that is meant: the one of that number, else the open one of
+        that kind, else one that begins now."""
+        number = self._known.get(given) if isinstance(given, int) else None
+        if number is None:
+            number = self._open.get(kind)
+        return self.begin(kind, given) if number is None else number
+
+    def end(self, kind: str, number: int) -> None:
+        """The part is done: more of its kind without a known number is another part."""
+        if self._open.get(kind) == number:
+            del self._open[kind]
+
+
+class ItemState:
+    """An item under the names the upstream has for it: id, call id, place in the output."""
+
+    def __init__(self, turn: Turn, item: Item, place: JSON) -> None:
+        self.type = type(item)
+        self.id = item.id
+        self.call_id = getattr(item, "call_id", None)
+        self.kind = hosted(item)
+        self.place = place
+        self.done = False
+        self.index: int | None = None  # in the turn, once it is open there
+        self._announced = item
+        self._turn = turn
+        self._waiting: list[str] = []  # arguments of a call without a name
+        self._numbers = {False: _PartNumbers(), True: _PartNumbers()}  # content, summary
+        self.open(item)
+
+    def is_open(self, wanted: Types) -> bool:
+        """Whether the item is of one of these types and not done."""
+        return not self.done and self.type in wanted
+
+    def open(self, item: Item) -> None:
+        """Open the item in the turn, unless it is a call that has no name."""
+        if self.index is not None or (isinstance(item, CALLS) and not item.name):
+            return
+        self.index = self._turn.open(item)
+        if self._waiting:
+            self.write("arguments", "".join(self._waiting))
+
+    def name(self, name: JSON, call_id: JSON) -> None:
+        """A call that was still without a name has one now."""
+        if self.index is None and isinstance(name, str) and name:
+            id = call_id if isinstance(call_id, str) else self.call_id
+            self.open(replace(self._announced, call_id=id, name=name))
+
+    def write(
+        self, kind: DeltaKind, data: str, given: JSON = None, tokens: tuple[Token, ...] = ()
+    ) -> tuple[OpenItem, DeltaKind, int | None] | None:
+        """More of the item, in the part the upstream gives a number for. Gives where the next piece
+        of the same goes; None where that is not known."""
+        if self.index is None:
+            self._waiting.append(data)
+            return None
+        number = None
+        if self.type in CALLS:
+            kind = "input" if self.type is CustomToolCall else "arguments"
+        else:
+            number = self._numbers[kind == "summary"].find(kind, given)
+        self._turn.write(self.index, kind, data, number, tokens)
+        item = self._item
+        return None if item is None else (item, kind, number)
+
+    def whole(self, kind: DeltaKind, data: str, given: JSON, tokens: tuple[Token, ...]) -> None:
+        """The whole of a part or of a call; it counts where no delta brought any of it."""
+        item = self._item
+        if item is None:
+            self._waiting = self._waiting or [data]
+            return
+        written = item.data
+        if self.type not in CALLS:
+            events, part = item.at(kind, self._numbers[kind == "summary"].find(kind, given))
+            self._turn.emit(events)
+            written = part.data
+        if not str(written):
+            self.write(kind, data, given, tokens)
+
+    def annotate(self, note: Annotation, given: JSON) -> None:
+        """A note on a part's text."""
+        if (item := self._item) is not None:
+            self._turn.emit(item.annotate(note, self._numbers[False].find("text", given)))
+
+    def part(self, part: Part, given: JSON, *, done: bool) -> None:
+        """A part begins, as a rule still empty, or is done, and is here whole."""
+        if (item := self._item) is None:
+            return
+        numbers, kind = self._numbers[isinstance(part, Summary)], part_kind(part)
+        number = numbers.find(kind, given) if done else numbers.begin(kind, given)
+        events, opened = item.at(kind, number, empty_part(part))
+        self._turn.emit(events)
+        if done:
+            self._turn.emit(item.close_part(opened, part))
+            numbers.end(kind, number)
+        elif text := getattr(part, "text", ""):
+            self._turn.write(item.index, kind, text, number)
+
+    def end(self, final: Item) -> None:
+        """The item is done; it is here whole."""
+        self.open(final)
+        self.done = True
+        if self.index is not None:
+            self._turn.close(self.index, final)
+
+    def leave(self, item: Item) -> None:
+        """All there is of an item in an answer that failed: it stays open if it was."""
+        if item_closed(item):
+            self.end(item)
+        elif self.index is not None:
+            self._turn.emit([*unfold_item(self.index, item, closed=False)][1:])
+
+    def matches(self, item: Item, *, by_id: bool) -> bool:
+        """Whether an item of the whole output may be this one."""
+        if not by_id:
+            return self.type is type(item)
+        call_id = getattr(item, "call_id", None)
+        same = item.id is not None and self.id == item.id
+        return self.type is type(item) and (same or (bool(call_id) and self.call_id == call_id))
+
+    @property
+    def _item(self) -> OpenItem | None:
+        return None if self.index is None else self._turn.item(self.index)
+
+
+class ItemTracker:
+    """The items of one answer, as far as they have come."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._items: list[ItemState] = []
+        self.last_delta: LastDelta | None = None  # if that was the last event
+        self._last: ItemState | None = None
+
+    def read(self, name: str, fields: Fields) -> bool:
+        """Read an event about items; false if it is none."""
+        family, _, verb = name.removeprefix("response.").rpartition(".")
+        item, place = fields.get("item"), fields.get("output_index")
+        known = _FAMILIES.get(family)
+        if known is not None and verb == "delta":
+            delta, logprobs = fields.get("delta"), fields.get("logprobs")
+            if isinstance(delta, str):
+                tokens = decode_tokens(logprobs) if logprobs else ()
+                number = fields.get(known.number)
+                state = self._meant(fields, known)
+                target = state.write(known.kind, delta, number, tokens)
+                if target is not None:
+                    at = (fields.get("item_id"), place, number)
+                    self.last_delta = LastDelta(known.number, at, *target)
+        elif known is not None and verb == "done":
+            text = fields.get(known.whole)
+            if isinstance(text, str) and text:
+                state = self._meant(fields, known)
+                state.name(fields.get("name"), fields.get("call_id"))
+                tokens = decode_tokens(fields.get("logprobs"))
+                state.whole(known.kind, text, fields.get(known.number), tokens)
+        elif family in _PARTS and verb in ("added", "done"):
+            part = lenient_part(fields.get("part"), _PARTS[family])
+            if part is not None:
+                number = fields.get("summary_index", fields.get("content_index"))
+                state = self._meant(fields, _PART_FAMILIES.get(type(part), _ANY_PART))
+                state.part(part, number, done=verb == "done")
+        elif name == "response.output_text.annotation.added":
+            note = fields.get("annotation")
+            if isinstance(note, dict):
+                state = self._meant(fields, _TEXT)
+                state.annotate(decode_annotation(note), fields.get("content_index"))
+        elif name == "response.output_item.added":
+            if isinstance(item, dict):
+                self.add(lenient_item(item), place)
+        elif name == "response.output_item.done":
+            if isinstance(item, dict):
+                final = lenient_item(item)
+                found = self._find(final.id, place, (type(final),))
+                (found or self.add(final, place)).end(final)
+        else:
+            return False
+        return True
+
+    def _meant(self, fields: Fields, family: _Family) -> ItemState:
+        """The item an event is about, made up where it was never announced."""
+        id, place = fields.get("item_id"), fields.get("output_index")
+        state = self._find(id, place, family.types)
+        if state is None:
+            state = self.add(replace(family.fresh, id=id if isinstance(id, str) else None), place)
+        return state
+
+    def add(self, item: Item, place: JSON) -> ItemState:
+        """A new item."""
+        self._last = ItemState(self._turn, item, place)
+        self._items.append(self._last)
+        return self._last
+
+    def _find(self, id: JSON, place: JSON, wanted: Types) -> ItemState | None:
+        """The item that is meant, among those of the wanted types that are not done."""
+        last = self._last
+        if last is not None and last.id == id and last.place == place and last.is_open(wanted):
+            return last
+        open = [state for state in self._items if state.is_open(wanted)]
+        same = [state for state in open if state.id == id] if id is not None else []
+        if not same and place is not None:
+            same = [state for state in open if state.place == place]
+        elif not same and id is None:
+            same = open
+        self._last = same[-1] if same else last
+        return same[-1] if same else None
+
+    def progress(self, name: str, fields: Fields) -> None:
+        """Progress of a hosted tool; or an event we do not know, which is carried unchanged.
+
+        A name that could break out of its line is not repeated, and so neither is what it names.
+        """
+        if not _NAME.fullmatch(name):
+            return
+        id, place = fields.get("item_id"), fields.get("output_index")
+        state = None
+        for each in reversed(self._items):  # open or done, of whatever type
+            if each.id == id if id is not None else each.place == place is not None:
+                state = each
+                break
+        index = None if state is None else state.index
+        family, _, word = name.removeprefix("response.").rpartition(".")
+        if state is not None and state.kind == family and word in _STATES:
+            data = {field: value for field, value in fields.items() if field not in _ADDRESS}
+            self._turn.progress(index, _STATES[word], data or None)
+        else:
+            raw = {field: value for field, value in fields.items() if field != "sequence_number"}
+            self._turn.progress(index, "raw", {WIRE: {**raw, "type": name}})
+
+    def reconcile(self, output: list[Item], *, failed: bool = False) -> None:
+        """The whole output: the last word on what was streamed, and on what was not."""
+        known = self._matched(output)
+        for place, item in enumerate(output):
+            state = known.get(place)
+            if state is None:
+                state = self.add(item, place)
+                if failed:
+                    state.leave(item)
+            if not failed:
+                state.end(item)
+
+    def _matched(self, output: list[Item]) -> dict[int, ItemState]:
+        """By place in the output, the items that were streamed: first those that have the same
+        id, then those left over of the same type, in their order."""
+        known: dict[int, ItemState] = {}
+        left = list(self._items)
+        for by_id in (True, False):
+            for place, item in enumerate(output):
+                found = next((each for each in left if each.matches(item, by_id=by_id)), None)
+                if place not in known and found is not None:
+                    known[place] = found
+                    left.remove(found)
+        return known
+
+    @property
+    def called(self) -> bool:
+        """Whether any tool was called."""
+        return any(state.type in CALLS for state in self._items)
+
+    @property
+    def nameless(self) -> bool:
+        """Whether a call never got its name."""
+        return any(state.index is None for state in self._items)
+
+
+_STATES: dict[str, State] = {STATES.get(state, state): state for state in get_args(State)}
+_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+_ADDRESS = ("type", "item_id", "output_index", "sequence_number")
+
+
+# ---- answers -----------------------------------------------------------------------------
 
 
 class _DeltaEvent(Struct):
@@ -196,166 +482,6 @@ class _DeltaEvent(Struct):
 
 _read_lines = msgspec.json.Decoder(_DeltaEvent).decode_lines
 
-
-class _Home(Struct, frozen=True):
-    """Where something belongs: in an item of one of these types, or in one that is made up."""
-
-    types: Types
-    fresh: Item
-
-
-_MESSAGE = _Home((Message,), Message("assistant"))
-_THOUGHT = _Home((Reasoning,), Reasoning())
-_ANYWHERE = _Home((Message, Reasoning), Message("assistant"))
-_FUNCTION_CALL = _Home(CALLS, FunctionCall("", "", ""))
-_CUSTOM_CALL = _Home(CALLS, CustomToolCall("", "", ""))
-
-
-class _Family(Struct, frozen=True):
-    """Events of one kind of delta: what they bring, where to, and the field of the whole."""
-
-    kind: DeltaKind
-    home: _Home
-    whole: str
-    number: str = "content_index"
-
-
-_TEXT = _Family("text", _MESSAGE, "text")
-_REFUSAL = _Family("refusal", _MESSAGE, "refusal")
-_REASONING = _Family("reasoning", _THOUGHT, "text")
-_SUMMARY = _Family("summary", _THOUGHT, "text", "summary_index")
-_FUNCTION = _Family("arguments", _FUNCTION_CALL, "arguments")
-_CUSTOM = _Family("input", _CUSTOM_CALL, "input")
-
-_FAMILIES = {
-    "output_text": _TEXT,
-    "refusal": _REFUSAL,
-    "reasoning_text": _REASONING,
-    "reasoning": _REASONING,
-    "reasoning_summary_text": _SUMMARY,
-    "reasoning_summary": _SUMMARY,
-    "function_call_arguments": _FUNCTION,
-    "custom_tool_call_input": _CUSTOM,
-}
-_PARTS = {
-    "content_part": None,
-    "reasoning_part": "reasoning_text",
-    "reasoning_summary_part": "summary_text",
-}
-"""Families of parts, and the kind all their parts are of."""
-
-_HOMES: dict[type, _Home] = {
-    Text: _MESSAGE,
-    Refusal: _MESSAGE,
-    Thought: _THOUGHT,
-    Summary: _THOUGHT,
-}
-_STATES: dict[str, State] = {STATES.get(state, state): state for state in get_args(State)}
-_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
-_ADDRESS = ("type", "item_id", "output_index", "sequence_number")
-
-
-def _item_of(items: ItemTracker, fields: Fields, home: _Home) -> ItemState:
-    """The item an event is about, made up where it was never announced."""
-    id, place = fields.get("item_id"), fields.get("output_index")
-    state = items.find(id, place, home.types)
-    if state is None:
-        fresh = replace(home.fresh, id=id if isinstance(id, str) else None)
-        state = items.add(fresh, place)
-    return state
-
-
-def _delta(family: _Family) -> Read:
-    def read(items: ItemTracker, fields: Fields) -> None:
-        delta = fields.get("delta")
-        if isinstance(delta, str):
-            probabilities = fields.get("logprobs")
-            tokens = decode_tokens(probabilities) if probabilities else ()
-            state = _item_of(items, fields, family.home)
-            number = fields.get(family.number)
-            target = state.write(family.kind, delta, number, tokens)
-            if target is not None:
-                place = (fields.get("item_id"), fields.get("output_index"), number)
-                items.last_delta = family.number, place, target
-
-    return read
-
-
-def _whole(family: _Family) -> Read:
-    def read(items: ItemTracker, fields: Fields) -> None:
-        text = fields.get(family.whole)
-        if isinstance(text, str) and text:
-            state = _item_of(items, fields, family.home)
-            state.name(fields.get("name"), fields.get("call_id"))
-            tokens = decode_tokens(fields.get("logprobs"))
-            state.whole(family.kind, text, fields.get(family.number), tokens)
-
-    return read
-
-
-def _part(kind: str | None, then: Callable[[ItemState, Part, JSON], None]) -> Read:
-    def read(items: ItemTracker, fields: Fields) -> None:
-        part = lenient_part(fields.get("part"), kind)
-        if part is not None:
-            given = fields.get("summary_index", fields.get("content_index"))
-            then(_item_of(items, fields, _HOMES.get(type(part), _ANYWHERE)), part, given)
-
-    return read
-
-
-def _annotation(items: ItemTracker, fields: Fields) -> None:
-    value = fields.get("annotation")
-    if isinstance(value, dict):
-        state = _item_of(items, fields, _MESSAGE)
-        state.annotate(decode_annotation(value), fields.get("content_index"))
-
-
-def _item_added(items: ItemTracker, fields: Fields) -> None:
-    value = fields.get("item")
-    if isinstance(value, dict):
-        items.add(lenient_item(value), fields.get("output_index"))
-
-
-def _item_done(items: ItemTracker, fields: Fields) -> None:
-    value = fields.get("item")
-    if isinstance(value, dict):
-        item, place = lenient_item(value), fields.get("output_index")
-        state = items.find(item.id, place, (type(item),)) or items.add(item, place)
-        state.end(item)
-
-
-def _progress(items: ItemTracker, name: str, fields: Fields) -> None:
-    """Progress of a hosted tool; or something we do not know, kept as it is.
-
-    A name that could break out of its line is not repeated, and so neither is what it names.
-    """
-    if not _NAME.fullmatch(name):
-        return
-    state = items.any(fields.get("item_id"), fields.get("output_index"))
-    index = None if state is None else state.index
-    family, _, word = name.removeprefix("response.").rpartition(".")
-    if state is not None and state.kind == family and word in _STATES:
-        data = {field: value for field, value in fields.items() if field not in _ADDRESS}
-        items.turn.progress(index, _STATES[word], data or None)
-    else:
-        kept = {field: value for field, value in fields.items() if field != "sequence_number"}
-        items.turn.progress(index, "raw", {WIRE: {**kept, "type": name}})
-
-
-_READ: dict[str, Read] = {
-    "response.output_item.added": _item_added,
-    "response.output_item.done": _item_done,
-    "response.output_text.annotation.added": _annotation,
-    **{f"response.{name}.delta": _delta(family) for name, family in _FAMILIES.items()},
-    **{f"response.{name}.done": _whole(family) for name, family in _FAMILIES.items()},
-    **{
-        f"response.{name}.added": _part(kind, ItemState.begin_part) for name, kind in _PARTS.items()
-    },
-    **{f"response.{name}.done": _part(kind, ItemState.end_part) for name, kind in _PARTS.items()},
-}
-"""Every event about items, and what reads it."""
-
-
 _BEGINNINGS = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ENDS = {
     "response.completed": "completed",
@@ -368,9 +494,14 @@ _ENDS = {
 
 _REASONS = {theirs: ours for ours, theirs in REASONS.items()}
 _TIERS = frozenset({"auto", "default"})
-"""Service tiers that are no news to a client."""
+"""Service tiers that tell a client nothing."""
 
 _SILENT = Fault("upstream_error", "The model's server failed and did not say why.", "upstream")
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+"""What may stand before the first byte of a body: a byte order mark, blanks, blank lines."""
+_LINES = b"deir:"
+"""How the lines of a stream begin: data, event, id, retry, or a comment."""
+_HEAD = 2048
 
 
 class Decoder:
@@ -384,8 +515,11 @@ class Decoder:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._incoming = Incoming()
         self._items = ItemTracker(turn)
+        self._sse: sse.SSEDecoder | None = None  # of a stream
+        self._body = bytearray()  # of an answer that is none
+        self._head = b""  # how a stream began, until an event came
+        self._begun = False  # an event came
         self._type = ""  # of the last event, and how its frame began
         self._label = b""
         self._whole_frames = False  # nothing of a frame waits for the rest of it
@@ -395,6 +529,16 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that became clear with these bytes."""
+        if self._sse is None:
+            data = data if self._body else data.lstrip(_BLANK)
+            if self._body or not data or data[0] not in _LINES:
+                self._body += data
+                if len(self._body) > json.MAX_ANSWER:
+                    self._fail(f"an answer that is larger than {json.MAX_ANSWER} bytes")
+                return self._turn.take()
+            self._sse = sse.SSEDecoder()
+        if not self._begun:
+            self._head = (self._head + data)[:_HEAD]
         events: list[Event] = []
         alike = True  # whether deltas may be like the last one
         while data and not self._turn.over:
@@ -404,24 +548,24 @@ class Decoder:
                 alike, data = len(rest) < len(data), rest
                 continue
             end = _end_of_delta(data, self._whole_frames) if alike else len(data)
-            self._read_events(data[:end])
+            try:
+                for name, encoded in self._sse.feed(data[:end]):
+                    self._event(name, encoded)
+            except ValueError as problem:
+                self._fail(str(problem))
             self._whole_frames = data[end - 2 : end] == b"\n\n"
             data = data[end:]
             events += self._turn.take()
         return events
 
-    def _read_events(self, data: bytes) -> None:
-        try:
-            for name, encoded in self._incoming.feed(data):
-                self._event(name, encoded)
-        except ValueError as problem:
-            message = f"The model's server sent what cannot be read: {problem}."
-            self._turn.fail(Fault("upstream_error", message, "upstream"))
+    def _fail(self, problem: str) -> None:
+        message = f"The model's server sent what cannot be read: {problem}."
+        self._turn.fail(Fault("upstream_error", message, "upstream"))
 
     def _read_deltas(self, last: LastDelta, data: bytes, events: list[Event]) -> bytes:
         """Read the deltas like the last one that the bytes begin with, typed and at once, as most
         of a stream is such deltas. Gives the bytes after them, which are read one by one."""
-        number, place, (item, kind, part) = last
+        number, place, item, kind, part = last
         label, frames = self._label, data.split(b"\n\n")
         frames.pop()  # which is not whole, or empty
         lines = []
@@ -454,11 +598,10 @@ class Decoder:
         return self._turn.take()
 
     def _close(self) -> None:
-        for name, said in self._incoming.close():
-            self._event(name, said)
-        whole = self._incoming.whole
-        if whole is not None and not self._turn.over:
-            self._whole(whole)
+        for name, encoded in self._sse.close() if self._sse else ():
+            self._event(name, encoded)
+        if not (self._begun or self._turn.over):
+            self._whole(self._head or bytes(self._body))
         if self._fault is not None:
             self._turn.fail(self._fault)
         elif self._done and self._turn.has_output:
@@ -473,6 +616,7 @@ class Decoder:
     # ---- events --------------------------------------------------------------------------
 
     def _event(self, name: str, data: bytes) -> None:
+        self._begun = True
         if data == sse.END:
             self._done = True
             return
@@ -490,25 +634,24 @@ class Decoder:
 
     def _repair(self, name: str, data: bytes) -> None:
         """Several events with no blank line between are taken apart. Anything else is passed
-        over: what it said comes again when its part, its item or the answer is done."""
+        over: what it held comes again when its part, its item or the answer is done."""
         lines = data.split(b"\n")
         if len(lines) > 1:
             for line in lines:
                 self._event(name, line)
 
     def _read(self, name: str, fields: Fields) -> None:
-        read = _READ.get(name)
-        if read is not None:
-            read(self._items, fields)
-        elif name in _BEGINNINGS:
+        if self._items.read(name, fields):
+            return
+        if name in _BEGINNINGS:
             self._header(_dict(fields.get("response")))
         elif name in _ENDS:
             self._end(_dict(fields.get("response")), _ENDS[name])
         elif name == "error" or (not name and fields.get("error")):
-            said = {n: v for n, v in fields.items() if n not in ("type", "sequence_number")}
-            self._fault = error.describe(said) or CUT
+            given = {n: v for n, v in fields.items() if n not in ("type", "sequence_number")}
+            self._fault = error.describe(given) or CUT
         elif name:
-            _progress(self._items, name, fields)
+            self._items.progress(name, fields)
         elif fields.get("object") == "response":
             self._end(fields, "failed")
 
@@ -529,12 +672,12 @@ class Decoder:
 
     def _header(self, response: Fields) -> None:
         """What a snapshot says of the whole: who answers, what was counted, what is unknown."""
-        said = {n: v for n, v in dense(response).items() if n not in FIELDS}
+        unknown = {n: v for n, v in dense(response).items() if n not in FIELDS}
         if isinstance(tier := response.get("service_tier"), str) and tier not in _TIERS:
-            said["service_tier"] = tier
-        news = {name: v for name, v in said.items() if self._known.get(name) != v}
-        self._known |= news
-        extra = {WIRE: news} if news else {}
+            unknown["service_tier"] = tier
+        new = {name: v for name, v in unknown.items() if self._known.get(name) != v}
+        self._known |= new
+        extra = {WIRE: new} if new else {}
         own = dense({name: response.get(name) for name in ("id", "created_at")})
         if own and not self._turn.started:
             extra["upstream"] = own
@@ -542,20 +685,17 @@ class Decoder:
         self._turn.header(model if isinstance(model, str) else None, extra)
         self._turn.usage = decode(response.get("usage")) or self._turn.usage
 
-    def _end(self, response: Fields, status: str) -> None:
-        """The response is over, in the way it says itself or else as the event is called."""
-        said = response.get("status")
-        status = said if isinstance(said, str) else status
+    def _end(self, response: Fields, named: str) -> None:
+        """The response is over, in the way it says itself or else as the event is `named`."""
+        given, output = response.get("status"), response.get("output")
+        status = given if isinstance(given, str) else named
         failed = status in ("failed", "in_progress", "queued")
         self._header(response)
-        output = response.get("output")
-        items = output if isinstance(output, list) else []
-        self._items.reconcile(
-            [lenient_item(v) for v in items if isinstance(v, dict)], failed=failed
-        )
+        items = [v for v in output if isinstance(v, dict)] if isinstance(output, list) else []
+        self._items.reconcile([lenient_item(item) for item in items], failed=failed)
         if failed:
-            said = response.get("error") and error.describe({"error": response["error"]})
-            self._turn.fail(said or self._fault or (_SILENT if status == "failed" else CUT))
+            fault = response.get("error") and error.describe({"error": response["error"]})
+            self._turn.fail(fault or self._fault or (_SILENT if status == "failed" else CUT))
         else:
             self._complete(status, response)
 

@@ -322,7 +322,7 @@ class Encoder:
 
 def encode_response(response: Response, request: Request, dialect: Dialect = STANDARD) -> bytes:
     """The answer as one JSON object: the very response that a stream's last event carries."""
-    if response.choices:  # this wire has a place for one alternative
+    if response.choices:  # this wire has one alternative
         first = response.choice(0)
         response = replace(response, output=first, choices=(), reasons=response.reasons[:1])
     if request.store is True:

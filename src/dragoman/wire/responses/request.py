@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import (
@@ -19,6 +19,7 @@ from dragoman.core.item import (
     Item,
     ItemReference,
     Message,
+    Part,
     Unknown,
     UnknownPart,
 )
@@ -31,12 +32,12 @@ from dragoman.core.request import (
     Namespace,
     ReasoningOptions,
     Request,
-    Sampling,
     StreamOptions,
     Tool,
     UnknownTool,
 )
 from dragoman.wire import json
+from dragoman.wire.choices import SamplingFields, decode_sampling
 from dragoman.wire.json import ABSENT, Fields, Reader
 from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
@@ -59,30 +60,20 @@ _BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
 
 
 def check(request: Request) -> None:
-    """Raises FaultError for the first rule that is broken."""
-    if request.conversation is not None and request.previous_response_id is not None:
+    """Raises FaultError for the first rule that is broken.
+
+    An unknown kind of content is a mistake, not an extension. A call's output follows its call,
+    unless earlier items are out of sight.
+    """
+    previous, conversation = request.previous_response_id, request.conversation
+    if conversation is not None and previous is not None:
         raise _wrong("cannot be given together with previous_response_id", "conversation")
-    elsewhere = (request.previous_response_id, request.conversation, request.prompt)
-    if not request.items and request.instructions is None and elsewhere == (None, None, None):
+    whole = conversation is None and previous is None
+    if whole and not request.items and request.instructions is None and request.prompt is None:
         raise _wrong("is missing", "input")
-    whole = request.previous_response_id is None and request.conversation is None
-    _check_items(request.items, whole=whole)
-    if request.prompt is not None or request.tool_choice is None:
-        return
-    kinds = {item.kind for item in request.items if isinstance(item, Unknown)}
-    if not kinds & _BRINGS_TOOLS:
-        _check_choice(request)
-
-
-def _wrong(problem: str, param: str) -> FaultError:
-    return FaultError(bad_request(problem, param))
-
-
-def _check_items(items: tuple[Item, ...], *, whole: bool) -> None:
-    """An unknown kind of content is a mistake, not an extension. A call's output follows its call,
-    unless earlier items are out of sight, as where this is not the `whole` conversation."""
     calls: set[str] = set()
-    for number, item in enumerate(items):
+    for number, item in enumerate(request.items):
+        parts: str | tuple[Part, ...] = ()
         match item:
             case Message(content=parts):
                 name = "content"
@@ -93,19 +84,22 @@ def _check_items(items: tuple[Item, ...], *, whole: bool) -> None:
                     raise _wrong(problem, f"input[{number}].call_id")
             case FunctionCall() | CustomToolCall():
                 calls.add(item.call_id)
-                continue
+            case ItemReference() | Compaction():
+                whole = False
             case Unknown(value={"call_id": str(call_id)}):
                 calls.add(call_id)
-                continue
-            case _:
-                whole = whole and not isinstance(item, ItemReference | Compaction)
-                continue
-        if isinstance(parts, str):
-            continue
-        for place, part in enumerate(parts):
+        for place, part in enumerate(parts if isinstance(parts, tuple) else ()):
             if isinstance(part, UnknownPart) and part.value["type"] not in VENDOR_PARTS:
                 problem = f"is {part.value['type']!r}, which is no kind of content"
                 raise _wrong(problem, f"input[{number}].{name}[{place}].type")
+    if request.tool_choice in (None, "auto", "none") or request.prompt is not None:
+        return
+    if _BRINGS_TOOLS.isdisjoint([i.kind for i in request.items if isinstance(i, Unknown)]):
+        _check_choice(request)
+
+
+def _wrong(problem: str, param: str) -> FaultError:
+    return FaultError(bad_request(problem, param))
 
 
 def _check_choice(request: Request) -> None:
@@ -143,38 +137,25 @@ LOGPROBS = "message.output_text.logprobs"
 _VENDOR = "responses_vendor"
 """The key in `extra` of sampling values that only some servers take on this wire."""
 
-_STRINGS = (
-    "previous_response_id",
-    "truncation",
-    "user",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "service_tier",
+_PLAIN = (
+    *("previous_response_id", "truncation", "user", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "service_tier", "parallel_tool_calls", "background", "prompt"),
+    *("metadata", "moderation", "prompt_cache_options", "max_tool_calls", "max_output_tokens"),
+    *("conversation", "context_management"),
 )
-_BOOLEANS = ("parallel_tool_calls", "background")
-_OBJECTS = ("prompt", "metadata", "moderation", "prompt_cache_options")
-_INTEGERS = ("max_tool_calls", "max_output_tokens", "top_logprobs")
-_SAMPLING = (*("temperature", "top_p", "frequency_penalty", "presence_penalty", "top_logprobs"),)
-_STRUCTURED = (
-    *("instructions", "tool_choice", "text", "reasoning", "stream_options", "conversation"),
-    "context_management",
-)
+"""Fields that are the same on this wire and in the core."""
 _VENDOR_SAMPLING = ("top_k", "min_p", "repetition_penalty", "seed", "stop", "logit_bias")
+_NO_SAMPLING = ("n", "repeat_penalty")
+"""Sampling values of other wires, which are unknown fields on this one."""
+_INTEGERS = ("max_tool_calls", "max_output_tokens", "top_logprobs", "seed", "top_k")
 
-# A number is encoded as it was: 1 does not become 1.0.
-_Probability = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
-_Temperature = Annotated[int, Meta(ge=0, le=2)] | Annotated[float, Meta(ge=0, le=2)]
-_Penalty = Annotated[int, Meta(ge=-2, le=2)] | Annotated[float, Meta(ge=-2, le=2)]
 _Limit = Annotated[int, Meta(ge=1)]
-_Name = Annotated[str, Meta(min_length=1)]
 
 
-class _Body(Struct):
-    """The usual fields. Those of several shapes or with fields inside are any value here, and read
-    field by field together with the rare ones, which come as unknown ones do."""
+class _Body(SamplingFields, kw_only=True):
+    """The fields we know. Those of several shapes are any value here."""
 
-    model: _Name
+    model: Annotated[str, Meta(min_length=1)]
     input: Raw = ABSENT
     tools: Raw = ABSENT
     previous_response_id: str | None = None
@@ -194,22 +175,33 @@ class _Body(Struct):
     prompt_cache_options: dict[str, Any] | None = None
     max_tool_calls: _Limit | None = None
     max_output_tokens: _Limit | None = None
-    temperature: _Temperature | None = None
-    top_p: _Probability | None = None
-    frequency_penalty: _Penalty | None = None
-    presence_penalty: _Penalty | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
     instructions: str | list[Any] | None = None
     tool_choice: JSON = None
-    text: JSON = None
-    reasoning: JSON = None
-    stream_options: JSON = None
+    text: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    stream_options: Raw = ABSENT
     conversation: JSON = None
     context_management: list[Any] | None = None
 
 
+class _Reasoning(Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _StreamOptions(Struct):
+    include_obfuscation: bool | None = None
+
+
+class _Text(Struct):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
 _body = Reader(_Body)
+_reasoning, _stream_options, _text = Reader(_Reasoning), Reader(_StreamOptions), Reader(_Text)
 
 # ---- decoding -----------------------------------------------------------------------------
 
@@ -237,34 +229,67 @@ def decode(data: bytes) -> Request:
 
 def _decode(data: bytes) -> Request:
     body, rest = _body.read(data)
-    known = asdict(body)
-    items = _input(known.pop("input"))
-    offered = known.pop("tools")
-    sampling = {name: known.pop(name) for name in _SAMPLING}
-    include = known["include"] = tuple(known["include"] or ())
-    if LOGPROBS in include:
-        sampling["logprobs"] = True
-    given = {name: value for name in _STRUCTURED if (value := known.pop(name)) is not None}
-    loose = [*given.values(), *map(known.get, _OBJECTS)]
-    if any(loose):
+    plain: dict[str, Any] = {name: getattr(body, name) for name in _PLAIN}
+    instructions, choice = body.instructions, body.tool_choice
+    loose = [v for v in (instructions, choice, *plain.values()) if isinstance(v, dict | list)]
+    if loose:
         json.check_depth(loose)
-    if given or rest:
-        decoded, rest = _structured(Fields(rest | given), sampling)
-        known |= decoded
-    if known["store"] is None:
+    match body.conversation:
+        case None | str() | {"id": str()}:
+            pass
+        case _:
+            raise _wrong("must be a conversation's id, or an object with it", "conversation")
+    if isinstance(instructions, list):
+        plain["instructions"] = decode_items(json.dump(instructions), "instructions")
+    else:
+        plain["instructions"] = instructions
+    if body.reasoning is not ABSENT and (
+        given := _options(_reasoning, body.reasoning, "reasoning")
+    ):
+        reasoning, more = given
+        plain["reasoning"] = ReasoningOptions(reasoning.effort, reasoning.summary, to_extra(more))
+    if body.stream_options is not ABSENT and (
+        given := _options(_stream_options, body.stream_options, "stream_options")
+    ):
+        options, more = given
+        plain["stream_options"] = StreamOptions(
+            include_obfuscation=options.include_obfuscation, extra=to_extra(more)
+        )
+    if body.text is not ABSENT and (given := _options(_text, body.text, "text")):
+        text, more = given
+        plain["verbosity"] = text.verbosity
+        if text.format is not None:
+            json.check_depth(text.format)
+            plain["format"], unknown = tools.decode_format(Fields(text.format, "text.format"))
+            more |= {"format": unknown} if unknown else {}
+        rest |= {"text": more} if more else {}
+    vendor = {n: v for n in _VENDOR_SAMPLING if (v := getattr(body, n)) is not None}
+    rest |= {n: v for n in _NO_SAMPLING if (v := getattr(body, n)) is not None}
+    body.n = body.repeat_penalty = None
+    include = tuple(body.include or ())
+    probabilities = True if LOGPROBS in include else None
+    if body.store is None:
         rest["store"] = None  # absent, which here means yes: see `encode`
-    vendor = {name: rest.pop(name) for name in _VENDOR_SAMPLING if name in rest}
     extra = {WIRE: rest} if rest else {}
     if vendor:
         extra[_VENDOR] = vendor
-    known["stream"] = known["stream"] or False
     return Request(
-        **known,
-        items=items,
-        tools=() if offered is ABSENT else tools.decode_cached(offered),
-        sampling=Sampling(**sampling),
+        model=body.model,
+        items=_input(body.input),
+        tools=() if body.tools is ABSENT else tools.decode_cached(body.tools),
+        tool_choice=None if choice is None else tools.decode_choice(choice),
+        sampling=decode_sampling(body, probabilities, body.top_logprobs, rest),
+        stream=body.stream or False,
+        store=body.store,
+        include=include,
         extra=extra or None,
+        **plain,
     )
+
+
+def _options(reader: Reader[Any], data: Raw, path: str) -> tuple[Any, dict[str, JSON]] | None:
+    """An object of options and its unknown fields; None where it is null."""
+    return None if bytes(data) == b"null" else reader.read(data, path)
 
 
 def _input(data: Raw) -> tuple[Item, ...]:
@@ -282,60 +307,6 @@ def _input(data: Raw) -> tuple[Item, ...]:
             raise FaultError(bad_request(problem, "input"))
 
 
-def _structured(fields: Fields, sampling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, JSON]]:
-    """The fields of a request that are objects or come in several shapes, and all that is left.
-    Sampling values that the protocol itself has not are added to the others, and left too."""
-    decoded: dict[str, Any] = {
-        "tool_choice": tools.decode_choice(fields),
-        "context_management": fields.any("context_management"),
-    }
-    match fields.any("instructions"):
-        case list(values):
-            decoded["instructions"] = decode_items(json.dump(values), "instructions")
-        case text:
-            decoded["instructions"] = text
-    match fields.any("conversation"):
-        case None | str() | {"id": str()} as value:
-            decoded["conversation"] = value
-        case _:
-            raise fields.wrong("conversation", "must be a conversation's id, or an object with it")
-    if (options := fields.object("reasoning")) is not None:
-        effort, summary = options.string("effort"), options.string("summary")
-        decoded["reasoning"] = ReasoningOptions(effort, summary, to_extra(options.rest()))
-    if (options := fields.object("stream_options")) is not None:
-        obfuscation, extra = options.boolean("include_obfuscation"), to_extra(options.rest())
-        decoded["stream_options"] = StreamOptions(include_obfuscation=obfuscation, extra=extra)
-    unknown: dict[str, JSON] = {}
-    if (text := fields.object("text")) is not None:
-        decoded["verbosity"], format = text.string("verbosity"), text.object("format")
-        unknown = text.rest()
-        if format is not None:
-            decoded["format"], more = tools.decode_format(format)
-            unknown |= {"format": more} if more else {}
-    rest = fields.rest()
-    vendor = {name: rest[name] for name in _VENDOR_SAMPLING if name in rest}
-    if vendor:
-        sampling |= _vendor_sampling(vendor)
-    return decoded, rest | ({"text": unknown} if unknown else {})
-
-
-def _vendor_sampling(vendor: dict[str, JSON]) -> dict[str, Any]:
-    """The sampling values that the protocol itself has not."""
-    more = Fields(vendor)
-    stop = vendor.get("stop")
-    bias = more.mapping("logit_bias")
-    for token, value in (bias or {}).items():
-        Fields({token: value}, "logit_bias").number(token, -100, 100)
-    return {
-        "top_k": more.integer("top_k"),
-        "min_p": more.number("min_p", 0, 1),
-        "repetition_penalty": more.number("repetition_penalty", 0),
-        "seed": more.integer("seed"),
-        "stop": (stop,) if isinstance(stop, str) else more.strings("stop"),
-        "logit_bias": bias,
-    }
-
-
 # ---- encoding -----------------------------------------------------------------------------
 
 
@@ -348,75 +319,48 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     An absent `store` means yes on this wire and no elsewhere. So it stays absent where a client
     of this wire left it out, and is `false` where a client of another wire did not ask for it.
     """
-    vendor = (request.extra or {}).get(_VENDOR, {})
+    vendor, unknown = (request.extra or {}).get(_VENDOR, {}), from_extra(request.extra)
     own = replace(request.sampling, **dict.fromkeys(vendor))
     losses = judge(replace(request, sampling=own), LOSSES)
-    encoded = dense(merge(_fields(request), {**vendor, **from_extra(request.extra)}))
+    sampling, options, include = request.sampling, request.stream_options, list(request.include)
+    if sampling.logprobs and LOGPROBS not in include:
+        include.append(LOGPROBS)
+    format = tools.encode_format(request.format) if request.format is not None else None
+    encoded = {
+        "model": request.model,
+        "stream": request.stream or None,
+        "instructions": encode_instructions(request),
+        "tools": tools.encode_cached(request.tools) if request.tools else None,
+        "tool_choice": request.tool_choice and tools.encode_choice(request.tool_choice),
+        "text": dense({"format": format, "verbosity": request.verbosity}) or None,
+        "reasoning": None,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "top_logprobs": sampling.top_logprobs,
+        "include": include or None,
+        "store": bool(request.store),
+        **{name: getattr(request, name) for name in _PLAIN},
+    }
+    if (reasoning := request.reasoning) is not None:
+        given = {"effort": reasoning.effort, "summary": reasoning.summary}
+        encoded["reasoning"] = dense({**given, **from_extra(reasoning.extra)})
+    if options is not None:  # usage is part of every answer here
+        obfuscation = {"include_obfuscation": options.include_obfuscation}
+        encoded["stream_options"] = dense({**obfuscation, **from_extra(options.extra)}) or None
+    encoded = dense(merge(encoded, {**vendor, **unknown}))
     for name in sorted(dialect.drop & encoded.keys()):
         del encoded[name]
         losses += (Loss(name, "dropped", "the model's server does not take it"),)
     return json.dump({**encoded, "input": _encode_items(request.items)}), losses
 
 
-def _fields(request: Request) -> dict[str, JSON]:
-    sampling = request.sampling
-    return {
-        "model": request.model,
-        "stream": request.stream or None,
-        "instructions": encode_instructions(request),
-        "tools": tools.encode_cached(request.tools) if request.tools else None,
-        "tool_choice": request.tool_choice and tools.encode_choice(request.tool_choice),
-        "max_tool_calls": request.max_tool_calls,
-        "text": _encode_text(request),
-        "reasoning": _encode_reasoning(request.reasoning),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "top_logprobs": sampling.top_logprobs,
-        "max_output_tokens": request.max_output_tokens,
-        "include": _encode_include(request),
-        "stream_options": _encode_stream_options(request.stream_options),
-        "store": bool(request.store),
-        **{name: getattr(request, name) for name in (*_STRINGS, *_BOOLEANS, *_OBJECTS)},
-        "conversation": request.conversation,
-        "context_management": request.context_management,
-    }
+def encode_instructions(request: Request) -> JSON:
+    """Instructions in the shape they were given."""
+    given = request.instructions
+    return _encode_items(given) if isinstance(given, tuple) else given
 
 
 def _encode_items(values: tuple[Item, ...]) -> list[JSON]:
     return [encoded for item in values if (encoded := encode_item(item)) is not None]
-
-
-def encode_instructions(request: Request) -> JSON:
-    """Instructions in the shape they were given."""
-    if isinstance(request.instructions, tuple):
-        return _encode_items(request.instructions)
-    return request.instructions
-
-
-def _encode_text(request: Request) -> JSON:
-    format = tools.encode_format(request.format) if request.format is not None else None
-    return dense({"format": format, "verbosity": request.verbosity}) or None
-
-
-def _encode_reasoning(options: ReasoningOptions | None) -> JSON:
-    if options is None:
-        return None
-    encoded = {"effort": options.effort, "summary": options.summary}
-    return dense({**encoded, **from_extra(options.extra)})
-
-
-def _encode_stream_options(options: StreamOptions | None) -> JSON:
-    """What this wire has of them; usage is part of every answer here."""
-    if options is None:
-        return None
-    encoded = {"include_obfuscation": options.include_obfuscation, **from_extra(options.extra)}
-    return dense(encoded) or None
-
-
-def _encode_include(request: Request) -> JSON:
-    include = list(request.include)
-    if request.sampling.logprobs and LOGPROBS not in include:
-        include.append(LOGPROBS)
-    return include or None

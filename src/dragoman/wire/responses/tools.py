@@ -119,21 +119,18 @@ def _custom(fields: Fields) -> CustomTool:
     return CustomTool(name, about, syntax, grammar, to_extra(rest))
 
 
-def decode_choice(fields: Fields) -> ToolChoice | None:
+def decode_choice(value: JSON) -> ToolChoice:
     """The field `tool_choice`."""
-    match fields.any("tool_choice"):
-        case None:
-            return None
-        case "none" | "auto" | "required" as word:
-            mode: ToolMode = word
+    match value:
+        case "none" | "auto" | "required":
+            mode: ToolMode = value
             return mode
-        case dict(value):
-            return _choice(value, fields.at("tool_choice"))
-        case str(word):
+        case dict():
+            return _choice(value, "tool_choice")
+        case _:
+            problem = f"is {repr(value) if isinstance(value, str) else kind(value)}"
             options = "none, auto, required or an object"
-            raise fields.wrong("tool_choice", f"is {word!r}, and must be {options}")
-        case value:
-            raise fields.wrong("tool_choice", f"is {kind(value)}, and must be a string or object")
+            raise FaultError(bad_request(f"{problem}, and must be {options}", "tool_choice"))
 
 
 def _choice(value: dict[str, JSON], path: str) -> ToolChoice:

@@ -20,7 +20,7 @@ from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
 from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
 from dragoman.stores.memory import MemoryStore
-from tests.server.memory.remembering import Server, all_ended, frames, identity, opened, remembering
+from tests.server.state.storing import Server, all_ended, frames, identity, opened, storing
 from tests.server.stubs import OPENING, Call, Stub, closing, word
 
 
@@ -31,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture
 async def server(store: Store) -> AsyncIterator[Server]:
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         yield server
 
 
@@ -59,9 +59,9 @@ async def test_the_official_sdk_resumes_a_stream(server: Server) -> None:
 # ---- background ----------------------------------------------------------------------------
 
 
-async def test_a_background_response_goes_on_by_itself(store: Store) -> None:
+async def test_background_response_completes_without_its_client(store: Store) -> None:
     go = asyncio.Event()
-    async with remembering(
+    async with storing(
         Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
     ) as server:
         queued = await server.sdk.responses.create(model="stub", input="Hi", background=True)
@@ -76,9 +76,9 @@ async def test_a_background_response_goes_on_by_itself(store: Store) -> None:
         assert (done.status, done.output_text, done.id) == ("completed", "Hello", queued.id)
 
 
-async def test_a_background_stream_goes_on_without_its_client(store: Store) -> None:
+async def test_background_stream_continues_after_a_disconnect(store: Store) -> None:
     go = asyncio.Event()
-    async with remembering(
+    async with storing(
         Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
     ) as server:
         call = Call(
@@ -114,7 +114,7 @@ async def test_a_background_stream_goes_on_without_its_client(store: Store) -> N
 
 async def test_a_background_response_is_cancelled_once_and_for_all(store: Store) -> None:
     never = asyncio.Event()
-    async with remembering(Stub(*OPENING, word("Hel"), never), store) as server:
+    async with storing(Stub(*OPENING, word("Hel"), never), store) as server:
         queued = await server.sdk.responses.create(model="stub", input="Hi", background=True)
         engine = server.app._engine
         await engine.begun.wait()
@@ -149,15 +149,15 @@ async def test_background_needs_store(server: Server) -> None:
     assert (call.status, call.json["error"]["param"]) == (400, "background")
 
 
-async def test_a_run_that_goes_on_cannot_be_built_upon(store: Store) -> None:
-    async with remembering(Stub(*OPENING, asyncio.Event()), store) as server:
+async def test_running_response_cannot_be_continued(store: Store) -> None:
+    async with storing(Stub(*OPENING, asyncio.Event()), store) as server:
         queued = await server.ask(background=True)
         call = await server.ask(previous_response_id=queued.json["id"])
         assert (call.status, call.json["error"]["param"]) == (400, "previous_response_id")
 
 
 async def test_deleting_a_run_stops_it(store: Store) -> None:
-    async with remembering(Stub(*OPENING, asyncio.Event()), store) as server:
+    async with storing(Stub(*OPENING, asyncio.Event()), store) as server:
         queued = await server.ask(background=True)
         engine = server.app._engine
         await engine.begun.wait()
@@ -167,7 +167,7 @@ async def test_deleting_a_run_stops_it(store: Store) -> None:
 
 async def test_a_failure_in_the_background_is_in_the_record(store: Store) -> None:
     fault = Fault("upstream_unreachable", "It is not there.", "upstream")
-    async with remembering(Stub(Failed(fault)), store) as server:
+    async with storing(Stub(Failed(fault)), store) as server:
         queued = await server.ask(background=True)
         await all_ended(server)
         done = await server.sdk.responses.retrieve(queued.json["id"])
@@ -179,9 +179,9 @@ async def test_a_failure_in_the_background_is_in_the_record(store: Store) -> Non
 # ---- in the foreground -----------------------------------------------------------------------
 
 
-async def test_a_foreground_run_ends_with_its_client_and_says_so(store: Store) -> None:
+async def test_disconnect_cancels_a_foreground_run(store: Store) -> None:
     never = asyncio.Event()
-    async with remembering(Stub(*OPENING, word("Hel"), never), store) as server:
+    async with storing(Stub(*OPENING, word("Hel"), never), store) as server:
         call = Call(server.app, "/v1/responses", {"model": "stub", "input": "Hi", "stream": True})
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
@@ -196,7 +196,7 @@ async def test_a_foreground_run_ends_with_its_client_and_says_so(store: Store) -
 
 async def test_a_second_reader_follows_a_foreground_run(store: Store) -> None:
     go = asyncio.Event()
-    async with remembering(
+    async with storing(
         Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
     ) as server:
         call = Call(server.app, "/v1/responses", {"model": "stub", "input": "Hi", "stream": True})
@@ -213,9 +213,9 @@ async def test_a_second_reader_follows_a_foreground_run(store: Store) -> None:
         assert frames(second.body) == frames(call.body)
 
 
-async def test_an_answer_that_never_began_is_not_kept(store: Store) -> None:
+async def test_failure_before_the_first_event_is_not_stored(store: Store) -> None:
     fault = Fault("upstream_unreachable", "It is not there.", "upstream")
-    async with remembering(Stub(Failed(fault)), store) as server:
+    async with storing(Stub(Failed(fault)), store) as server:
         for stream in (False, True):
             call = await server.ask(stream=stream)
             assert call.status == 502
@@ -248,7 +248,7 @@ async def test_failing_store_costs_the_record_and_not_the_answer(
     names: tuple[str, ...], stream: bool
 ) -> None:
     broken: Any = Broken(opened("memory", Path()), *names)
-    async with remembering(Stub(), broken) as server:
+    async with storing(Stub(), broken) as server:
         call = await server.ask(stream=stream)
         assert b"Hello" in call.body
         if stream:
@@ -262,7 +262,7 @@ async def test_failing_store_costs_the_record_and_not_the_answer(
 
 async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_path: Path) -> None:
     store = opened("sqlite", tmp_path)
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         request = server.memory  # a server that remembers
         for id, events in (("dead", (*OPENING, word("Hel"))), ("young", ())):
             record = Record(
@@ -291,11 +291,11 @@ async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_pat
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("said", [False, True])
-async def test_a_run_that_said_nothing_is_begun_again_where_that_is_set(
+async def test_orphan_without_events_is_requeued_where_configured(
     tmp_path: Path, requeue: bool, said: bool
 ) -> None:
     store = opened("sqlite", tmp_path)
-    async with remembering(Stub(), store, requeue=requeue) as server:
+    async with storing(Stub(), store, requeue=requeue) as server:
         asked = Request(model="m", items=(Message("user", "Hi", id="m1"),), store=True)
         record = Record(
             id="dead",
@@ -321,7 +321,7 @@ async def test_a_run_that_said_nothing_is_begun_again_where_that_is_set(
         assert len(server.app._engine.asked) == again
 
 
-async def test_the_upkeep_goes_on_after_a_mishap(
+async def test_upkeep_continues_after_an_exception(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = Runs(MemoryStore(), lease=0.01)
@@ -345,10 +345,8 @@ async def test_the_upkeep_goes_on_after_a_mishap(
 async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_path: Path) -> None:
     never = asyncio.Event()
     async with (
-        remembering(
-            Stub(*OPENING, word("Hel"), never), opened("sqlite", tmp_path), lease=60.0
-        ) as one,
-        remembering(Stub(), opened("sqlite", tmp_path), lease=60.0) as two,
+        storing(Stub(*OPENING, word("Hel"), never), opened("sqlite", tmp_path), lease=60.0) as one,
+        storing(Stub(), opened("sqlite", tmp_path), lease=60.0) as two,
     ):
         queued = await one.ask(background=True)
         id = queued.json["id"]
@@ -363,10 +361,10 @@ async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_p
 
 
 async def test_runs_are_ended_when_the_server_shuts_down(tmp_path: Path) -> None:
-    async with remembering(Stub(*OPENING, asyncio.Event()), opened("sqlite", tmp_path)) as server:
+    async with storing(Stub(*OPENING, asyncio.Event()), opened("sqlite", tmp_path)) as server:
         id = (await server.ask(background=True)).json["id"]
         await server.app._engine.begun.wait()
-    async with remembering(Stub(), opened("sqlite", tmp_path)) as again:
+    async with storing(Stub(), opened("sqlite", tmp_path)) as again:
         found = await again.sdk.responses.retrieve(id)
         assert found.status == "failed"
         assert found.error is not None

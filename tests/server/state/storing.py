@@ -54,7 +54,7 @@ def opened(kind: str, folder: Path) -> Store:
 
 
 @asynccontextmanager
-async def remembering(
+async def storing(
     engine: Engine, store: Store | None = None, **options: Any
 ) -> AsyncIterator[Server]:
     """A server that remembers, to the end of the block."""

@@ -16,7 +16,7 @@ from dragoman.engines.base import now
 from dragoman.server.app import App
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging, Record, Store, StoreError
-from tests.server.memory.remembering import (
+from tests.server.state.storing import (
     BOUND,
     PATH,
     SETTINGS,
@@ -24,7 +24,7 @@ from tests.server.memory.remembering import (
     frames,
     identity,
     opened,
-    remembering,
+    storing,
 )
 from tests.server.stubs import OPENING, STARTED, Call, Stub, closing, word
 
@@ -64,9 +64,9 @@ async def statuses(store: Store) -> list[str]:
     return [found.status for found in (await store.list_responses("", None, Paging())).records]
 
 
-async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: Store) -> None:
+async def test_disconnect_during_begin_leaves_no_record(store: Store) -> None:
     slow: Any = Slow(store, "begin")
-    async with remembering(Stub(*OPENING, asyncio.Event()), slow) as server:
+    async with storing(Stub(*OPENING, asyncio.Event()), slow) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())
         await slow.asked.wait()
@@ -78,7 +78,7 @@ async def test_a_client_that_goes_while_its_run_is_begun_leaves_nothing(store: S
 
 
 @pytest.mark.parametrize("name", ["finish", "append"])
-async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
+async def test_disconnect_while_the_end_is_stored_changes_nothing(
     store: Store, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
@@ -86,7 +86,7 @@ async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
     stub = Stub()
     if name == "append":  # something is written when the end comes
         stub = Stub(*stub.cues[:3], slow.asked, *stub.cues[3:])
-    async with remembering(stub, slow) as server:
+    async with storing(stub, slow) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())
         await slow.asked.wait()
@@ -100,7 +100,7 @@ async def test_a_client_that_goes_while_the_end_is_kept_changes_nothing(
         assert await statuses(store) == ["completed"]
 
 
-async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
+async def test_request_refused_by_the_queue_leaves_no_record(store: Store) -> None:
     memory = Memory(store)
     app = App(Stub(), replace(SETTINGS, concurrency=1, queue=0), memory)
     async with app._sockets._service.gate:
@@ -111,8 +111,8 @@ async def test_a_request_that_gets_no_turn_leaves_nothing(store: Store) -> None:
     await app.close()
 
 
-async def test_a_background_run_that_cannot_be_begun_leaves_nothing(store: Store) -> None:
-    async with remembering(Stub(), store) as server:
+async def test_failed_begin_of_a_background_run_leaves_nothing(store: Store) -> None:
+    async with storing(Stub(), store) as server:
 
         async def fail(_: Record) -> None:
             raise StoreError("The disk is full.")
@@ -122,8 +122,8 @@ async def test_a_background_run_that_cannot_be_begun_leaves_nothing(store: Store
         assert not server.memory.runs.live
 
 
-async def test_a_run_whose_end_could_not_be_kept_is_ended_later(store: Store) -> None:
-    async with remembering(Stub(), store, lease=0.2) as server:
+async def test_run_whose_end_was_not_stored_is_ended_later(store: Store) -> None:
+    async with storing(Stub(), store, lease=0.2) as server:
         await store.begin(
             Record(
                 id="lost",
@@ -142,7 +142,7 @@ async def test_a_run_whose_end_could_not_be_kept_is_ended_later(store: Store) ->
                 await asyncio.sleep(0.01)
 
 
-async def test_who_is_stopped_by_time_has_the_stream_that_is_kept(store: Store) -> None:
+async def test_timed_out_stream_equals_the_stored_one(store: Store) -> None:
     memory = Memory(store)
     stub = Stub(*OPENING, word("Hel"), asyncio.Event())
     app = App(stub, replace(SETTINGS, deadline=0.1), memory)
@@ -157,8 +157,8 @@ async def test_who_is_stopped_by_time_has_the_stream_that_is_kept(store: Store) 
     await app.close()
 
 
-async def test_who_is_cancelled_by_another_has_the_stream_that_is_kept(store: Store) -> None:
-    async with remembering(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
+async def test_cancelled_stream_equals_the_stored_one(store: Store) -> None:
+    async with storing(Stub(*OPENING, word("Hel"), asyncio.Event()), store) as server:
         call = asked(server.app)
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
@@ -175,7 +175,7 @@ async def test_who_is_cancelled_by_another_has_the_stream_that_is_kept(store: St
 async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(
     store: Store, end: tuple[Exception, ...]
 ) -> None:
-    async with remembering(Stub(STARTED, *end), store) as server:
+    async with storing(Stub(STARTED, *end), store) as server:
         call = await asked(server.app)()
         assert b"event: response.failed" in call.body
         await all_ended(server)
@@ -190,7 +190,7 @@ async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
     monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
     lost = Delta(7, 0, "text", "nobody opened this")
     stub = Stub(*OPENING, word("Hel"), pause, lost, pause, *closing("Hel"))
-    async with remembering(stub, store) as server:
+    async with storing(stub, store) as server:
         await server.ask(stream=kind == "stream", background=kind == "background")
         await all_ended(server)
         (record,) = (await store.list_responses("", None, Paging())).records
@@ -204,7 +204,7 @@ async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
 
 async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path: Path) -> None:
     store = opened("sqlite", tmp_path)
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         await server.ask()
         caller = server.app._engine.asked[0][1]
         (record,) = (await store.list_responses("", None, Paging())).records

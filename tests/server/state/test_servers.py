@@ -19,9 +19,9 @@ from dragoman.stores.postgres import PostgresStore
 from tests.postgres import Postgres
 from tests.product import dragoman
 from tests.samples import samples
-from tests.server.memory.remembering import Server, remembering
-from tests.server.memory.test_crash import asked, ended, frames, identity, number, read, replayed
-from tests.server.memory.test_crash import opened as opened_at
+from tests.server.state.storing import Server, storing
+from tests.server.state.test_crash import asked, ended, frames, identity, number, read, replayed
+from tests.server.state.test_crash import opened as opened_at
 from tests.server.stubs import Stub, saying
 
 AT_ONCE = 20
@@ -52,7 +52,7 @@ def said(text: str) -> str:
 async def servers(postgres: Postgres, tmp_path: Path) -> AsyncIterator[list[Server]]:
     async with AsyncExitStack() as stack:
         stores = [PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(3)]
-        opening = [remembering(Parrot(), store, lease=20.0) for store in stores]
+        opening = [storing(Parrot(), store, lease=20.0) for store in stores]
         yield [await stack.enter_async_context(server) for server in opening]
 
 
@@ -144,7 +144,7 @@ async def test_p21_any_server_answers_for_every_other_under_load(servers: list[S
 
 
 @pytest.mark.timeout(300)
-async def test_p22_a_stream_goes_on_at_another_server_after_a_kill(
+async def test_p22_stream_resumes_on_another_server_after_a_kill(
     postgres: Postgres, tmp_path: Path
 ) -> None:
     address = await postgres.database()

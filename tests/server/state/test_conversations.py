@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.memory.remembering import Server, opened, remembering
+from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import Call, Stub
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
-    async with remembering(Stub(), opened(request.param, tmp_path)) as server:
+    async with storing(Stub(), opened(request.param, tmp_path)) as server:
         yield server
 
 
@@ -61,7 +61,7 @@ async def test_items_are_added_listed_read_and_removed(server: Server) -> None:
         await items.delete("msg_c", conversation_id=talk.id)
 
 
-async def test_answers_go_into_their_conversation(server: Server) -> None:
+async def test_responses_are_added_to_their_conversation(server: Server) -> None:
     talk = await server.sdk.conversations.create(items=[said("a")])
     for word in ("b", "c"):
         answer = await server.sdk.responses.create(model="stub", input=word, conversation=talk.id)
@@ -85,7 +85,7 @@ async def test_a_conversation_that_is_not_stored_does_not_grow(server: Server) -
     assert texts(listed) == ["a"]
 
 
-async def test_what_is_not_there_is_refused_by_name(server: Server) -> None:
+async def test_unknown_conversation_is_refused_by_name(server: Server) -> None:
     call = await server.ask(conversation="conv_nothing")
     assert (call.status, call.json["error"]["param"]) == (404, "conversation")
     talk = await server.sdk.conversations.create()
@@ -122,7 +122,7 @@ async def test_what_is_not_there_is_refused_by_name(server: Server) -> None:
         ("/ID/items", {"items": [said("b", id="taken")]}, "items"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_invalid_conversation_field_is_named(
     server: Server, path: str, body: dict[str, Any], param: str
 ) -> None:
     talk = await server.sdk.conversations.create(items=[said("a", id="taken")])

@@ -1,4 +1,4 @@
-"""Fields that a prompt has no place for are told by every engine that makes prompts."""
+"""Fields that a prompt cannot express are reported by every engine that makes prompts."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def asked(**fields: object) -> Request:
         ({"extra": {"chat": {"mirostat": 2, "chat_template_kwargs": {}}}}, ["mirostat"]),
     ],
 )
-async def test_p37_what_a_prompt_cannot_say_is_told(
+async def test_p37_fields_without_a_place_in_the_prompt_are_reported(
     fields: dict[str, object], told: list[str]
 ) -> None:
     request = asked(**fields)
@@ -48,7 +48,7 @@ async def test_p37_what_a_prompt_cannot_say_is_told(
         ({"extra": {"chat": {"guided_choice": ["yes", "no"]}}}, []),
     ],
 )
-async def test_a_token_model_tells_what_it_is_not_held_to(
+async def test_unenforced_fields_of_a_token_model_are_reported(
     fields: dict[str, object], told: list[str]
 ) -> None:
     engine = pocket()

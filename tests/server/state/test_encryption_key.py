@@ -18,7 +18,7 @@ from dragoman.server.state.service import FILE, file_key, open_cipher, open_memo
 THOUGHT = Reasoning((Thought("Hm."),))
 
 
-def test_the_key_of_the_environment_seals_on_every_server() -> None:
+def test_key_of_the_environment_decrypts_on_every_server() -> None:
     settings, environ = Settings(encryption_key_env="KEY"), {"KEY": " a key of sixteen or more "}
     blob = open_cipher(settings, environ).encrypt(THOUGHT, "ada", "m")
     assert open_cipher(settings, environ).decrypt(blob, "ada", "m") == THOUGHT
@@ -27,7 +27,7 @@ def test_the_key_of_the_environment_seals_on_every_server() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", "too short"])
-def test_a_variable_without_a_key_is_said_at_once(value: str | None) -> None:
+def test_empty_key_variable_is_an_error(value: str | None) -> None:
     environ = {} if value is None else {"KEY": value}
     with pytest.raises(ConfigurationError, match="KEY") as raised:
         open_memory(Settings(store="memory", encryption_key_env="KEY"), environ)
@@ -60,7 +60,7 @@ def test_without_a_place_for_it_the_key_lives_as_long_as_the_process(tmp_path: P
     assert len(file_key(tmp_path / FILE)()) == 32
 
 
-def test_a_user_without_a_home_has_a_seal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_directory_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", dict[int, object]().__getitem__)
     cipher = open_cipher(Settings(), {})
@@ -74,7 +74,7 @@ def test_a_server_whose_memory_is_its_process_writes_no_file(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_memory_has_a_seal_and_a_server_without_one_has_none(tmp_path: Path) -> None:
+async def test_store_has_a_cipher_and_no_store_has_none(tmp_path: Path) -> None:
     memory = open_memory(Settings(store=f"sqlite:{tmp_path / 'store.db'}"), {})
     assert memory is not None
     assert memory.cipher is not None

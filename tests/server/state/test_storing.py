@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from dragoman.stores.base import Paging, Store
 from dragoman.stores.memory import MemoryStore
-from tests.server.memory.remembering import BOUND, frames, identity, opened, remembering
-from tests.server.memory.test_ends import Slow
+from tests.server.state.storing import BOUND, frames, identity, opened, storing
+from tests.server.state.test_ends import Slow
 from tests.server.stubs import OPENING, Stub, closing, word
 
 
@@ -36,7 +36,7 @@ class Spy:
 async def test_unary_answer_is_stored_by_one_call_and_a_stream_by_its_begin_and_end() -> None:
     spy: Any = Spy(MemoryStore())
     writes = {"begin", "append", "finish", "put", "delete"}
-    async with remembering(Stub(), spy, upkeep=False) as server:
+    async with storing(Stub(), spy, upkeep=False) as server:
         await server.ask()
         assert [name for name in spy.called if name in writes] == ["put"]
         spy.called.clear()
@@ -46,7 +46,7 @@ async def test_unary_answer_is_stored_by_one_call_and_a_stream_by_its_begin_and_
 
 async def test_unary_answer_is_not_in_the_store_before_its_end(store: Store) -> None:
     gate = asyncio.Event()
-    async with remembering(Stub(*OPENING, word("a"), gate, *closing("a")), store) as server:
+    async with storing(Stub(*OPENING, word("a"), gate, *closing("a")), store) as server:
         asked = asyncio.create_task(server.ask())
         while not server.memory.runs.live:
             await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_unary_answer_is_not_in_the_store_before_its_end(store: Store) -> 
 async def test_unary_answer_that_is_stored_streams_byte_for_byte_from_every_place(
     store: Store,
 ) -> None:
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         id = (await server.ask()).json["id"]
         whole = frames((await server.get(f"/{id}?stream=true")).body)
         assert whole[-2].startswith(b"event: response.completed")
@@ -74,7 +74,7 @@ async def test_unary_answer_that_is_stored_streams_byte_for_byte_from_every_plac
 async def test_background_event_is_not_shown_before_it_is_stored(store: Store) -> None:
     slow: Any = Slow(store, "append")
     stub = Stub(*OPENING, word("a"), asyncio.Event())
-    async with remembering(stub, slow) as server:
+    async with storing(stub, slow) as server:
         call = asyncio.create_task(server.ask(background=True, stream=True))
         async with asyncio.timeout(BOUND):
             await slow.asked.wait()
@@ -98,7 +98,7 @@ async def test_background_event_is_not_shown_before_it_is_stored(store: Store) -
 async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: Store) -> None:
     gate = asyncio.Event()
     stub = Stub(*OPENING, word("a"), gate, *closing("a"))
-    async with remembering(stub, store, upkeep=False) as server:
+    async with storing(stub, store, upkeep=False) as server:
         asked = await server.ask(background=True)
         (run,) = server.memory.runs.live.values()
         await store.renew_leases([run.record.id], 1.0)
@@ -110,7 +110,7 @@ async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: S
 
 
 async def test_log_of_another_encoder_version_is_not_replayed(store: Store) -> None:
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         id = identity(await server.ask(stream=True))
         (record,) = (await store.list_responses("", None, Paging())).records
         assert (await server.get(f"/{id}?stream=true")).status == 200

@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.memory.remembering import Server, opened, remembering
+from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import Call, Stub
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
-    async with remembering(Stub(), opened(request.param, tmp_path)) as server:
+    async with storing(Stub(), opened(request.param, tmp_path)) as server:
         yield server
 
 
@@ -77,7 +77,7 @@ async def test_they_are_labelled_and_forgotten(server: Server) -> None:
         await server.sdk.chat.completions.retrieve(answer.id)
 
 
-async def test_what_is_not_there_is_not_found(server: Server) -> None:
+async def test_unknown_completion_is_404(server: Server) -> None:
     plain = await server.sdk.chat.completions.create(
         model="stub", messages=[{"role": "user", "content": "Hi"}]
     )

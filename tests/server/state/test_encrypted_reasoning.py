@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.memory.remembering import all_ended, frames, identity, opened
-from tests.server.memory.thinking import (
+from tests.server.state.storing import all_ended, frames, identity, opened
+from tests.server.state.thinking import (
     ASK,
     BLOB,
     RESULT,
@@ -39,7 +39,7 @@ async def answer_id(call: Call, *, stream: bool) -> str:
 
 @pytest.mark.parametrize("tools", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_p9_a_stored_chain_keeps_seals_that_its_client_never_sees(
+async def test_p9_stored_chain_keeps_encrypted_reasoning_hidden_from_its_client(
     stream: bool, tools: bool, tmp_path: Path
 ) -> None:
     fields: dict[str, Any] = {"stream": stream} if tools else {"stream": stream, "tools": []}
@@ -67,7 +67,7 @@ async def test_p9_a_stored_chain_keeps_seals_that_its_client_never_sees(
 
 
 @pytest.mark.parametrize("include", [(), (SEALED,)])
-async def test_p9_a_log_with_seals_is_said_again_to_the_byte(
+async def test_p9_log_with_encrypted_reasoning_replays_byte_for_byte(
     include: tuple[str, ...], tmp_path: Path
 ) -> None:
     async with thinking("responses") as up:
@@ -84,7 +84,7 @@ async def test_p9_a_log_with_seals_is_said_again_to_the_byte(
             assert len(frames(whole.body)) == len(seen)
 
 
-async def test_p9_a_run_in_the_background_asks_for_seals_too(tmp_path: Path) -> None:
+async def test_p9_background_run_requests_encrypted_reasoning(tmp_path: Path) -> None:
     async with (
         thinking("responses") as up,
         before(up, "responses", opened("sqlite", tmp_path)) as server,
@@ -98,7 +98,7 @@ async def test_p9_a_run_in_the_background_asks_for_seals_too(tmp_path: Path) -> 
         assert thoughts(up.asked[1]) == [BLOB]
 
 
-async def test_p9_who_asks_for_seals_or_stores_nothing_gets_what_was_sent() -> None:
+async def test_p9_include_or_store_false_returns_reasoning_unchanged() -> None:
     async with thinking("responses") as up, before(up, "responses") as server:
         assert blob((await ask(server, include=[SEALED])).body)
         assert blob((await ask(server, include=[SEALED], store=False)).body)
@@ -106,7 +106,7 @@ async def test_p9_who_asks_for_seals_or_stores_nothing_gets_what_was_sent() -> N
     assert [each.json.get("include") for each in up.asked] == [[SEALED], [SEALED], None]
 
 
-async def test_p9_a_conversation_keeps_seals_and_shows_them_when_asked() -> None:
+async def test_p9_conversation_shows_encrypted_reasoning_on_request() -> None:
     async with thinking("responses") as up, before(up, "responses") as server:
         talk = await server.sdk.conversations.create()
         await ask(server, conversation=talk.id)
@@ -125,7 +125,7 @@ async def test_p9_a_conversation_keeps_seals_and_shows_them_when_asked() -> None
         assert thoughts(up.asked[1]) == [BLOB]
 
 
-async def test_p9_a_chat_upstream_is_not_asked_for_seals_and_nothing_is_told() -> None:
+async def test_p9_chat_upstream_is_not_asked_for_encrypted_reasoning() -> None:
     async with thinking("chat") as up, before(up, "chat") as server:
         first = await ask(server)
         assert "include" not in first.headers.get("x-dragoman-loss", "")

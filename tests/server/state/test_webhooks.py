@@ -20,7 +20,7 @@ from dragoman.server.state import webhooks
 from dragoman.server.state.service import open_memory
 from dragoman.server.state.webhooks import Receiver, Sender, Webhooks
 from dragoman.stores.base import OutboxMessage, StoreError
-from tests.server.memory.remembering import Server, opened, remembering
+from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import OPENING, Stub
 
 KEY = bytes(range(32))
@@ -88,10 +88,10 @@ async def ask(server: Server, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_the_official_sdk_takes_what_is_sent(kind: str, tmp_path: Path) -> None:
+async def test_sdk_verifies_and_parses_the_webhook(kind: str, tmp_path: Path) -> None:
     async with (
         inbox() as box,
-        remembering(Stub(), opened(kind, tmp_path), webhooks=telling(box.url)) as server,
+        storing(Stub(), opened(kind, tmp_path), webhooks=telling(box.url)) as server,
     ):
         id = await ask(server)
         headers, data = await box.came.get()
@@ -110,7 +110,7 @@ async def test_each_end_has_a_name_of_its_own() -> None:
     for cues, name in (((*OPENING, failed), "failed"), ((*OPENING, 60), "cancelled")):
         async with (
             inbox() as box,
-            remembering(Stub(*cues), webhooks=telling(box.url)) as server,
+            storing(Stub(*cues), webhooks=telling(box.url)) as server,
         ):
             id = await ask(server)
             if name == "cancelled":
@@ -119,10 +119,10 @@ async def test_each_end_has_a_name_of_its_own() -> None:
             assert json.loads(data)["type"] == f"response.{name}"
 
 
-async def test_what_was_not_asked_for_is_not_told() -> None:
+async def test_unsubscribed_event_sends_no_webhook() -> None:
     async with inbox() as box:
         hooks = telling(box.url, "response.failed")
-        async with remembering(Stub(), webhooks=hooks) as server:
+        async with storing(Stub(), webhooks=hooks) as server:
             await ask(server)
             await server.sdk.responses.create(model="stub", input="in the foreground")
             for run in tuple(server.memory.runs.live.values()):
@@ -130,10 +130,10 @@ async def test_what_was_not_asked_for_is_not_told() -> None:
             assert await server.memory.store.take_due(2e9 * 10, 0.0) == ()
 
 
-async def test_it_is_tried_again_until_it_arrives(tmp_path: Path) -> None:
+async def test_webhook_is_retried(tmp_path: Path) -> None:
     async with inbox(503, 302, 200) as box:
         hooks = telling(box.url)
-        async with remembering(Stub(), webhooks=hooks) as server:
+        async with storing(Stub(), webhooks=hooks) as server:
             await ask(server)
             came = [await box.came.get() for _ in range(3)]
             assert len({headers["webhook-id"] for headers, _ in came}) == 1
@@ -143,10 +143,10 @@ async def test_it_is_tried_again_until_it_arrives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(500, 3), (410, 1)])
-async def test_it_is_given_up_in_the_end_and_told(
+async def test_webhook_is_dropped_after_its_attempts(
     status: int, attempts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with inbox(status) as box, remembering(Stub(), webhooks=telling(box.url)) as server:
+    async with inbox(status) as box, storing(Stub(), webhooks=telling(box.url)) as server:
         await ask(server)
         said = ""
         while "given up" not in said:
@@ -157,12 +157,12 @@ async def test_it_is_given_up_in_the_end_and_told(
         assert await server.memory.store.take_due(2e10, 0.0) == ()
 
 
-async def test_nothing_is_sent_to_an_address_that_is_not_allowed(
+async def test_webhook_to_a_private_address_is_not_sent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with inbox() as box:
         for url in (box.url, box.url.replace("127.0.0.1", "localhost")):
-            async with remembering(Stub(), webhooks=telling(url, allow=())) as server:
+            async with storing(Stub(), webhooks=telling(url, allow=())) as server:
                 await ask(server)
                 said = ""
                 while "given up" not in said:
@@ -172,31 +172,31 @@ async def test_nothing_is_sent_to_an_address_that_is_not_allowed(
         assert box.came.empty()
 
 
-async def test_a_letter_outlives_the_server_that_wrote_it(tmp_path: Path) -> None:
+async def test_unsent_webhook_is_sent_by_the_next_server(tmp_path: Path) -> None:
     async with inbox() as box:
         hooks = telling(box.url)
-        async with remembering(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as first:
+        async with storing(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as first:
             first.memory._sender.begin = lambda: None  # it dies before it can send
             id = await ask(first)
             for run in tuple(first.memory.runs.live.values()):
                 await run.finished()
         assert box.came.empty()
-        async with remembering(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as second:
+        async with storing(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as second:
             second.memory.begin()
             _, data = await box.came.get()
             assert json.loads(data)["data"]["id"] == id
 
 
-async def test_a_run_whose_server_died_is_told_of_too(tmp_path: Path) -> None:
+async def test_webhook_is_sent_for_an_orphaned_run(tmp_path: Path) -> None:
     async with inbox() as box:
         hooks = telling(box.url)
-        first = remembering(Stub(*OPENING, 60), opened("sqlite", tmp_path), lease=0.1)
+        first = storing(Stub(*OPENING, 60), opened("sqlite", tmp_path), lease=0.1)
         async with first as here:
             await ask(here)
             assert here.memory.runs._upkeep is not None
             here.memory.runs._upkeep.cancel()
             store = opened("sqlite", tmp_path)
-            async with remembering(Stub(), store, webhooks=hooks, lease=0.1) as second:
+            async with storing(Stub(), store, webhooks=hooks, lease=0.1) as second:
                 second.memory.begin()
                 _, data = await box.came.get()
                 assert json.loads(data)["type"] == "response.failed"
@@ -227,7 +227,7 @@ async def test_message_without_receiver_is_deleted() -> None:
     await sender.close()
 
 
-async def test_a_receiver_that_says_nothing_is_not_waited_for(
+async def test_silent_webhook_receiver_times_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(webhooks, "PATIENCE", 0.05)
@@ -250,7 +250,7 @@ async def test_a_receiver_that_says_nothing_is_not_waited_for(
 TABLE = "[[webhooks]]\nurl = '{url}'\nsecret_env = 'HOOK'\n"
 
 
-def test_they_are_configured_in_the_file() -> None:
+def test_webhooks_are_read_from_the_file() -> None:
     text = TABLE.format(url="https://x.test/") + "events = ['response.failed']\nallow = ['::1']"
     assert read(text).webhooks == (
         Webhook(
@@ -273,14 +273,14 @@ def test_they_are_configured_in_the_file() -> None:
         ("ftp://x.test/", SECRET, "url cannot be used"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start(url: str, secret: str, problem: str) -> None:
+def test_invalid_webhook_is_a_configuration_error(url: str, secret: str, problem: str) -> None:
     hooks = [Webhook(url=url, secret_env="HOOK")]
     with pytest.raises(ConfigurationError, match=problem) as caught:
         open_memory(Settings(store="memory"), {"HOOK": secret}, hooks)
     assert "plain" not in str(caught.value)
 
 
-async def test_the_configured_ones_are_told() -> None:
+async def test_configured_webhooks_are_used() -> None:
     memory = open_memory(
         Settings(store="memory"), {"HOOK": SECRET}, [Webhook(url="http://x/", secret_env="HOOK")]
     )

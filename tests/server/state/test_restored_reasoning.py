@@ -15,8 +15,8 @@ from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.sqlite import SqliteStore
 from tests.mock import Mock, completion, plain, response, said
 from tests.postgres import Postgres
-from tests.server.memory.remembering import Server, opened
-from tests.server.memory.thinking import (
+from tests.server.state.storing import Server, opened
+from tests.server.state.thinking import (
     ASK,
     BLOB,
     CALL,
@@ -73,7 +73,7 @@ def same(up: Mock, wire: str) -> bool:
 
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
-async def test_p9_a_chat_client_gets_its_calls_thoughts_back_after_a_restart(
+async def test_p9_reasoning_of_chat_calls_is_restored_after_a_restart(
     upstream: str, stream: bool, stores: Stores
 ) -> None:
     async with thinking(upstream) as up:
@@ -87,7 +87,7 @@ async def test_p9_a_chat_client_gets_its_calls_thoughts_back_after_a_restart(
 
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
-async def test_p9_items_that_name_a_call_get_its_thoughts_back_after_a_restart(
+async def test_p9_reasoning_of_responses_items_is_restored_after_a_restart(
     upstream: str, stream: bool, stores: Stores
 ) -> None:
     async with thinking(upstream) as up:
@@ -100,7 +100,7 @@ async def test_p9_items_that_name_a_call_get_its_thoughts_back_after_a_restart(
 
 
 @WIRES
-async def test_p9_a_chain_goes_on_after_a_restart(upstream: str, stores: Stores) -> None:
+async def test_p9_chain_continues_after_a_restart(upstream: str, stores: Stores) -> None:
     async with thinking(upstream) as up:
         async with before(up, upstream, stores()) as server:
             first = (await ask(server)).json["id"]
@@ -112,7 +112,7 @@ async def test_p9_a_chain_goes_on_after_a_restart(upstream: str, stores: Stores)
 
 
 @WIRES
-async def test_p9_a_chain_goes_on_from_items_that_their_client_brought_bare(
+async def test_p9_chain_continues_from_items_without_reasoning(
     upstream: str, stores: Stores
 ) -> None:
     """What was put back is no part of what the client asked: it is found once more."""
@@ -128,7 +128,7 @@ async def test_p9_a_chain_goes_on_from_items_that_their_client_brought_bare(
 
 
 @WIRES
-async def test_p21_one_server_finds_what_another_heard(
+async def test_p21_reasoning_is_shared_between_servers(
     upstream: str, postgres: Postgres, tmp_path: Path
 ) -> None:
     async with thinking(upstream) as up, AsyncExitStack() as stack:
@@ -160,7 +160,9 @@ async def restarted(tmp_path: Path) -> AsyncIterator[tuple[Server, Mock]]:
             yield server, up
 
 
-async def test_another_call_of_the_same_id_gets_nothing(restarted: tuple[Server, Mock]) -> None:
+async def test_another_call_with_the_same_id_restores_nothing(
+    restarted: tuple[Server, Mock],
+) -> None:
     server, _ = restarted
     other = {"name": "clock", "arguments": '{"city": "Oslo"}'}
     said = {**CHAT_SAID, "tool_calls": [{"id": "call_1", "type": "function", "function": other}]}
@@ -169,7 +171,7 @@ async def test_another_call_of_the_same_id_gets_nothing(restarted: tuple[Server,
     await chat(server, USER, CHAT_SAID, CHAT_RESULT)
 
 
-async def test_what_was_deleted_is_not_found(restarted: tuple[Server, Mock]) -> None:
+async def test_deleted_completion_restores_nothing(restarted: tuple[Server, Mock]) -> None:
     server, _ = restarted
     stored = await server.sdk.chat.completions.list()
     for found in stored.data:
@@ -179,7 +181,7 @@ async def test_what_was_deleted_is_not_found(restarted: tuple[Server, Mock]) -> 
 
 
 @WIRES
-async def test_p13_after_a_restart_another_model_gets_no_seals(
+async def test_p13_another_model_gets_no_encrypted_content_after_a_restart(
     upstream: str, stores: Stores
 ) -> None:
     async with thinking(upstream) as up:
@@ -200,7 +202,7 @@ async def test_p13_after_a_restart_another_model_gets_no_seals(
 # ---- what leaves no trace --------------------------------------------------------------------
 
 
-async def test_p9_what_is_not_stored_leaves_no_trace_on_disk(tmp_path: Path) -> None:
+async def test_p9_store_false_leaves_no_trace_on_disk(tmp_path: Path) -> None:
     async with thinking("responses") as up:
         async with before(up, "responses", opened("sqlite", tmp_path)) as server:
             await ask(server, store=False)
@@ -216,7 +218,7 @@ async def test_p9_what_is_not_stored_leaves_no_trace_on_disk(tmp_path: Path) -> 
     assert len(up.asked) == 5
 
 
-async def test_p9_a_request_that_is_not_stored_asks_the_store_for_nothing(tmp_path: Path) -> None:
+async def test_p9_request_with_store_false_reads_no_store(tmp_path: Path) -> None:
     class Deaf(SqliteStore):
         async def answers(self, tenant: str, marks: Any) -> Any:
             raise AssertionError("nobody should ask")

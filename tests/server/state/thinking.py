@@ -11,7 +11,7 @@ from dragoman.core.item import JSON
 from dragoman.engines.remote import Remote
 from dragoman.stores.base import Store
 from tests.mock import Asked, Mock, Reply, chunk, completion, mock, plain, response, said, stream
-from tests.server.memory.remembering import Server, remembering
+from tests.server.state.storing import Server, storing
 from tests.server.stubs import Call
 
 SEALED = "reasoning.encrypted_content"
@@ -111,7 +111,7 @@ async def thinking(wire: str) -> AsyncIterator[Mock]:
 async def before(up: Mock, wire: str, store: Store | None = None) -> AsyncIterator[Server]:
     """A new server before an upstream that speaks this wire."""
     profile = "deepseek" if wire == "chat" else None
-    async with remembering(Remote(up.base_url, wire=wire, profile=profile), store) as server:
+    async with storing(Remote(up.base_url, wire=wire, profile=profile), store) as server:
         yield server
 
 

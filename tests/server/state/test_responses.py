@@ -14,7 +14,7 @@ import pytest
 from dragoman.server.settings import Settings
 from dragoman.stores.base import Paging, Retention, Store
 from dragoman.stores.sqlite import SqliteStore
-from tests.server.memory.remembering import Server, frames, identity, opened, remembering
+from tests.server.state.storing import Server, frames, identity, opened, storing
 from tests.server.stubs import Call, Stub
 
 
@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture
 async def server(store: Store) -> AsyncIterator[Server]:
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         yield server
 
 
@@ -66,9 +66,9 @@ async def test_chat_is_stored_on_request_only(server: Server) -> None:
 
 
 async def test_r4_21_stored_response_outlives_the_server(tmp_path: Path) -> None:
-    async with remembering(Stub(), opened("sqlite", tmp_path)) as first:
+    async with storing(Stub(), opened("sqlite", tmp_path)) as first:
         answer = await first.sdk.responses.create(model="stub", input="Hi")
-    async with remembering(Stub(), opened("sqlite", tmp_path)) as second:
+    async with storing(Stub(), opened("sqlite", tmp_path)) as second:
         again = await second.sdk.responses.retrieve(answer.id)
         assert again.to_dict() == answer.to_dict()
         more = await second.sdk.responses.create(
@@ -90,7 +90,7 @@ async def test_r4_22_chain_has_all_inputs_and_outputs(server: Server) -> None:
 
 async def test_r4_23_instructions_are_not_inherited_unless_set(store: Store) -> None:
     for inherit in (False, True):
-        async with remembering(Stub(), inherit=inherit) as server:
+        async with storing(Stub(), inherit=inherit) as server:
             first = await server.ask(instructions="Be brief.")
             second = await server.ask(previous_response_id=first.json["id"])
             engine = server.app._engine
@@ -263,7 +263,7 @@ async def kept_bytes(server: Server) -> list[int]:
 
 
 async def test_o9_turn_is_stored_once(tmp_path: Path) -> None:
-    async with remembering(Stub(), opened("sqlite", tmp_path)) as server:
+    async with storing(Stub(), opened("sqlite", tmp_path)) as server:
         previous = None
         for _ in range(20):
             call = await server.ask(input="x" * 1000, previous_response_id=previous)
@@ -281,20 +281,20 @@ async def test_p21_responses_are_stored_on_disk_within_stated_limits(tmp_path: P
     )
     assert keeping == Retention()
     store = SqliteStore(tmp_path / "store.db", Retention(max_responses=3))
-    async with remembering(Stub(), store) as server:
+    async with storing(Stub(), store) as server:
         ids = [(await server.ask()).json["id"] for _ in range(5)]
         await store.sweep(0)
-    async with remembering(Stub(), opened("sqlite", tmp_path)) as again:
+    async with storing(Stub(), opened("sqlite", tmp_path)) as again:
         found = [(await again.get(f"/{id}")).status for id in ids]
     assert sorted(found) == [200, 200, 200, 404, 404]
 
 
 async def test_p22_background_stream_resumes_for_the_stated_time(tmp_path: Path) -> None:
     path, keeping = tmp_path / "store.db", Retention(max_log_age=100)
-    async with remembering(Stub(), SqliteStore(path, keeping)) as server:
+    async with storing(Stub(), SqliteStore(path, keeping)) as server:
         whole = await server.ask(stream=True, background=True)
         id = identity(whole)
-    async with remembering(Stub(), SqliteStore(path, keeping)) as again:
+    async with storing(Stub(), SqliteStore(path, keeping)) as again:
         seen = frames(whole.body)
         for place in range(len(seen) - 1):
             rest = await again.get(f"/{id}?stream=true&starting_after={place}")

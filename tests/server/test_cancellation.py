@@ -136,7 +136,7 @@ async def test_draining_waits_for_what_ends_and_stops_what_does_not() -> None:
     assert roster.closing
 
 
-async def test_an_engine_that_objects_to_being_stopped_disturbs_nobody(
+async def test_engine_that_raises_on_cancellation_is_ignored(
     wire: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stubborn(Stub):
@@ -185,7 +185,7 @@ def test_one_timer_serves_watches_that_are_due_at_once_and_later(
         runner.run(main())
 
 
-async def test_a_watch_that_rings_may_end_another() -> None:
+async def test_tick_may_discard_another_watch() -> None:
     roster, rung = InFlight(), []
 
     class Ringing:

@@ -1,0 +1,139 @@
+"""Token counts, read under any of the names that servers have for them, and written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.item import JSON
+from dragoman.core.response import Usage
+
+from .json import merge
+
+_INPUT, _OUTPUT = "prompt_tokens_details", "completion_tokens_details"
+_DETAILS = (_INPUT, _OUTPUT, "input_tokens_details", "output_tokens_details")
+
+USAGE_NAMES: dict[str, tuple[str, ...]] = {
+    "input_tokens": ("prompt_tokens", "input_tokens", "prompt_eval_count"),
+    "output_tokens": ("completion_tokens", "output_tokens", "eval_count"),
+    "total_tokens": ("total_tokens",),
+    "cached_tokens": (
+        f"{_INPUT}.cached_tokens",
+        "input_tokens_details.cached_tokens",
+        "cache_read_input_tokens",
+        "prompt_cache_hit_tokens",
+    ),
+    "cache_write_tokens": (
+        f"{_INPUT}.cache_write_tokens",
+        "input_tokens_details.cache_write_tokens",
+        "cache_creation_input_tokens",
+    ),
+    "input_audio_tokens": (f"{_INPUT}.audio_tokens",),
+    "input_text_tokens": (f"{_INPUT}.text_tokens",),
+    "input_image_tokens": (f"{_INPUT}.image_tokens",),
+    "reasoning_tokens": (
+        f"{_OUTPUT}.reasoning_tokens",
+        "output_tokens_details.reasoning_tokens",
+        "reasoning_tokens",
+    ),
+    "output_audio_tokens": (f"{_OUTPUT}.audio_tokens",),
+    "output_text_tokens": (f"{_OUTPUT}.text_tokens",),
+    "accepted_prediction_tokens": (f"{_OUTPUT}.accepted_prediction_tokens",),
+    "rejected_prediction_tokens": (f"{_OUTPUT}.rejected_prediction_tokens",),
+}
+"""Our counts and the names they go by; the first is the protocol's own."""
+
+_DETAIL_FIELDS = tuple(
+    (
+        outer,
+        tuple(
+            (names[0].removeprefix(f"{outer}."), field)
+            for field, names in USAGE_NAMES.items()
+            if names[0].startswith(outer)
+        ),
+    )
+    for outer in (_INPUT, _OUTPUT)
+)
+"""The fields of the details, in the protocol's own words."""
+
+_FIELDS = {name: field for field, names in USAGE_NAMES.items() for name in names}
+
+
+def decode_usage(value: JSON, wire: str) -> Usage | None:
+    """The counts that were reported; None where nothing was. Unknown fields are those of the wire.
+
+    >>> usage = decode_usage({"prompt_eval_count": "7", "eval_count": 2.0}, "chat")
+    >>> usage.input_tokens, usage.output_tokens, usage.total_tokens
+    (7, 2, None)
+    """
+    if not isinstance(value, dict):
+        return None
+    left: dict[str, JSON] = {}  # the details by `outer.inner` names
+    for name, given in value.items():
+        if name in _DETAILS and isinstance(given, dict):
+            for key, inner in given.items():
+                if inner is not None:
+                    left[f"{name}.{key}"] = inner
+        elif given is not None:
+            left[name] = given
+    counts: dict[str, Any] = {}
+    for name, given in left.items():
+        known = _FIELDS.get(name)
+        if known is None or known in counts or type(given) is not int:
+            break
+        counts[known] = given
+    else:
+        return Usage(**counts) if counts else None
+    # Counts under several names, or not written as numbers, or beside what we do not know.
+    counts = {}
+    for field, names in USAGE_NAMES.items():
+        found = {name: _number(left[name]) for name in names if name in left}
+        said = [number for number in found.values() if number is not None]
+        if said:
+            counts[field] = next(filter(None, said), 0)
+        for name, number in found.items():
+            if number is None or number == counts[field]:
+                del left[name]
+    more: dict[str, JSON] = {}
+    for name, given in left.items():
+        outer, dot, key = name.partition(".")
+        if dot and outer in _DETAILS:
+            more.setdefault(outer, {})[key] = given
+        else:
+            more[name] = given
+    extra = {wire: more} if more else None
+    return Usage(**counts, extra=extra) if counts or extra else None
+
+
+def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
+    """The counts under the protocol's names; those never reported are not there."""
+    asked, said, total = usage.input_tokens, usage.output_tokens, usage.total_tokens
+    if total is None and asked is not None and said is not None:
+        total = asked + said
+    counted: dict[str, JSON] = {}
+    for name, number in (("prompt", asked), ("completion", said), ("total", total)):
+        if number is not None:
+            counted[f"{name}_tokens"] = number
+    for outer, fields in _DETAIL_FIELDS:
+        inner = None
+        for name, field in fields:
+            number = getattr(usage, field)
+            if number is not None:
+                if inner is None:
+                    inner = counted[outer] = {}
+                inner[name] = number
+    return merge(counted, usage.extra.get(wire, {})) if usage.extra else counted
+
+
+def _number(value: JSON) -> int | None:
+    """A count, however it was written; None for what is no number."""
+    match value:
+        case bool():
+            return None
+        case int():
+            return value
+        case float() if abs(value) < 1e15:
+            return int(value)
+        case str() if value.strip().isdecimal():
+            return int(value.strip()[:18])
+        case _:
+            return None
