@@ -208,23 +208,26 @@ class Responder(ABC):
 class Unary(Responder):
     """An answer in one body."""
 
-    _fold: Fold | None = None
+    def __init__(
+        self, service: Service, exchange: Exchange, caller: Caller, plan: Plan, wire: Wire
+    ) -> None:
+        super().__init__(service, exchange, caller, plan, wire)
+        self._fold = Fold()
 
     def send(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
-        fold = self._fold
-        if fold is None:
-            fold = self._fold = Fold()
-        fold.feed_all(events)
-        last = events[-1]
+        last, run = events[-1], self._run
+        if run is None:  # else that adds them up
+            self._fold.feed_all(events)
         if not isinstance(last, TERMINAL):
             return
         if self.exchange.entry is not None:
             self.exchange.entry.note(last)
-        response, plan, wire = fold.response, self.plan, self.wire
-        if response.status in ("failed", "in_progress"):
-            self.refuse(response.error or UNFINISHED)
+        response = self._fold.response if run is None else run.response
+        if isinstance(last, Failed) or response is None:
+            self.refuse(last.fault if isinstance(last, Failed) else UNFINISHED)
         else:
+            plan, wire = self.plan, self.wire
             dialect = DIALECTS[self.service.settings.dialect]
             body = wire.encode_response(response, plan.echoed, dialect)
             losses = plan.losses + response.losses + judge(response, wire.losses)

@@ -81,6 +81,7 @@ class Run:
         self.visible = 0
         self.begun = False  # the store knows of it
         self.ended = False
+        self.response: Response | None = None  # once it has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
@@ -295,6 +296,8 @@ class Run:
                     stored = await store.finish(record.id, response, rest, turn, messages)
         if not stored and isinstance(last, Finished):
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
+            response = replace(response, losses=(*response.losses, NOT_STORED))
+        self.response = response
         self._close()
 
     async def _delete(self) -> None:
