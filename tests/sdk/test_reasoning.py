@@ -145,14 +145,6 @@ async def test_p8_required_reasoning_is_restored_for_a_client_that_drops_it(stre
     assert said.content == "I thought: A clock\nis needed."
 
 
-async def test_p8_without_a_cache_required_reasoning_is_a_space() -> None:
-    async with behind(wordy, profile="deepseek", settings=Settings(reasoning_cache=0)) as server:
-        messages: list[JSON] = [{"role": "user", "content": "What is the time?"}]
-        for _ in range(2):
-            said = await one_turn(server, messages, streamed=False)
-    assert said.content == "I thought:  "
-
-
 async def test_p8_missing_required_reasoning_is_a_space_and_reported() -> None:
     call = {"id": "call_x", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
     messages = [

@@ -1,7 +1,6 @@
 """llama.cpp behind Dragoman, spoken to by the official SDK over both protocols.
 
-What the tiny model says is known word for word, so every answer is checked for what it says. What
-llama.cpp does by itself is found in `test_llamacpp_smoke.py`.
+What the tiny model says is known word for word, so every answer is checked for what it says.
 """
 
 from __future__ import annotations

@@ -208,26 +208,24 @@ class Responder(ABC):
 class Unary(Responder):
     """An answer in one body."""
 
-    def __init__(
-        self, service: Service, exchange: Exchange, caller: Caller, plan: Plan, wire: Wire
-    ) -> None:
-        super().__init__(service, exchange, caller, plan, wire)
-        self._fold = Fold()
+    _fold: Fold | None = None
 
     def send(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
-        last, run = events[-1], self._run
-        if run is None:  # else that adds them up
+        plan, wire, last = self.plan, self.wire, events[-1]
+        response = None if plan.run is None else plan.run.response
+        if response is None:
+            if self._fold is None:
+                self._fold = Fold()
             self._fold.feed_all(events)
-        if not isinstance(last, TERMINAL):
-            return
-        if self.exchange.entry is not None:
+            if not isinstance(last, TERMINAL):
+                return
+            response = self._fold.response
+        if self.exchange.entry is not None and isinstance(last, TERMINAL):
             self.exchange.entry.note(last)
-        response = self._fold.response if run is None else run.response
-        if isinstance(last, Failed) or response is None:
-            self.refuse(last.fault if isinstance(last, Failed) else UNFINISHED)
+        if response.status in ("failed", "in_progress"):
+            self.refuse(response.error or UNFINISHED)
         else:
-            plan, wire = self.plan, self.wire
             dialect = DIALECTS[self.service.settings.dialect]
             body = wire.encode_response(response, plan.echoed, dialect)
             losses = plan.losses + response.losses + judge(response, wire.losses)

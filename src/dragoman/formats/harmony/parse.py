@@ -13,7 +13,7 @@ from msgspec import Struct
 from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning, Token
 from dragoman.core.loss import Loss
 from dragoman.core.turn import Turn
-from dragoman.formats.prompt import Control, Tokenizer
+from dragoman.formats.prompt import Control, Marks, Tokenizer
 
 from .tools import NOT_TOOLS, CalledTool, Toolkit
 
@@ -27,9 +27,7 @@ CALL = "<|call|>"
 END_OF_TEXT = "<|endoftext|>"
 
 _ENDS = frozenset((END, RETURN, CALL, END_OF_TEXT))
-_ALL_TOKENS = (START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS, "<|startoftext|>")
-_LONGEST = max(map(len, _ALL_TOKENS))
-_SPECIAL_TOKENS = re.compile("|".join(map(re.escape, _ALL_TOKENS)))
+_SPECIAL_TOKENS = Marks((START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS, "<|startoftext|>"))
 
 COMMENTARY_PHASE = "commentary"
 FINAL_PHASE = "final_answer"
@@ -65,18 +63,6 @@ class TokenTable(dict[int, str | bytes | Control]):
             known = piece
         self[id] = known
         return known
-
-
-def certain_length(text: str) -> int:
-    """How much of the text cannot be the beginning of a special token.
-
-    >>> certain_length("one <|en"), certain_length("one <|end|>")
-    (4, 11)
-    """
-    at = text.rfind("<", max(len(text) - _LONGEST + 1, 0))
-    tail = text[at:]
-    held = at >= 0 and any(mark.startswith(tail) and mark != tail for mark in _ALL_TOKENS)
-    return at if held else len(text)
 
 
 # ---- headers -------------------------------------------------------------------------------
@@ -318,10 +304,10 @@ class HarmonyParser:
 
     def write(self, text: str) -> None:
         text = self._held + text
-        end = certain_length(text)
+        end = _SPECIAL_TOKENS.held(text)
         self._held = text[end:]
         at = 0
-        for token in _SPECIAL_TOKENS.finditer(text, 0, end):
+        for token in _SPECIAL_TOKENS.pattern.finditer(text, 0, end):
             self._parse_text(text[at : token.start()])
             self._special_token(token[0])
             at = token.end()
