@@ -295,7 +295,9 @@ MISTAKES: list[tuple[Callable[[Path, dict[str, Any]], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "problem"), MISTAKES, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(
+    ("spoil", "problem"), MISTAKES, ids=[problem[:30] for _, problem in MISTAKES]
+)
 def test_model_that_cannot_be_loaded_is_reported(
     spoil: Callable[[Path, dict[str, Any]], object],
     problem: str,

@@ -60,16 +60,6 @@ async def test_https(server_tls, trusting) -> None:
         assert peer.accepted == 1
 
 
-async def test_authorities_from_a_file(server_tls, authority, tmp_path) -> None:
-    ca_file = tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(str(ca_file))
-    async with (
-        Peer(answering(plain(b"hello")), server_tls("127.0.0.1")) as peer,
-        Client(tls=tls_context(ca_file)) as client,
-    ):
-        assert await get(client, peer.url) == b"hello"
-
-
 async def test_a_pinned_address_keeps_the_name_for_tls_and_host(server_tls, trusting) -> None:
     named: list[str | None] = []
     context = server_tls(NAME)
@@ -93,14 +83,6 @@ async def test_another_name_is_refused(server_tls, trusting) -> None:
     async with Peer(serve, server_tls("other.example")) as peer, Client(tls=trusting) as client:
         with pytest.raises(TLSError, match="certificate is not valid for"):
             await get(client, peer.url)
-
-
-async def test_no_check_where_that_was_asked_for(server_tls) -> None:
-    async with (
-        Peer(answering(plain(b"hello")), server_tls("other.example")) as peer,
-        Client(tls=tls_context(verify=False)) as client,
-    ):
-        assert await get(client, peer.url) == b"hello"
 
 
 async def test_a_peer_without_tls() -> None:

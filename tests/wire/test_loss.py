@@ -6,56 +6,41 @@ import time
 import timeit
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import fields as struct_fields
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.item import (
     Annotation,
-    Audio,
-    Compaction,
-    CustomToolCall,
-    CustomToolCallOutput,
-    File,
     FunctionCall,
     FunctionCallOutput,
-    Image,
     Item,
-    ItemReference,
     Message,
-    Part,
     Reasoning,
     Refusal,
     Summary,
     Text,
     Thought,
     Token,
-    Unknown,
     UnknownPart,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import (
-    AllowedTools,
-    AudioOutput,
     Completion,
-    CustomTool,
     FunctionTool,
     JSONSchema,
-    NamedTool,
-    Namespace,
     ReasoningOptions,
     Request,
     Sampling,
-    StreamOptions,
-    TextFormat,
     UnknownTool,
 )
-from dragoman.core.response import Response
-from dragoman.wire.losses import Losses, Row, Table, header, judge
+from dragoman.core.response import Response, Status, Usage
+from dragoman.wire.losses import OTHER, Losses, Row, Table, header, judge
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from tests.architecture.tree import ROOT
 from tests.samples import samples
@@ -75,184 +60,15 @@ def sampled(**fields: Any) -> Request:
     return asked(sampling=Sampling(**fields))
 
 
-def part(part: Part, role: str = "user") -> Request:
-    return said(Message(role, (Text("look"), part)))
-
-
-def result(part: Part) -> Request:
-    return said(FunctionCall("c", "f", "{}"), FunctionCallOutput("c", (Text("see"), part)))
-
-
 CHAT = {"chat": {"vendor": 1}}
 RESPONSES = {"responses": {"vendor": 1}}
 OF_CHAT = UnknownTool("chat", "search", {})
 HOSTED = UnknownTool("responses", "web_search", {})
 
-TO_RESPONSES: list[tuple[Request, str, str]] = [
-    (sampled(stop=("x",)), "stop", "refused"),
-    (sampled(logit_bias={"1": -100}), "logit_bias", "refused"),
-    (sampled(n=2), "n", "refused"),
-    (sampled(seed=0), "seed", "dropped"),
-    (sampled(top_k=40), "top_k", "dropped"),
-    (sampled(min_p=0.1), "min_p", "dropped"),
-    (sampled(repetition_penalty=1.1), "repetition_penalty", "dropped"),
-    (sampled(logprobs=True), "logprobs", "emulated"),
-    (sampled(logprobs=True, top_logprobs=2), "top_logprobs", "emulated"),
-    (asked(modalities=("text", "audio")), "modalities", "refused"),
-    (asked(audio=AudioOutput("alloy")), "audio", "dropped"),
-    (asked(prediction={"type": "content"}), "prediction", "dropped"),
-    (asked(web_search={}), "web_search_options", "dropped"),
-    (said(Message("user", "I am", name="Ada")), "messages[1].name", "dropped"),
-    (part(Audio("AAAA", "wav")), "messages[1].content[1].input_audio", "refused"),
-    (part(Audio(id="a1"), "assistant"), "messages[1].audio", "refused"),
-    (part(Audio(id="a1", transcript="hm"), "assistant"), "messages[1].audio", "emulated"),
-    (part(UnknownPart("chat", {"type": "video_url"})), "messages[1].content[1]", "refused"),
-    (part(Refusal("no", (Token("no"),))), "messages[1].content[1].logprobs", "dropped"),
-    (result(Audio("AAAA", "wav")), "messages[2].content[1].input_audio", "refused"),
-    (
-        said(Reasoning((Thought("hm"),), extra={"chat": {"reasoning_details": []}})),
-        "messages[1].reasoning_details",
-        "dropped",
-    ),
-    (said(Unknown("chat", "odd", {})), "messages[1].tool_calls[*]", "dropped"),
-    (said(FunctionCall("c", "f", "", extra=CHAT)), "messages[1].tool_calls[*].vendor", "dropped"),
-    (asked(tools=(OF_CHAT,)), "tools[0]", "dropped"),
-    (asked(tools=(OF_CHAT,), tool_choice=OF_CHAT), "tool_choice", "refused"),
-    (asked(tool_choice=AllowedTools("auto", (OF_CHAT,))), "tool_choice", "refused"),
-    (
-        asked(tool_choice=AllowedTools("auto", (NamedTool("f"), OF_CHAT))),
-        "tool_choice.allowed_tools.tools[1]",
-        "dropped",
-    ),
-    (asked(tool_choice=NamedTool("f", extra=CHAT)), "tool_choice.vendor", "dropped"),
-    (
-        asked(tool_choice=NamedTool("f", extra={"chat": {"function": {"odd": 1}}})),
-        "tool_choice.function.odd",
-        "dropped",
-    ),
-    (
-        asked(tool_choice=AllowedTools("auto", (NamedTool("f"),), CHAT)),
-        "tool_choice.vendor",
-        "dropped",
-    ),
-    (
-        asked(tool_choice=AllowedTools("auto", (NamedTool("e"), NamedTool("f", extra=CHAT)))),
-        "tool_choice.allowed_tools.tools[1].vendor",
-        "dropped",
-    ),
-    (asked(extra=CHAT), "vendor", "dropped"),
-    (asked(extra={"chat": {"response_format": {"odd": 1}}}), "response_format.odd", "dropped"),
-    (asked(extra={"chat": {"response_format": 7}}), "response_format", "dropped"),
-    (asked(stream_options=StreamOptions(extra=CHAT)), "stream_options.vendor", "dropped"),
-    (asked(tools=(FunctionTool("f", extra=CHAT),)), "tools[0].vendor", "dropped"),
-    (asked(format=JSONSchema("a", extra=CHAT)), "response_format.json_schema.vendor", "dropped"),
-    (said(Message("user", "hi", extra=CHAT)), "messages[1].vendor", "dropped"),
-    (part(Text("hi", extra=CHAT)), "messages[1].content[1].vendor", "dropped"),
-]
-
-TO_CHAT: list[tuple[Request, str, str]] = [
-    (asked(max_tool_calls=2), "max_tool_calls", "dropped"),
-    (asked(previous_response_id="r"), "previous_response_id", "refused"),
-    (asked(conversation="c"), "conversation", "refused"),
-    (asked(prompt={"id": "p"}), "prompt", "refused"),
-    (asked(context_management=[]), "context_management", "dropped"),
-    (asked(background=True), "background", "refused"),
-    (asked(truncation="auto"), "truncation", "dropped"),
-    (asked(reasoning=ReasoningOptions(summary="auto")), "reasoning.summary", "emulated"),
-    *(
-        (
-            asked(reasoning=ReasoningOptions(extra={"responses": {name: "x"}})),
-            f"reasoning.{name}",
-            "dropped",
-        )
-        for name in ("context", "mode", "generate_summary", "vendor")
-    ),
-    *(
-        (asked(include=(row.when,)), f"include[{row.when}]", row.action)
-        for row in WIRES["chat"].losses.request.apart.values()
-        if row.field == "Request.include" and row.when
-    ),
-    (asked(include=("new.thing",)), "include[new.thing]", "dropped"),
-    (said(Message("assistant", "hm", phase="commentary")), "input[1].phase", "dropped"),
-    (said(Message("assistant", "hm", id="msg_1")), "input[1].id", "dropped"),
-    (said(FunctionCall("c", "f", "", status="completed")), "input[1].status", "dropped"),
-    (said(FunctionCallOutput("c", "", id="fco_1")), "input[1].id", "dropped"),
-    (said(CustomToolCallOutput("c", "", id="ctco_1")), "input[1].id", "dropped"),
-    (asked(instructions=(Message("system", "", id="m"),)), "instructions[0].id", "dropped"),
-    (part(Image(file_id="f")), "input[1].content[1].file_id", "refused"),
-    (part(File(url="https://example.com/a")), "input[1].content[1].file_url", "refused"),
-    (part(UnknownPart("responses", {})), "input[1].content[1]", "refused"),
-    (part(Text("a", (Annotation("x"),))), "input[1].content[1].annotations", "dropped"),
-    (part(Text("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "dropped"),
-    (part(Refusal("a", tokens=(Token("a"),))), "input[1].content[1].logprobs", "dropped"),
-    (part(Text("a", extra=RESPONSES)), "input[1].content[1].vendor", "dropped"),
-    (result(Image("https://example.com/a.png")), "input[2].output[1]", "emulated"),
-    (result(Audio("AAAA", "wav")), "input[2].output[1]", "emulated"),
-    (result(File("f")), "input[2].output[1]", "emulated"),
-    (result(Image(file_id="f")), "input[2].output[1].file_id", "refused"),
-    (result(File(url="https://example.com/a")), "input[2].output[1].file_url", "refused"),
-    (result(UnknownPart("responses", {})), "input[2].output[1]", "refused"),
-    (said(Reasoning(summary=(Summary("s"),))), "input[1].summary", "emulated"),
-    (said(Reasoning((Thought("t"),), (Summary("s"),))), "input[1].summary", "dropped"),
-    (said(Reasoning(encrypted="x")), "input[1].encrypted_content", "dropped"),
-    (said(Reasoning((Thought("t", extra=RESPONSES),))), "input[1].content[0].vendor", "dropped"),
-    (said(Reasoning((UnknownPart("responses", {}),))), "input[1].content[0]", "dropped"),
-    (said(Unknown("responses", "web_search_call", {})), "input[1]", "emulated"),
-    (said(Unknown("responses", "compaction_trigger", {})), "input[1]", "dropped"),
-    (said(Compaction("x")), "input[1]", "refused"),
-    (said(ItemReference("msg_1")), "input[1]", "refused"),
-    (asked(tools=(FunctionTool("f"), HOSTED)), "tools[1]", "dropped"),
-    (asked(tools=(Namespace("n", (CustomTool("c"), HOSTED)),)), "tools[0].tools[1]", "dropped"),
-    (
-        asked(tools=(Namespace("n", (CustomTool("c", extra=RESPONSES),)),)),
-        "tools[0].tools[0].vendor",
-        "dropped",
-    ),
-    (asked(tool_choice=HOSTED), "tool_choice", "refused"),
-    (
-        asked(tool_choice=AllowedTools("auto", (NamedTool("f"), HOSTED))),
-        "tool_choice.tools[1]",
-        "dropped",
-    ),
-    (asked(tool_choice=NamedTool("f", extra=RESPONSES)), "tool_choice.vendor", "dropped"),
-    (
-        asked(tool_choice=AllowedTools("auto", (NamedTool("f", extra=RESPONSES),))),
-        "tool_choice.tools[0].vendor",
-        "dropped",
-    ),
-    (asked(extra={"responses": {"access_programs": []}}), "access_programs", "dropped"),
-    (asked(extra={"responses": {"image": {}}}), "image", "dropped"),
-    (asked(extra=RESPONSES), "vendor", "dropped"),
-    (asked(format=JSONSchema("a", extra=RESPONSES)), "text.format.vendor", "dropped"),
-]
-
-CASES: list[tuple[str, Request, str, str]] = [
-    *(("responses", *case) for case in TO_RESPONSES),
-    *(("chat", *case) for case in TO_CHAT),
-]
-
-
-CASES += [
-    (target, asked(extra={wire: {name: value}}), name, "refused")
-    for wire, target in (("chat", "responses"), ("responses", "chat"))
-    for name, value in (
-        ("guided_regex", "a+"),
-        ("guided_choice", ["a"]),
-        ("guided_grammar", "start: /a/"),
-        ("guided_json", {}),
-        ("structured_outputs", {"regex": "a+"}),
-    )
-]
-VENDOR = {"type": "regex", "pattern": "a"}
-CASES += [
-    (
-        "responses",
-        asked(extra={"chat": {"response_format": VENDOR}}),
-        "response_format.type",
-        "refused",
-    )
-]
-
+CASES = json.loads(Path(__file__).with_name("cases").joinpath("losses.json").read_text())
+"""Requests and answers with what each loses on a wire, and requests that both wires carry."""
+REQUESTS = [(wire, convert(asked, Request), *rest) for wire, asked, *rest in CASES["requests"]]
+ANSWERS = [(wire, convert(answer, Response), *rest) for wire, answer, *rest in CASES["answers"]]
 
 CLIENT = {"chat": "responses", "responses": "chat"}
 """The wire of the client, by that of the model's server."""
@@ -268,7 +84,7 @@ def lost(request: Request, target: str) -> list[Loss]:
 
 
 @pytest.mark.parametrize(
-    ("target", "request_", "field", "action"), CASES, ids=[f"{c[0]}: {c[2]}" for c in CASES]
+    ("target", "request_", "field", "action"), REQUESTS, ids=[f"{c[0]}: {c[2]}" for c in REQUESTS]
 )
 def test_p37_each_field_is_treated_as_its_row_says(
     target: str, request_: Request, field: str, action: str
@@ -301,7 +117,9 @@ def reason(request: Request, target: str) -> list[str]:
 
 @pytest.mark.parametrize("target", ["chat", "responses"])
 def test_every_row_that_loses_something_has_a_case(target: str) -> None:
-    met = {why for wire, request, *_ in CASES if wire == target for why in reason(request, target)}
+    met = {
+        why for wire, request, *_ in REQUESTS if wire == target for why in reason(request, target)
+    }
     rows = WIRES[target].losses.request.rows
     unmet = {row.why for row in rows if row.action != "carried"} - met
     assert all(why.endswith("takes conversations, no bare prompts") for why in unmet)
@@ -343,46 +161,18 @@ def test_what_no_prompt_can_say_is_dropped_or_refused(
     assert (field, action) in losses
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        asked(),
-        sampled(temperature=0, top_p=1, presence_penalty=1, frequency_penalty=1, n=1, stop=()),
-        sampled(logit_bias={}, logprobs=False),
-        asked(modalities=("text",), store=True, metadata={"a": "b"}, user="u", service_tier="flex"),
-        asked(background=False, truncation="disabled", verbosity="low", format=TextFormat()),
-        asked(reasoning=ReasoningOptions("high"), max_output_tokens=16, parallel_tool_calls=False),
-        asked(tools=(FunctionTool("f"), CustomTool("c", grammar="x")), tool_choice=NamedTool("f")),
-        asked(tools=(Namespace("n", (FunctionTool("f"),)),), tool_choice="required"),
-        asked(tool_choice=AllowedTools("auto", (NamedTool("f"),))),
-        asked(format=JSONSchema("a", {}, strict=True)),
-        asked(instructions="Be brief.", stream=True, stream_options=StreamOptions(True)),
-        said(Message("assistant", (Text("no"), Refusal("no")))),
-        said(Reasoning((Thought("t"),)), FunctionCall("c", "f", "{}"), FunctionCallOutput("c", "")),
-        said(CustomToolCall("c", "f", "x"), CustomToolCallOutput("c", (Text("ok"),))),
-        part(Image("https://example.com/a.png", detail="low")),
-        part(File("f", filename="a.pdf")),
-        asked(extra={"upstream": {"id": "1"}}),
-        asked(tools=(FunctionTool("f", extra={"responses": {"strict": None}}),)),
-    ],
-    ids=range(18),
-)
+@pytest.mark.parametrize("asked", CASES["carried"], ids=range(len(CASES["carried"])))
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_what_both_can_say_loses_nothing(request_: Request, target: str) -> None:
-    assert lost(request_, target) == []
+def test_request_that_both_wires_carry_loses_nothing(asked: Any, target: str) -> None:
+    assert lost(convert(asked, Request), target) == []
 
 
-@pytest.mark.parametrize(
-    ("target", "own"), [("chat", TO_RESPONSES), ("responses", TO_CHAT)], ids=["chat", "responses"]
-)
-def test_on_its_own_wire_a_request_loses_nothing(
-    target: str, own: list[tuple[Request, str, str]]
-) -> None:
-    for request, field, _ in own:
+def test_request_loses_nothing_on_its_own_wire() -> None:
+    for target, request, field, _ in REQUESTS:
         # What a tool returns is hoisted by Chat itself, and no wire has tokens of a refusal.
         hoisted = isinstance(request.items[-1], FunctionCallOutput)
         if not hoisted and "logprobs" not in field:
-            assert lost(request, target) == [], field
+            assert lost(request, CLIENT[target]) == [], field
 
 
 def members(hint: object) -> Iterator[type[Struct]]:
@@ -559,6 +349,80 @@ def test_every_row_has_one_action_a_reason_and_a_condition_in_words(wire: str, s
         assert row.action in ("carried", "emulated", "dropped", "refused"), row
         assert row.test is None or row.when, row
     assert len({(row.field, row.when) for row in rows}) == len(rows)
+
+
+# ---- answers ---------------------------------------------------------------------------------
+
+
+def answer(*items: Item, status: Status = "completed", **fields: Any) -> Response:
+    fields = {"reasons": ("stop",), **fields}
+    return Response(id="1", created_at=0, model="m", status=status, output=items, **fields)
+
+
+def spoken(*parts: Any, **fields: Any) -> Message:
+    return Message("assistant", parts, **fields)
+
+
+def lost_of_answer(response: Response, target: str) -> list[Loss]:
+    return list(judge(response, WIRES[target].losses))
+
+
+@pytest.mark.parametrize(
+    ("target", "response", "field", "action"), ANSWERS, ids=[f"{c[0]}: {c[2]}" for c in ANSWERS]
+)
+def test_p37_each_field_of_an_answer_is_treated_as_its_row_says(
+    target: str, response: Response, field: str, action: str
+) -> None:
+    assert [(loss.field, loss.action) for loss in lost_of_answer(response, target)] == [
+        (field, action)
+    ]
+
+
+@pytest.mark.parametrize("target", WIRES)
+def test_every_row_that_loses_something_of_an_answer_has_a_case(target: str) -> None:
+    met = {
+        loss.why
+        for wire, answer, *_ in ANSWERS
+        if wire == target
+        for loss in lost_of_answer(answer, wire)
+    }
+    rows = WIRES[target].losses.answer.rows
+    assert {row.why for row in rows if row.action != "carried" and not row.silent} == met - {
+        OTHER.why
+    }
+
+
+def test_p37_how_the_server_worked_is_not_reported_of_every_answer() -> None:
+    quiet = {"system_fingerprint": "fp", "timings": {}}
+    losses = lost_of_answer(answer(extra={"chat": {**quiet, "vendor": 1}}), "responses")
+    assert [loss.field for loss in losses] == ["vendor"]
+
+
+def test_an_answer_cannot_be_refused() -> None:
+    for wire in WIRES.values():
+        assert "refused" not in {row.action for row in wire.losses.answer.rows}
+
+
+@pytest.mark.parametrize("target", ["chat", "responses"])
+def test_answer_that_both_wires_carry_loses_nothing(target: str) -> None:
+    cited = Text("a", (Annotation("url_citation", url="https://example.com"),), (Token("a"),))
+    items = (
+        Reasoning((Thought("hm"),)),
+        spoken(cited, Refusal("b")),
+        FunctionCall("c", "f", "{}", id="fc_1", status="completed"),
+    )
+    usage = Usage(1, 2, 3, 0, 0, 0)
+    assert lost_of_answer(answer(*items, usage=usage), target) == []
+    short = answer(*items, status="incomplete", reasons=("length",))
+    assert lost_of_answer(short, target) == []
+
+
+@pytest.mark.parametrize("target", ["chat", "responses"])
+def test_answer_loses_nothing_on_its_own_wire(target: str) -> None:
+    for other, response, field, _ in ANSWERS:
+        # Sound that has a transcript is text too, and a part of no wire is lost on all.
+        if other != target and other != "completions" and field != "output[0].content[0]":
+            assert lost_of_answer(response, target) == [], field
 
 
 # ---- the header ------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import TracebackType
 from typing import Any, Self
 
 from msgspec.structs import replace
@@ -56,7 +55,15 @@ class Stream(AsyncGenerator[Event, None]):
             self._reader = None
             if self._left is not None:
                 self._left.set_result(None)
-        self._note(event)
+        self._fold.feed(event)
+        match event:
+            case Delta() if self._first is None:
+                self._first = time.perf_counter()
+            case ItemAdded(choice=choice):
+                self._choices.append(choice)
+            case Finished() | Failed():
+                self._over = True
+                self._ended = time.perf_counter()
         return event
 
     @property
@@ -84,42 +91,28 @@ class Stream(AsyncGenerator[Event, None]):
     def response(self) -> Response:
         """All that has come so far."""
         response = self._fold.response
-        return (
-            replace(response, status="cancelled") if self._closing and not self._over else response
-        )
+        cancelled = self._closing and not self._over
+        return replace(response, status="cancelled") if cancelled else response
 
     @property
     def answer(self) -> Answer:
         """The same, with usage and times."""
-        response = self.response
-        began = self._began
+        response, began, ended = self.response, self._began, self._ended
         if began is None:
             return Answer(response, spent(None, None, 0.0))
         first = None if self._first is None else self._first - began
-        ended = self._ended if self._ended is not None else time.perf_counter()
-        return Answer(response, spent(response.usage, first, ended - began))
+        latency = (time.perf_counter() if ended is None else ended) - began
+        return Answer(response, spent(response.usage, first, latency))
 
     def _cancelled(self) -> bool:
         return self._closing
-
-    def _note(self, event: Event) -> None:
-        self._fold.feed(event)
-        match event:
-            case Delta() if self._first is None:
-                self._first = time.perf_counter()
-            case ItemAdded(choice=choice):
-                self._choices.append(choice)
-            case Finished() | Failed():
-                self._over = True
-                self._ended = time.perf_counter()
 
     # ---- closing -------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Cancel the answer; its reader sees it end. Returns when no work on it is left."""
-        if not self._closing:
-            self._closing = True
-            self._ended = self._ended or time.perf_counter()
+        self._closing = True
+        self._ended = self._ended or time.perf_counter()
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._left = self._left or asyncio.get_running_loop().create_future()
             self._reader.cancel()
@@ -129,12 +122,7 @@ class Stream(AsyncGenerator[Event, None]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     # An engine's stream is an asynchronous generator; these make this class one.
@@ -148,6 +136,4 @@ class Stream(AsyncGenerator[Event, None]):
         await self.close()
         raise error[0]
 
-    async def aclose(self) -> None:
-        """The same as `close`."""
-        await self.close()
+    aclose = close

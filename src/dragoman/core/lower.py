@@ -223,13 +223,17 @@ def _lower_tools(
         else:
             tools, choice = allowed.tools, choice.mode if allowed.tools else None
             losses.note("tool_choice", "emulated", "only the allowed tools are offered")
-    if limits.custom_tools and limits.namespaces:
-        positions = tuple(number for number, _ in tools)
-        offered = tuple(tool for _, tool in tools)
-        lowered = replace(request, tools=offered, tool_choice=choice)
-        return lowered, restore, positions, False
     box = Toolbox(tools, custom=limits.custom_tools, namespaces=limits.namespaces, losses=losses)
-    items = _lower_calls(request.items, box, losses)
+    items = list(request.items)
+    for index, item in enumerate(items):
+        match item:
+            case FunctionCall(namespace=str()) | CustomToolCall():
+                items[index] = call = box.lower(item)
+                if call != item:
+                    why = "a past call has the name and kind its tool has"
+                    losses.note("items[*]", "emulated", why, (index,))
+            case CustomToolCallOutput():
+                items[index] = box.lower_output(item)
     match choice:
         case NamedTool():
             choice = box.choose(choice)
@@ -239,7 +243,7 @@ def _lower_tools(
     if box.renames:
         rename = CallRenamer(box).feed
         restore = rename if restore is None else chained(rename, restore)
-    lowered = replace(request, tools=box.tools, items=items, tool_choice=choice)
+    lowered = replace(request, tools=box.tools, items=tuple(items), tool_choice=choice)
     return lowered, restore, box.positions, box.grammar_described
 
 
@@ -287,20 +291,6 @@ def _without_hosted(
             return left, choice
 
 
-def _lower_calls(items: tuple[Item, ...], box: Toolbox, losses: LossList) -> tuple[Item, ...]:
-    lowered = list(items)
-    for index, item in enumerate(items):
-        match item:
-            case FunctionCall(namespace=str()) | CustomToolCall():
-                lowered[index] = call = box.lower(item)
-                if call != item:
-                    why = "a past call has the name and kind its tool has"
-                    losses.note("items[*]", "emulated", why, (index,))
-            case CustomToolCallOutput():
-                lowered[index] = box.lower_output(item)
-    return tuple(lowered)
-
-
 # ---- format ----------------------------------------------------------------------------------
 
 
@@ -322,11 +312,11 @@ def _lower_format(request: Request, limits: UpstreamLimits, losses: LossList) ->
     about = f" ({format.description})" if format.description else ""
     schema = msgspec.json.encode(format.schema or {}).decode()
     wanted = f"Answer with one JSON object, {format.name}{about}, that fits this schema:\n{schema}"
-    match request.instructions:
-        case tuple(items):
-            instructions: str | tuple[Item, ...] = (*items, Message("system", wanted))
-        case text:
-            instructions = f"{text}\n\n{wanted}" if text else wanted
+    given = request.instructions
+    if isinstance(given, tuple):
+        instructions: str | tuple[Item, ...] = (*given, Message("system", wanted))
+    else:
+        instructions = f"{given}\n\n{wanted}" if given else wanted
     return replace(request, format=JSONObject(), instructions=instructions)
 
 

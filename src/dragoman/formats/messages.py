@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 
-from msgspec.structs import replace
-
 from dragoman.core.error import FaultError, unsupported
 from dragoman.core.item import (
     JSON,
@@ -18,7 +16,6 @@ from dragoman.core.item import (
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
-    Item,
     Message,
     Part,
     Reasoning,
@@ -55,11 +52,14 @@ def messages(request: Request, losses: LossList, id_length: int | None = None) -
     Reasoning is kept in the running turn and left out of finished ones: models are trained so.
     """
     places = {id(item): number for number, item in enumerate(request.items)}
-    request = _with_system_item(request, losses)
-    last = max((n for n, item in enumerate(request.items) if _is_user(item)), default=-1)
+    lowered = lower_system(request, losses, role="system", front=True)
+    lead = lowered.instructions or ()
+    items = (*((Message("system", lead),) if isinstance(lead, str) else lead), *lowered.items)
+    users = (n for n, item in enumerate(items) if isinstance(item, Message) and item.role == "user")
+    last = max(users, default=-1)
     turns: Messages = []
     names: dict[str, str] = {}
-    for number, item in enumerate(request.items):
+    for number, item in enumerate(items):
         where = f"items[{(at := places.get(id(item), 0))}]"
         match item:
             case Message(role="assistant"):
@@ -128,22 +128,6 @@ def short_id(id: str, length: int | None) -> str:
         number, digit = divmod(number, len(_DIGITS))
         digits.append(_DIGITS[digit])
     return "".join(digits)
-
-
-def _with_system_item(request: Request, losses: LossList) -> Request:
-    lowered = lower_system(request, losses, role="system", front=True)
-    match lowered.instructions:
-        case None:
-            return lowered
-        case str(text):
-            lead: tuple[Item, ...] = (Message("system", text),) if text else ()
-        case lead:
-            pass
-    return replace(lowered, instructions=None, items=(*lead, *lowered.items))
-
-
-def _is_user(item: Item) -> bool:
-    return isinstance(item, Message) and item.role == "user"
 
 
 def _assistant(turns: Messages, *, fresh: bool = False) -> dict[str, JSON]:

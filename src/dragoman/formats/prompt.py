@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -41,24 +42,49 @@ class ByteTokenizer:
     """
 
     def __init__(self, controls: Iterable[str] = ()) -> None:
-        self._controls = {text: 256 + place for place, text in enumerate(controls)}
+        self.controls = {text: 256 + place for place, text in enumerate(controls)}
         pieces = [bytes([value]) for value in range(256)]
-        self._pieces = pieces + [text.encode() for text in self._controls]
-
-    @property
-    def size(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def controls(self) -> Mapping[str, int]:
-        return self._controls
+        self._pieces = pieces + [text.encode() for text in self.controls]
+        self.size = len(self._pieces)
 
     def encode(self, text: str) -> Sequence[int]:
         """The UTF-8 bytes; lone surrogates become question marks."""
         return list(text.encode("utf-8", "replace"))
 
     def piece(self, id: int) -> bytes:
-        return self._pieces[id] if 0 <= id < len(self._pieces) else b""
+        return self._pieces[id] if 0 <= id < self.size else b""
+
+
+class Marks:
+    """Fixed texts, to be found in a text that comes in pieces of any size.
+
+    >>> marks = Marks(["<|end|>"])
+    >>> marks.find("a<|end|>", 0), marks.held("one <|en"), marks.held("one <|end|>")
+    ((1, 8), 4, 11)
+    """
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        longest_first = sorted(marks, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._prefixes = frozenset(m[:size] for m in longest_first for size in range(1, len(m)))
+        self._first = frozenset(mark[0] for mark in longest_first)
+        self._longest = max(map(len, longest_first), default=1) - 1
+
+    def find(self, text: str, at: int) -> tuple[int, int]:
+        """The span of the next mark; beyond the text if there is none."""
+        found = self.pattern.search(text, at)
+        return found.span() if found else (len(text), len(text))
+
+    def touches(self, text: str) -> bool:
+        """Whether the text has a character that a mark begins with."""
+        return not self._first.isdisjoint(text)
+
+    def held(self, text: str, at: int = 0) -> int:
+        """Where at the end of the text a mark may be beginning."""
+        for start in range(max(at, len(text) - self._longest), len(text)):
+            if text[start] in self._first and text[start:] in self._prefixes:
+                return start
+        return len(text)
 
 
 class Control(Struct, frozen=True):
@@ -86,12 +112,9 @@ class Prompt(Struct, frozen=True):
         """The token ids. A control token that the vocabulary lacks is encoded as text."""
         ids: list[int] = []
         for piece in self.pieces:
-            if isinstance(piece, str):
-                ids.extend(tokenizer.encode(piece))
-            elif (id := tokenizer.controls.get(piece.text)) is not None:
-                ids.append(id)
-            else:
-                ids.extend(tokenizer.encode(piece.text))
+            text = piece if isinstance(piece, str) else piece.text
+            id = None if isinstance(piece, str) else tokenizer.controls.get(text)
+            ids.extend(tokenizer.encode(text) if id is None else (id,))
         return ids
 
     @property

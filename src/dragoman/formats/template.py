@@ -78,6 +78,8 @@ class Template:
         found = profile or profile_of(text, self._controls)
         self.recognised = found is not None
         self._markup = Markup(found or FALLBACK)
+        self.profile = self._markup.profile
+        self.name = self.profile.name
         self._template = _compiled(text)
         self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
         self._variables = dict(variables or {})
@@ -89,14 +91,6 @@ class Template:
             each[:size] for each in self._controls for size in range(1, len(each))
         }
         self._starts_thinking: dict[str, bool] = {}
-
-    @property
-    def name(self) -> str:
-        return self._markup.name
-
-    @property
-    def profile(self) -> Profile:
-        return self._markup.profile
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt. Raises FaultError naming the item for what is not text, and with the

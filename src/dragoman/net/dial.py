@@ -9,7 +9,6 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 from .connection import Connection, Limits
 from .errors import ConnectError, NetError, NetTimeoutError, Phase, ProxyError, TLSError
@@ -19,14 +18,10 @@ _ASK_AFTER = 60  # seconds of silence until the kernel asks whether the peer sti
 _ASK_EVERY = 20
 
 
-def tls_context(ca_file: Path | None = None, *, verify: bool = True) -> ssl.SSLContext:
-    """A client's TLS settings: the system's authorities, those of `ca_file` instead, or, with
-    `verify=False`, no check at all of who answers."""
-    context = ssl.create_default_context(cafile=ca_file)
+def tls_context() -> ssl.SSLContext:
+    """A client's TLS settings, with the system's authorities."""
+    context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
     return context
 
 

@@ -15,6 +15,7 @@ from .errors import InvalidUrlError
 
 _MAX_LENGTH = 8192
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _SAFE = "/%:@!$&'()*+,;=~[]?"
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
 _HOST_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
@@ -69,6 +70,9 @@ def parse_url(text: str) -> Url:
         host, port = _host(split.hostname or ""), split.port
     except ValueError:
         raise InvalidUrlError("the URL has a malformed host or port") from None
+    credentials = None
+    if split.username is not None:
+        credentials = urllib.parse.unquote(f"{split.username}:{split.password or ''}")
     target = f"{split.path or '/'}?{split.query}" if split.query else split.path or "/"
     default_port = _DEFAULT_PORTS[split.scheme]
     port = default_port if port is None else port
@@ -78,7 +82,7 @@ def parse_url(text: str) -> Url:
         port=port,
         authority=endpoint(host, port).removesuffix(f":{default_port}"),
         target=urllib.parse.quote(target, safe=_SAFE),
-        credentials=_credentials(split),
+        credentials=credentials,
     )
 
 
@@ -97,12 +101,6 @@ def _host(name: str) -> str:
     if not _HOST_NAME.fullmatch(name):
         raise ValueError
     return name
-
-
-def _credentials(split: urllib.parse.SplitResult) -> str | None:
-    if split.username is None:
-        return None
-    return urllib.parse.unquote(f"{split.username}:{split.password or ''}")
 
 
 class Proxies(msgspec.Struct, frozen=True):
@@ -128,7 +126,11 @@ class Proxies(msgspec.Struct, frozen=True):
 
         def proxy(name: str) -> Url | None:
             name = name if value(name) else "ALL_PROXY"
-            return _proxy_url(name, value(name)) if value(name) else None
+            text = value(name)
+            try:
+                return parse_url(text if "://" in text else f"http://{text}") if text else None
+            except InvalidUrlError as error:
+                raise InvalidUrlError(f"{name} names no http or https proxy: {error}") from None
 
         entries = value("NO_PROXY").lower().replace(",", " ").split()
         return cls(proxy("HTTP_PROXY"), proxy("HTTPS_PROXY"), tuple(entries))
@@ -145,24 +147,15 @@ class Proxies(msgspec.Struct, frozen=True):
         return any(_matches(entry, url, address) for entry in self.bypass)
 
 
-def _proxy_url(name: str, text: str) -> Url:
-    try:
-        return parse_url(text if "://" in text else f"http://{text}")
-    except InvalidUrlError as error:
-        raise InvalidUrlError(f"{name} names no http or https proxy: {error}") from None
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _address(host: str) -> _Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
 
 
-def _matches(
-    entry: str, url: Url, address: ipaddress.IPv4Address | ipaddress.IPv6Address | None
-) -> bool:
-    if entry == "*" or entry == url.endpoint:
+def _matches(entry: str, url: Url, address: _Address | None) -> bool:
+    if entry in ("*", url.endpoint):
         return True
     if address is not None:
         try:

@@ -126,11 +126,6 @@ class InFlight:
         if self._due:
             self._set_timer(max(min(self._due.values()), now + SWEEP))
 
-    @property
-    def count(self) -> int:
-        """How much work is going on."""
-        return len(self.works)
-
     def stop_all(self) -> None:
         """Stop all work; `drain` returns as soon as that has ended."""
         for work in tuple(self.works):

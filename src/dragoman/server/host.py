@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
@@ -40,79 +41,69 @@ def run_workers(work: Callable[[int, int], None], count: int) -> None:
     """
     if not hasattr(os, "fork"):
         raise HostError("Several workers need a system that can fork. Use one.")
-    crew = _Crew(work)
-    before = {sig: signal.signal(sig, crew.stop) for sig in SIGNALS}
-    try:
-        for number in range(count):
-            crew.start(number)
-        crew.look_after()
-    finally:
-        for sig, handler in before.items():
-            signal.signal(sig, handler)
+    running: dict[int, tuple[int, float]] = {}  # process id: number, time of its start
+    stopping = failed = False
+    lifeline, our_end = os.pipe()
 
-
-class _Crew:
-    def __init__(self, work: Callable[[int, int], None]) -> None:
-        self._work = work
-        self._running: dict[int, tuple[int, float]] = {}  # process id: number, time of its start
-        self._stopping = False
-        self._lifeline, self._our_end = os.pipe()
-
-    def start(self, number: int) -> None:
+    def start(number: int) -> None:
         # A signal in the middle waits, or it would miss a worker that is not yet on the list.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            if self._stopping:
+            if stopping:
                 return
             pid = os.fork()
             if pid == 0:
-                self._be_a_worker(number)
-            self._running[pid] = number, time.monotonic()
+                os.setpgid(0, 0)  # Ctrl-C reaches it through this process, and only once
+                os.close(our_end)
+                _be_a_worker(lambda: work(number, lifeline))
+            running[pid] = number, time.monotonic()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def stop(self, sig: int, frame: FrameType | None = None) -> None:
-        self._stopping = True
-        for pid in self._running:
+    def stop(sig: int, frame: FrameType | None = None) -> None:
+        nonlocal stopping
+        stopping = True
+        for pid in running:
             with suppress(ProcessLookupError):
                 os.kill(pid, sig)
 
-    def look_after(self) -> None:
-        failed = False
-        while self._running:
+    before = {sig: signal.signal(sig, stop) for sig in SIGNALS}
+    try:
+        for number in range(count):
+            start(number)
+        while running:
             pid, _ = os.wait()
-            number, since = self._running.pop(pid)
-            if self._stopping:
-                continue
-            if time.monotonic() - since < HEALTHY:
+            number, since = running.pop(pid)
+            if not stopping and time.monotonic() - since < HEALTHY:
                 failed = True
-                self.stop(signal.SIGTERM)
-            else:
-                self.start(number)
-        os.close(self._our_end)
-        os.close(self._lifeline)
-        if failed:
-            raise HostError("A worker ended as soon as it was started; see what it said above.")
+                stop(signal.SIGTERM)
+            start(number)  # or not, while it stops
+        os.close(our_end)
+        os.close(lifeline)
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+    if failed:
+        raise HostError("A worker ended as soon as it was started; see what it said above.")
 
-    def _be_a_worker(self, number: int) -> None:
-        """Runs in the new process, and never returns."""
-        os.setpgid(0, 0)  # Ctrl-C reaches us through the one who looks after us, and only once
-        os.close(self._our_end)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        status = 1
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            self._work(number, self._lifeline)
-            status = 0
-        except KeyboardInterrupt:
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+
+def _be_a_worker(work: Callable[[], None]) -> NoReturn:
+    """Runs in the new process, and never returns."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    status = 1
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        work()
+        status = 0
+    except KeyboardInterrupt:
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 PORTS_TRIED = 20

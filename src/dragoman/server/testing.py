@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from msgspec.structs import replace
 
@@ -55,25 +55,21 @@ class Transport(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
         self._app = app
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        call = _Call(self._app, request, await request.aread())
-        await call.begin()
-        return httpx2.Response(call.status, headers=call.headers, stream=_AsyncBody(call))
+        return await _Call(self._app, request, await request.aread()).answered()
 
     async def aclose(self) -> None:
         await self._app.drain(0)
         await self._app.rest()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        call = _Call(self._app, request, request.read())
-        LOOP.run(call.begin)
-        return httpx2.Response(call.status, headers=call.headers, stream=_SyncBody(call))
+        return LOOP.run(_Call(self._app, request, request.read()).answered)
 
     def close(self) -> None:
         LOOP.run(self.aclose)
 
 
-class _Call:
-    """One request, and its answer as it comes."""
+class _Call(httpx2.AsyncByteStream, httpx2.SyncByteStream):
+    """One request, and the body of its answer as it comes."""
 
     def __init__(self, app: App, request: httpx2.Request, body: bytes) -> None:
         self._app = app
@@ -83,23 +79,19 @@ class _Call:
         self._room = asyncio.Semaphore(AHEAD)
         self._left = asyncio.Event()
         self._task: asyncio.Task[None]
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
 
-    async def begin(self) -> None:
+    async def answered(self) -> httpx2.Response:
         """Hand the request over and wait for the status. Given up, it stops what it began."""
         self._task = asyncio.create_task(self._app(self._scope(), self._receive, self._send))
         self._task.add_done_callback(lambda _: self._messages.put_nowait(None))
         try:
             start = await self._next()
         except BaseException:
-            await self.leave()
+            await self.aclose()
             raise
-        self.status = start["status"]
-        self.headers = start["headers"]
+        return httpx2.Response(start["status"], headers=start["headers"], stream=self)
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body."""
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         more = True
         while more:
             message = await self._next()
@@ -107,10 +99,16 @@ class _Call:
             if message["body"]:
                 yield message["body"]
 
-    async def leave(self) -> None:
+    async def aclose(self) -> None:
         """Hang up, and wait until the server has stopped working on it."""
         self._left.set()
         await self._task
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iterated(aiter(self))
+
+    def close(self) -> None:
+        LOOP.run(self.aclose)
 
     async def _next(self) -> Message:
         message = await self._messages.get()
@@ -143,25 +141,3 @@ class _Call:
     async def _send(self, message: Message) -> None:
         await self._room.acquire()
         self._messages.put_nowait(message)
-
-
-class _AsyncBody(httpx2.AsyncByteStream):
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._call.pieces()
-
-    async def aclose(self) -> None:
-        await self._call.leave()
-
-
-class _SyncBody(httpx2.SyncByteStream):
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iterated(self._call.pieces())
-
-    def close(self) -> None:
-        LOOP.run(self._call.leave)

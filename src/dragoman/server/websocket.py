@@ -240,7 +240,9 @@ class Connection:
         self._time = asyncio.timeout(None)
 
     async def serve(self, lifetime: float = LIFETIME) -> None:
-        """Receive frames and answer them."""
+        """Accept the connection, receive frames and answer them."""
+        await self._receive()  # that it wants to connect
+        await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
         self._time = asyncio.timeout(lifetime)
         sender = asyncio.get_running_loop().create_task(self._send_queued())
         try:
@@ -410,13 +412,13 @@ class Sockets:
         """Answer a GET that asks for no WebSocket."""
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
-    async def serve(self, exchange: Exchange, caller: Caller, receive: Receive, send: Send) -> None:
-        """Serve a connection to its end. Raises FaultError where there is nothing to connect to."""
+    def connect(
+        self, exchange: Exchange, caller: Caller, receive: Receive, send: Send
+    ) -> Awaitable[None]:
+        """Serves a connection. Raises FaultError where there is nothing to connect to."""
         if exchange.path != PATH:
             raise FaultError(NO_SOCKET)
-        await receive()  # that it wants to connect
-        await send({"type": "websocket.accept", "headers": exchange.marks})
-        await Connection(self._service, self._runs, exchange, caller, receive, send).serve()
+        return Connection(self._service, self._runs, exchange, caller, receive, send).serve()
 
 
 async def deny(

@@ -332,12 +332,8 @@ class Reader(Generic[_S]):
             return None, {}
         return self.read(data, path)
 
-    def read_all(
-        self, data: bytes | Raw | list[_S], path: str
-    ) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
+    def read_all(self, data: bytes | Raw, path: str) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
         """The objects in an array; the unknown fields of those that have some by their place."""
-        if isinstance(data, list):  # decoded with the object they are in
-            return data, {}
         try:
             return self._decode_all(data), {}
         except msgspec.ValidationError:

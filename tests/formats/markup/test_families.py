@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dragoman.core.event import Delta
 from dragoman.core.item import FunctionCall, Message
 from dragoman.core.request import (
     CustomTool,
@@ -23,33 +24,37 @@ from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import State
 from tests.formats.markup.parsing import NOW, TOOLS, asked, parse, parse_ids, tokens
 
-CASES = json.loads(Path(__file__).with_name("cases.json").read_text())
+CASES = json.loads(Path(__file__).with_name("cases").joinpath("texts.json").read_text())
 """What models of a family wrote, well or badly formed, and what is said in it."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['family']}: {case['text'][:40]}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_text_of_a_model_becomes_its_items_in_any_pieces_and_as_tokens(case: Any) -> None:
     family, text, reason = case["family"], case["text"], case.get("reason", "stop")
+    more = [FunctionTool(name) for name in case.get("tools", ())]
+    tools = (*TOOLS, *more) if more or "tools" not in case else ()
     said = [tuple(each) for each in case["said"]]
-    whole = parse(family, text, reason=reason)
+    whole = parse(family, text, tools=tools, reason=reason)
     # An answer that was cut before its first word is an empty text.
     assert [each for each in whole.said if each[1] or reason == "stop"] == said
     for size in (1, 2, 3, 11):
-        pieces = parse(family, text, size, reason=reason)
+        pieces = parse(family, text, size, tools=tools, reason=reason)
         assert (pieces.said, pieces.warnings) == (whole.said, whole.warnings)
         assert (pieces.reason, pieces.statuses) == (whole.reason, whole.statuses)
+        deltas = [e.kind for e in pieces.events if isinstance(e, Delta)]
+        assert ("text" in deltas) <= ("text" in dict(whole.said))
+    assert whole.warnings == case.get("warnings", whole.warnings)
     assert "warns" not in case or case["warns"] in whole.warnings
     if reason == "length":
         assert (whole.reason, whole.statuses[-1]) == ("length", "incomplete")
     if case.get("warnings") == []:
-        assert whole.warnings == []
         assert whole.statuses == ["completed"] * len(said)
         called = any(kind not in ("text", "thought") for kind, _ in said)
         assert whole.reason == ("tool_calls" if called else "stop")
         # A mark that is a token is one even inside of a string, and in the middle of a text.
         if text != "see <think> tags" and "</tool_call>" not in str(said):
             ids, tokenizer = tokens(family, text)
-            assert parse_ids(family, ids, tokenizer).said == said
+            assert parse_ids(family, ids, tokenizer, tools=tools).said == said
 
 
 @pytest.mark.parametrize("choice", ["no tools", "none"])

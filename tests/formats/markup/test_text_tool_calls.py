@@ -39,25 +39,6 @@ def test_r2_8_a_call_that_cannot_be_read_leaves_the_others_alone() -> None:
     assert parse("llama", text + '{"city": "Rome"}}').said == [("now", "{oops}"), CITY]
 
 
-def test_r2_9_arguments_are_kept_as_written_readable_or_not() -> None:
-    call = '<function=get_weather>{"city":  "R\\u00f6m", "n": 1.0}</function>'
-    outcome = parse("llama", call)
-    assert outcome.said == [("get_weather", '{"city":  "R\\u00f6m", "n": 1.0}')]
-    assert outcome.warnings == []
-    outcome = parse("llama", "<function=get_weather>[1]</function>")
-    assert outcome.said == [("get_weather", "[1]")]
-    assert outcome.warnings == ["the arguments of get_weather are not a JSON object"]
-
-
-def test_r2_10_without_tools_all_is_text_and_unknown_tools_are_told() -> None:
-    text = '{"name": "get_weather", "parameters": {}}'
-    assert parse("llama", text, tools=()).said == [("text", text)]
-    unknown = '<|python_tag|>{"name": "nobody", "parameters": {}}; {"name": "now"}'
-    outcome = parse("llama", unknown)
-    assert outcome.said == [("nobody", "{}"), ("now", "{}")]
-    assert outcome.warnings == ["nobody is called, and no tool of that name was offered"]
-
-
 def test_r2_11_log_probabilities_stay_with_their_text() -> None:
     text = "<think>a</think>Hi you"
     ids = list(text.encode())
@@ -89,14 +70,6 @@ def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
     assert fold(turn.take()).output[0].text == "Hello <"
 
 
-def test_v8_marks_are_found_wherever_the_text_is_cut() -> None:
-    text = '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}<|eom_id|>'
-    for size in range(1, len(text) + 1):
-        outcome = parse("llama", text, size)
-        assert outcome.said == [CITY]
-        assert not [e for e in outcome.events if isinstance(e, Delta) and e.kind == "text"]
-
-
 def test_r2_14_arguments_are_said_while_they_come() -> None:
     turn = Turn("1", 0, "m", think=None)
     parser = Markup("llama").parser(asked(), turn)
@@ -107,53 +80,6 @@ def test_r2_14_arguments_are_said_while_they_come() -> None:
     assert [event.data for event in opened if isinstance(event, Delta)] == ['{"city": ']
     parser.write('"Rome"}')
     assert [event.data for event in turn.take() if isinstance(event, Delta)] == ['"Rome"}']
-
-
-def test_r2_15_what_follows_a_python_tag_is_never_lost() -> None:
-    outcome = parse("llama", '<|python_tag|>{"x": 1}')
-    assert outcome.said == [("text", '{"x": 1}')]
-    assert outcome.warnings == ['a call without a name: {"x": 1}']
-    assert parse("llama", '<|python_tag|>{"x": 1}', tools=()).said == [("text", '{"x": 1}')]
-
-
-@pytest.mark.parametrize("size", [1, 5, None])
-def test_r2_16_a_call_is_not_text_as_well(size: int | None) -> None:
-    text = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
-    assert parse("llama", text, size).said == [CITY]
-
-
-def test_r2_17_headers_and_ends_are_not_said() -> None:
-    text = "<|start_header_id|>assistant<|end_header_id|>\n\nHi <|eot_id|>"
-    assert parse("llama", text, 1).said == [("text", "Hi ")]
-    assert parse("llama", '<|python_tag|>{"name": "now"}<|eom_id|>').said == [("now", "{}")]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('<function=get_weather>{"city": "Rome\'s"}</function>', '{"city": "Rome\'s"}'),
-        ('{"name": "get_weather", "parameters": {"city": "Rome"}}', '{"city": "Rome"}'),
-        ('{"name": "get_weather"}', "{}"),
-        ('[get_weather(city="Rome\'s", days=2)]', '{"city": "Rome\'s", "days": 2}'),
-    ],
-)
-def test_r2_18_every_way_to_write_a_call_is_read(text: str, said: str) -> None:
-    assert parse("llama", text).said == [("get_weather", said)]
-
-
-def test_r2_18_builtin_tools_and_code() -> None:
-    tools = (*TOOLS, SEARCH, CODE)
-    outcome = parse("llama", '<|python_tag|>brave_search.call(query="a \\"b\\"")', tools=tools)
-    assert outcome.said == [("brave_search", '{"query": "a \\"b\\""}')]
-    assert outcome.warnings == []
-    outcome = parse("llama", "<|python_tag|>print(1)\nprint(2)", tools=tools)
-    assert outcome.said == [("code_interpreter", '{"code": "print(1)\\nprint(2)"}')]
-
-
-def test_r2_19_text_around_calls_is_kept() -> None:
-    text = 'First <function=now>{}</function> then <function=now>{"a": 1}</function> last'
-    said = [("text", "First"), ("now", "{}"), ("text", "then"), ("now", '{"a": 1}')]
-    assert parse("llama", text).said == [*said, ("text", "last")]
 
 
 def test_r2_19_call_ids_are_the_same_every_time() -> None:
@@ -219,58 +145,6 @@ def test_r2_22_tools_and_schemas_are_told_in_the_system_message() -> None:
     assert '{"type": "object"}' in system
     assert "Environment: ipython" in system
     assert '"name": "get_weather"' in system
-
-
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [
-        ("llama", "<function=now></function>"),
-        ("llama", '{"name": "now", "parameters": {}}'),
-        ("llama", "[now()]"),
-        ("llama", '<|python_tag|>{"name": "now", "parameters": ""}'),
-        ("hermes", '<tool_call>{"name": "now"}</tool_call>'),
-        ("qwen-xml", "<function=now></function>"),
-        ("mistral", "[TOOL_CALLS]now[ARGS]"),
-    ],
-)
-def test_v5_no_arguments_are_the_empty_object(family: str, text: str) -> None:
-    outcome = parse(family, text)
-    assert outcome.said == [("now", "{}")]
-    assert outcome.warnings == []
-
-
-@pytest.mark.parametrize("arguments", ["[1]", "3", '"x"', "true", '{"a": ', "{]", "nonsense"])
-def test_v6_odd_arguments_do_not_end_the_stream(arguments: str) -> None:
-    text = f'<tool_call>{{"name": "now", "arguments": {arguments}</tool_call>\nstill here'
-    for size in (1, None):
-        outcome = parse("hermes", text, size)
-        assert outcome.said[-1] == ("text", "still here")
-        assert any(kind == "now" for kind, _ in outcome.said)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[now(), get_weather(city='Rome')]",
-        '<function=now>{}</function><function=get_weather>{"city": "Rome"}</function>',
-        '{"name": "now"} ; {"name": "get_weather", "parameters": {"city": "Rome"}}',
-        '[{"name": "now"}, {"name": "get_weather", "parameters": {"city": "Rome"}}]',
-        '<|python_tag|>{"name": "now"};{"name": "get_weather", "parameters": {"city": "Rome"}}',
-    ],
-)
-def test_v7_all_calls_are_read_however_they_are_written(text: str) -> None:
-    assert parse("llama", text, 1).said == [("now", "{}"), CITY]
-
-
-@pytest.mark.parametrize(
-    "text", ['{"name": "Bob"}', '{"name": "Bob", "parameters": {}}', '{"city": "Rome"}', '["now"]']
-)
-@pytest.mark.parametrize("family", ["llama", "llama4", "hermes", "mistral"])
-def test_v9_a_json_answer_is_no_call(family: str, text: str) -> None:
-    for size in (1, None):
-        outcome = parse(family, text, size)
-        assert outcome.said == [("text", text)]
-        assert outcome.warnings == []
 
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'

@@ -86,8 +86,6 @@ class Shape(Struct, frozen=True):
     """The sizes of a Llama, by their names in `config.json`."""
 
     vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -139,7 +137,8 @@ class Network:
         """Read all chunks, and score what follows each: one row of scores per chunk."""
         ids = [id for chunk in chunks for id in chunk.ids]
         x = self._embedding[ids]
-        rotations = self._rotations_of(chunks)
+        rotations = np.concatenate([self._rotations[each.start : each.end] for each in chunks])
+        rotations = rotations[:, None]  # of all rows, by position
         for index, layer in enumerate(self._layers):
             x += self._attention(
                 layer, _normed(x, self.shape.rms_norm_eps), rotations, chunks, index
@@ -147,11 +146,6 @@ class Network:
             x += _feed_forward(layer, _normed(x, self.shape.rms_norm_eps))
         last = np.cumsum([len(chunk.ids) for chunk in chunks]) - 1
         return _normed(x[last], self.shape.rms_norm_eps) @ self._scores
-
-    def _rotations_of(self, chunks: Sequence[Chunk]) -> Complex:
-        """The rotations of all rows, by position."""
-        parts = [self._rotations[chunk.start : chunk.end] for chunk in chunks]
-        return (parts[0] if len(parts) == 1 else np.concatenate(parts))[:, None]
 
     def _attention(
         self, layer: _Layer, x: Array, rotations: Complex, chunks: Sequence[Chunk], index: int

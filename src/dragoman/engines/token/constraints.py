@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -47,8 +47,6 @@ Constrain = Callable[[Grammar, Tokenizer, frozenset[int]], Constraint]
 """Makes a grammar the constraint of one sequence; the ids are those that end an answer."""
 
 Batches = AsyncGenerator[list[Event], None]
-
-_HOW = "pip install 'dragoman[local]'"
 
 
 class Requirement(Struct, frozen=True):
@@ -102,45 +100,41 @@ class Enforcer:
             return Requirement(None, asked)
         # A string of the client's own may stop the answer where the grammar would not.
         asked = demand(request) if request.sampling.stop else None
-        return Requirement(self._constraint(grammar, ends), asked)
-
-    def _constraint(self, grammar: Grammar, ends: frozenset[int]) -> Callable[[], Constraint]:
         if self._constrain is not None:
-            return partial(self._constrain, grammar, self._tokenizer, ends)
+            return Requirement(partial(self._constrain, grammar, self._tokenizer, ends), asked)
         with self._lock:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._tokenizer)
         self._compiler.constrain(grammar, ends)  # raises now what is wrong with it
-        return partial(self._compiler.constrain, grammar, ends)
+        return Requirement(partial(self._compiler.constrain, grammar, ends), asked)
 
 
 async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
     """The same events, with the answer's guarantee; a strict demand that was not met makes the end
     a failure."""
-    fold = Fold() if requirement.asked is not None else None
+    asked, fold = requirement.asked, Fold()
     async with aclosing(batches):
         async for batch in batches:
-            if fold is not None:
+            if asked is not None:
                 fold.feed_all(batch)
             if isinstance(start := batch[0], Started) and requirement.constraint is not None:
                 batch[0] = replace(start, guarantee=requirement.guarantee)
             if isinstance(end := batch[-1], Finished):
-                batch[-1] = await _checked_end(end, requirement, fold)
+                found = None
+                if asked is not None and end.status == "completed":
+                    found = await asyncio.to_thread(_first_problem, asked, fold.response)
+                batch[-1] = _checked_end(end, requirement, found)
             yield batch
 
 
-async def _checked_end(
-    event: Finished, requirement: Requirement, fold: Fold | None
+def _checked_end(
+    event: Finished, requirement: Requirement, found: Problem | None
 ) -> Finished | Failed:
-    """The end, with the result of verifying the answer."""
+    """The end, with the result of verifying the answer; one that is cut short is not verified."""
     enforced = requirement.constraint is not None
-    if fold is None or requirement.asked is None:
-        return replace(event, guarantee=requirement.guarantee)
-    if event.status != "completed":
-        return replace(event, guarantee=requirement.guarantee if enforced else "best-effort")
-    found = await asyncio.to_thread(_first_problem, requirement.asked, fold.response)
     if found is None:
-        return replace(event, guarantee=requirement.guarantee)
+        sure = enforced or requirement.asked is None or event.status == "completed"
+        return replace(event, guarantee=requirement.guarantee if sure else "best-effort")
     if found.fatal and not enforced:
         text = f"The model's answer is not what was demanded: {found.what}. Ask again."
         fault = Fault("upstream_error", text, "upstream")
@@ -169,24 +163,17 @@ def _llguidance_installed() -> bool:
 
 def _check(asked: Demand | None) -> None:
     """Raises FaultError for a demand that cannot be verified, or is no grammar."""
-    bodies = [] if asked is None else [asked.text, *(tool.body for tool in asked.tools)]
-    for body in bodies:
-        if body is not None and _needs_grammar(body):
-            if not _llguidance_installed():
-                raise FaultError(
-                    unsupported(f"cannot be verified without llguidance ({_HOW})", body.param)
-                )
-            _grammar_state(body)
-
-
-def _needs_grammar(body: Body) -> TypeGuard[Regex | Lark | JSONBody]:
-    """Whether it takes a grammar to verify it."""
-    match body:
-        case JSONBody(schema=schema):
-            text = msgspec.json.encode(schema)
-            return any(word in text for word in (b'"pattern', b'"format"'))
-        case _:
-            return isinstance(body, Regex | Lark)
+    for body in () if asked is None else (asked.text, *(tool.body for tool in asked.tools)):
+        if not isinstance(body, Regex | Lark | JSONBody):
+            continue
+        if isinstance(body, JSONBody):
+            text = msgspec.json.encode(body.schema)
+            if b'"pattern' not in text and b'"format"' not in text:
+                continue  # which takes no grammar
+        if not _llguidance_installed():
+            problem = "cannot be verified without llguidance (pip install 'dragoman[local]')"
+            raise FaultError(unsupported(problem, body.param))
+        _grammar_state(body)
 
 
 def _matches(body: Body, text: str) -> bool:
@@ -321,10 +308,8 @@ class GrammarState:
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            problem = (
-                f"The demands on the answer are too large: {_error_text(self._matcher.get_error())}"
-            )
-            raise FaultError(bad_request(problem))
+            problem = _error_text(self._matcher.get_error())
+            raise FaultError(bad_request(f"The demands on the answer are too large: {problem}"))
         barred = np.unpackbits(~bits, count=self._size, bitorder="little").view(np.bool_)
         np.copyto(logits[: self._size], -np.inf, where=barred)
         logits[self._size :] = -np.inf  # padding rows of the network

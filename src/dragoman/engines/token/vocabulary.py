@@ -62,22 +62,14 @@ class Vocabulary:
     ) -> None:
         added = added or {}
         self._plain = plain
-        self._controls = dict(controls)
-        named = {**self._controls, **added}
-        self._size = max([size, *(id + 1 for id in named.values())])
+        self.controls = dict(controls)
+        named = {**self.controls, **added}
+        self.size = max([size, *(id + 1 for id in named.values())])
         self._texts = {id: text.encode() for text, id in named.items()}
         # Without the control tokens, llguidance numbers the other added ones anew.
         self._moved = {plain.tokenize_str(text)[0]: id for text, id in added.items()}
         self.ends = ends
         self.piece = lru_cache(maxsize=None)(self._piece)
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def controls(self) -> Mapping[str, int]:
-        return self._controls
 
     def encode(self, text: str) -> Sequence[int]:
         ids: Sequence[int] = self._plain.tokenize_str(text.encode("utf-8", "replace").decode())

@@ -13,7 +13,7 @@ from msgspec import Struct
 from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning, Token
 from dragoman.core.loss import Loss
 from dragoman.core.turn import Turn
-from dragoman.formats.prompt import Control, Tokenizer
+from dragoman.formats.prompt import Control, Marks, Tokenizer
 
 from .tools import NOT_TOOLS, CalledTool, Toolkit
 
@@ -27,9 +27,7 @@ CALL = "<|call|>"
 END_OF_TEXT = "<|endoftext|>"
 
 _ENDS = frozenset((END, RETURN, CALL, END_OF_TEXT))
-_ALL_TOKENS = (START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS, "<|startoftext|>")
-_LONGEST = max(map(len, _ALL_TOKENS))
-_SPECIAL_TOKENS = re.compile("|".join(map(re.escape, _ALL_TOKENS)))
+_SPECIAL_TOKENS = Marks((START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS, "<|startoftext|>"))
 
 COMMENTARY_PHASE = "commentary"
 FINAL_PHASE = "final_answer"
@@ -65,18 +63,6 @@ class TokenTable(dict[int, str | bytes | Control]):
             known = piece
         self[id] = known
         return known
-
-
-def certain_length(text: str) -> int:
-    """How much of the text cannot be the beginning of a special token.
-
-    >>> certain_length("one <|en"), certain_length("one <|end|>")
-    (4, 11)
-    """
-    at = text.rfind("<", max(len(text) - _LONGEST + 1, 0))
-    tail = text[at:]
-    held = at >= 0 and any(mark.startswith(tail) and mark != tail for mark in _ALL_TOKENS)
-    return at if held else len(text)
 
 
 # ---- headers -------------------------------------------------------------------------------
@@ -307,7 +293,9 @@ class HarmonyParser:
                 self._special_token(piece.text)
                 continue
             else:
-                pieces.append(self._decode(piece))
+                whole = piece.encode() if isinstance(piece, str) else piece
+                pieces.append(self._decoder.decode(whole))
+                self._partial = bool(self._decoder.getstate()[0])
             if tokens:
                 self._tokens += tokens[place : place + 1]
         self._token_count = seen + len(ids)
@@ -318,10 +306,10 @@ class HarmonyParser:
 
     def write(self, text: str) -> None:
         text = self._held + text
-        end = certain_length(text)
+        end = _SPECIAL_TOKENS.held(text)
         self._held = text[end:]
         at = 0
-        for token in _SPECIAL_TOKENS.finditer(text, 0, end):
+        for token in _SPECIAL_TOKENS.pattern.finditer(text, 0, end):
             self._parse_text(text[at : token.start()])
             self._special_token(token[0])
             at = token.end()
@@ -342,11 +330,6 @@ class HarmonyParser:
         self._turn.expect(0)
         self._turn.finish("tool_calls" if self._calls and reason == "stop" else reason)
         self._turn.end(complete=True)
-
-    def _decode(self, piece: str | bytes) -> str:
-        text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)
-        self._partial = bool(self._decoder.getstate()[0])
-        return text
 
     def _flush_partial_character(self) -> None:
         """Emit an incomplete character that will not be completed."""
@@ -372,7 +355,7 @@ class HarmonyParser:
         if token == MESSAGE and self._body is None:
             self._enter(read_header(self._head))
         elif token in _ENDS:
-            self._end(cut=False)
+            self._end()
         elif token == START:
             self._end_unfinished()
             self._started = True
@@ -391,11 +374,11 @@ class HarmonyParser:
         """Another message begins: end the one before it, if the model did not."""
         if self._body is not None or (header and self._head.strip()):
             self._warn("a message had no end")
-            self._end(cut=False)
+            self._end()
 
-    def _end(self, cut: bool) -> None:
+    def _end(self) -> None:
         if self._body is None:
-            self._end_in_header(cut)
+            self._end_in_header(cut=False)
         self._leave()
 
     # ---- messages --------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeGuard
+from typing import Literal
 
 from msgspec import Struct
 
@@ -170,7 +170,11 @@ def comment(text: JSON, indent: str = "") -> list[str]:
     >>> comment("one\\ntwo")
     ['// one', '// two']
     """
-    return [f"{indent}// {line}" for line in text.split("\n")] if _is_text(text) and text else []
+    return (
+        [f"{indent}// {line}" for line in text.split("\n")]
+        if isinstance(text, str) and text
+        else []
+    )
 
 
 class _Writer:
@@ -185,7 +189,7 @@ class _Writer:
         self._root = root
         self._param = param
         pointers = (each.get("$ref") for each in objects(root))
-        self._uses = Counter(each for each in pointers if _is_text(each))
+        self._uses = Counter(each for each in pointers if isinstance(each, str))
         self._names: dict[str, str] = {}  # of types of their own, by pointer
         self._named: list[str] = []
         self._taken = {function}
@@ -234,7 +238,7 @@ class _Writer:
         if values := _list(schema, "enum"):
             return [_distinct(map(_json, values))]
         parts: list[list[str]] = []
-        if _is_text(pointer := schema.get("$ref")):
+        if isinstance(pointer := schema.get("$ref"), str):
             parts.append(self._reference(pointer, indent))
         for key in ("oneOf", "anyOf"):
             if variants := _list(schema, key):
@@ -249,21 +253,16 @@ class _Writer:
         kinds = schema.get("type")
         if kinds is None and "properties" in schema:
             kinds = "object"
-        each = kinds if isinstance(kinds, list) else [kinds]
-        return _distinct(self._kind(kind, schema, indent) for kind in each)
-
-    def _kind(self, kind: JSON, schema: dict[str, JSON], indent: str) -> str:
-        match kind:
-            case "string" | "boolean" | "null":
-                return str(kind)
-            case "number" | "integer":
-                return "number"
-            case "array":
-                return self._array(schema, indent)
-            case "object":
-                return self._object(schema, indent)
-            case _:
-                return "any"
+        written: list[str] = []
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            match kind:
+                case "array":
+                    written.append(self._array(schema, indent))
+                case "object":
+                    written.append(self._object(schema, indent))
+                case _:
+                    written.append(_PLAIN.get(str(kind), "any"))
+        return _distinct(written)
 
     def _array(self, schema: dict[str, JSON], indent: str) -> str:
         items = schema.get("items")
@@ -277,7 +276,7 @@ class _Writer:
 
     def _object(self, schema: dict[str, JSON], indent: str) -> str:
         lines = ["{"]
-        required = {name for name in _list(schema, "required") if _is_text(name)}
+        required = {name for name in _list(schema, "required") if isinstance(name, str)}
         properties = schema.get("properties")
         for key, value in properties.items() if isinstance(properties, dict) else ():
             name = key if _IDENTIFIER.fullmatch(key) else _json(key)
@@ -357,20 +356,22 @@ class _Writer:
         if not isinstance(schema, dict):
             return ""
         about = self._described(schema).get("description")
-        words = [" ".join(about.split())] if _is_text(about) else []
+        words = [" ".join(about.split())] if isinstance(about, str) else []
         text = " ".join(word for word in (*words, _default(schema)) if word)
         return text and f" // {text}"
 
     def _described(self, schema: dict[str, JSON]) -> dict[str, JSON]:
         """A reference that is written inline, with the texts of its target where it has none."""
         pointer = schema.get("$ref")
-        if not _is_text(pointer) or not self._is_inline(pointer):
+        if not isinstance(pointer, str) or not self._is_inline(pointer):
             return schema
         target = find(self._root, pointer)
         words = target if isinstance(target, dict) else {}
         return {**{key: words[key] for key in _WORDS if key in words}, **schema}
 
 
+_PLAIN = {"string": "string", "boolean": "boolean", "null": "null", "number": "number"}
+_PLAIN |= {"integer": "number"}
 _WORDS = ("title", "description", "examples")
 _NOT_VARIANTS = {"const", "enum", "$ref", "allOf", "properties"}
 
@@ -379,7 +380,7 @@ def _default(schema: JSON) -> str:
     if not isinstance(schema, dict) or "default" not in schema:
         return ""
     value = schema["default"]
-    bare = _is_text(value) and value.isprintable() and "enum" in schema
+    bare = isinstance(value, str) and value.isprintable() and "enum" in schema
     return f"default: {value if bare else _json(value)}"
 
 
@@ -398,7 +399,3 @@ def _list(schema: dict[str, JSON], key: str) -> list[JSON]:
 
 def _json(value: JSON) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _is_text(value: JSON) -> TypeGuard[str]:
-    return isinstance(value, str)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .profile import CallSyntax, ChatLayout, Profile, State, TurnLayout
 
-_THOUGHT = State("thought", {"</think>": "start"})
 _OVER = State("over")
 
 _JSON_LINE = (
@@ -191,93 +190,77 @@ DEEPSEEK = Profile(
 
 # ---- Llama -----------------------------------------------------------------------------------
 
-_BUILTINS = frozenset({"brave_search", "wolfram_alpha", "photogen"})
-_HEAD, _HEAD_END = "<|start_header_id|>", "<|end_header_id|>"
-_LLAMA_MARKS = {"<|python_tag|>": "call", "<function=": "name", _HEAD: "header"}
-_LLAMA_CALL = {"<|python_tag|>": "call"}
-LLAMA = Profile(
-    name="llama",
-    states={
-        "start": State("start", {"<think>": "thought", **_LLAMA_MARKS}, then="text"),
-        "text": State("text", _LLAMA_MARKS),
-        "thought": _THOUGHT,
-        "bare": State("call", _LLAMA_CALL),
-        "call": State("call", _LLAMA_CALL),
-        "name": State("name", {">": "arguments"}),
-        "arguments": State("arguments", {"</function>": "start"}),
-        "header": State("header", {_HEAD_END: "start"}),
-        "over": _OVER,
-    },
-    ends=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
-    strays=(_HEAD_END, "</think>"),
-    tags=frozenset({"<function="}),
-    bare=True,
-    code="code_interpreter",
-    builtins=_BUILTINS,
-    syntax=CallSyntax(
-        opening='{"name": "', separator='", "parameters": ', closing="}", between="; "
-    ),
-    layout=ChatLayout(
-        begin="<|begin_of_text|>",
-        system=TurnLayout(f"{_HEAD}system{_HEAD_END}\n\n", "<|eot_id|>"),
-        user=TurnLayout(f"{_HEAD}user{_HEAD_END}\n\n", "<|eot_id|>"),
-        assistant=TurnLayout(f"{_HEAD}assistant{_HEAD_END}\n\n", "<|eot_id|>"),
-        tool=TurnLayout(f"{_HEAD}ipython{_HEAD_END}\n\n", "<|eot_id|>"),
-        call_end="<|eom_id|>",
-        tools=(
-            "Environment: ipython\n\nYou may call functions. Their signatures, one a line:\n"
-            '{tools}\n\nTo call a function, answer with nothing but {"name": NAME, '
-            '"parameters": OBJECT}; several calls are joined by semicolons.'
-        ),
-    ),
-    controls=(
-        *("<|begin_of_text|>", "<|end_of_text|>", _HEAD, _HEAD_END),
-        *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
-    ),
-    hints=(_HEAD,),
-)
 
-_HEAD4, _HEAD4_END = "<|header_start|>", "<|header_end|>"
-_PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
-_LLAMA4_MARKS = {_PYTHON: "call", "<function=": "name", _HEAD4: "header"}
-LLAMA4 = Profile(
-    name="llama4",
-    states={
-        **LLAMA.states,
-        "start": State("start", {"<think>": "thought", **_LLAMA4_MARKS}, then="text"),
-        "text": State("text", _LLAMA4_MARKS),
-        "bare": State("call", {_PYTHON: "call"}),
-        "call": State("call", {_PYTHON_END: "start", _PYTHON: "call"}),
-        "header": State("header", {_HEAD4_END: "start"}),
-    },
-    ends=("<|eot|>", "<|eom|>", "<|end_of_text|>"),
-    strays=(_HEAD4_END, _PYTHON_END, "</think>"),
-    tags=LLAMA.tags,
-    bare=True,
-    code=LLAMA.code,
-    builtins=_BUILTINS,
-    syntax=CallSyntax(
-        first=_PYTHON,
-        opening='{"name": "',
-        separator='", "parameters": ',
-        closing="}",
-        between="; ",
-        last=_PYTHON_END,
-    ),
-    layout=ChatLayout(
-        begin="<|begin_of_text|>",
-        system=TurnLayout(f"{_HEAD4}system{_HEAD4_END}\n\n", "<|eot|>"),
-        user=TurnLayout(f"{_HEAD4}user{_HEAD4_END}\n\n", "<|eot|>"),
-        assistant=TurnLayout(f"{_HEAD4}assistant{_HEAD4_END}\n\n", "<|eot|>"),
-        tool=TurnLayout(f"{_HEAD4}ipython{_HEAD4_END}\n\n", "<|eom|>"),
-        call_end="<|eom|>",
-        tools=LLAMA.layout.tools,
-    ),
-    controls=(
-        *("<|begin_of_text|>", "<|end_of_text|>", _HEAD4, _HEAD4_END),
-        *("<|eot|>", "<|eom|>", _PYTHON, _PYTHON_END),
-    ),
-    hints=(_HEAD4,),
+def _llama(
+    name: str, head: tuple[str, str], python: tuple[str, str], eot: str, eom: str
+) -> Profile:
+    """The markup of a generation of Llama: a header and a call are between two marks each, of which
+    the one that ends a call may be missing."""
+    marks = {python[0]: "call", "<function=": "name", head[0]: "header"}
+    more_calls = {python[0]: "call"}
+    python_end = (python[1],) if python[1] else ()
+
+    def turn(role: str, end: str = eot) -> TurnLayout:
+        return TurnLayout(f"{head[0]}{role}{head[1]}\n\n", end)
+
+    return Profile(
+        name=name,
+        states={
+            "start": State("start", {"<think>": "thought", **marks}, then="text"),
+            "text": State("text", marks),
+            "thought": State("thought", {"</think>": "start"}),
+            "bare": State("call", more_calls),
+            "call": State("call", {**dict.fromkeys(python_end, "start"), **more_calls}),
+            "name": State("name", {">": "arguments"}),
+            "arguments": State("arguments", {"</function>": "start"}),
+            "header": State("header", {head[1]: "start"}),
+            "over": _OVER,
+        },
+        ends=(eot, eom, "<|end_of_text|>"),
+        strays=(head[1], *python_end, "</think>"),
+        tags=frozenset({"<function="}),
+        bare=True,
+        code="code_interpreter",
+        builtins=frozenset({"brave_search", "wolfram_alpha", "photogen"}),
+        syntax=CallSyntax(
+            first=python[0] if python_end else "",
+            opening='{"name": "',
+            separator='", "parameters": ',
+            closing="}",
+            between="; ",
+            last=python[1],
+        ),
+        layout=ChatLayout(
+            begin="<|begin_of_text|>",
+            system=turn("system"),
+            user=turn("user"),
+            assistant=turn("assistant"),
+            tool=turn("ipython", eom if python_end else eot),
+            call_end=eom,
+            tools=(
+                "Environment: ipython\n\nYou may call functions. Their signatures, one a line:\n"
+                '{tools}\n\nTo call a function, answer with nothing but {"name": NAME, '
+                '"parameters": OBJECT}; several calls are joined by semicolons.'
+            ),
+        ),
+        controls=("<|begin_of_text|>", "<|end_of_text|>", *head, eot, eom, python[0], *python_end),
+        hints=(head[0],),
+    )
+
+
+LLAMA = _llama(
+    "llama",
+    ("<|start_header_id|>", "<|end_header_id|>"),
+    ("<|python_tag|>", ""),
+    eot="<|eot_id|>",
+    eom="<|eom_id|>",
+)
+LLAMA4 = _llama(
+    "llama4",
+    ("<|header_start|>", "<|header_end|>"),
+    ("<|python_start|>", "<|python_end|>"),
+    eot="<|eot|>",
+    eom="<|eom|>",
 )
 
 PROFILES = (QWEN_XML, HERMES, MISTRAL, DEEPSEEK, LLAMA4, LLAMA)

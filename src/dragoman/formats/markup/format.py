@@ -37,12 +37,9 @@ class Markup:
 
     def __init__(self, profile: Profile | str) -> None:
         self.profile = BY_NAME[profile] if isinstance(profile, str) else profile
+        self.name = self.profile.name
         self._text_tables = {calls: mark_tables(self.profile, calls) for calls in (False, True)}
         self._prepared: tuple[Tokenizer, TokenTexts, dict[bool, dict[str, MarkTable]]] | None = None
-
-    @property
-    def name(self) -> str:
-        return self.profile.name
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt in the family's own layout, for models without a chat template. Raises

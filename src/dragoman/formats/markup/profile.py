@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from dragoman.formats.prompt import Tokenizer
+from dragoman.formats.prompt import Marks, Tokenizer
 
 Kind = Literal[
     "start",  # nothing yet: blanks, then text, or a call without a mark
@@ -113,19 +113,8 @@ _TEXT_KINDS = ("start", "text", "thought")
 _BLANK_END = re.compile(r"\s\Z")
 
 
-class MarkTable:
+class MarkTable(Marks):
     """The marks of one state; `leads` has the next state of each, None for a stray."""
-
-    __slots__ = (
-        "_first",
-        "_longest",
-        "_pattern",
-        "_prefixes",
-        "kind",
-        "leads",
-        "name",
-        "state",
-    )
 
     def __init__(
         self, name: str, state: State, leads: dict[str, str | None], spelled: Iterable[str]
@@ -134,27 +123,7 @@ class MarkTable:
         self.state = state
         self.kind = state.kind
         self.leads = leads
-        marks = sorted(spelled, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self._prefixes = frozenset(m[:size] for m in marks for size in range(1, len(m)))
-        self._first = frozenset(mark[0] for mark in marks)
-        self._longest = max(map(len, marks), default=1) - 1
-
-    def find(self, text: str, at: int) -> tuple[int, int]:
-        """The span of the next mark; beyond the text if there is none."""
-        found = self._pattern.search(text, at)
-        return found.span() if found else (len(text), len(text))
-
-    def touches(self, text: str) -> bool:
-        """Whether the text has a character that a mark begins with."""
-        return not self._first.isdisjoint(text)
-
-    def held(self, text: str, at: int) -> int:
-        """Where at the end of the text a mark may be beginning."""
-        for start in range(max(at, len(text) - self._longest), len(text)):
-            if text[start] in self._first and text[start:] in self._prefixes:
-                return start
-        return len(text)
+        super().__init__(spelled)
 
 
 class TokenTexts:
@@ -195,28 +164,20 @@ def mark_tables(
 ) -> dict[str, MarkTable]:
     """The tables of all states, with calls or, where the request has no tools, without."""
     as_tokens = frozenset(controls)
-    return {
-        name: _mark_table(profile, name, state, calls, as_tokens)
-        for name, state in profile.states.items()
-    }
-
-
-def _mark_table(
-    profile: Profile, name: str, state: State, calls: bool, as_tokens: frozenset[str]
-) -> MarkTable:
-    leads: dict[str, str | None] = {**state.ids, **state.marks}
-    spelled = set(state.marks)
-    if state.kind in _TEXT_KINDS:
-        for mark in profile.strays:
-            leads.setdefault(mark, None)
-            spelled.add(mark)
-        if not calls:
-            for mark, target in list(leads.items()):
-                if mark in profile.tags:
-                    del leads[mark]
-                elif target and profile.states[target].kind not in (*_TEXT_KINDS, "header", "over"):
-                    leads[mark] = None
-    for mark in profile.ends:
-        leads[mark] = "over"
-        spelled.add(mark)
-    return MarkTable(name, state, leads, (spelled & leads.keys()) - as_tokens)
+    without_calls = (*_TEXT_KINDS, "header", "over")
+    tables: dict[str, MarkTable] = {}
+    for name, state in profile.states.items():
+        leads: dict[str, str | None] = {**state.ids, **state.marks}
+        spelled = {*state.marks, *profile.ends}
+        if state.kind in _TEXT_KINDS:
+            spelled.update(profile.strays)
+            leads = {**dict.fromkeys(profile.strays), **leads}
+            if not calls:
+                leads = {
+                    mark: to if to and profile.states[to].kind in without_calls else None
+                    for mark, to in leads.items()
+                    if mark not in profile.tags
+                }
+        leads |= dict.fromkeys(profile.ends, "over")
+        tables[name] = MarkTable(name, state, leads, (spelled & leads.keys()) - as_tokens)
+    return tables

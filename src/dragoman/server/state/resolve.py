@@ -48,15 +48,12 @@ def without_store(request: Request) -> tuple[Request, tuple[Loss, ...]]:
     for number, item in enumerate(request.items):
         if isinstance(item, ItemReference):
             raise FaultError(unsupported(NOTHING_STORED, f"input[{number}]"))
-    losses: list[Loss] = []
-    if request.store:
-        losses.append(NOT_STORED)
-        request = replace(request, store=False)
-    elif request.store is None:
-        request = replace(request, extra=decided(request.extra))
+    losses: tuple[Loss, ...] = (NOT_STORED,) if request.store else ()
     if ENCRYPTED in request.include:
-        losses.append(NOT_ENCRYPTED)
-    return request, tuple(losses)
+        losses += (NOT_ENCRYPTED,)
+    if request.store is None:
+        return replace(request, extra=decided(request.extra)), losses
+    return replace(request, store=False), losses
 
 
 def decided(extra: Extra | None) -> Extra | None:
@@ -91,23 +88,34 @@ async def understand(
 
     Raises FaultError, naming the field, when something it refers to is not there.
     """
-    conversation = conversation_id(request)
+    given = request.conversation
+    conversation: str | None = given["id"] if isinstance(given, dict) else given
     before: tuple[Item, ...] = ()
     records: tuple[Record, ...] = ()
     instructions = request.instructions
-    if request.previous_response_id is not None:
-        records = await _chain(store, tenant, request.previous_response_id)
+    if (previous := request.previous_response_id) is not None:
+        name = "previous_response_id"
+        records = await store.chain(tenant, bare(previous))
+        if not records:
+            problem = f"{name}: there is no response {previous!r}, or no longer"
+            raise FaultError(Fault("previous_response_not_found", problem, "client", name))
+        if records[-1].running:
+            problem = f"{previous!r} is still being made; wait until it has ended"
+            raise FaultError(bad_request(problem, name))
         before = await _history(store, tenant, records, ids=id is not None)
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:
-        before = await _conversation(store, tenant, conversation)
-    given = request.items if id is None else named(request.items, id)
-    items = before + await _resolved(given, store, tenant)
-    if request.previous_response_id is not None or conversation is not None:
+        page = await store.list_items(tenant, bare(conversation))
+        if page is None:
+            raise FaultError(no_conversation(conversation, "conversation"))
+        before = await _resolved(page.items, store, tenant)
+    own = request.items if id is None else named(request.items, id)
+    items = before + await _resolved(own, store, tenant)
+    if previous is not None or conversation is not None:
         check_outputs(items, len(before))
     whole = for_engine(request, items, instructions)
-    answers = (StoredAnswer(r.request.model, r.response) for r in records if r.response is not None)
+    answers = [StoredAnswer(r.request.model, r.response) for r in records if r.response is not None]
     return Asked(whole, conversation, tuple(answers))
 
 
@@ -124,7 +132,7 @@ def for_engine(
     """The request as an engine gets it, whole: with these items, and nothing to look up."""
     return replace(
         request,
-        extra=decided(request.extra),
+        extra=request.extra and decided(request.extra),
         items=items,
         instructions=instructions,
         previous_response_id=None,
@@ -132,13 +140,6 @@ def for_engine(
         background=None,
         store=False,
     )
-
-
-def conversation_id(request: Request) -> str | None:
-    """The id of the conversation a request names, as it is or in an object."""
-    given = request.conversation
-    id: str | None = given["id"] if isinstance(given, dict) else given
-    return id
 
 
 def check_outputs(items: Sequence[Item], start: int) -> None:
@@ -161,16 +162,6 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
                 raise FaultError(bad_request(problem, f"input[{place - start}].call_id"))
 
 
-async def _chain(store: Source, tenant: str, id: str) -> tuple[Record, ...]:
-    records = await store.chain(tenant, bare(id))
-    if not records:
-        raise FaultError(missing_previous(id))
-    if records[-1].running:
-        problem = f"{id!r} is still being made; wait until it has ended"
-        raise FaultError(bad_request(problem, "previous_response_id"))
-    return records
-
-
 async def _history(
     store: Source, tenant: str, records: Sequence[Record], ids: bool
 ) -> tuple[Item, ...]:
@@ -189,13 +180,6 @@ async def _history(
         items += await _resolved(given, store, tenant)
         items += record.response.output if record.response is not None else ()
     return tuple(items)
-
-
-async def _conversation(store: Source, tenant: str, conversation: str) -> tuple[Item, ...]:
-    page = await store.list_items(tenant, bare(conversation))
-    if page is None:
-        raise FaultError(no_conversation(conversation, "conversation"))
-    return await _resolved(page.items, store, tenant)
 
 
 async def _resolved(items: Sequence[Item], store: Source, tenant: str) -> tuple[Item, ...]:
@@ -228,13 +212,6 @@ def bare(id: str) -> str:
     return id
 
 
-def missing_previous(id: str) -> Fault:
-    """The fault for a previous response that is not there."""
-    name = "previous_response_id"
-    problem = f"{name}: there is no response {id!r}, or no longer"
-    return Fault("previous_response_not_found", problem, "client", name)
-
-
 def no_conversation(id: str, param: str | None = None) -> Fault:
     """The fault for a conversation that is not there."""
     return Fault("not_found", f"There is no conversation {id!r}, or no longer.", "client", param)
@@ -245,8 +222,12 @@ async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, 
     another model encrypted it. The same request, where nothing is to be done."""
     whole = asked.whole
     # The thoughts of a chain are in it; only whose they are may matter.
-    others = [answer for answer in asked.answers if answer.model != whole.model]
-    answers = [*others, *await _found(asked, source, tenant)]
+    answers = [answer for answer in asked.answers if answer.model != whole.model]
+    near = {id(item) for answer in asked.answers for item in answer.response.output}
+    calls = [i for i in whole.items if isinstance(i, FunctionCall | CustomToolCall)]
+    if digests := dict.fromkeys([call_digest(call) for call in calls if id(call) not in near]):
+        with suppress(StoreError):  # an answer without its past is better than none
+            answers += await source.find_answers(tenant, tuple(digests))
     if not answers:
         return whole, ()
     cache = ReasoningCache()
@@ -255,14 +236,3 @@ async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, 
             cache.store(tenant, answer.model, answer.response.choice(choice))
     items, losses = cache.restore(tenant, whole.model, whole.items)
     return (whole if items is whole.items else replace(whole, items=items)), losses
-
-
-async def _found(asked: Asked, source: Source, tenant: str) -> tuple[StoredAnswer, ...]:
-    """The answers with reasoning that made the calls of a request, but for those of its chain."""
-    near = {id(item) for answer in asked.answers for item in answer.response.output}
-    calls = (i for i in asked.whole.items if isinstance(i, FunctionCall | CustomToolCall))
-    marks = tuple(dict.fromkeys(call_digest(call) for call in calls if id(call) not in near))
-    if marks:
-        with suppress(StoreError):  # an answer without its past is better than none
-            return await source.find_answers(tenant, marks)
-    return ()

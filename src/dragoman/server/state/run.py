@@ -20,12 +20,12 @@ from msgspec.structs import replace
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold, fold
-from dragoman.core.interfaces import Caller, Engine, Handle, Sink
+from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
 from dragoman.core.item import Item
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.core.response import Response
-from dragoman.engines.base import fault_from, new_id, start
+from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
 from dragoman.stores.base import LogSegment, OutboxMessage, Record, Store, StoreError, named
 
@@ -81,6 +81,7 @@ class Run:
         self.visible = 0
         self.begun = False  # the store knows of it
         self.ended = False
+        self.response: Response | None = None  # once the run has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
@@ -238,37 +239,37 @@ class Run:
             self._show(self._stored)
 
     async def _write(self) -> None:
-        self._add_up()
         if self._complete:
             return
         events = tuple(self.events[self._stored :])
+        try:
+            self._fold.feed_all(events)
+        except Exception as error:
+            self._cut(error)
+            return
+        self._folded = len(self.events)
         try:
             await self._runs.store.append(self.record.id, LogSegment(self._stored, events))
             self._stored += len(events)
         except StoreError:
             self._broken = True
 
-    def _add_up(self) -> None:
-        """Fold what has come since the last time. Events out of order, of which nothing can be
-        made, are left out with all that follow; the run ends there."""
-        try:
-            self._fold.feed_all(self.events[self._folded :])
-        except Exception as error:
-            fault = fault_from(error)
-            self._fold, self._folded = Fold(), 0
-            with suppress(Exception):
-                for event in self.events:
-                    self._fold.feed(event)
-                    self._folded += 1
-            self.visible = min(self.visible, self._folded)
-            if self._complete:
-                self.events[self._folded :] = [end_for(fault)]
-                self._fold.feed(self.events[-1])
-            else:
-                del self.events[self._folded :]
-                self.stop(fault)
-                return
-        self._folded = len(self.events)
+    def _cut(self, error: Exception) -> None:
+        """Leave out events out of order, of which nothing can be made, and all that follow them;
+        the run ends there."""
+        fault = fault_from(error)
+        self._fold, self._folded = Fold(), 0
+        with suppress(Exception):
+            for event in self.events:
+                self._fold.feed(event)
+                self._folded += 1
+        self.visible = min(self.visible, self._folded)
+        del self.events[self._folded :]
+        if self._complete:
+            self.events.append(end_for(fault))
+            self._fold.feed(self.events[-1])
+        else:
+            self.stop(fault)
 
     async def _end(self) -> None:
         """Store the end, and show it; where the store failed, it says so."""
@@ -276,7 +277,10 @@ class Run:
             await self._beginning
         if self._writing is not None:
             await self._writing
-        self._add_up()
+        try:
+            self._fold.feed_all(self.events[self._folded :])
+        except Exception as error:
+            self._cut(error)
         record, response, last = self.record, self._fold.response, self.events[-1]
         turn: tuple[Item, ...] = ()  # what it adds to its conversation
         if record.conversation is not None and response.status == "completed":
@@ -295,6 +299,8 @@ class Run:
                     stored = await store.finish(record.id, response, rest, turn, messages)
         if not stored and isinstance(last, Finished):
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
+            response = replace(response, losses=(*response.losses, NOT_STORED))
+        self.response = response
         self._close()
 
     async def _delete(self) -> None:
@@ -437,7 +443,17 @@ class Runs:
 
     def send(self, record: Record, sink: Sink) -> Handle:
         """Have a sink receive the events of a run from the first on, wherever it runs."""
-        return Follower(self.follow(record), sink)
+
+        async def events() -> AsyncGenerator[Event, None]:
+            event: Event | None = None
+            async with aclosing(self.follow(record)) as batches:
+                async for batch in batches:
+                    for event in batch:
+                        yield event
+            if not isinstance(event, TERMINAL):
+                yield Failed(UNFINISHED)
+
+        return Driver(events(), ANYONE, sink)
 
     async def cancel(self, record: Record) -> Record:
         """End a run, wherever it runs; the record as it is after that."""
@@ -447,14 +463,11 @@ class Runs:
             await run.finished()
         elif record.running:
             await self.store.request_cancel(record.tenant, record.id)
-            await self._ended(record)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    async for _ in self.follow(record):
+                        pass
         return await self.store.get(record.tenant, record.id) or record
-
-    async def _ended(self, record: Record) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                async for _ in self.follow(record):
-                    pass
 
     # ---- upkeep --------------------------------------------------------------------------
 
@@ -490,8 +503,10 @@ class Runs:
 
     async def close(self) -> None:
         """Stop what still runs, wait until that is stored, and end the upkeep."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
+        for timer in (self._upkeep, self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
         runs = tuple(self.live.values())
         for run in runs:
             run.stop(SHUT_DOWN)
@@ -504,7 +519,11 @@ class Runs:
         swept, trouble = 0.0, ""
         while True:
             try:
-                await self._renew()
+                own = {id: run for id, run in self.live.items() if run.begun and not run.ended}
+                if own:
+                    until = time.time() + self.lease
+                    for id in await self.store.renew_leases(list(own), until):
+                        own[id].stop()
                 await self._end_orphans()
                 if time.monotonic() - swept > SWEEP:
                     swept = time.monotonic()
@@ -517,17 +536,6 @@ class Runs:
             except Exception:
                 _log.exception("The upkeep of runs failed, and goes on.")
             await asyncio.sleep(min(1.0, self.lease / 4))
-
-    async def _renew(self) -> None:
-        own = [run for run in self.live.values() if run.begun and not run.ended]
-        if not own:
-            return
-        unwanted = await self.store.renew_leases(
-            [run.record.id for run in own], time.time() + self.lease
-        )
-        for run in own:
-            if run.record.id in unwanted:
-                run.stop()
 
     async def _end_orphans(self) -> None:
         """End the runs that nobody goes on with: their servers died, or, where it was this one,
@@ -550,45 +558,3 @@ class Runs:
             response, rest = fold(events), LogSegment(stored, tuple(events[stored:]))
             messages = self.announce(record, response) if record.background else ()
             await self.store.finish(record.id, response, rest, messages=messages)
-
-
-class Follower:
-    """A handle of one task that reads the events of a run for a sink."""
-
-    def __init__(self, batches: Batches, sink: Sink) -> None:
-        self._batches = batches
-        self._sink: Sink | None = sink  # None once nothing more is wanted
-        self._resumed = asyncio.Event()
-        self._resumed.set()
-        self._task = asyncio.get_running_loop().create_task(self._read())
-
-    def cancel(self) -> None:
-        """Read no more; the run goes on."""
-        self._sink = None
-        self._resumed.set()
-        if self._task is not asyncio.current_task():
-            self._task.cancel()
-
-    def pause(self) -> None:
-        """Read no more until `resume`."""
-        self._resumed.clear()
-
-    def resume(self) -> None:
-        """Read again."""
-        self._resumed.set()
-
-    async def _read(self) -> None:
-        last: Event | None = None
-        try:
-            async with aclosing(self._batches) as batches:
-                async for batch in batches:
-                    last = batch[-1]
-                    if self._sink is None:
-                        return
-                    self._sink.receive(batch)
-                    await self._resumed.wait()
-            if not isinstance(last, TERMINAL) and self._sink is not None:
-                self._sink.receive([Failed(UNFINISHED)])
-        except Exception as error:
-            if self._sink is not None:
-                self._sink.receive([Failed(fault_from(error))])

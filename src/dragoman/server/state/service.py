@@ -96,36 +96,38 @@ class Memory:
         ):
             return self._look_up(wire, request, caller, stored, source or self.store)
         whole = for_engine(request, request.items, request.instructions)
-        if not stored:
-            losses = self._losses(request) if request.include else ()
-            return Plan(whole, replace(request, store=False), losses)
-        return self._stored(wire, caller, request, whole)
+        return self._planned(wire, caller, stored, request, whole)
 
     async def _look_up(
         self, wire: str, request: Request, caller: Caller, stored: bool, source: Source
     ) -> Plan:
         asked = await understand(request, source, caller.tenant, inherit=self._inherit)
         whole, losses = await recalled(asked, source, caller.tenant)
-        if not stored:
-            losses = (*self._losses(request), *losses)
-            return Plan(whole, replace(request, store=False), losses)
         previous = request.previous_response_id
-        if previous is not None and not await self._known(caller, previous, source):
-            # Only the connection has what came before, so that the record must hold it.
-            request, previous = replace(request, items=asked.whole.items), None
-        return self._stored(wire, caller, request, whole, previous, asked.conversation, losses)
+        if previous is not None and source is not self.store:
+            previous = bare(previous)
+            if await self.store.get(caller.tenant, previous) is None:
+                # Only the connection has what came before, so that the record must hold it.
+                request, previous = replace(request, items=asked.whole.items), None
+        conversation = asked.conversation
+        return self._planned(wire, caller, stored, request, whole, previous, conversation, losses)
 
-    def _stored(
+    def _planned(
         self,
         wire: str,
         caller: Caller,
+        stored: bool,
         own: Request,
         whole: Request,
         previous: str | None = None,
         conversation: str | None = None,
         losses: tuple[Loss, ...] = (),
     ) -> Plan:
-        """The plan of a request whose answer is stored: `own` with it, `whole` is answered."""
+        """The plan of a request: `whole` is answered, and `own` stored with the answer."""
+        if self.cipher is None and ENCRYPTED in own.include:
+            losses = (NOT_ENCRYPTED, *losses)
+        if not stored:
+            return Plan(whole, replace(own, store=False), losses)
         background, moment = bool(own.background), time.time()
         record = Record(
             id=new_id(),
@@ -146,12 +148,7 @@ class Memory:
         turn = () if conversation is None else named(own.items, record.id)
         followed = background or own.stream  # or at its end one write stores it
         run = self.runs.open(record, turn, None if followed else self.store.put)
-        if own.include:
-            losses = (*self._losses(own), *losses)
         return Plan(whole, record.request, losses, run, background)
-
-    def _losses(self, request: Request) -> tuple[Loss, ...]:
-        return (NOT_ENCRYPTED,) if self.cipher is None and ENCRYPTED in request.include else ()
 
     async def reread(self, record: Record) -> Request:
         """What a record asked for, with all that it builds on. Raises FaultError when something it
@@ -159,12 +156,6 @@ class Memory:
         asked = await understand(record.request, self.store, record.tenant, inherit=self._inherit)
         whole, _ = await recalled(asked, self.store, record.tenant)
         return whole
-
-    async def _known(self, caller: Caller, previous: str, source: Source) -> bool:
-        """Whether the store has the response that a request goes on from."""
-        return (
-            source is self.store or await self.store.get(caller.tenant, bare(previous)) is not None
-        )
 
     async def close(self) -> None:
         """End what runs and let go of the store."""
