@@ -133,7 +133,7 @@ def test_a_number_beyond_all_numbers_ends_no_answer() -> None:
 
 
 @pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)
-def test_an_answer_without_an_end_is_not_kept(wire: Wire) -> None:
+def test_answer_without_an_end_is_not_buffered(wire: Wire) -> None:
     decoder = wire.decoder(Turn("1", 0, "m"))
     piece = b" " * (body.MAX_ANSWER // 4)
     events = decoder.feed(b"{")
@@ -197,3 +197,11 @@ def test_a_cache_forgets_what_was_used_least_recently() -> None:
     assert [cache.get(key) for key in "abcd"] == [0, None, 2, 3]
     cache.put("e", 4, 11)  # larger than the limit: nothing is left
     assert [cache.get(key) for key in "abcde"] == [None] * 5
+
+
+def test_a_cache_keeps_the_first_value_of_a_key() -> None:
+    """Two threads may make one at the same time, and its bytes count once."""
+    cache = body.Cache[int](limit=10)
+    cache.put("a", 1, 6)
+    cache.put("a", 2, 6)
+    assert cache.get("a") == 1

@@ -136,6 +136,17 @@ def test_an_answer_of_one_text_is_not_read_field_by_field() -> None:
     read.assert_not_called()
 
 
+def test_unknown_counts_of_an_answer_are_passed_on_unless_they_are_nested_too_deeply() -> None:
+    answer = {**PLAIN, "usage": {"prompt_tokens": 1, "seconds": {"queue": [0.5]}}}
+    assert events(answer) == events_of_any_other(answer)
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    failed = fold(events({**PLAIN, "usage": {"x": deep}}))
+    assert failed.error is not None
+    assert "nested more than 256 levels deep" in failed.error.message
+
+
 def test_an_answer_that_was_begun_before_it_came_is_read_into_what_is_open() -> None:
     turn = Turn("R", 5, "asked")
     turn.begin()
@@ -183,7 +194,7 @@ def test_texts_in_a_row_are_the_texts_one_by_one(size: int) -> None:
 
 
 @pytest.mark.parametrize("before", ["thought", "half"])
-def test_texts_that_follow_something_else_are_said_one_by_one(before: str) -> None:
+def test_texts_after_something_else_are_emitted_one_by_one(before: str) -> None:
     def events_of(*, together: bool) -> list[Event]:
         turn = Turn("R", 5, "m", think=None)
         if before == "thought":
