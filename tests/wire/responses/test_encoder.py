@@ -246,7 +246,7 @@ def test_a_failure_before_the_beginning_is_an_error_event() -> None:
     assert nested["error"]["type"] == "invalid_request_error"
 
 
-def test_nothing_is_said_after_the_end() -> None:
+def test_nothing_is_encoded_after_the_end() -> None:
     encoder = RESPONSES.encoder(ASKED, STANDARD)
     for event in play(SCENES["text"]):
         encoder.feed([event])
@@ -319,7 +319,7 @@ def test_items_and_parts_of_other_wires_have_no_place() -> None:
     assert len(events[-1]["response"]["output"][0]["content"]) == 1
 
 
-def test_what_a_server_said_beside_the_protocol_is_said_on_this_wire_only() -> None:
+def test_unknown_events_are_encoded_on_their_own_wire_only() -> None:
     thing = Unknown("responses", "x_call", {"id": "x_1"}, "x_1")
     beside = {"type": "vendor.news", "item_id": "?", "output_index": 9, "n": 1}
     events = _answer(
@@ -355,7 +355,7 @@ def test_an_item_without_an_id_gets_one_from_its_place() -> None:
     assert events[-1]["response"]["output"][0]["id"] == "fc_1_0"
 
 
-def test_sound_is_said_in_words() -> None:
+def test_audio_is_encoded_as_its_transcript() -> None:
     events = _answer(
         ItemAdded(0, Message("assistant", (), "msg_1")),
         PartAdded(0, 0, Audio(id="audio_1", format="wav")),
@@ -418,7 +418,7 @@ def test_usage_that_was_never_reported_is_null_and_otherwise_complete() -> None:
     }
 
 
-def test_what_the_upstream_said_of_the_response_is_said_again() -> None:
+def test_unknown_fields_of_the_upstream_response_are_encoded_again() -> None:
     extra = {"responses": {"service_tier": "priority", "tool_usage": {"n": 1}}, "chat": {"x": 1}}
     last = told([Started("1", 0, "m", extra=extra), Finished("completed")])[-1]["response"]
     assert (last["service_tier"], last["tool_usage"]) == ("priority", {"n": 1})
