@@ -570,8 +570,8 @@ def shown(items: Iterable[Item], include: Collection[str] = ()) -> tuple[Item, .
     """The items as shown to a client that asked to include this: reasoning without its encrypted
     content, unless that is included.
 
-    >>> shown([Reasoning(encrypted="x")]), shown([Reasoning(encrypted="x")], [ENCRYPTED])[0].encrypted
-    ((Reasoning(),), 'x')
+    >>> shown([Reasoning(encrypted="x")]) == (Reasoning(),)
+    True
     """
     if ENCRYPTED in include:
         return tuple(items)
