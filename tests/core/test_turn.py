@@ -2,15 +2,7 @@
 
 from collections.abc import Callable
 
-from dragoman.core.event import (
-    DeltaKind,
-    Event,
-    Failed,
-    Finished,
-    ItemDone,
-    Progress,
-    Started,
-)
+from dragoman.core.event import DeltaKind, Event, Failed, Finished, ItemDone, Progress, Started
 from dragoman.core.fold import fold
 from dragoman.core.item import (
     Annotation,
