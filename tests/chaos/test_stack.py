@@ -16,13 +16,12 @@ from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from tests.chaos.cases import Case, Expected, load
-from tests.chaos.client import post
 from tests.chaos.received import Received, read_answer
 from tests.chaos.stage import TOOLS, WARM_UP, Stage, named, stage
+from tests.server.stubs import PATHS, Call
 
 DEADLINE = 10.0
 """Seconds for a row."""
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 COUNTED = {
     "chat": {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"},
     "responses": {"input_tokens": "input_tokens", "output_tokens": "output_tokens"},
@@ -47,13 +46,19 @@ def body(protocol: str, text: str, *, stream: bool) -> dict[str, Any]:
     return asked | {"messages": [{"role": "user", "content": text}], "tools": tools}
 
 
+async def post(app: App, protocol: str, body: dict[str, Any]) -> Received:
+    """What a client understands of the answer to a request."""
+    call = await Call(app, PATHS[protocol], body)()
+    assert call.whole
+    return read_answer(protocol, call.status, call.headers, call.body)
+
+
 async def perform(stage: Stage, case: Case, app: App, protocol: str, *, stream: bool) -> None:
     """Play a row through the server and check every word of what its client hears."""
     if case.warm:
-        await post(app, PATHS[protocol], body(protocol, WARM_UP, stream=False))
+        await post(app, protocol, body(protocol, WARM_UP, stream=False))
     stage.play(case)
-    answer = await post(app, PATHS[protocol], body(protocol, "Go.", stream=stream))
-    received = read_answer(protocol, *answer)
+    received = await post(app, protocol, body(protocol, "Go.", stream=stream))
     assert len(stage.mock.asked) == case.expected.asks
     if case.expected.good:
         check_good(protocol, case.expected, received)

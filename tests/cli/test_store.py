@@ -41,14 +41,6 @@ def test_unreachable_database_is_reported_and_nothing_is_served(
     assert SECRET not in shown.err
 
 
-def test_unreachable_database_of_the_file_is_reported_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "dragoman.toml").write_text(f'[server]\nport = 0\nstore = "{NOWHERE}"\n')
-    assert main(["serve", "script"]) == 1
-    assert "user 'ada') cannot be opened" in capsys.readouterr().err
-
-
 def test_no_model_is_loaded_for_a_server_that_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

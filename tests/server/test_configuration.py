@@ -18,6 +18,7 @@ from dragoman.server.config import (
     with_keys,
 )
 from dragoman.server.settings import DIALECTS, Settings
+from dragoman.wire.registry import WIRES
 
 EVERYTHING = """
 # A comment with [brackets] = and more
@@ -102,6 +103,13 @@ def test_every_setting_can_be_written() -> None:
             retries=2,
         ),
     )
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_upstream_may_name_every_registered_wire(wire: str) -> None:
+    format = "format = 'hermes'" if wire == "completions" else ""
+    (upstream,) = read(f"[[upstreams]]\nname = 'a'\nurl = 'b'\nwire = '{wire}'\n{format}").upstreams
+    assert upstream.wire == wire
 
 
 def test_an_empty_file_changes_nothing() -> None:

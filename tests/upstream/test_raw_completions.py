@@ -6,6 +6,7 @@ its chat template rendered here. Both must say the same.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -23,7 +24,7 @@ from dragoman.engines.router import Prompted
 from dragoman.formats.template import Template
 from tests.engines.asking import ask
 from tests.product import dragoman
-from tests.upstream.llamacpp import MODEL_FOLDER, Llamacpp
+from tests.upstream.llamacpp import MODEL_FILE, MODEL_FOLDER, Llamacpp
 from training.tiny.transcripts import ADD, GET_WEATHER, HELLO
 
 WEATHER, PLUS = (FunctionTool(**tool["function"]) for tool in (GET_WEATHER, ADD))
@@ -164,3 +165,8 @@ def test_banner_names_the_model_and_recognises_the_server(llamacpp: Llamacpp) ->
         ["MODEL", "ANSWERED", "BY"],
         [llamacpp.model, llamacpp.base_url, "(llama.cpp)"],
     ]
+
+
+def test_the_model_is_the_committed_one() -> None:
+    digest = hashlib.sha256((MODEL_FOLDER / MODEL_FILE).read_bytes()).hexdigest()
+    assert f"{digest}  {MODEL_FILE}\n" == (MODEL_FOLDER / "tiny.sha256").read_text()

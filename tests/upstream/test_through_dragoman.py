@@ -1,7 +1,6 @@
 """llama.cpp behind Dragoman, spoken to by the official SDK over both protocols.
 
-What the tiny model says is known word for word, so every answer is checked for what it says. What
-llama.cpp does by itself is found in `test_llamacpp_smoke.py`.
+What the tiny model says is known word for word, so every answer is checked for what it says.
 """
 
 from __future__ import annotations
@@ -103,20 +102,6 @@ def test_text_whole_and_streamed_over_both_wires(sdk: OpenAI, question: str, ans
     assert "".join(deltas) == response.output_text == answer
 
 
-def test_instructions_and_turns_reach_the_model(sdk: OpenAI) -> None:
-    turns = [
-        user("My name is Linus."),
-        {"role": "assistant", "content": "Nice to meet you, Linus."},
-        user("What is my name?"),
-    ]
-    brief = {"role": "system", "content": "Be brief."}
-    assert chat(sdk, [brief, *turns]).choices[0].message.content == "Your name is Linus."
-    # A developer's word comes to this server as the system's.
-    developer = {"role": "developer", "content": "Be brief."}
-    assert chat(sdk, [developer, *turns]).choices[0].message.content == "Your name is Linus."
-    assert respond(sdk, turns, instructions="Be brief.").output_text == "Your name is Linus."
-
-
 def test_reasoning_over_both_wires(sdk: OpenAI) -> None:
     thought, said = "The user wants 2 + 3. That is 5.", "2 plus 3 is 5."
     question = "Think. What is 2 plus 3?"
@@ -182,22 +167,6 @@ def test_a_tool_that_must_not_be_called_is_not(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_two_calls_and_their_results_over_chat(sdk: OpenAI, streamed: bool) -> None:
-    asked = {"tools": [WEATHER], "parallel_tool_calls": True}
-    ask = (lambda *a, **k: chat_stream(*a, **k)[1]) if streamed else chat
-    message = ask(sdk, BOTH, **asked).choices[0].message
-    calls = message.tool_calls
-    assert [call.function.arguments for call in calls] == [PARIS, ROME]
-    assert len({call.id for call in calls}) == 2
-    results = [
-        {"role": "tool", "tool_call_id": call.id, "content": text}
-        for call, text in zip(calls, RESULTS, strict=True)
-    ]
-    past = [user(BOTH), message.to_dict(), *results]
-    assert ask(sdk, past, **asked).choices[0].message.content == SEARCHED
-
-
-@pytest.mark.parametrize("streamed", [False, True])
 def test_two_calls_and_their_results_over_responses(sdk: OpenAI, streamed: bool) -> None:
     asked = {"tools": [WEATHER_ITEM], "parallel_tool_calls": True}
     ask = (lambda *a, **k: respond_stream(*a, **k)[1]) if streamed else respond
@@ -210,17 +179,6 @@ def test_two_calls_and_their_results_over_responses(sdk: OpenAI, streamed: bool)
     ]
     past = [user(BOTH), *(call.to_dict() for call in calls), *results]
     assert ask(sdk, past, **asked).output_text == SEARCHED
-
-
-def test_a_call_after_text(sdk: OpenAI) -> None:
-    question = "Say it, then look up the weather in Paris."
-    for response in (
-        respond(sdk, question, tools=[WEATHER_ITEM]),
-        respond_stream(sdk, question, tools=[WEATHER_ITEM])[1],
-    ):
-        assert [item.type for item in response.output] == ["message", "function_call"]
-        assert response.output_text.rstrip("\n") == "I will look it up."
-        assert response.output[1].arguments == PARIS
 
 
 # ---- form, odds and ends -------------------------------------------------------------------
@@ -239,12 +197,6 @@ def test_schema_is_enforced(sdk: OpenAI) -> None:
         chat_stream(sdk, question, response_format=Place)[1].choices[0].message.parsed == expected
     )
     assert respond_stream(sdk, question, text_format=Place)[1].output_parsed == expected
-
-
-def test_several_choices_and_a_stop_word(sdk: OpenAI) -> None:
-    completion = chat(sdk, "Count to twenty.", n=2, stop=["7"])
-    assert [choice.index for choice in completion.choices] == [0, 1]
-    assert {choice.message.content for choice in completion.choices} == {"1, 2, 3, 4, 5, 6, "}
 
 
 def test_dropped_image_is_reported(sdk: OpenAI) -> None:

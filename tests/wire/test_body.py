@@ -197,3 +197,11 @@ def test_a_cache_forgets_what_was_used_least_recently() -> None:
     assert [cache.get(key) for key in "abcd"] == [0, None, 2, 3]
     cache.put("e", 4, 11)  # larger than the limit: nothing is left
     assert [cache.get(key) for key in "abcde"] == [None] * 5
+
+
+def test_a_cache_keeps_the_first_value_of_a_key() -> None:
+    """Two threads may make one at the same time, and its bytes count once."""
+    cache = body.Cache[int](limit=10)
+    cache.put("a", 1, 6)
+    cache.put("a", 2, 6)
+    assert cache.get("a") == 1

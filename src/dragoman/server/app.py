@@ -170,15 +170,14 @@ class App:
             await self._memory.close()
         await self._engine.close()
 
-    async def _websocket(
+    def _websocket(
         self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    ) -> Awaitable[None]:
         try:
             self._browsers.check(exchange)
-            caller = self._caller(exchange)
-            await self._sockets.serve(exchange, caller, receive, send)
+            return self._sockets.connect(exchange, self._caller(exchange), receive, send)
         except FaultError as error:
-            await deny(error.fault, exchange, scope, receive, send)
+            return deny(error.fault, exchange, scope, receive, send)
 
     def _caller(self, exchange: Exchange) -> Caller:
         """Who asks. Raises FaultError without a right key, while the server shuts down, and for a

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Secret
@@ -24,7 +24,7 @@ from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.json import Fields
 from dragoman.wire.registry import WIRES
 
-from .settings import Settings
+from .settings import Settings, about
 
 FILE = "dragoman.toml"
 AUTO = "auto"
@@ -36,46 +36,38 @@ _T = TypeVar("_T", bound=Struct)
 class Upstream(Struct, frozen=True, kw_only=True):
     """A server that models are behind."""
 
-    name: Annotated[str, Meta(description="The name of this upstream in messages.")]
-    url: Annotated[str, Meta(description="Its base URL, as its own clients use it.")]
-    key_env: Annotated[
-        str | None, Meta(description="The environment variable that holds our key to it.")
-    ] = None
+    name: Annotated[str, about("The name of this upstream in messages.")]
+    url: Annotated[str, about("Its base URL, as its own clients use it.")]
+    key_env: Annotated[str | None, about("The environment variable that holds our key to it.")] = (
+        None
+    )
     wire: Annotated[
-        str,
-        Meta(
-            description=f"The protocol to call it with: {', '.join(WIRES)}, or auto to detect it."
-        ),
+        str, about(f"The protocol to call it with: {', '.join(WIRES)}, or auto to detect it.")
     ] = AUTO
     format: Annotated[
         str | None,
-        Meta(
-            description="The token format of its models, for the completions protocol: "
-            "conversations are rendered as prompts in it. A name, or a model's folder with a chat "
-            "template."
+        about(
+            "The token format of its models, for the completions protocol: conversations are "
+            "rendered as prompts in it. A name, or a model's folder with a chat template."
         ),
     ] = None
-    profile: Annotated[str | None, Meta(description="The kind of server; detected by default.")] = (
-        None
-    )
+    profile: Annotated[str | None, about("The kind of server; detected by default.")] = None
     models: Annotated[
-        tuple[str, ...],
-        Meta(description="The models to request from it; empty sends every name to it."),
+        tuple[str, ...], about("The models to request from it; empty sends every name to it.")
     ] = ()
     aliases: Annotated[
-        dict[str, str],
-        Meta(description="Names that clients may use, each with the model it stands for."),
+        dict[str, str], about("Names that clients may use, each with the model it stands for.")
     ] = {}
     pass_client_key: Annotated[
-        bool, Meta(description="Whether the client's own key is sent to it in place of ours.")
+        bool, about("Whether the client's own key is sent to it in place of ours.")
     ] = False
     retries: Annotated[
         int,
-        Meta(
+        about(
+            "How often a 429 or 503 is retried, as its Retry-After says, before it is passed on; 0"
+            " passes it on at once.",
             ge=0,
             le=10,
-            description="How often a 429 or 503 is retried, as its Retry-After says, before it is "
-            "passed on; 0 passes it on at once.",
         ),
     ] = 0
 
@@ -87,26 +79,20 @@ EVENTS = ("response.completed", "response.failed", "response.incomplete", "respo
 class Webhook(Struct, frozen=True, kw_only=True):
     """A server that is notified when a background response has ended."""
 
-    url: Annotated[str, Meta(description="The URL to send messages to.")]
+    url: Annotated[str, about("The URL to send messages to.")]
     secret_env: Annotated[
         str,
-        Meta(
-            description="The environment variable that holds the secret for signing messages: "
-            "whsec_ and then base64."
+        about(
+            "The environment variable that holds the secret for signing messages: whsec_ and then "
+            "base64."
         ),
     ]
-    events: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="The events to send: response.completed, response.failed, "
-            "response.incomplete, response.cancelled."
-        ),
-    ] = EVENTS
+    events: Annotated[tuple[str, ...], about(f"The events to send: {', '.join(EVENTS)}.")] = EVENTS
     allow: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Addresses and networks that are allowed though not public, such as "
-            "127.0.0.1 or 10.0.0.0/8."
+        about(
+            "Addresses and networks that are allowed though not public, such as 127.0.0.1 or "
+            "10.0.0.0/8."
         ),
     ] = ()
 
@@ -141,12 +127,11 @@ def explained(about: str = "", hint: str = "") -> Iterator[None]:
 def load(path: Path) -> Configuration:
     """Read a file. Raises ConfigurationError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return read(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not UTF-8 text.") from None
-    return read(text, str(path))
 
 
 def read(text: str, name: str = FILE) -> Configuration:
@@ -169,7 +154,7 @@ def read(text: str, name: str = FILE) -> Configuration:
         raise ConfigurationError(f"{name}:{line}: {problem}") from None
     try:
         server = fields.object("server")
-        settings = _filled(Settings, server, skip="keys") if server else Settings()
+        settings = _filled(Settings, server) if server else Settings()
         upstreams = tuple(map(_upstream, fields.objects("upstreams")))
         webhooks = tuple(map(_webhook, fields.objects("webhooks")))
         _nothing_left(fields, ("server", "upstreams", "webhooks"))
@@ -241,28 +226,23 @@ def _webhook(fields: Fields) -> Webhook:
     return webhook
 
 
-def _filled(kind: type[_T], fields: Fields, *, skip: str = "") -> _T:
+def _filled(kind: type[_T], fields: Fields) -> _T:
     """A struct of this kind out of the fields of its name. Raises FaultError for any other."""
     hints = get_type_hints(kind, include_extras=True)
-    values: dict[str, Any] = {}
+    hints = {name: hint for name, hint in hints.items() if get_origin(hint) is Annotated}
+    values = {name: _taken(fields, name, *get_args(hint)) for name, hint in hints.items()}
+    values = {name: value for name, value in values.items() if value is not None}
     for field in msgspec.structs.fields(kind):
-        if field.name == skip:
-            continue
-        value = _taken(fields, field.name, hints[field.name])
-        if value is not None:
-            values[field.name] = value
-        elif field.required:
+        if field.required and field.name not in values:
             raise fields.wrong(field.name, "is missing")
-    _nothing_left(fields, hints.keys() - {skip})
+    _nothing_left(fields, hints)
     return kind(**values)
 
 
-def _taken(fields: Fields, name: str, hint: Any) -> Any:
+def _taken(fields: Fields, name: str, hint: Any, meta: Any) -> Any:
     """The value of one field, as its type hint and its bounds would have it; None if absent."""
-    hint, meta = get_args(hint)
-    kinds = [each for each in get_args(hint) if each is not NoneType]
     if isinstance(hint, UnionType):
-        (hint,) = kinds
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
     match get_origin(hint) or hint:
         case builtins.bool:
             return fields.boolean(name)
@@ -278,7 +258,7 @@ def _taken(fields: Fields, name: str, hint: Any) -> Any:
             inner = fields.object(name)
             return inner and {key: inner.need(key) for key in inner.rest()}
         case _:
-            return fields.one_of(name, kinds)
+            return fields.one_of(name, get_args(hint))
 
 
 def _nothing_left(fields: Fields, names: Iterable[str]) -> None:
@@ -297,19 +277,11 @@ _KEY = re.compile(r"""\s*["']?([\w.-]+)["']?\s*=""")
 
 
 def _line_of(path: str, text: str) -> int:
-    """The line a field stands on, or else that of the nearest thing around it."""
-    places: dict[str, int] = {}
-    for place, line in _places(text):
-        places.setdefault(place, line)
-    while path and path not in places:
-        path = re.sub(r"(^|\.)[^.\[\]]*$|\[\d+\]$", "", path)
-    return places.get(path, 1)
-
-
-def _places(text: str) -> Iterator[tuple[str, int]]:
-    """The path of every table and key, and its line; TOML that is well-formed is assumed."""
-    table = ""
+    """The line a field stands on, or else that of the nearest thing around it; TOML that is
+    well-formed is assumed."""
+    places: dict[str, int] = {}  # the path of every table and key
     counts: dict[str, int] = {}
+    table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := _TABLE.match(line):
             name = header[2]
@@ -317,6 +289,9 @@ def _places(text: str) -> Iterator[tuple[str, int]]:
                 counts[name] = counts.get(name, -1) + 1
             first, dot, rest = name.partition(".")
             table = f"{first}[{counts[first]}]{dot}{rest}" if first in counts else name
-            yield table, number
+            places.setdefault(table, number)
         elif key := _KEY.match(line):
-            yield f"{table}.{key[1]}" if table else key[1], number
+            places.setdefault(f"{table}.{key[1]}".removeprefix("."), number)
+    while path and path not in places:
+        path = re.sub(r"(^|\.)[^.\[\]]*$|\[\d+\]$", "", path)
+    return places.get(path, 1)

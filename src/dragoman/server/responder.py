@@ -212,16 +212,17 @@ class Unary(Responder):
 
     def send(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
-        fold = self._fold
-        if fold is None:
-            fold = self._fold = Fold()
-        fold.feed_all(events)
-        last = events[-1]
-        if not isinstance(last, TERMINAL):
-            return
-        if self.exchange.entry is not None:
+        plan, wire, last = self.plan, self.wire, events[-1]
+        response = None if plan.run is None else plan.run.response
+        if response is None:
+            if self._fold is None:
+                self._fold = Fold()
+            self._fold.feed_all(events)
+            if not isinstance(last, TERMINAL):
+                return
+            response = self._fold.response
+        if self.exchange.entry is not None and isinstance(last, TERMINAL):
             self.exchange.entry.note(last)
-        response, plan, wire = fold.response, self.plan, self.wire
         if response.status in ("failed", "in_progress"):
             self.refuse(response.error or UNFINISHED)
         else:
@@ -439,8 +440,7 @@ class Answers:
     ) -> None:
         service = self._service
         with Watch(service.roster, exchange) as watch:
-            if (seconds := service.settings.deadline) is not None:
-                watch.limit(seconds, too_late(seconds))
+            watch.limit(service.settings.deadline)
             if not isinstance(plan, Plan):
                 plan = await plan
             if not plan.background:

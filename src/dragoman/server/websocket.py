@@ -25,7 +25,7 @@ from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Scope, Send
-from .cancellation import GONE, TERMINAL, Watch, too_late
+from .cancellation import GONE, TERMINAL, Watch
 from .exchange import JSON_TYPE, Exchange, fault_of
 from .responder import Responder, Service
 from .settings import DIALECTS
@@ -240,7 +240,9 @@ class Connection:
         self._time = asyncio.timeout(None)
 
     async def serve(self, lifetime: float = LIFETIME) -> None:
-        """Receive frames and answer them."""
+        """Accept the connection, receive frames and answer them."""
+        await self._receive()  # that it wants to connect
+        await self._send({"type": "websocket.accept", "headers": self.exchange.marks})
         self._time = asyncio.timeout(lifetime)
         sender = asyncio.get_running_loop().create_task(self._send_queued())
         try:
@@ -304,8 +306,7 @@ class Connection:
             plan = self._plan(request)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once():
                 with Watch(service.roster) as watch:
-                    if (seconds := service.settings.deadline) is not None:
-                        watch.limit(seconds, too_late(seconds))
+                    watch.limit(service.settings.deadline)
                     plan = plan if isinstance(plan, Plan) else await plan
                     await service.gate.enter()
             turn = Turn(self, lane, plan)
@@ -410,13 +411,13 @@ class Sockets:
         """Answer a GET that asks for no WebSocket."""
         exchange.refuse(PLAIN, (b"upgrade", b"websocket"))
 
-    async def serve(self, exchange: Exchange, caller: Caller, receive: Receive, send: Send) -> None:
-        """Serve a connection to its end. Raises FaultError where there is nothing to connect to."""
+    def connect(
+        self, exchange: Exchange, caller: Caller, receive: Receive, send: Send
+    ) -> Awaitable[None]:
+        """Serves a connection. Raises FaultError where there is nothing to connect to."""
         if exchange.path != PATH:
             raise FaultError(NO_SOCKET)
-        await receive()  # that it wants to connect
-        await send({"type": "websocket.accept", "headers": exchange.marks})
-        await Connection(self._service, self._runs, exchange, caller, receive, send).serve()
+        return Connection(self._service, self._runs, exchange, caller, receive, send).serve()
 
 
 async def deny(

@@ -175,13 +175,6 @@ def segments_from(log: Iterable[LogSegment], first: int) -> Iterator[LogSegment]
             yield LogSegment(segment.first + skip, segment.events[skip:])
 
 
-def ended(record: Record) -> Response:
-    """The response of a record that has ended. Raises ValueError for one that has not."""
-    if record.response is None or record.status in RUNNING:
-        raise ValueError(f"response {record.id} has not ended")
-    return record.response
-
-
 _PREFIXES: dict[type, str] = {
     Message: "msg",
     Reasoning: "rs",

@@ -22,10 +22,11 @@ from typing import Any, ClassVar, TypeVar
 from msgspec.structs import replace
 
 from dragoman.core.fold import unfold
-from dragoman.core.item import JSON, Item
+from dragoman.core.item import JSON, Item, Reasoning
 from dragoman.core.response import Response
 
 from .base import (
+    RUNNING,
     Conversation,
     ItemPage,
     LogSegment,
@@ -38,7 +39,6 @@ from .base import (
     StoreError,
     Subscribers,
     call_digests,
-    ended,
     renamed_id,
     segments_from,
 )
@@ -147,13 +147,12 @@ class SqlStore(ABC):
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
     ) -> Awaitable[None]:
-        response, inserts = ended(record), _inserts(record)
-        id, tenant, *_ = inserts[0][1]
-        inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
+        if record.response is None or record.status in RUNNING:
+            raise ValueError(f"response {record.id} has not ended")
         steps = None
         if items or messages:
             steps = partial(_add_to, record.tenant, record.conversation, items, messages)
-        return self._transact(inserts, steps)
+        return self._transact(_inserts(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
         if not await self._transact((), partial(_append, id, segment, pack(segment.events))):
@@ -170,7 +169,8 @@ class SqlStore(ABC):
     ) -> bool:
         data = pack(response)
         events = b"" if segment is None else pack(segment.events)
-        keys, calls = _index_keys(id, response.output), call_digests(response)
+        others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
+        keys, calls = _index_keys(others), call_digests(response)
 
         def steps() -> Steps[bool]:
             if segment is not None and not (yield from _append(id, segment, events)):
@@ -541,9 +541,13 @@ def _inserts(record: Record) -> list[Insert]:
     inserts += [(_USE, (id, digest)) for digest, _ in parts]
     inserts += [(_PART, part) for part in parts]
     items = record.request.items
-    if record.response is not None:
-        items += record.response.output
-    inserts += [(_INDEX, (id, tenant, key)) for key in _index_keys(record.id, items)]
+    if (response := record.response) is not None:
+        items += response.output
+        if Reasoning in map(type, items):
+            inserts += [(_CALL, (id, tenant, digest)) for digest in call_digests(response)]
+    own = f"_{record.id}_"
+    if others := [item.id for item in items if item.id and own not in item.id]:
+        inserts += [(_INDEX, (id, tenant, key)) for key in _index_keys(others)]
     return inserts
 
 
@@ -576,12 +580,10 @@ def index_key(item: str) -> str:
 _ITEM_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?\d+")
 
 
-def _index_keys(id: str, items: Iterable[Item]) -> list[str]:
-    """The keys that items of a response need in the index: none for the ids that hold the
-    response's own, which finds them anyway."""
-    own = f"_{id}_"
-    others = [item.id for item in items if item.id and own not in item.id]
-    return list(dict.fromkeys([clean(index_key(other)) for other in others]))
+def _index_keys(items: Iterable[str]) -> list[str]:
+    """The keys of items in the index. One whose id holds that of its response needs none: that
+    finds it anyway."""
+    return list(dict.fromkeys([clean(index_key(item)) for item in items]))
 
 
 def _direction(paging: Paging) -> tuple[str, str]:

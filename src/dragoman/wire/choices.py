@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from dragoman.core.error import CUT, Fault
-from dragoman.core.event import Event
+from dragoman.core.event import Event, Finished, Progress, Started
 from dragoman.core.item import JSON, Token
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.turn import EMPTY, Turn
@@ -20,7 +20,7 @@ from . import error, json, sse
 from .json import BROKEN, Reader, decode_string, decode_strings, merge, string
 from .losses import Note
 from .protocol import Dialect
-from .usage import decode_usage
+from .usage import decode_usage, encode_usage
 
 CHOICES = "choices"
 """The key, in the extra of an answer, of the unknown fields of each choice."""
@@ -527,3 +527,95 @@ def _missing(value: JSON) -> str | None:
     if any(isinstance(each, dict | str) for each in content):
         return None
     return "a choice without a message"
+
+
+# ---- answers, encoded --------------------------------------------------------------------
+
+OPENING, CLOSING = sse.frame(b"\0").split(b"\0")
+
+
+class ChoicesEncoder:
+    """Encodes the events of one answer as chunks, as the request asked for it.
+
+    A wire says what a chunk is called (`object`), what a choice has in it that says nothing
+    (`blank`), and its finish reasons.
+    """
+
+    name: ClassVar[str]
+    """The key of the wire in every `extra`."""
+    id_prefix: ClassVar[str]
+    object: ClassVar[str]
+    blank: ClassVar[dict[str, JSON]]
+    reasons: dict[str, str]
+
+    def __init__(self, request: Request, dialect: Dialect) -> None:
+        options = request.stream_options
+        self._wants_usage = bool(options and options.include_usage)
+        self._request = request
+        self._dialect = dialect
+        self._head = self._tail = b""  # a chunk before and behind its choice
+        self._envelope: dict[str, JSON] = {}
+        self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of the ends of choices
+        self._choices: dict[int, Any] = {}  # what the wire remembers of each choice
+        self._items: list[Any] = []  # and of each item
+        self._over = False
+
+    def heartbeat(self, *, data: bool = False) -> bytes:
+        """A comment, or a chunk that adds nothing; empty outside of an answer."""
+        if not self._head or self._over:
+            return b""
+        return self._chunk(0, self.blank) if data else sse.comment("alive")
+
+    def _chunk(
+        self,
+        number: int,
+        said: dict[str, JSON],
+        *,
+        logprobs: JSON = None,
+        reason: str | None = None,
+        more: dict[str, JSON] | None = None,
+    ) -> bytes:
+        """One chunk of one choice; `more` are fields that this wire does not know."""
+        choice = {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
+        return self._head + json.dump(merge(choice, more) if more else choice) + self._tail
+
+    def _unknown(self, event: Started | Finished) -> dict[str, JSON]:
+        """The unknown fields of the answer; those of its choices are remembered."""
+        extra = dict((event.extra or {}).get(self.name, {}))
+        self._ends |= {each["index"]: each for each in extra.pop(CHOICES, ())}
+        return extra
+
+    def _start(self, event: Started) -> bytes:
+        known: dict[str, JSON] = {"id": self.id_prefix + event.id, "object": self.object}
+        known |= {"created": event.created_at, "model": event.model}
+        self._envelope = merge(known, self._unknown(event))
+        self._head = OPENING + json.dump(self._envelope)[:-1] + b',"choices":['
+        self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + CLOSING
+        return b""
+
+    def _progress(self, event: Progress) -> bytes:
+        """The unknown fields in the middle of an answer."""
+        raw = (event.data or {}).get(self.name, {}) if event.state == "raw" else {}
+        given = raw.get(CHOICES, ())
+        return b"".join([self._chunk(each["index"], self.blank, more=each) for each in given])
+
+    def _open(self, number: int) -> bytes:
+        """What comes before the end of a choice that has said nothing."""
+        return b""
+
+    def _finish(self, event: Finished) -> bytes:
+        self._over = True
+        last = self._envelope | self._unknown(event)
+        counted = event.usage if self._wants_usage else None
+        encoded = b""
+        for number, reason in enumerate(event.reasons):
+            encoded += self._open(number)
+            if counted is None and number == len(event.reasons) - 1:
+                self._head = OPENING + json.dump(last)[:-1] + b',"choices":['
+            word = self.reasons.get(reason, "stop")
+            more = self._ends.get(number)
+            encoded += self._chunk(number, self.blank, reason=word, more=more)
+        if counted is not None:
+            last |= {"choices": [], "usage": encode_usage(counted, self.name)}
+            encoded += sse.frame(json.dump(last))
+        return encoded + sse.DONE

@@ -36,6 +36,8 @@ BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 ABSENT = Raw()
 """The default of a Raw field, to be compared by identity."""
 _encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+"""Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 
 
@@ -330,12 +332,8 @@ class Reader(Generic[_S]):
             return None, {}
         return self.read(data, path)
 
-    def read_all(
-        self, data: bytes | Raw | list[_S], path: str
-    ) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
+    def read_all(self, data: bytes | Raw, path: str) -> tuple[list[_S], dict[int, dict[str, JSON]]]:
         """The objects in an array; the unknown fields of those that have some by their place."""
-        if isinstance(data, list):  # decoded with the object they are in
-            return data, {}
         try:
             return self._decode_all(data), {}
         except msgspec.ValidationError:

@@ -102,7 +102,7 @@ class Wire(Struct, frozen=True, kw_only=True):
     encode_response: Callable[[Response, Request, Dialect], bytes]
     decoder: Callable[[Turn], Decoder]
     losses: Losses
-    spelling: Callable[[Request], Callable[[str], str]] = lambda request: str
+    spelling: Callable[[Request], Callable[[str], str]]
     encode_error: Callable[[Fault], tuple[int, bytes]] = encode_error
     models_path: str = "/models"
     encode_models: Callable[[Sequence[Model]], bytes] = encode_models

@@ -46,7 +46,7 @@ def spell_losses(losses: Iterable[Loss], request: Request, wire: str | None) -> 
     if found is None or not losses:
         return tuple(losses)
     spell = found.spelling(request)
-    return tuple(replace(loss, field=spell(loss.field)) for loss in losses)
+    return tuple([replace(loss, field=spell(loss.field)) for loss in losses])
 
 
 def spell_fault(fault: Fault, request: Request, wire: str | None) -> Fault:

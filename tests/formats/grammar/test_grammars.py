@@ -89,6 +89,8 @@ def test_harmony_begins_where_the_prompt_ends() -> None:
     named = {"tools": (ROLL, FunctionTool("stop")), "tool_choice": NamedTool("roll")}
     assert harmony('{"n": 6}<|call|>', **named) == "whole"
     assert harmony(CALL, **named).startswith("wrong")
+    grouped = {"tools": (Namespace("dice", (ROLL,)),), "tool_choice": NamedTool("roll")}
+    assert harmony('{"n": 6}<|call|>', **grouped) == "whole"  # chosen without its namespace
     thought = Request(
         model="m", items=(Message("user", "?"), Reasoning(status="incomplete")), format=TEXT
     )

@@ -74,6 +74,7 @@ def test_text_that_is_no_call(text: str) -> None:
 
 def test_text_behind_calls_is_returned() -> None:
     assert calls("[f()] and so") == ([("f", "{}")], " and so")
+    assert calls("f(a=1,) and so") == ([("f", '{"a": 1}')], " and so")
     assert calls("[f() g()]") == ([("f", "{}")], " g()")
     assert calls("f(); g() and so") == ([("f", "{}"), ("g", "{}")], " and so")
 

@@ -28,6 +28,7 @@ class Client:
     def __init__(self, engine: Stub, reads: float = float("inf"), **settings: Any) -> None:
         self.memory = Memory(MemoryStore())
         self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.said.put_nowait({"type": "websocket.connect"})
         self.heard: list[dict[str, Any]] = []
         self.closed: list[int] = []
         self.reads = reads
@@ -48,7 +49,7 @@ class Client:
             await self.reading.wait()
         if message["type"] == "websocket.close":
             self.closed.append(message["code"])
-        else:
+        elif message["type"] != "websocket.accept":
             self.heard.append(json.loads(message["text"]))
 
     def ask(self, **fields: Any) -> None:

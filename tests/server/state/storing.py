@@ -38,14 +38,22 @@ class Server:
 
     async def ask(self, **fields: Any) -> Call:
         """Ask for a response."""
-        return await Call(self.app, PATH, {"model": "stub", "input": "Hi", **fields})()
+        return await self.begin(**fields)()
+
+    def begin(self, **fields: Any) -> Call:
+        """The same, which is to be awaited."""
+        return Call(self.app, PATH, {"model": "stub", "input": "Hi", **fields})
 
     async def get(self, path: str, method: str = "GET", body: Any = None) -> Call:
         """Ask something about what is stored."""
+        return await self.reading(path, method, body)()
+
+    def reading(self, path: str, method: str = "GET", body: Any = None) -> Call:
+        """The same, which is to be awaited."""
         path, _, query = path.partition("?")
         call = Call(self.app, PATH + path, body, method=method)
         call._scope["query_string"] = query.encode()
-        return await call()
+        return call
 
 
 def opened(kind: str, folder: Path) -> Store:

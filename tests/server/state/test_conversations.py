@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.server.state.storing import Server, opened, storing
-from tests.server.stubs import Call, Stub
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
-    async with storing(Stub(), opened(request.param, tmp_path)) as server:
-        yield server
+from tests.server.state.storing import Server
+from tests.server.stubs import Call
 
 
 def said(text: str, **fields: Any) -> dict[str, Any]:

@@ -29,11 +29,6 @@ from tests.server.state.storing import (
 from tests.server.stubs import OPENING, STARTED, Call, Stub, closing, word
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return opened(request.param, tmp_path)
-
-
 class Slow:
     """A store that takes its time for one thing: until it is told to go on."""
 

@@ -4,7 +4,6 @@ where it has words for it."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ from dragoman.stores.base import Paging, Retention, Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.state.storing import Server, frames, identity, opened, storing
 from tests.server.stubs import Call, Stub
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return opened(request.param, tmp_path)
-
-
-@pytest.fixture
-async def server(store: Store) -> AsyncIterator[Server]:
-    async with storing(Stub(), store) as server:
-        yield server
 
 
 def asked(server: Server) -> Any:

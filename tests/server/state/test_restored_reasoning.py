@@ -73,28 +73,19 @@ def same(up: Mock, wire: str) -> bool:
 
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
-async def test_p9_reasoning_of_chat_calls_is_restored_after_a_restart(
-    upstream: str, stream: bool, stores: Stores
+@pytest.mark.parametrize("client", ["chat", "responses"])
+async def test_p9_reasoning_of_calls_is_restored_after_a_restart(
+    client: str, upstream: str, stream: bool, stores: Stores
 ) -> None:
     async with thinking(upstream) as up:
         async with before(up, upstream, stores()) as server:
-            await chat(server, USER, stream=stream)
+            first = chat(server, USER, stream=stream) if client == "chat" else None
+            await (first or ask(server, stream=stream))
         async with before(up, upstream, stores()) as server:
-            last = await chat(server, USER, CHAT_SAID, CHAT_RESULT, stream=stream)
-        assert b"It is noon." in last.body
-        assert same(up, upstream)
-
-
-@WIRES
-@pytest.mark.parametrize("stream", [True, False])
-async def test_p9_reasoning_of_responses_items_is_restored_after_a_restart(
-    upstream: str, stream: bool, stores: Stores
-) -> None:
-    async with thinking(upstream) as up:
-        async with before(up, upstream, stores()) as server:
-            await ask(server, stream=stream)
-        async with before(up, upstream, stores()) as server:
-            last = await ask(server, [USER, OWN_CALL, RESULT], stream=stream)
+            if client == "chat":
+                last = await chat(server, USER, CHAT_SAID, CHAT_RESULT, stream=stream)
+            else:
+                last = await ask(server, [USER, OWN_CALL, RESULT], stream=stream)
         assert b"It is noon." in last.body
         assert same(up, upstream)
 

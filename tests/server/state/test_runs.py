@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,6 @@ from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
 from dragoman.stores.memory import MemoryStore
 from tests.server.state.storing import Server, all_ended, frames, identity, opened, storing
 from tests.server.stubs import OPENING, Call, Stub, closing, word
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return opened(request.param, tmp_path)
-
-
-@pytest.fixture
-async def server(store: Store) -> AsyncIterator[Server]:
-    async with storing(Stub(), store) as server:
-        yield server
-
 
 # ---- replay --------------------------------------------------------------------------------
 
@@ -81,11 +68,7 @@ async def test_background_stream_continues_after_a_disconnect(store: Store) -> N
     async with storing(
         Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
     ) as server:
-        call = Call(
-            server.app,
-            "/v1/responses",
-            {"model": "stub", "input": "Hi", "stream": True, "background": True},
-        )
+        call = server.begin(stream=True, background=True)
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
         call.hang_up()
@@ -103,8 +86,7 @@ async def test_background_stream_continues_after_a_disconnect(store: Store) -> N
             "in_progress",
         ]
         id = opening[0]["response"]["id"]
-        resumed = Call(server.app, f"/v1/responses/{id}", method="GET")
-        resumed._scope["query_string"] = f"stream=true&starting_after={len(seen) - 1}".encode()
+        resumed = server.reading(f"/{id}?stream=true&starting_after={len(seen) - 1}")
         following = asyncio.create_task(resumed())
         go.set()
         await following
@@ -182,7 +164,7 @@ async def test_a_failure_in_the_background_is_in_the_record(store: Store) -> Non
 async def test_disconnect_cancels_a_foreground_run(store: Store) -> None:
     never = asyncio.Event()
     async with storing(Stub(*OPENING, word("Hel"), never), store) as server:
-        call = Call(server.app, "/v1/responses", {"model": "stub", "input": "Hi", "stream": True})
+        call = server.begin(stream=True)
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
         call.hang_up()
@@ -199,12 +181,11 @@ async def test_a_second_reader_follows_a_foreground_run(store: Store) -> None:
     async with storing(
         Stub(*OPENING, word("Hel"), go, word("lo"), *closing("Hello")), store
     ) as server:
-        call = Call(server.app, "/v1/responses", {"model": "stub", "input": "Hi", "stream": True})
+        call = server.begin(stream=True)
         task = asyncio.create_task(call())
         await call.until(lambda: b'"Hel"' in call.body)
         id = identity(call)
-        second = Call(server.app, f"/v1/responses/{id}", method="GET")
-        second._scope["query_string"] = b"stream=true"
+        second = server.reading(f"/{id}?stream=true")
         following = asyncio.create_task(second())
         await second.until(lambda: b'"Hel"' in second.body)
         go.set()
@@ -350,8 +331,7 @@ async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_p
     ):
         queued = await one.ask(background=True)
         id = queued.json["id"]
-        resumed = Call(two.app, f"/v1/responses/{id}", method="GET")
-        resumed._scope["query_string"] = b"stream=true"
+        resumed = two.reading(f"/{id}?stream=true")
         following = asyncio.create_task(resumed())
         await resumed.until(lambda: b'"Hel"' in resumed.body)
         cancelled = await two.sdk.responses.cancel(id)

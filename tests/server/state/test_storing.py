@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from dragoman.stores.base import Paging, Store
 from dragoman.stores.memory import MemoryStore
-from tests.server.state.storing import BOUND, frames, identity, opened, storing
+from tests.server.state.storing import BOUND, frames, identity, storing
 from tests.server.state.test_ends import Slow
 from tests.server.stubs import OPENING, Stub, closing, word
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return opened(request.param, tmp_path)
 
 
 class Spy:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dragoman.server.state import webhooks
 from dragoman.server.state.service import open_memory
 from dragoman.server.state.webhooks import Receiver, Sender, Webhooks
 from dragoman.stores.base import OutboxMessage, StoreError
+from tests.mock import Asked, Reply, mock, plain
 from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import OPENING, Stub
 
@@ -29,44 +30,25 @@ LOOPBACK = ("127.0.0.1",)
 
 
 class Inbox:
-    """A server that takes messages, and answers them with these statuses, the last one for ever."""
+    """Takes messages, and answers them with these statuses, the last one for ever."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses or (200,))
         self.came: asyncio.Queue[tuple[dict[str, str], bytes]] = asyncio.Queue()
         self.url = ""
-        self._writers: list[asyncio.StreamWriter] = []
 
-    async def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                lines = head.decode().split("\r\n")[1:-2]
-                headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
-                data = await reader.readexactly(int(headers["content-length"]))
-                status = self.statuses[0] if len(self.statuses) == 1 else self.statuses.pop(0)
-                writer.write(b"HTTP/1.1 %d Said\r\ncontent-length: 0\r\n\r\n" % status)
-                self.came.put_nowait((headers, data))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # it has said all it had to say
+    def take(self, asked: Asked) -> Reply:
+        self.came.put_nowait((asked.headers, asked.body))
+        status = self.statuses[0] if len(self.statuses) == 1 else self.statuses.pop(0)
+        return plain(status, b"")
 
 
 @asynccontextmanager
 async def inbox(*statuses: int) -> AsyncIterator[Inbox]:
-    held = Inbox(*statuses)
-    server = await asyncio.start_server(held.take, "127.0.0.1", 0)
-    held.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
-    try:
-        yield held
-    finally:
-        server.close()
-        await held.close()
+    box = Inbox(*statuses)
+    async with mock(box.take) as up:
+        box.url = f"http://127.0.0.1:{up.port}/hook"
+        yield box
 
 
 def telling(url: str, *events: str, allow: tuple[str, ...] = LOOPBACK) -> Webhooks:
@@ -235,7 +217,7 @@ async def test_silent_webhook_receiver_times_out(
     server = await asyncio.start_server(lambda reader, writer: held.append(writer), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     sender = Sender(opened("memory", Path()), hooks := telling(url))
-    receiver = hooks.find(url)
+    receiver = hooks.receivers.get(url)
     assert receiver is not None
     letter = OutboxMessage(id="a", target=url, body=b"{}", due=0.0)
     problem, worth = await sender._attempt(letter, receiver)
@@ -285,7 +267,7 @@ async def test_configured_webhooks_are_used() -> None:
         Settings(store="memory"), {"HOOK": SECRET}, [Webhook(url="http://x/", secret_env="HOOK")]
     )
     assert memory is not None
-    assert memory._sender._webhooks.find("http://x/") == Receiver(
+    assert memory._sender._webhooks.receivers.get("http://x/") == Receiver(
         url="http://x/", key=KEY, events=EVENTS
     )
     await memory.close()

@@ -136,6 +136,17 @@ def test_an_answer_of_one_text_is_not_read_field_by_field() -> None:
     read.assert_not_called()
 
 
+def test_unknown_counts_of_an_answer_are_passed_on_unless_they_are_nested_too_deeply() -> None:
+    answer = {**PLAIN, "usage": {"prompt_tokens": 1, "seconds": {"queue": [0.5]}}}
+    assert events(answer) == events_of_any_other(answer)
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    failed = fold(events({**PLAIN, "usage": {"x": deep}}))
+    assert failed.error is not None
+    assert "nested more than 256 levels deep" in failed.error.message
+
+
 def test_an_answer_that_was_begun_before_it_came_is_read_into_what_is_open() -> None:
     turn = Turn("R", 5, "asked")
     turn.begin()

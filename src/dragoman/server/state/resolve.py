@@ -132,7 +132,7 @@ def for_engine(
     """The request as an engine gets it, whole: with these items, and nothing to look up."""
     return replace(
         request,
-        extra=decided(request.extra),
+        extra=request.extra and decided(request.extra),
         items=items,
         instructions=instructions,
         previous_response_id=None,

@@ -81,6 +81,7 @@ class Run:
         self.visible = 0
         self.begun = False  # the store knows of it
         self.ended = False
+        self.response: Response | None = None  # once the run has ended
         self.task: asyncio.Task[None] | None = None  # of a run in the background
         self._runs = runs
         self._turn = turn  # what its request adds to the conversation
@@ -238,37 +239,37 @@ class Run:
             self._show(self._stored)
 
     async def _write(self) -> None:
-        self._add_up()
         if self._complete:
             return
         events = tuple(self.events[self._stored :])
+        try:
+            self._fold.feed_all(events)
+        except Exception as error:
+            self._cut(error)
+            return
+        self._folded = len(self.events)
         try:
             await self._runs.store.append(self.record.id, LogSegment(self._stored, events))
             self._stored += len(events)
         except StoreError:
             self._broken = True
 
-    def _add_up(self) -> None:
-        """Fold what has come since the last time. Events out of order, of which nothing can be
-        made, are left out with all that follow; the run ends there."""
-        try:
-            self._fold.feed_all(self.events[self._folded :])
-        except Exception as error:
-            fault = fault_from(error)
-            self._fold, self._folded = Fold(), 0
-            with suppress(Exception):
-                for event in self.events:
-                    self._fold.feed(event)
-                    self._folded += 1
-            self.visible = min(self.visible, self._folded)
-            if self._complete:
-                self.events[self._folded :] = [end_for(fault)]
-                self._fold.feed(self.events[-1])
-            else:
-                del self.events[self._folded :]
-                self.stop(fault)
-                return
-        self._folded = len(self.events)
+    def _cut(self, error: Exception) -> None:
+        """Leave out events out of order, of which nothing can be made, and all that follow them;
+        the run ends there."""
+        fault = fault_from(error)
+        self._fold, self._folded = Fold(), 0
+        with suppress(Exception):
+            for event in self.events:
+                self._fold.feed(event)
+                self._folded += 1
+        self.visible = min(self.visible, self._folded)
+        del self.events[self._folded :]
+        if self._complete:
+            self.events.append(end_for(fault))
+            self._fold.feed(self.events[-1])
+        else:
+            self.stop(fault)
 
     async def _end(self) -> None:
         """Store the end, and show it; where the store failed, it says so."""
@@ -276,7 +277,10 @@ class Run:
             await self._beginning
         if self._writing is not None:
             await self._writing
-        self._add_up()
+        try:
+            self._fold.feed_all(self.events[self._folded :])
+        except Exception as error:
+            self._cut(error)
         record, response, last = self.record, self._fold.response, self.events[-1]
         turn: tuple[Item, ...] = ()  # what it adds to its conversation
         if record.conversation is not None and response.status == "completed":
@@ -295,6 +299,8 @@ class Run:
                     stored = await store.finish(record.id, response, rest, turn, messages)
         if not stored and isinstance(last, Finished):
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
+            response = replace(response, losses=(*response.losses, NOT_STORED))
+        self.response = response
         self._close()
 
     async def _delete(self) -> None:

@@ -533,7 +533,7 @@ def _assistant_message(
                     _encode_parts(content, dialect, notes, index)  # notes what it costs
                 if item.name:
                     more.setdefault("name", item.name)
-            case Reasoning():
+            case _:
                 if dialect.reasoning_echo == "never":
                     why = "this server takes no reasoning back"
                     notes.append(("items[*].reasoning", "dropped", why, (index,)))

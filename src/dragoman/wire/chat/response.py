@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from dragoman.core.event import (
     Delta,
@@ -22,6 +23,7 @@ from dragoman.core.item import (
     FunctionCall,
     Item,
     Message,
+    Part,
     Reasoning,
     Refusal,
     Summary,
@@ -33,7 +35,7 @@ from dragoman.core.item import (
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.wire import error, json, sse
-from dragoman.wire.choices import CHOICES
+from dragoman.wire.choices import CHOICES, ChoicesEncoder
 from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
@@ -70,8 +72,6 @@ FINISH_REASONS = {reason: reason for reason in FINISH_WORDS.values()}
 LEGACY_REASONS = FINISH_REASONS | {"tool_calls": "function_call"}
 """The same for clients that know functions and not tools."""
 
-_OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
-
 
 class _Choice:
     """What has been encoded of one alternative."""
@@ -92,15 +92,7 @@ class _Item:
     """An item that is being encoded."""
 
     __slots__ = (
-        "call",
-        "choice",
-        "done",
-        "given",
-        "item",
-        "legacy",
-        "number",
-        "parts",
-        "start",
+        *("call", "choice", "done", "given", "item", "legacy", "number", "parts", "start"),
         "waiting",
     )
 
@@ -117,49 +109,18 @@ class _Item:
         self.done = False
 
 
-class Encoder:
+class Encoder(ChoicesEncoder):
     """Encodes the events of one answer, as the request asked for it."""
 
+    name = NAME
+    id_prefix = ID_PREFIX
+    object = "chat.completion.chunk"
+    blank: ClassVar[dict[str, JSON]] = {"delta": {}}
+
     def __init__(self, request: Request, dialect: Dialect) -> None:
-        options = request.stream_options
-        self._wants_usage = bool(options and options.include_usage)
-        self._wants_logprobs = bool(request.sampling.logprobs)
+        super().__init__(request, dialect)
         self._legacy = bool(request.extra and LEGACY in request.extra)
-        self._reasons = LEGACY_REASONS if self._legacy else FINISH_REASONS
-        self._reasoning = dialect.reasoning_out
-        self._head = self._tail = self._text_tail = b""
-        self._ends: dict[int, dict[str, JSON]] = {}
-        self._choices: dict[int, _Choice] = {}
-        self._items: list[_Item] = []
-        self._envelope: dict[str, JSON] = {}
-        self._over = False
-
-    # ---- events --------------------------------------------------------------------------
-
-    def _one(self, event: Event) -> bytes:
-        """The bytes for one event; empty where this wire has no chunk for it."""
-        match event:
-            case Delta():
-                return self._delta(event)
-            case ItemAdded():
-                return self._item_added(event)
-            case PartAdded():
-                return self._part_added(event)
-            case PartDone():
-                return self._part_done(event)
-            case ItemDone():
-                return self._item_done(event)
-            case Started():
-                self._start(event)
-                return b""
-            case Progress():
-                return self._progress(event)
-            case Finished():
-                return self._finish(event)
-            case _:
-                self._over = True
-                waiting = (i.waiting for c in self._choices.values() for i in c.open_calls[1:])
-                return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
+        self.reasons = LEGACY_REASONS if self._legacy else FINISH_REASONS
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for these events. Texts in a row, the commonest by far, are one step."""
@@ -183,27 +144,11 @@ class Encoder:
             encoded.append(self._text_chunks(where, run))
         return b"".join(encoded)
 
-    def heartbeat(self, *, data: bool = False) -> bytes:
-        """A comment, or a chunk that adds nothing; empty outside of an answer."""
-        if not self._head or self._over:
-            return b""
-        return self._chunk(0, {}) if data else sse.comment("alive")
-
-    def _start(self, event: Started) -> None:
-        extra = dict(from_extra(event.extra))
-        self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
-        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": "chat.completion.chunk"}
-        known |= {"created": event.created_at, "model": event.model}
-        self._envelope = merge(known, extra)
-        self._head = _head(self._envelope)
-        self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
-        self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
-
     def _text_chunks(self, index: int, texts: list[str]) -> bytes:
         """A chunk for each of these pieces of a text."""
-        choice = self._items[index].choice
+        choice: _Choice = self._items[index].choice
         choice.has_content = True
-        head, tail = choice.text_head, self._text_tail
+        head, tail = choice.text_head, b'},"logprobs":null,"finish_reason":null}' + self._tail
         if len(texts) == 1:
             choice.length += len(texts[0])
             return head + json.dump(texts[0]) + tail
@@ -211,101 +156,119 @@ class Encoder:
         # No JSON has a line end in it, so each stands where one chunk ends and the next begins.
         return head + json.dump_all(texts).replace(b"\n", tail + head) + tail
 
-    def _delta(self, event: Delta) -> bytes:
-        item, data = self._items[event.index], event.data
+    def _one(self, event: Event) -> bytes:
+        """The bytes for one event; empty where this wire has no chunk for it."""
+        match event:
+            case Delta():
+                return self._delta(self._items[event.index], event)
+            case ItemAdded():
+                return self._item_added(event)
+            case PartAdded():
+                return self._part_added(self._items[event.index], event.part)
+            case PartDone():
+                item: _Item = self._items[event.index]
+                if isinstance(event.part, Text) and not item.choice.has_content:
+                    return self._content(item, "")
+                return self._audio_facts(item, event.part)
+            case ItemDone():
+                return self._item_done(self._items[event.index], event.item)
+            case Started():
+                return self._start(event)
+            case Progress():
+                return self._progress(event)
+            case Finished():
+                return self._finish(event)
+            case _:
+                self._over = True
+                waiting = (i.waiting for c in self._choices.values() for i in c.open_calls[1:])
+                return b"".join(map(b"".join, waiting)) + sse.frame(error.encode(event.fault))
+
+    def _delta(self, item: _Item, event: Delta) -> bytes:
+        data, tokens = event.data, event.tokens
         match event.kind:
             case "text":  # with tokens; without any it is one of a run
-                return self._content(item, data, event.tokens)
+                return self._content(item, data, tokens)
             case "refusal":
-                return self._chunk(item.number, {"refusal": data}, refusal=event.tokens)
+                logprobs = {"content": None, "refusal": encode_logprobs(tokens)} if tokens else None
+                return self._chunk(item.number, {"delta": {"refusal": data}}, logprobs=logprobs)
             case "reasoning" | "summary":
-                return self._reasoning_chunk(item, data, event.tokens)
+                return self._reasoning(item, data, tokens)
             case "arguments" | "input":
-                return self._in_order(item, self._chunk(item.number, self._call_delta(item, data)))
+                if item.legacy:
+                    return self._in_order(item, {"function_call": {"arguments": data}})
+                kind = "custom" if isinstance(item.item, CustomToolCall) else "function"
+                entry = {"index": item.call, kind: {event.kind: data}}
+                return self._in_order(item, {"tool_calls": [entry]})
             case "audio":
-                return self._chunk(item.number, {"audio": {"data": data}})
+                return self._say(item, {"audio": {"data": data}})
             case "transcript":
-                return self._chunk(item.number, {"audio": {"transcript": data}})
+                return self._say(item, {"audio": {"transcript": data}})
             case "annotation":
                 note = encode_annotation(data, item.start)
-                return b"" if note is None else self._chunk(item.number, {"annotations": [note]})
+                return b"" if note is None else self._say(item, {"annotations": [note]})
             case _:
                 return b""
-
-    def _progress(self, event: Progress) -> bytes:
-        raw = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
-        return b"".join(self._chunk(c["index"], {}, more=c) for c in raw.get(CHOICES, ()))
 
     # ---- items and parts -----------------------------------------------------------------
 
     def _item_added(self, event: ItemAdded) -> bytes:
-        choice = self._choices.get(event.choice) or self._choice(event.choice)
-        item = _Item(event.item, event.choice, choice)
+        number = event.choice
+        choice = self._choices.get(number) or self._choice(number)
+        item = _Item(event.item, number, choice)
         self._items.append(item)
         match event.item:
-            case FunctionCall() as call if self._legacy and not (choice.calls or choice.legacy):
-                item.legacy = choice.legacy = True
-                return self._begin_call(item, encode_call(call))
             case FunctionCall() | CustomToolCall() as call:
-                return self._begin_call(item, encode_call(call))
+                entry = encode_call(call)
             case Unknown(wire=wire) as call if wire == NAME:
-                return self._begin_call(item, {"type": call.kind} | call.value)
+                entry = {"type": call.kind} | call.value
             case Reasoning() as reasoning:
-                opening = self._open(item)
                 tag = (reasoning.extra or {}).get("inline", {}).get("open", "")
-                return opening + (self._content(item, tag) if tag else b"")
+                return self._open(number) + (self._content(item, tag) if tag else b"")
             case _:
                 return b""  # a message opens with its first part: only text has content
+        choice.open_calls.append(item)
+        opening = self._open(number)
+        if self._legacy and isinstance(call, FunctionCall) and not (choice.calls or choice.legacy):
+            item.legacy = choice.legacy = True
+            return opening + self._in_order(item, {"function_call": entry["function"]})
+        item.call, choice.calls = choice.calls, choice.calls + 1
+        return opening + self._in_order(item, {"tool_calls": [{"index": item.call} | entry]})
 
-    def _part_added(self, event: PartAdded) -> bytes:
-        item = self._items[event.index]
-        match event.part:
+    def _part_added(self, item: _Item, part: Part) -> bytes:
+        match part:
             case Text():
                 item.start = item.choice.length
-                return self._open(item, "")
+                return self._open(item.number, "")
             case Thought() | Summary():
                 item.parts += 1
-                return self._reasoning_chunk(item, "\n\n") if item.parts > 1 else b""
-            case Audio():
-                return self._open(item) + self._audio_facts(item, event.part)
+                return self._reasoning(item, "\n\n") if item.parts > 1 else b""
             case _:
-                return self._open(item)
+                return self._open(item.number) + self._audio_facts(item, part)
 
-    def _part_done(self, event: PartDone) -> bytes:
-        item = self._items[event.index]
-        match event.part:
-            case Text() if not item.choice.has_content:
-                return self._content(item, "")
-            case Audio():
-                return self._audio_facts(item, event.part)
-            case _:
-                return b""
-
-    def _item_done(self, event: ItemDone) -> bytes:
-        item, done = self._items[event.index], event.item
+    def _item_done(self, item: _Item, done: Item) -> bytes:
+        fields = from_extra(done.extra)
         match done:
             case Reasoning():
                 tag = (done.extra or {}).get("inline", {}).get("close", "")
                 closing = self._content(item, tag) if tag else b""
-                return closing + self._extra_chunk(item, from_extra(done.extra))
             case Message():
-                return self._open(item) + self._extra_chunk(item, from_extra(done.extra))
-            case FunctionCall() | CustomToolCall():
-                late, chunk = from_extra(done.extra), b""
-                if late != from_extra(item.item.extra) and not item.legacy:
-                    chunk = self._chunk(item.number, {"tool_calls": [{"index": item.call} | late]})
-                return self._in_order(item, chunk) + self._end_call(item)
-            case Unknown(wire=wire) if wire == NAME:
-                return self._end_call(item)
+                closing = self._open(item.number)
+            case FunctionCall() | CustomToolCall() | Unknown() if item in item.choice.open_calls:
+                late = b""
+                if fields != from_extra(item.item.extra) and not item.legacy:
+                    late = self._in_order(item, {"tool_calls": [{"index": item.call} | fields]})
+                return late + self._end_call(item)
             case _:
                 return b""
+        return closing + (self._say(item, dict(fields)) if fields else b"")
 
-    def _in_order(self, item: _Item, chunks: bytes) -> bytes:
+    def _in_order(self, item: _Item, delta: dict[str, JSON]) -> bytes:
         """A chunk of a call, if it is the first open one; else it waits: readers of Chat expect the
         fragments of one call before those of the next."""
+        chunk = self._say(item, delta)
         if item.choice.open_calls[0] is item:
-            return chunks
-        item.waiting.append(chunks)
+            return chunk
+        item.waiting.append(chunk)
         return b""
 
     def _end_call(self, item: _Item) -> bytes:
@@ -318,117 +281,46 @@ class Encoder:
                 encoded += b"".join(open_calls[0].waiting)
         return encoded
 
-    def _open(self, item: _Item, content: str | None = None) -> bytes:
-        return b"" if item.choice.open else self._role(item.number, item.choice, content)
-
-    def _extra_chunk(self, item: _Item, fields: dict[str, JSON]) -> bytes:
-        return self._chunk(item.number, dict(fields)) if fields else b""
+    def _say(self, item: _Item, delta: dict[str, JSON], tokens: Sequence[Token] = ()) -> bytes:
+        logprobs = {"content": encode_logprobs(tokens), "refusal": None} if tokens else None
+        return self._chunk(item.number, {"delta": delta}, logprobs=logprobs)
 
     def _content(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
         item.choice.has_content = True
         item.choice.length += len(text)
-        return self._chunk(item.number, {"content": text}, content=tokens or None)
+        return self._say(item, {"content": text}, tokens)
 
-    def _reasoning_chunk(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
+    def _reasoning(self, item: _Item, text: str, tokens: tuple[Token, ...] = ()) -> bytes:
         if "inline" in (item.item.extra or {}):
             return self._content(item, text, tokens)
-        delta = dict.fromkeys(self._reasoning, text)
-        if not delta and not tokens:
-            return b""
-        return self._chunk(item.number, delta, content=tokens or None)
+        delta = dict.fromkeys(self._dialect.reasoning_out, text)
+        return self._say(item, delta, tokens) if delta or tokens else b""
 
-    def _audio_facts(self, item: _Item, audio: Audio) -> bytes:
-        facts = {"id": audio.id, "expires_at": audio.expires_at}
+    def _audio_facts(self, item: _Item, part: Part) -> bytes:
+        if not isinstance(part, Audio):
+            return b""
+        facts = {"id": part.id, "expires_at": part.expires_at}
         fresh = {k: v for k, v in facts.items() if v is not None and k not in item.given}
         item.given |= fresh.keys()
-        fresh = restore(fresh, audio.extra) if fresh else fresh
-        return self._chunk(item.number, {"audio": fresh}) if fresh else b""
+        return self._say(item, {"audio": restore(fresh, part.extra)}) if fresh else b""
 
-    def _begin_call(self, item: _Item, call: dict[str, JSON]) -> bytes:
-        """The first chunk of a call."""
-        if item.legacy:
-            delta = {"function_call": call["function"]}
-        else:
-            item.call, item.choice.calls = item.choice.calls, item.choice.calls + 1
-            delta = {"tool_calls": [{"index": item.call} | call]}
-        item.choice.open_calls.append(item)
-        return self._in_order(item, self._open(item) + self._chunk(item.number, delta))
-
-    def _call_delta(self, item: _Item, data: str) -> dict[str, JSON]:
-        """A later piece of a call."""
-        if item.legacy:
-            return {"function_call": {"arguments": data}}
-        custom = isinstance(item.item, CustomToolCall)
-        piece = {"custom": {"input": data}} if custom else {"function": {"arguments": data}}
-        return {"tool_calls": [{"index": item.call} | piece]}
-
-    # ---- beginning and end ---------------------------------------------------------------
+    # ---- choices -------------------------------------------------------------------------
 
     def _choice(self, number: int) -> _Choice:
         opening = b'{"index":' + str(number).encode() + b',"delta":{"content":'
         choice = self._choices[number] = _Choice(self._head + opening)
         return choice
 
-    def _role(self, number: int, choice: _Choice, content: str | None) -> bytes:
-        choice.open = True
-        choice.has_content = content is not None
-        tokens: tuple[Token, ...] | None = () if self._wants_logprobs else None
+    def _open(self, number: int, content: str | None = None) -> bytes:
+        """The first chunk of a choice, which has the role, unless it was sent."""
+        choice = self._choices.get(number) or self._choice(number)
+        if choice.open:
+            return b""
+        choice.open, choice.has_content = True, content is not None
+        wanted = bool(self._request.sampling.logprobs)
+        logprobs: JSON = {"content": [], "refusal": None} if wanted else None
         delta = {"role": "assistant", "content": content, "refusal": None}
-        return self._chunk(number, delta, content=tokens)
-
-    def _finish(self, event: Finished) -> bytes:
-        self._over = True
-        extra = dict(from_extra(event.extra))
-        ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
-        counted = event.usage if self._wants_usage else None
-        encoded = b""
-        for number, reason in enumerate(event.reasons):
-            choice = self._choices.get(number) or self._choice(number)
-            if not choice.open:
-                encoded += self._role(number, choice, None)
-            if counted is None and number == len(event.reasons) - 1:
-                self._head = _head(self._envelope | extra)
-            word = self._reasons.get(reason, "stop")
-            encoded += self._chunk(number, {}, reason=word, more=ends.get(number))
-        if counted is not None:
-            last = {"choices": [], "usage": encode_usage(counted, NAME)}
-            encoded += sse.frame(json.dump(self._envelope | extra | last))
-        return encoded + sse.DONE
-
-    def _chunk(
-        self,
-        number: int,
-        delta: dict[str, JSON],
-        *,
-        content: tuple[Token, ...] | None = None,
-        refusal: tuple[Token, ...] | None = None,
-        reason: str | None = None,
-        more: dict[str, JSON] | None = None,
-    ) -> bytes:
-        """One chunk. Empty tokens of a piece are none; of a first chunk they are an empty list."""
-        choice: dict[str, JSON] = {
-            "index": number,
-            "delta": delta,
-            "logprobs": _logprobs(content, refusal),
-            "finish_reason": reason,
-        }
-        if more:
-            choice = merge(choice, more)
-        return self._head + json.dump(choice) + self._tail
-
-
-def _head(envelope: dict[str, JSON]) -> bytes:
-    """A chunk up to its first choice."""
-    return _OPENING + json.dump(envelope)[:-1] + b',"choices":['
-
-
-def _logprobs(content: tuple[Token, ...] | None, refusal: tuple[Token, ...] | None) -> JSON:
-    if content is None and not refusal:
-        return None
-    return {
-        "content": None if content is None else encode_logprobs(content),
-        "refusal": encode_logprobs(refusal) if refusal else None,
-    }
+        return self._chunk(number, {"delta": delta}, logprobs=logprobs)
 
 
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:

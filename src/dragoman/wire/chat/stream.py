@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from functools import partial
 from typing import Annotated, Literal
 
@@ -264,12 +265,15 @@ class Decoder(ChoicesDecoder):
             self._turn.attach_reasoning({NAME: {"reasoning_details": details}}, number)
 
     def _read_whole(self, data: bytes) -> None:
-        turn, answer = self._turn, None
+        turn, answer, usage = self._turn, None, None
         if turn.direct and not turn.started:
             try:
                 answer = _answered(data)
-            except BROKEN:
-                pass
+                usage = decode_usage(answer.usage, NAME)
+                if usage is not None and usage.extra:
+                    json.check_depth(answer.usage)
+            except (*BROKEN, ValueError):
+                answer = None
         if answer is None:
             super()._read_whole(data)
             return
@@ -292,9 +296,7 @@ class Decoder(ChoicesDecoder):
         for name, fields in (("upstream", itself), (NAME, unknown)):
             if given := {field: value for field, value in fields.items() if value is not None}:
                 extra[name] = given
-        turn.usage = decode_usage(answer.usage, NAME)
-        if turn.usage is not None and turn.usage.extra:
-            json.check_depth(answer.usage)
+        turn.usage = usage
         called = [FunctionCall(c.id, c.function.name, c.function.arguments) for c in calls]
         turn.whole_answer(text, called, choice.finish_reason, answer.model, extra)
 
@@ -361,38 +363,38 @@ class Details:
     [{'index': 0, 'type': 'reasoning.text', 'text': 'Hmm', 'signature': 's'}]
     """
 
-    __slots__ = ("_entries", "_places")
+    __slots__ = ("_groups",)
 
     def __init__(self) -> None:
-        self._entries: list[JSON] = []
-        self._places: dict[tuple[int, str], int] = {}
+        self._groups: dict[Hashable, list[JSON]] = {}  # the pieces of each entry
 
     def add(self, pieces: list[JSON]) -> None:
         """The pieces of one chunk."""
         for piece in pieces:
             match piece:
                 case {"index": int(index), "type": str(kind)}:
-                    self._merge(piece, (index, kind))
+                    self._groups.setdefault((index, kind), []).append(piece)
                 case _:
-                    self._entries.append(piece)
+                    self._groups[len(self._groups)] = [piece]
 
     def take(self) -> list[JSON]:
         """The entries since the last call."""
-        entries, self._entries, self._places = self._entries, [], {}
-        return [_joined(entry) for entry in entries]
+        groups, self._groups = self._groups, {}
+        return [_merged(pieces) for pieces in groups.values()]
 
-    def _merge(self, piece: dict[str, JSON], key: tuple[int, str]) -> None:
-        place = self._places.setdefault(key, len(self._entries))
-        if place == len(self._entries):
-            self._entries.append({})
-        entry = self._entries[place]
-        for name, value in piece.items():
-            if name in _JOINED and isinstance(value, str):
-                if not isinstance(entry.get(name), _Pieces):
-                    entry[name] = _Pieces()
-                entry[name].append(value)
-            elif value is not None or name not in entry:
-                entry[name] = value
+
+def _merged(pieces: list[JSON]) -> JSON:
+    """One entry: its texts joined, and else what was said last."""
+    if len(pieces) == 1:
+        return pieces[0]
+    entry: dict[str, JSON] = {}
+    for piece in pieces:
+        entry |= {n: v for n, v in piece.items() if v is not None or n not in entry}
+    for name in _JOINED:
+        if isinstance(entry.get(name), str):
+            said = (piece.get(name) for piece in pieces)
+            entry[name] = "".join(text for text in said if isinstance(text, str))
+    return entry
 
 
 def readable(pieces: list[JSON]) -> list[str]:
@@ -401,18 +403,8 @@ def readable(pieces: list[JSON]) -> list[str]:
     >>> readable([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
     ['Hm']
     """
-    told = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)
-    return [text for text in told if isinstance(text, str) and text]
-
-
-class _Pieces(list[str]):
-    """A text that is not joined yet."""
-
-
-def _joined(entry: JSON) -> JSON:
-    if not isinstance(entry, dict):
-        return entry
-    return {k: "".join(v) if isinstance(v, _Pieces) else v for k, v in entry.items()}
+    said = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)
+    return [text for text in said if isinstance(text, str) and text]
 
 
 # ---- an answer of text and calls, whole --------------------------------------------------

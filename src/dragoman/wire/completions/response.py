@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import ClassVar
 
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Progress, Started
 from dragoman.core.item import JSON, Item, Message, Text, Token
@@ -12,7 +13,7 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import error, json, sse
-from dragoman.wire.choices import CHOICES, ChoicesDecoder, decode_tokens
+from dragoman.wire.choices import CHOICES, ChoicesDecoder, ChoicesEncoder, decode_tokens
 from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
@@ -173,105 +174,38 @@ def _choice(number: int, reason: str, items: tuple[Item, ...], asked: bool) -> d
     }
 
 
-_OPENING, _CLOSING = sse.frame(b"\0").split(b"\0")
-
-
-class Encoder:
+class Encoder(ChoicesEncoder):
     """Encodes the events of one answer, as the request asked for it."""
 
-    def __init__(self, request: Request, dialect: Dialect) -> None:
-        options = request.stream_options
-        self._wants_usage = bool(options and options.include_usage)
-        self._envelope: dict[str, JSON] = {}
-        self._head = self._tail = b""
-        self._items: list[int] = []  # the choice each item belongs to
-        self._offsets: dict[int, int] = {}  # the length of each choice's text
-        self._ends: dict[int, dict[str, JSON]] = {}
-        self._over = False
-
-    def _one(self, event: Event) -> bytes:
-        """The bytes for one event; empty where this wire has no chunk for it."""
-        match event:
-            case Delta(kind="text"):
-                return self._text(self._items[event.index], event.data, event.tokens)
-            case ItemAdded():
-                self._items.append(event.choice)
-                self._offsets.setdefault(event.choice, 0)
-                return b""
-            case Started():
-                self._start(event)
-                return b""
-            case Progress():
-                return self._progress(event)
-            case Finished():
-                return self._finish(event)
-            case Failed():
-                self._over = True
-                return sse.frame(error.encode(event.fault))
-            case _:
-                return b""
+    name = NAME
+    id_prefix = ID_PREFIX
+    object = OBJECT
+    blank: ClassVar[dict[str, JSON]] = {"text": ""}
+    reasons = _FINISH_REASONS
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for these events; empty where this wire has none for them."""
-        return b"".join(map(self._one, events))
-
-    def heartbeat(self, *, data: bool = False) -> bytes:
-        """A comment, or a chunk that adds nothing; empty outside of an answer."""
-        if not self._head or self._over:
-            return b""
-        return self._chunk(0, "") if data else sse.comment("alive")
-
-    def _start(self, event: Started) -> None:
-        extra = dict(from_extra(event.extra))
-        self._ends = {each["index"]: each for each in extra.pop(CHOICES, ())}
-        known: dict[str, JSON] = {"id": ID_PREFIX + event.id, "object": OBJECT}
-        known |= {"created": event.created_at, "model": event.model}
-        self._open(merge(known, extra))
-        self._tail = (b'],"usage":null}' if self._wants_usage else b"]}") + _CLOSING
-
-    def _open(self, envelope: dict[str, JSON]) -> None:
-        self._envelope = envelope
-        self._head = _OPENING + json.dump(envelope)[:-1] + b',"choices":['
-
-    def _text(self, number: int, text: str, tokens: tuple[Token, ...]) -> bytes:
-        logprobs = encode_logprobs(tokens, self._offsets[number]) if tokens else None
-        self._offsets[number] += len(text)
-        return self._chunk(number, text, logprobs=logprobs)
-
-    def _progress(self, event: Progress) -> bytes:
-        encoded = (event.data or {}).get(NAME, {}) if event.state == "raw" else {}
-        return b"".join(
-            self._chunk(each["index"], "", more=each) for each in encoded.get(CHOICES, ())
-        )
-
-    def _finish(self, event: Finished) -> bytes:
-        self._over = True
-        extra = dict(from_extra(event.extra))
-        ends = self._ends | {each["index"]: each for each in extra.pop(CHOICES, ())}
-        counted = event.usage if self._wants_usage else None
-        encoded, last = b"", len(event.reasons) - 1
-        for number, reason in enumerate(event.reasons):
-            if counted is None and number == last:
-                self._open(merge(self._envelope, extra))
-            word = _FINISH_REASONS.get(reason, "stop")
-            encoded += self._chunk(number, "", reason=word, more=ends.get(number))
-        if counted is not None:
-            chunk = {"choices": [], "usage": encode_usage(counted, NAME)}
-            encoded += sse.frame(json.dump(merge(self._envelope | chunk, extra)))
-        return encoded + sse.DONE
-
-    def _chunk(
-        self,
-        number: int,
-        text: str,
-        *,
-        logprobs: JSON = None,
-        reason: str | None = None,
-        more: dict[str, JSON] | None = None,
-    ) -> bytes:
-        choice: dict[str, JSON] = {"text": text, "index": number}
-        choice |= {"logprobs": logprobs, "finish_reason": reason}
-        return self._head + json.dump(merge(choice, more) if more else choice) + self._tail
+        encoded = b""
+        for event in events:
+            match event:
+                case Delta(kind="text"):
+                    number, tokens = self._items[event.index], event.tokens
+                    offset = self._choices.get(number, 0)  # the length of the text so far
+                    self._choices[number] = offset + len(event.data)
+                    logprobs = encode_logprobs(tokens, offset) if tokens else None
+                    encoded += self._chunk(number, {"text": event.data}, logprobs=logprobs)
+                case ItemAdded():
+                    self._items.append(event.choice)
+                case Started():
+                    encoded += self._start(event)
+                case Progress():
+                    encoded += self._progress(event)
+                case Finished():
+                    encoded += self._finish(event)
+                case Failed():
+                    self._over = True
+                    encoded += sse.frame(error.encode(event.fault))
+        return encoded
 
 
 class Decoder(ChoicesDecoder):
