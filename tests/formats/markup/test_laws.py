@@ -16,15 +16,7 @@ from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
-from tests.formats.markup.parsing import (
-    FAMILIES,
-    TOOLS,
-    Parsed,
-    deltas,
-    parse,
-    parse_ids,
-    tokens,
-)
+from tests.formats.markup.parsing import FAMILIES, TOOLS, Parsed, deltas, parse, parse_ids, tokens
 from tests.samples import samples
 
 WORDS = (
