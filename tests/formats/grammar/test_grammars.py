@@ -262,7 +262,7 @@ def test_arguments_as_tags() -> None:
     "property",
     [True, {}, {"type": ["string", "null"]}, {"type": "string", "pattern": "a"}],
 )
-def test_what_no_tag_can_say_is_refused(property: Any) -> None:
+def test_property_that_tags_cannot_express_is_refused(property: Any) -> None:
     tool = FunctionTool(
         "f", parameters={"type": "object", "properties": {"a": property}}, strict=True
     )
@@ -291,7 +291,7 @@ def test_where_nothing_is_demanded_there_is_no_grammar() -> None:
         assert format.grammar(asked(tools=(ROLL,))) is None
 
 
-def test_what_is_said_twice_is_one_rule() -> None:
+def test_equal_bodies_are_one_rule() -> None:
     body = Regex("guided_regex", "a+")
     writer = Writer()
     assert writer.body(body) == writer.body(body)

@@ -36,7 +36,7 @@ from dragoman.wire import error, json, sse
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from .items import (
-    SEALED,
+    ENCRYPTED,
     WIRE,
     encode_annotation,
     encode_item,
@@ -84,7 +84,7 @@ class Encoder:
     def __init__(self, request: Request, dialect: Dialect = STANDARD) -> None:
         self._echo = Echo(request)
         self._queued = bool(request.background)
-        self._hides = request.store is True and SEALED not in request.include
+        self._hides = request.store is True and ENCRYPTED not in request.include
         self._nested_error = dialect.error_event == "nested"
         self._names = {**_NAMES, "reasoning": dialect.reasoning_events}
         self._id = ""  # of the response
@@ -126,7 +126,11 @@ class Encoder:
             before, after = self._before, self._after
             number, self._number = self._number, self._number + len(run)
             if len(run) == 1:
-                out.append(b'%b%d,"delta":%b%b' % (before, number, json.dump(run[0]), after))
+                try:  # as `dump` does
+                    data = json.encode(run[0])
+                except UnicodeEncodeError:
+                    data = json.dump(run[0])
+                out.append(b'%b%d,"delta":%b%b' % (before, number, data, after))
                 continue
             # As text, which is put together faster than bytes, and encoded once.
             texts = json.dump_all(run).decode().split("\n")
