@@ -219,20 +219,6 @@ def test_r4_3_each_write_of_a_stream_has_whole_events_without_ids(
         assert write.startswith((b"event: ", b":", b"data: [DONE]"))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"type": "message", "role": "user"},
-        {"type": "message", "role": "assistant", "phase": "thinking"},
-        {"type": "message", "role": "assistant", "phase": ""},
-    ],
-)
-def test_problems_of_messages_finds_a_wrong_role_or_phase(wrong: dict[str, str]) -> None:
-    legal = [{"type": "message", "role": "assistant", "phase": "commentary"}, {"type": "reasoning"}]
-    assert problems_of_messages({"output": legal}) == []
-    assert len(problems_of_messages({"output": [*legal, wrong]})) == 1
-
-
 THOUGHTS = {"openai": "response.reasoning_text", "openresponses": "response.reasoning"}
 
 

@@ -23,12 +23,10 @@ from dragoman.engines.find_format import by_name
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.prompt import ByteTokenizer, Control, Prompt
 from dragoman.server.testing import transport
-from dragoman.wire.responses import RESPONSES
 from tests.mock import Asked, Reply, chunk, mock, plain, stream
 from tests.oracle import request_problems
 from tests.product import dragoman
 from tests.sdk.behind import Behind, behind
-from tests.upstream.llamacpp import Llamacpp
 
 DEVELOPER = "You are a coding agent running in a terminal. Follow the house rules. " * 243
 """17 kB of instructions."""
@@ -297,22 +295,6 @@ async def test_compaction_trigger_gives_one_item_that_replaces_the_history() -> 
     assert "input[1]" in told
 
 
-def test_codex_turn_is_answered_by_llama_cpp(llamacpp: Llamacpp) -> None:
-    """With a question that the tiny model knows; the long words before it are not for it."""
-    body = turn(llamacpp.model, [user("ping")])
-    body["input"][0]["content"][0]["text"] = "Be brief."
-    del body["instructions"], body["tools"]
-    long = turn(llamacpp.model)
-    long["input"][0]["content"][0]["text"] = DEVELOPER[:4000]  # its context is small
-    with dragoman("--upstream", llamacpp.base_url) as product:
-        short = product.post("responses", {**body, "temperature": 0})
-        whole = product.post("responses", {**long, "temperature": 0, "max_output_tokens": 30})
-    (message,) = collected(short.body.decode())
-    assert message["content"][0]["text"] == "pong"
-    assert whole.status == 200, whole.body
-    assert whole.data[-2]["type"] in ("response.completed", "response.incomplete")
-
-
 # ---- before a model of this process --------------------------------------------------------
 
 SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}
@@ -379,33 +361,6 @@ async def test_p16_codex_turn_is_answered_by_a_token_model(
         for lost in ("tools[3]", f"input[{len(PAST) + 1}]"):  # the search, now and then
             assert lost in told
     await engine.close()
-
-
-async def test_hosted_tool_that_is_not_there_is_reported_and_never_shown_as_run() -> None:
-    to = "analysis to=browser.search code"
-    engine = local("harmony", ["<|channel|>", to, "<|message|>", '{"query":"x"}', "<|call|>"])
-    answer = await ask_local(engine, turn("local"))
-    whole = await ask_local(engine, {**turn("local"), "stream": False})
-    await engine.close()
-    assert "web_search_call" not in answer.text
-    (message,) = whole.json()["output"]
-    assert (message["type"], message["phase"]) == ("message", "commentary")
-    assert message["content"][0]["text"] == '{"query":"x"}'
-    assert "tools" in [field.strip(" ;,") for field in whole.headers["x-dragoman-loss"].split()]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_prompt_over_the_context_is_a_400_with_both_numbers(stream: bool) -> None:
-    engine = local("hermes", HERMES_CALLS, context=4096)
-    answer = await ask_local(engine, {**turn("small"), "stream": stream})
-    counted = await engine.count(RESPONSES.decode_request(json.dumps(turn("small")).encode()))
-    await engine.close()
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["code"] == "context_length_exceeded"
-    assert counted > 17_000
-    for said in (f"{counted} tokens", "'small'", "4096 tokens"):
-        assert said in error["message"]
 
 
 # ---- Codex itself ----------------------------------------------------------------------------

@@ -146,6 +146,6 @@ def test_a_splitter_is_settled_once_the_rest_is_text() -> None:
     assert splitter.feed(" <think>") == [("text", " <think>")]
 
 
-def test_blanks_are_held_back_up_to_a_limit() -> None:
+def test_blanks_are_buffered_up_to_a_limit() -> None:
     splitter = ThinkSplitter()
     assert sum(len(splitter.feed(" ")) for _ in range(1000)) > 900

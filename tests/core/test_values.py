@@ -22,6 +22,7 @@ from dragoman.core.item import (
 from dragoman.core.loss import Loss, LossList, path
 from dragoman.core.request import (
     AllowedTools,
+    CustomTool,
     FunctionTool,
     JSONObject,
     NamedTool,
@@ -101,7 +102,8 @@ def test_guarantee_of_the_end_wins_over_that_of_the_start() -> None:
             Request(model="m", tools=(Namespace("n", (FunctionTool("f", strict=True),)),)),
             "best-effort",
         ),
-        (Request(model="m", tools=(UnknownTool("chat", "x", {}),)), None),
+        (Request(model="m", tools=(CustomTool("c", None, "lark", "start: WORD"),)), "best-effort"),
+        (Request(model="m", tools=(CustomTool("c"), UnknownTool("chat", "x", {}))), None),
         (Request(model="m", tool_choice=AllowedTools("auto", (NamedTool("f"),))), "best-effort"),
         (Request(model="m", tool_choice=NamedTool("f")), "best-effort"),
         (Request(model="m", tool_choice="required"), "best-effort"),

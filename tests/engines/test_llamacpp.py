@@ -232,16 +232,6 @@ def test_a_text_is_looked_for_in_its_tokens(tokens: list[str], text: str, kept: 
     assert [each.text for each in tokens_of_text(list(map(token, tokens)), text)] == kept
 
 
-def test_a_token_without_bytes_is_its_text() -> None:
-    assert tokens_of_text([Token(" a")], "a") == (Token("a", bytes=b"a"),)
-
-
-def test_tokens_without_any_text_are_none_of_it() -> None:
-    turn = Turn("1", 0, "m", think=None)
-    turn.text("", 0, (token("<"),))
-    assert said(aligned(turn)) == [("", [])]
-
-
 def test_reasoning_is_left_unchanged() -> None:
     turn = Turn("1", 0, "m", think=None)
     turn.reasoning("Hm", 0, (token(" Hm"),))

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from dragoman.core.event import ItemDone, Started
 from dragoman.core.fold import fold
-from dragoman.core.interfaces import Caller
 from dragoman.core.item import FunctionCall, Item, Message, Reasoning, Summary, Thought
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
@@ -149,7 +148,6 @@ def test_without_the_package_references_are_given(monkeypatch: pytest.MonkeyPatc
 ASK = Message("user", "Go.")
 CALL = FunctionCall("call_1", "clock", "{}")
 WANTED = Request(model="m", items=(ASK,), include=(ENCRYPTED,))
-ADA = Caller(tenant="ada")
 
 
 class Model(Script):

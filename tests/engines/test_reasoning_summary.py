@@ -3,7 +3,6 @@
 Clients of Responses (Codex, the AI SDK) show summaries and not the raw reasoning.
 """
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -17,22 +16,16 @@ from dragoman.core.interfaces import Engine
 from dragoman.core.item import Message, Reasoning, Summary, Thought
 from dragoman.core.loss import Loss
 from dragoman.core.request import ReasoningOptions, Request
-from dragoman.core.turn import Turn
 from dragoman.engines.completions import CompletionServer
 from dragoman.engines.find_format import by_name
 from dragoman.engines.function import Function
 from dragoman.engines.remote import Remote
 from dragoman.engines.token import TokenEngine
 from dragoman.formats.prompt import ByteTokenizer
-from dragoman.wire.protocol import STANDARD
-from dragoman.wire.responses import RESPONSES
-from tests import oracle
 from tests.engines.stage import heard
 from tests.engines.token.models import Says
 from tests.engines.token.plain import TOY
 from tests.mock import Reply, chunk, completion, mock, plain, response, said, stream
-from tests.sdk import offline
-from tests.wire.responses.order_checker import check_order, parse
 
 ASKED = Request(
     model="m",
@@ -115,33 +108,6 @@ async def test_no_summary_is_given_where_none_is_asked_for(
     thought, *_ = answer.output
     assert isinstance(thought, Reasoning)
     assert (thought.content, thought.summary) == ((Thought(THOUGHT),), ())
-
-
-@pytest.mark.parametrize("name", ENGINES)
-async def test_the_responses_stream_is_in_order_and_valid(name: str) -> None:
-    events = await answers(name)
-    encoder = RESPONSES.encoder(ASKED, STANDARD)
-    streamed = b"".join(encoder.feed((event,)) for event in events)
-    told, _ = parse(streamed)
-    check_order(told)
-    for event in told:
-        assert oracle.problems(event) == [], event
-        assert oracle.sdk_problems(event) == [], event
-        assert oracle.problems(event, "openresponses") == [] or "reasoning_text" in event["type"]
-    kinds = [event["type"].removeprefix("response.reasoning_") for event in told]
-    assert kinds.index("summary_text.delta") < kinds.index("text.delta")
-    with offline.client(streamed).responses.stream(model="m", input="hi") as reader:
-        final = list(reader)[-1].response
-    whole = json.loads(RESPONSES.encode_response(fold(events), ASKED, STANDARD))
-    assert oracle.problems(whole) == oracle.problems(whole, "openresponses") == []
-    for output in (final.to_dict()["output"], whole["output"]):
-        assert output[0]["summary"] == [{"type": "summary_text", "text": THOUGHT}]
-        assert output[0]["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
-    decoder = RESPONSES.decoder(Turn("1", 0, "m"))
-    read = fold([*decoder.feed(streamed), *decoder.close()])
-    assert [(item.summary, item.content) for item in read.output if type(item) is Reasoning] == [
-        ((Summary(THOUGHT),), (Thought(THOUGHT),))
-    ]
 
 
 async def test_a_server_that_summarises_itself_is_left_alone() -> None:

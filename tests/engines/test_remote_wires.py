@@ -20,7 +20,6 @@ from tests.engines.asking import ask, asking, events, fault, remote
 from tests.mock import Asked, Mock, Reply, completion, mock, plain, response, said
 
 REFUSES = plain(400, {"error": {"message": "input is missing"}})
-LISTING = {"object": "list", "data": [{"id": "m", "owned_by": "me"}]}
 
 
 def both(asked: Asked) -> Reply:

@@ -15,7 +15,7 @@ def test_a_format_is_called_what_it_is_found_by(name: str) -> None:
     assert by_name(name).name == name
 
 
-def test_a_name_that_is_none_is_told_with_those_that_are() -> None:
+def test_unknown_format_name_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"no format 'morse'\. Formats: .*hermes"):
         by_name("morse")
 
@@ -27,6 +27,6 @@ def test_dates_are_written_as_everybody_writes_them(day: date) -> None:
     assert strftime("%-d %-m %H:%M:%S %q", day.isoformat()) == f"{day.day} {day.month} 00:00:00 %q"
 
 
-def test_what_is_no_date_stays() -> None:
+def test_invalid_date_stays() -> None:
     assert strftime("%Y", "soon") == "soon"
     assert strftime("%Y", "2026-13-01") == "2026-13-01"

@@ -117,7 +117,7 @@ anything = st.lists(
 
 
 @given(anything, anything, anything)
-def test_words_never_become_control_tokens(system: str, user: str, described: str) -> None:
+def test_text_never_becomes_control_tokens(system: str, user: str, described: str) -> None:
     tools = (FunctionTool("f", described, {"type": "object", "title": user}),)
     items = (
         Message("system", system),
@@ -137,7 +137,7 @@ def test_words_never_become_control_tokens(system: str, user: str, described: st
     ]
 
 
-def test_words_are_looked_through_once_however_many_control_tokens_there_are() -> None:
+def test_text_is_scanned_once_for_any_number_of_control_tokens() -> None:
     words = [Message("user", f"word {number}") for number in range(1_000)]
     text = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -163,7 +163,7 @@ def test_private_characters_may_all_occur_in_a_conversation() -> None:
     assert "no character for private use" in error.fault.message
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_deeply_nested_tools_are_refused() -> None:
     deep: dict[str, object] = {}
     for _ in range(5_000):
         deep = {"a": deep}
@@ -210,7 +210,7 @@ def test_the_date_is_given_and_never_looked_up() -> None:
     assert Template(asks, "hermes").render(request(), Setting("2026-11-21")).text == "2026"
 
 
-def test_what_templates_are_used_to() -> None:
+def test_template_features_of_transformers_are_supported() -> None:
     text = """{% for m in messages %}
     {% if loop.first %}
 {{ m.content }}
@@ -225,7 +225,7 @@ def test_what_templates_are_used_to() -> None:
     assert render(text, Message("user", "hi"), Message("user", "ho")) == expected
 
 
-def test_p34_a_template_that_refuses_says_why() -> None:
+def test_p34_template_exception_is_a_fault_with_its_message() -> None:
     error = refusal("{{ raise_exception('Roles must alternate') }}")
     assert error.fault.code == "invalid_request"
     assert "Roles must alternate" in error.fault.message
@@ -253,7 +253,7 @@ def test_a_prompt_has_a_greatest_length(monkeypatch) -> None:
     assert "longer than 1000 characters" in refusal(text).fault.message
 
 
-def test_a_template_that_is_none_is_told_at_once() -> None:
+def test_invalid_template_is_an_error_with_its_line() -> None:
     with pytest.raises(ValueError, match="line 1"):
         Template("{% if %}", "hermes")
 
@@ -274,7 +274,9 @@ def test_a_template_that_is_none_is_told_at_once() -> None:
         ),
     ],
 )
-def test_what_is_not_text_is_refused_by_name(items: tuple[object, ...], where: str) -> None:
+def test_part_that_is_not_text_is_refused_by_its_path(
+    items: tuple[object, ...], where: str
+) -> None:
     error = refusal(CHATML, *items)
     assert (error.fault.code, error.fault.param) == ("unsupported", where)
 
@@ -301,14 +303,14 @@ def test_an_item_without_a_place_is_refused_by_its_type_and_place(
     ("kind", "shown"),
     [("web_search_call", "'web_search_call'"), ("x\n" * 99, repr("x\n" * 32 + "…"))],
 )
-def test_r4_19_what_a_hosted_tool_did_is_left_out_and_told(kind: str, shown: str) -> None:
+def test_r4_19_hosted_calls_are_dropped_and_reported(kind: str, shown: str) -> None:
     items = (USER, Unknown("responses", kind, {"id": "ws_1"}), USER)
     prompt = Template(CHATML).render(Request(model="m", items=items))
     assert prompt.text == Template(CHATML).render(Request(model="m", items=(USER, USER))).text
     assert prompt.losses == (Loss("items[1]", "dropped", f"the model cannot read a {shown}"),)
 
 
-def test_what_is_not_text_is_called_by_its_type() -> None:
+def test_part_that_is_not_text_is_called_by_its_type() -> None:
     error = refusal(CHATML, Message("user", (UnknownPart("responses", {"type": "scent"}),)))
     assert error.fault.message.endswith("this model reads text only, and this is 'scent'")
 
@@ -321,7 +323,7 @@ def test_tools_that_are_no_functions_are_refused_by_name() -> None:
     assert error.fault.message.endswith("only has functions, and this is a 'web_search'")
 
 
-def test_a_form_of_answer_is_told() -> None:
+def test_answer_format_is_described_in_the_prompt() -> None:
     words = "Answer with one JSON object, and nothing else."
     assert f"system\n{words}<" in render(CHATML, format=JSONObject())
 
@@ -398,13 +400,13 @@ def test_families_are_recognised(text: str, controls: tuple[str, ...], name: str
     assert profile.name == name
 
 
-def test_f7_unknown_family_is_parsed_as_hermes_and_says_so() -> None:
+def test_f7_unknown_family_is_parsed_as_hermes_and_not_recognised() -> None:
     assert profile_of("anything") is None
     assert (Template("x").name, Template("x").recognised) == ("hermes", False)
     assert Template("<|im_start|> <tool_call>").recognised
 
 
-def test_without_jinja_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "dragoman.formats.template", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'dragoman\[local\]'"):

@@ -110,7 +110,7 @@ async def test_an_answer_is_the_same_byte_by_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_cut_anywhere_is_an_error_that_says_where(name: str) -> None:
+async def test_answer_cut_anywhere_is_an_error_that_names_the_phase(name: str) -> None:
     answer, body = ANSWERS[name]
     for cut in range(len(answer)):
         connection, _ = connected()
@@ -126,7 +126,7 @@ async def test_an_answer_cut_anywhere_is_an_error_that_says_where(name: str) -> 
     assert body is not None
 
 
-async def test_what_came_before_a_cut_is_handed_out_first() -> None:
+async def test_data_before_a_cut_is_returned_first() -> None:
     connection, _ = connected()
     connection.send(b"")
     connection.data_received(plain(b"hello")[:-2])
@@ -243,7 +243,7 @@ async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection() -> 
         b"HTTP/1.1 101 Switching Protocols\r\n\r\nzz",
     ],
 )
-async def test_what_is_no_answer_is_a_protocol_error(answer: bytes) -> None:
+async def test_bytes_that_are_no_http_answer_are_a_protocol_error(answer: bytes) -> None:
     connection, wire = connected()
     connection.send(b"")
     connection.data_received(answer)
@@ -419,7 +419,7 @@ async def test_a_trickle_is_no_silence() -> None:
         await test_a_trickle_is_no_silence()
 
 
-async def test_our_own_slowness_is_no_silence_of_the_peer() -> None:
+async def test_slow_reader_is_no_silence_of_the_peer() -> None:
     connection, wire = connected()
     connection.send(b"", idle=0.02)
     connection.data_received(plain(b"hello")[:-3])
@@ -441,7 +441,7 @@ async def test_an_idle_connection_expires() -> None:
     assert wire.aborted
 
 
-async def test_closing_is_told_once() -> None:
+async def test_close_callback_runs_once() -> None:
     connection, wire = connected()
     told: list[Connection] = []
     connection.on_close = told.append

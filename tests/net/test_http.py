@@ -90,7 +90,9 @@ async def test_credentials_of_a_url_become_an_authorization_unless_there_is_one(
         ("GET / HTTP/1.1\r\n", (("X", CANARY),)),
     ],
 )
-async def test_what_could_break_a_head_is_refused_unquoted(method: str, headers: tuple) -> None:
+async def test_header_that_could_break_the_request_is_refused_unquoted(
+    method: str, headers: tuple
+) -> None:
     async with Client() as client:
         with pytest.raises(ValueError) as caught:
             client.stream(method, "http://127.0.0.1:1/", headers)
@@ -193,7 +195,9 @@ async def test_a_stream_is_handed_on_as_it_arrives() -> None:
         (["Content-Encoding:"], b"hello"),
     ],
 )
-async def test_codings_nobody_asked_for_are_undone(headers: list[str], body: bytes) -> None:
+async def test_content_codings_are_decoded_though_not_requested(
+    headers: list[str], body: bytes
+) -> None:
     async with Peer(answering(plain(body, *headers), plain(b"x"))) as peer, Client() as client:
         assert await fetch(client, peer.url) == b"hello"
         assert await fetch(client, peer.url) == b"x"
@@ -291,7 +295,7 @@ async def test_a_slow_reader_slows_the_peer_and_memory_stays_bounded() -> None:
         assert got == total
 
 
-async def test_time_outs_say_which_phase() -> None:
+async def test_timeouts_name_the_phase() -> None:
     async def silent(line: Line) -> None:
         await line.request()
         await line.wait_closed_by_client()
@@ -326,7 +330,7 @@ async def test_ipv6() -> None:
     assert f"host: [::1]:{peer.port}".encode() in peer.requests[0]
 
 
-async def test_no_message_holds_what_is_secret() -> None:
+async def test_no_error_message_contains_a_secret() -> None:
     serves = [
         answering(plain(b"hello")[:-1]),
         answering(b"SSH-2.0\r\n"),

@@ -180,7 +180,7 @@ async def test_r1_w1_a_connection_error_is_tried_again(monkeypatch, retries, wor
     assert attempts == 1 + retries
 
 
-async def test_nobody_listens_and_nobody_has_that_name() -> None:
+async def test_refused_port_and_unknown_host_are_connect_errors() -> None:
     async with Peer(serve_forever) as peer:
         url = peer.url
     async with Client() as client:
@@ -214,7 +214,7 @@ async def test_a_place_is_waited_for_only_so_long() -> None:
         assert await post(client, peer.url) == b"hello"
 
 
-async def test_who_gives_up_waiting_takes_no_place_with_him() -> None:
+async def test_cancelled_waiter_takes_no_place() -> None:
     gate = Gate()
     async with Peer(gate.serve) as peer, Client(limits=Limits(connections=1)) as client:
         tasks = [asyncio.create_task(post(client, peer.url)) for _ in range(4)]
@@ -228,7 +228,7 @@ async def test_who_gives_up_waiting_takes_no_place_with_him() -> None:
 
 
 @pytest.mark.parametrize("handed", [True, False])
-async def test_what_was_handed_to_someone_who_left_goes_to_the_next(handed: bool) -> None:
+async def test_connection_handed_to_a_cancelled_waiter_goes_to_the_next(handed: bool) -> None:
     async def serve(line: Line) -> None:
         await line.request()
         await line.write(plain(b"hello", *([] if handed else ["Connection: close"])))
@@ -246,7 +246,7 @@ async def test_what_was_handed_to_someone_who_left_goes_to_the_next(handed: bool
         assert await post(client, peer.url) == b"hello"
 
 
-async def test_who_has_just_given_up_waiting_is_passed_over() -> None:
+async def test_waiter_cancelled_just_now_is_passed_over() -> None:
     async with Peer(serve_forever) as peer, Client(limits=Limits(connections=1)) as client:
         async with client.stream("GET", peer.url) as response:
             waiting = [asyncio.create_task(post(client, peer.url)) for _ in range(2)]
@@ -269,7 +269,7 @@ async def test_a_connection_that_dies_while_it_is_handed_over_is_replaced() -> N
         assert peer.accepted == 2
 
 
-async def test_a_connection_that_dies_while_it_is_handed_to_someone_who_left_is_not_kept() -> None:
+async def test_connection_lost_while_handed_to_a_cancelled_waiter_is_not_pooled() -> None:
     limits, timeouts = Limits(connections=1), Timeouts(first_byte=0.5)
     async with Peer(serve_forever) as peer, Client(limits=limits, timeouts=timeouts) as client:
         async with client.stream("GET", peer.url) as response:

@@ -149,7 +149,7 @@ async def test_https_through_a_tunnel(server_tls, trusting) -> None:
     assert origin.requests[0].startswith(b"GET / HTTP/1.1\r\n")
 
 
-async def test_a_tunnel_through_a_proxy_that_speaks_tls(server_tls, trusting) -> None:
+async def test_tunnel_through_a_tls_proxy(server_tls, trusting) -> None:
     async with (
         Peer(answering(plain(b"hello" * 50_000)), server_tls(NAME)) as origin,
         Peer(tunnelling(origin.port), server_tls("127.0.0.1")) as proxy,
@@ -228,7 +228,7 @@ class Loop:
         """Gives no transport."""
 
 
-async def test_a_peer_that_goes_as_the_handshake_ends_is_told(
+async def test_peer_that_closes_as_the_handshake_ends_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = Loop()

@@ -61,7 +61,7 @@ def test_a_url_is_taken_apart(text, scheme, host, port, authority, target) -> No
         "http://a.example/" + "x" * 8192,
     ],
 )
-def test_what_is_no_url_is_refused_without_being_quoted(text: str) -> None:
+def test_invalid_url_is_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         parse_url(text)
     assert not text or text not in str(caught.value)

@@ -3,23 +3,13 @@ behind: what its client cannot carry reaches the model all the same."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from dragoman.engines.reasoning import ReasoningCipher
-from dragoman.server.app import App
-from dragoman.server.build import assemble
-from dragoman.server.config import Upstream
-from dragoman.server.settings import Settings
-from dragoman.server.state.service import Memory
-from dragoman.stores.memory import MemoryStore
-from tests.mock import Asked, Reply, chunk, completion, mock, plain, stream
+from tests.mock import Asked, Reply, chunk, completion, plain, stream
 from tests.sdk.behind import Behind, behind
 from tests.sdk.speaking import answering, function_call, message, reasoning
-from tests.server.stubs import served
 
 JSON = Any
 SEALS = ("gAAAAABseal+/==", "gAAAAABother_-=\u00e9")
@@ -100,18 +90,6 @@ async def test_p9_encrypted_reasoning_is_restored_for_a_chat_client(
     assert asked[-1]["input"][: len(asked[1]["input"])] == asked[1]["input"]  # what is cached stays
 
 
-async def test_p9_model_without_encrypted_reasoning_is_asked_again_without_it() -> None:
-    def refusing(asked: Asked) -> Reply:
-        if ENCRYPTED in asked.json.get("include", ()):
-            words = "Encrypted content is not supported with this model."
-            return plain(400, {"error": {"message": words, "type": "invalid_request_error"}})
-        return thinking(asked)
-
-    async with behind(refusing, wire="responses") as server:
-        assert await talk(server, streamed=True, shown=False) == "Noon."
-        assert len(server.up.asked) == 4  # once refused, it is not asked for again
-
-
 # ---- P8: reasoning in words ------------------------------------------------------------------
 
 
@@ -161,64 +139,3 @@ async def test_p8_missing_required_reasoning_is_a_space_and_reported() -> None:
 
 
 # ---- P12 and our own seals -------------------------------------------------------------------
-
-
-async def test_p12_undecryptable_reasoning_is_dropped_at_a_second_try_and_reported() -> None:
-    def locked(asked: Asked) -> Reply:
-        if any(item.get("encrypted_content") for item in asked.json["input"]):
-            error = {"message": "It could not be verified.", "code": "invalid_encrypted_content"}
-            return plain(400, {"error": {**error, "type": "invalid_request_error", "param": None}})
-        return answering(message("Noon."))(asked)
-
-    past = [
-        {"role": "user", "content": "Go."},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"},
-        {"role": "user", "content": "Go on."},
-    ]
-    async with behind(locked, wire="responses") as server, server.sdk() as sdk:
-        raw = await sdk.responses.with_raw_response.create(model="mock", input=past, store=False)
-        assert raw.parse().output_text == "Noon."
-        assert ENCRYPTED in raw.headers["x-dragoman-loss"]
-        assert [len(each.json["input"]) for each in server.up.asked] == [3, 2]
-    off = Settings(reasoning_retry=False)
-    async with behind(locked, wire="responses", settings=off) as server:
-        with pytest.raises(Exception, match="could not be verified"):
-            await server.whole("responses", input=past, store=False)
-        assert len(server.up.asked) == 1
-
-
-@asynccontextmanager
-async def storing(handler: Any, wire: str = "chat") -> AsyncIterator[Behind]:
-    """Dragoman with a memory and a cipher, before a server."""
-    settings = Settings()
-    memory = Memory(MemoryStore(), cipher=ReasoningCipher(lambda: bytes(32)))
-    async with mock(handler) as up:
-        engine = assemble([Upstream(name="mock", url=up.base_url, wire=wire)], (), settings, {})
-        async with served(App(engine, settings, memory), settings) as port:
-            yield Behind(up, f"http://127.0.0.1:{port}/v1", "async", "none")
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_p9_with_store_false_encrypted_reasoning_is_accepted_again(streamed: bool) -> None:
-    """As coding agents do: store is false, reasoning is asked for sealed, words are not sent."""
-    fields = {"tools": TOOLS, "store": False, "include": [ENCRYPTED]}
-    ask = [{"role": "user", "content": "What is the time?"}]
-    async with storing(wordy) as server, server.sdk() as sdk:
-        if streamed:
-            _, first = await server.streamed("responses", input=ask, **fields)
-        else:
-            raw = await sdk.responses.with_raw_response.create(model="mock", input=ask, **fields)
-            assert "include" not in raw.headers.get("x-dragoman-loss", "")
-            first = raw.parse()
-        thought, call = first.output
-        assert "clock" not in thought.encrypted_content
-        carried = {
-            "type": "reasoning",
-            "summary": [],
-            "encrypted_content": thought.encrypted_content,
-        }
-        called = {name: getattr(call, name) for name in ("type", "call_id", "name", "arguments")}
-        output = {"type": "function_call_output", "call_id": call.call_id, "output": "12"}
-        again = [*ask, carried, called, output]
-        second = await server.whole("responses", input=again, **fields)
-    assert second.output_text == "I thought: A clock\nis needed."

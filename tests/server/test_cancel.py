@@ -5,61 +5,18 @@ upstream's connection is tested in tests/cancel.
 """
 
 import asyncio
-import time
-from typing import Any
 
 import pytest
 
 from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served, word
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served
 
 GOAL = 0.1
 """Seconds from hanging up to the engine's cancellation."""
 SLACK = 50
 """What a machine that stops for seconds may take; the first heartbeat comes later still."""
-
-PHASES: dict[str, tuple[tuple[Any, ...], bool, Settings]] = {
-    "before the first event": ((asyncio.Event,), True, Settings()),
-    "after the header hold": ((asyncio.Event,), True, Settings(header_hold=0.001)),
-    "after the first event": ((*OPENING, asyncio.Event), True, Settings()),
-    "in mid-stream": ((*OPENING, word("a"), 0, word("b"), asyncio.Event), True, Settings()),
-    "between heartbeats": ((*OPENING, asyncio.Event), True, Settings(heartbeat=0.001)),
-    "in a plain answer": ((*OPENING, word("a"), asyncio.Event), False, Settings()),
-}
-
-
-def playing(phase: str) -> tuple[Stub, App, bool]:
-    cues, stream, settings = PHASES[phase]
-    stub = Stub(*(cue() if cue is asyncio.Event else cue for cue in cues))
-    return stub, App(stub, settings), stream
-
-
-async def settle(phase: str) -> None:
-    """Let the phase be reached: the engine waits, and what should have gone out has."""
-    await asyncio.sleep(0.01 if phase in ("after the header hold", "between heartbeats") else 0)
-
-
-@pytest.mark.parametrize("phase", PHASES)
-async def test_p26_disconnect_cancels_the_engine(wire: str, phase: str) -> None:
-    stub, app, stream = playing(phase)
-    before = asyncio.all_tasks()
-    call = Call(app, PATHS[wire], asking(wire, stream=stream))
-    task = asyncio.create_task(call())
-    await stub.begun.wait()
-    await settle(phase)
-    left = time.monotonic()
-    call.hang_up()
-    await task
-    assert time.monotonic() - left < GOAL * SLACK
-    assert stub.cancelled.is_set()
-    assert not stub.running
-    assert not task.cancelling()
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
-    if not stream:
-        assert not call.sent
 
 
 async def test_p26_disconnect_after_a_large_request_cancels_the_engine(wire: str) -> None:

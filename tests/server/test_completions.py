@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from dragoman.core.event import Event
-from dragoman.core.interfaces import ANYONE, Caller, Secret
+from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.request import Request
 from dragoman.engines.token.engine import TokenEngine
 from dragoman.server.app import App
@@ -123,14 +123,6 @@ async def test_engine_without_the_ability_is_reported(path: str, body: Any) -> N
 )
 class TestBounds:
     """What holds for all requests holds for these."""
-
-    async def test_a_body_has_a_limit(self, path: str, body: Any) -> None:
-        answer = await call(Prompting(), path, body, Settings(body_limit=10))
-        assert answer.status == 413
-
-    async def test_a_key_is_asked_for(self, path: str, body: Any) -> None:
-        settings = Settings(keys=(Secret("sk-test-key"),))
-        assert (await call(Prompting(), path, body, settings)).status == 401
 
     async def test_the_work_ends_when_the_client_goes(self, path: str, body: Any) -> None:
         engine = Prompting(asyncio.Event())

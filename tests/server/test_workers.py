@@ -3,14 +3,13 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from dragoman.server import host as room
 from dragoman.server.host import HostError, run_workers
 
-Act = Callable[[], object]
 MADE_BY_US = (101, 102)
 """The two ends of the lifeline: the workers' and ours."""
 
@@ -19,14 +18,10 @@ class ExitedError(BaseException):
     """The process would be gone."""
 
 
-class System:
-    """The operating system. `deaths` are the workers that die, in this order: each is the number
-    of a process, counted from 1, or something that happens before the next one dies."""
+class Child:
+    """The operating system as a process sees it that was forked."""
 
-    def __init__(self, *deaths: int | Act) -> None:
-        self._deaths = list(deaths)
-        self.forks = 0
-        self.killed: list[tuple[int, int]] = []
+    def __init__(self) -> None:
         self.closed: list[int] = []
 
     def pipe(self) -> tuple[int, int]:
@@ -34,26 +29,6 @@ class System:
 
     def close(self, descriptor: int) -> None:
         self.closed.append(descriptor)
-
-    def fork(self) -> int:
-        self.forks += 1
-        return self.forks
-
-    def wait(self) -> tuple[int, int]:
-        death = self._deaths.pop(0)
-        while not isinstance(death, int):
-            death()
-            death = self._deaths.pop(0)
-        return death, 0
-
-    def kill(self, pid: int, sig: int) -> None:
-        self.killed.append((pid, sig))
-        if pid == 2:  # one that died a moment ago
-            raise ProcessLookupError
-
-
-class Child(System):
-    """The same, as a process sees it that was forked."""
 
     def fork(self) -> int:
         return 0
@@ -78,71 +53,11 @@ def handlers() -> Iterator[dict[int, object]]:
         signal.signal(sig, handler)
 
 
-@pytest.fixture
-def system(monkeypatch: pytest.MonkeyPatch) -> Callable[[System], System]:
-    def put(system: System) -> System:
-        monkeypatch.setattr(room, "os", system)
-        return system
-
-    return put
-
-
-Put = Callable[[System], System]
-
-
-def signalled(sig: int) -> Act:
-    return lambda: signal.raise_signal(sig)
-
-
-@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
-def test_signal_is_passed_on_and_no_worker_is_replaced(
-    sig: int, system: Put, handlers: dict[int, object]
-) -> None:
-    played = system(System(signalled(sig), 3, 1, 2))
-    run_workers(nothing, 3)
-    assert played.forks == 3
-    assert played.killed == [(1, sig), (2, sig), (3, sig)]
-    assert played.closed == list(reversed(MADE_BY_US))
-    assert {each: signal.getsignal(each) for each in handlers} == handlers
-
-
-def test_a_worker_that_dies_is_replaced(system: Put, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "HEALTHY", 0.0)
-    played = system(System(1, 3, signalled(signal.SIGTERM), 2, 4))
-    run_workers(nothing, 2)
-    assert played.forks == 4
-    assert [pid for pid, _ in played.killed] == [2, 4]
-
-
-def test_workers_that_die_at_once_end_them_all(
-    system: Put, monkeypatch: pytest.MonkeyPatch, handlers: dict[int, object]
-) -> None:
-    monkeypatch.setattr(room, "HEALTHY", 1e9)
-    played = system(System(1, 2, 3))
-    with pytest.raises(HostError, match="as soon as it was started"):
-        run_workers(nothing, 3)
-    assert played.forks == 3
-    assert played.killed == [(2, signal.SIGTERM), (3, signal.SIGTERM)]
-    assert {each: signal.getsignal(each) for each in handlers} == handlers
-
-
-def test_no_worker_is_started_after_a_signal(system: Put) -> None:
-    class Interrupted(System):
-        def fork(self) -> int:
-            signalled(signal.SIGTERM)()  # it waits until the new one is on the list
-            return super().fork()
-
-    played = system(Interrupted(1))
-    run_workers(nothing, 3)
-    assert played.forks == 1
-    assert played.killed == [(1, signal.SIGTERM)]
-
-
 @pytest.mark.parametrize(("ending", "status"), [(None, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
 def test_worker_exits_with_its_status(
     ending: type[BaseException] | None,
     status: int,
-    system: Put,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     worked: list[tuple[int, int]] = []
@@ -154,7 +69,8 @@ def test_worker_exits_with_its_status(
         if ending is not None:
             raise ending("why")
 
-    played = system(Child())
+    played = Child()
+    monkeypatch.setattr(room, "os", played)
     with pytest.raises(ExitedError, match=str(status)):
         run_workers(work, 2)
     assert worked == [(0, MADE_BY_US[0])]

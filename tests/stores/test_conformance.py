@@ -462,19 +462,6 @@ async def test_message_is_taken_by_one_caller_the_earliest_first(store: Store) -
     assert await store.take_due(99.0, 500.0) == ()
 
 
-async def test_concurrent_streams_are_all_stored(store: Store) -> None:
-    async def live(id: str) -> None:
-        await store.begin(record(id))
-        for place in range(20):
-            await store.append(id, LogSegment(place, EVENTS[:1]))
-        assert await store.finish(id, answer(id))
-
-    await asyncio.gather(*(live(f"r{n}") for n in range(20)))
-    for n in range(20):
-        log = await store.log(f"r{n}")
-        assert sum(len(stretch.events) for stretch in log) == 20
-
-
 @given(st.lists(st.text(string.ascii_letters, max_size=3), max_size=12), st.data())
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_log_does_not_depend_on_its_segments(words: list[str], data: st.DataObject) -> None:

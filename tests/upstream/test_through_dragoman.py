@@ -181,22 +181,6 @@ def test_a_tool_that_must_not_be_called_is_not(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_two_calls_and_their_results_over_chat(sdk: OpenAI, streamed: bool) -> None:
-    asked = {"tools": [WEATHER], "parallel_tool_calls": True}
-    ask = (lambda *a, **k: chat_stream(*a, **k)[1]) if streamed else chat
-    message = ask(sdk, BOTH, **asked).choices[0].message
-    calls = message.tool_calls
-    assert [call.function.arguments for call in calls] == [PARIS, ROME]
-    assert len({call.id for call in calls}) == 2
-    results = [
-        {"role": "tool", "tool_call_id": call.id, "content": text}
-        for call, text in zip(calls, RESULTS, strict=True)
-    ]
-    past = [user(BOTH), message.to_dict(), *results]
-    assert ask(sdk, past, **asked).choices[0].message.content == SEARCHED
-
-
-@pytest.mark.parametrize("streamed", [False, True])
 def test_two_calls_and_their_results_over_responses(sdk: OpenAI, streamed: bool) -> None:
     asked = {"tools": [WEATHER_ITEM], "parallel_tool_calls": True}
     ask = (lambda *a, **k: respond_stream(*a, **k)[1]) if streamed else respond
@@ -209,17 +193,6 @@ def test_two_calls_and_their_results_over_responses(sdk: OpenAI, streamed: bool)
     ]
     past = [user(BOTH), *(call.to_dict() for call in calls), *results]
     assert ask(sdk, past, **asked).output_text == SEARCHED
-
-
-def test_a_call_after_text(sdk: OpenAI) -> None:
-    question = "Say it, then look up the weather in Paris."
-    for response in (
-        respond(sdk, question, tools=[WEATHER_ITEM]),
-        respond_stream(sdk, question, tools=[WEATHER_ITEM])[1],
-    ):
-        assert [item.type for item in response.output] == ["message", "function_call"]
-        assert response.output_text.rstrip("\n") == "I will look it up."
-        assert response.output[1].arguments == PARIS
 
 
 # ---- form, odds and ends -------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_a_number_beyond_all_numbers_ends_no_answer() -> None:
 
 
 @pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)
-def test_an_answer_without_an_end_is_not_kept(wire: Wire) -> None:
+def test_answer_without_an_end_is_not_buffered(wire: Wire) -> None:
     decoder = wire.decoder(Turn("1", 0, "m"))
     piece = b" " * (body.MAX_ANSWER // 4)
     events = decoder.feed(b"{")

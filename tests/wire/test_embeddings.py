@@ -34,13 +34,13 @@ def test_input_is_text_or_ids_or_a_list_of_those(given: Any) -> None:
         ({"input": "a", "user": 7}, "user"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(FaultError) as caught:
         embeddings.decode_request(json.dump({"model": "m"} | fields))
     assert caught.value.fault.param == param
 
 
-def test_an_answer_passes_word_for_word() -> None:
+def test_answer_passes_unchanged() -> None:
     said = {"object": "list", "data": [{"index": 0, "embedding": "AAAA"}], "usage": {}, "x": 1}
     assert embeddings.decode_response(json.dump(said)) == said
 
@@ -55,7 +55,7 @@ def test_an_answer_passes_word_for_word() -> None:
         (b"<html>", "a body that is not valid JSON"),
     ],
 )
-def test_what_is_no_answer_is_a_fault_of_the_upstream(said: bytes, words: str) -> None:
+def test_invalid_answer_is_a_fault_of_the_upstream(said: bytes, words: str) -> None:
     with pytest.raises(FaultError) as caught:
         embeddings.decode_response(said)
     fault: Fault = caught.value.fault

@@ -45,7 +45,7 @@ def test_every_fault_has_a_row_and_an_error_status() -> None:
         ("upstream_timeout", 504, "server_error", "upstream_timeout"),
     ],
 )
-def test_the_statuses_and_words_of_our_own_faults(
+def test_statuses_types_and_codes_of_own_faults(
     code: str, status: int, type: str, said: str | None
 ) -> None:
     own = fault(code, param="model")
@@ -128,14 +128,14 @@ def test_error_texts_are_never_html(data: bytes) -> None:
     assert error.status(refused) == 502
 
 
-def test_r1_w12_retry_after_travels_as_it_was_said() -> None:
+def test_r1_w12_retry_after_is_passed_on_unchanged() -> None:
     refused = error.decode(429, b'{"error":{"message":"slow"}}', "Fri, 31 Dec 2027 23:59:59 GMT")
     assert refused.retry_after == "Fri, 31 Dec 2027 23:59:59 GMT"
     assert (error.status(refused), refused.blame) == (429, "upstream")
     assert error.error_object(refused)["type"] == "rate_limit_error"
 
 
-def test_blame_falls_on_who_asked_wrongly() -> None:
+def test_blame_follows_the_status() -> None:
     blames = {status: error.decode(status, b"").blame for status in (400, 404, 401, 429, 500)}
     assert blames == {
         400: "client",
@@ -167,7 +167,7 @@ def test_a_status_that_is_no_error_is_an_upstream_error() -> None:
     assert (odd.code, odd.status, error.status(odd)) == ("upstream_error", None, 502)
 
 
-def test_what_else_the_upstream_said_of_its_error_is_said_again() -> None:
+def test_unknown_fields_of_an_upstream_error_are_preserved() -> None:
     body = {"error": {"message": "no", "code": 400, "metadata": {"provider": "x"}, "n": None}}
     refused = error.decode(400, json.dumps(body).encode())
     assert error.error_object(refused)["metadata"] == {"provider": "x"}
@@ -199,5 +199,5 @@ def test_an_error_in_an_answer_that_began_well() -> None:
 @pytest.mark.parametrize(
     "value", [None, 1, "x", [], {}, {"error": None}, {"choices": []}, {"error": {}}]
 )
-def test_what_tells_of_no_error_is_none(value: object) -> None:
+def test_value_without_an_error_describes_none(value: object) -> None:
     assert error.describe(value) is None

@@ -150,7 +150,7 @@ def test_a_bare_prompt_is_refused_where_only_conversations_are_taken() -> None:
         ({"extra": CHAT}, "vendor", "dropped"),
     ],
 )
-def test_what_no_prompt_can_say_is_dropped_or_refused(
+def test_fields_without_a_form_in_completions_are_dropped_or_refused(
     fields: dict[str, Any], field: str, action: str
 ) -> None:
     prompt = Completion(model="m", prompts=("Once",), **fields)
@@ -499,9 +499,7 @@ def test_the_names_of_the_core_are_put_in_the_clients_words() -> None:
         ("guided_regex", "guided_regex", "guided_regex"),
     ],
 )
-def test_a_fault_is_told_by_the_names_of_a_clients_wire(
-    param: str, chat: str, responses: str
-) -> None:
+def test_fault_names_the_field_of_the_clients_wire(param: str, chat: str, responses: str) -> None:
     request = said(Message("assistant", "hello"))
     for wire, name in ((None, param), ("chat", chat), ("responses", responses)):
         fault = spell_fault(bad_request("is wrong", param), request, wire)

@@ -197,7 +197,7 @@ async def test_its_losses_are_reported_in_its_own_words(toy: Wire) -> None:
     assert call.headers["x-dragoman-loss"] == "dropped: colour"
 
 
-async def test_it_is_spoken_to_a_models_server_too(toy: Wire) -> None:
+async def test_wire_is_used_towards_a_models_server(toy: Wire) -> None:
     async with mock(lambda asked: plain(200, {"said": "Hello"})) as up:
         server = App(Remote(up.base_url, wire="toy"), Settings())
         seed = await Call(server, body=asking(seed=1))()
@@ -210,7 +210,7 @@ async def test_it_is_spoken_to_a_models_server_too(toy: Wire) -> None:
     assert (stop.status, stop.json["error"]["param"]) == (400, "stop")
 
 
-def test_its_clients_are_told_their_own_names(toy: Wire) -> None:
+def test_losses_and_faults_use_the_names_of_the_wire(toy: Wire) -> None:
     request = toy.decode_request(b'{"to": "m", "say": "Hi"}')
     losses = (Loss("items[0].role", "dropped", "why"),)
     assert spell_losses(losses, request, "toy")[0].field == "say.role"

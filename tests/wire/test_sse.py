@@ -98,6 +98,6 @@ def test_a_frame_is_one_block_of_lines_with_lf_only() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b.c"]), st.binary().map(bytes.hex))))
-def test_what_is_framed_is_read(events: list[tuple[str, str]]) -> None:
+def test_framed_events_are_read_again(events: list[tuple[str, str]]) -> None:
     said = [(name, data.encode()) for name, data in events]
     assert read(b"".join(frame(data, name or None) for name, data in said)) == said

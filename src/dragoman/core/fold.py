@@ -60,20 +60,19 @@ class Fold(Struct, eq=False):
     def feed_all(self, events: Iterable[Event]) -> None:
         """Add several events."""
         for event in events:
-            match event:
-                case Delta() | PartAdded() | PartDone():
-                    self._open[event.index].append(event)
-                case ItemDone():
-                    self._items[event.index] = event.item
-                    self._open.pop(event.index, None)
-                case ItemAdded():
-                    self._items.append(event.item)
-                    self._choices.append(event.choice)
-                    self._open[event.index] = []
-                case Started():
-                    self._start = event
-                case Finished() | Failed():
-                    self._end = event
+            if type(event) is Delta or type(event) is PartAdded or type(event) is PartDone:
+                self._open[event.index].append(event)
+            elif type(event) is ItemDone:
+                self._items[event.index] = event.item
+                self._open.pop(event.index, None)
+            elif type(event) is ItemAdded:
+                self._items.append(event.item)
+                self._choices.append(event.choice)
+                self._open[event.index] = []
+            elif type(event) is Started:
+                self._start = event
+            elif type(event) is Finished or type(event) is Failed:
+                self._end = event
 
     @property
     def response(self) -> Response:

@@ -196,17 +196,20 @@ class OpenPart:
 
 
 class OpenItem:
-    """An item while it is being written. `kind` is what was written last."""
+    """An item while it is being written.
+
+    `kind` is what was written last, `part` where, and `number` the upstream's number of that part.
+    """
 
     __slots__ = (
-        "_number",
         "_numbered",
-        "_part",
         "choice",
         "data",
         "empty",
         "index",
         "kind",
+        "number",
+        "part",
         "parts",
         "status",
         "summaries",
@@ -221,8 +224,8 @@ class OpenItem:
         self.parts: list[OpenPart] = []
         self.summaries: list[OpenPart] = []
         self.data = TextBuffer()  # of a call: its arguments or input
-        self._part: OpenPart | None = None
-        self._number: int | None = None
+        self.part: OpenPart | None = None
+        self.number: int | None = None
         self._numbered: dict[tuple[type, int], OpenPart] = {}
 
     # ---- writing -------------------------------------------------------------------------
@@ -245,8 +248,8 @@ class OpenItem:
         if kind not in _EMPTY:
             self.kind, buffer, place, tokens = kind, self.data, 0, ()
         else:
-            part = self._part
-            if kind != self.kind or part is None or part.closed or number != self._number:
+            part = self.part
+            if kind != self.kind or part is None or part.closed or number != self.number:
                 events, part = self.at(kind, number)
                 if part.closed:
                     return []
@@ -260,22 +263,6 @@ class OpenItem:
         if data or tokens:
             events.append(Delta(self.index, place, kind, data, tokens))
         return events
-
-    def write_all(self, kind: DeltaKind, pieces: list[str]) -> list[Delta] | None:
-        """Add several pieces to the current part, none empty, none ending in half a character.
-
-        None where `write` must look at each.
-        """
-        part = self._part
-        if part is None or kind != self.kind or part.closed or self._number is not None:
-            return None
-        if part.data.carry or type(part.data) is not TextBuffer:
-            return None
-        part.data.pieces += pieces
-        index, number = self.index, part.index
-        if len(pieces) == 1:  # a comprehension costs a call
-            return [Delta(index, number, kind, pieces[0])]
-        return [Delta(index, number, kind, piece) for piece in pieces]
 
     def annotate(self, annotation: Annotation, number: int | None = None) -> list[Event]:
         """Add an annotation to a text part."""
@@ -338,7 +325,7 @@ class OpenItem:
             events.append(PartAdded(self.index, part.index, base))
             if number is not None:
                 self._numbered[type(base), number] = part
-        self._part, self._number = part, number
+        self.part, self.number = part, number
         self.kind = kind if isinstance(base, type(_EMPTY[kind])) else None
         return events, part
 

@@ -33,6 +33,7 @@ CONSTRAINT_FIELDS = (
     "structured_outputs",
 )
 """Fields beyond the protocols that constrain the whole answer."""
+_CONSTRAINTS = frozenset(CONSTRAINT_FIELDS)
 
 
 def default_guarantee(request: Request) -> Guarantee | None:
@@ -59,8 +60,10 @@ def default_guarantee(request: Request) -> Guarantee | None:
 def _binds(fields: dict[str, JSON]) -> bool:
     """Whether fields of a wire constrain the answer."""
     format = fields.get("response_format")
-    bound = isinstance(format, dict) and "type" in format  # of a kind that no protocol has
-    return bound or any(fields.get(name) is not None for name in CONSTRAINT_FIELDS)
+    if isinstance(format, dict) and "type" in format:  # of a kind that no protocol has
+        return True
+    found = _CONSTRAINTS.intersection(fields)
+    return bool(found) and any(fields[name] is not None for name in found)
 
 
 def _strict(tools: Iterable[Tool]) -> bool:

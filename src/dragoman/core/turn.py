@@ -162,12 +162,20 @@ class Turn:
         """Add several pieces of text in a row, none empty, none ending in half a character."""
         state = self._choices.get(choice)
         item = state.open if self.direct and state is not None and state.think is None else None
-        deltas = None if item is None or self.over else item.write_all("text", pieces)
-        if deltas is None:
+        part = None if item is None or self.over or item.kind != "text" else item.part
+        if (
+            item is None
+            or part is None
+            or part.closed
+            or part.data.carry
+            or item.number is not None
+        ):
             for piece in pieces:
                 self.text(piece, choice)
-        else:
-            self.events += deltas
+            return
+        part.data.pieces += pieces
+        index, number = item.index, part.index
+        self.events += [Delta(index, number, "text", piece) for piece in pieces]
 
     def refusal(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         """Add to the refusal."""

@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from functools import cache, partial
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -174,13 +174,23 @@ def start(
     try:
         while (own := own or _own_start(type(engine))) is Wrapper.start:
             own = None
-            wrapper = cast(Wrapper, engine)
+            wrapper: Wrapper = engine  # type: ignore[assignment]  # by its start
             if wrapper.acts_on is not None:
                 if traits is None:  # what middleware may act on, found once
-                    traits = {type(item) for item in request.items}
-                    traits.update([name for name in _TRAITS if getattr(request, name)])
+                    traits = set(map(type, request.items))
+                    if request.tools:
+                        traits.add("tools")
+                    if request.include:
+                        traits.add("include")
+                    if request.truncation is not None:
+                        traits.add("truncation")
+                    if request.context_management:
+                        traits.add("context_management")
                     if caller.stored:
                         traits.add("stored")
+                if wrapper.acts_on_within.isdisjoint(traits):
+                    engine = wrapper.past  # all of those one behind the other at once
+                    continue
                 if wrapper.acts_on.isdisjoint(traits):
                     engine = wrapper.engine
                     continue
@@ -204,9 +214,6 @@ def start(
     except Exception as error:
         return Immediate([Failed(fault_from(error, caller.key))], sink)
 
-
-_TRAITS = ("tools", "include", "truncation", "context_management")
-"""The fields of a request that middleware may act on."""
 
 _Start = Callable[[Any, Request, Caller, Sink], Handle]
 
@@ -474,6 +481,12 @@ class Wrapper:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        # What this and the middleware right behind it acts on, and the engine past all of that.
+        self.acts_on_within, self.past = self.acts_on or frozenset(), engine
+        own = _own_start(type(engine))
+        if isinstance(engine, Wrapper) and engine.acts_on and own is Wrapper.start:
+            self.acts_on_within |= engine.acts_on_within
+            self.past = engine.past
 
     def prepare(
         self, request: Request, caller: Caller

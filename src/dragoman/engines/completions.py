@@ -18,7 +18,7 @@ from dragoman.core.item import JSON
 from dragoman.core.loss import Loss
 from dragoman.core.lower import UpstreamLimits, lower, with_summary
 from dragoman.core.request import AllowedTools, Completion, NamedTool, Request, TextFormat
-from dragoman.core.response import Guarantee, default_guarantee
+from dragoman.core.response import default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Format, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Prompt
@@ -31,8 +31,6 @@ from .find_format import find_format
 from .remote import Remote, UpstreamRequest
 from .upstream import Upstream
 
-GUARANTEES: tuple[Guarantee, ...] = ("best-effort",)
-"""Of output formats: a server of text enforces none."""
 RAW = UpstreamLimits(
     custom_tools=False,
     namespaces=False,
@@ -100,7 +98,7 @@ class CompletionServer(Remote):
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
         """The server's own listing, with what this engine adds. Raises FaultError for none."""
-        known: dict[str, JSON] = {"format": self.format.name, "guarantees": list(GUARANTEES)}
+        known: dict[str, JSON] = {"format": self.format.name, "guarantees": ["best-effort"]}
         return tuple(
             replace(model, extra={**extra, "models": {**extra.get("models", {}), **known}})
             for model in await super().models(caller)

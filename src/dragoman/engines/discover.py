@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct
 
@@ -81,7 +80,8 @@ async def look(client: Client, base_url: str, *, ours: bool = False) -> Discover
     if answer.status != 200 or (answer.ours and not ours):
         return None
     models = tuple(e["id"] for e in entries(answer.value) if isinstance(e.get("id"), str))
-    if not models and not _is_empty_listing(answer.value):
+    empty = isinstance(answer.value, dict) and answer.value.get("object") == "list"
+    if not models and not empty:  # some list no models as null
         return None
     return Discovered(base_url, models, recognise(answer))
 
@@ -97,8 +97,3 @@ async def _not_ours(client: Client, servers: tuple[Discovered, ...]) -> tuple[Di
     answers = zip(unknown, await asyncio.gather(*questions), strict=True)
     ours = [server for server, answer in answers if answer.ours]
     return tuple(server for server in servers if server not in ours)
-
-
-def _is_empty_listing(value: Any) -> bool:
-    """Whether a model server with no model answers like this; some have null for no models."""
-    return isinstance(value, dict) and value.get("object") == "list"

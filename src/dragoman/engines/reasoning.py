@@ -574,6 +574,12 @@ class RetryingReasoning(Wrapper):
             return None
         return Prepared(request, start=partial(_Attempts, self, first))
 
+    def give_up(self, model: str) -> None:
+        """Request no encrypted reasoning of this model any more."""
+        if len(self._without) >= MODELS:
+            self._without.clear()
+        self._without.add(model)
+
     def second(self, first: _Attempt, fault: Fault) -> _Attempt | None:
         """What to ask where a first attempt was refused; None where that is not about encrypted
         reasoning."""
@@ -585,9 +591,7 @@ class RetryingReasoning(Wrapper):
                 return None
         request, losses = first.request, first.losses
         if asking and fault.upstream_code != CODE:
-            if len(self._without) >= MODELS:
-                self._without.clear()
-            self._without.add(request.model)
+            self.give_up(request.model)
             include = tuple(value for value in request.include if value != ENCRYPTED)
             request, asking = replace(request, include=include), False
         if self._again and _has_opaque(request):
@@ -674,4 +678,6 @@ class _Attempts:
         losses = begin.losses
         if attempt.asking and losses:
             losses = tuple([loss for loss in losses if loss.field != ASKING])
+            if len(losses) < len(begin.losses):  # its wire cannot say it, and never will
+                self._wrapper.give_up(attempt.request.model)
         return [replace(begin, losses=(*losses, *attempt.losses)), *events[1:]]

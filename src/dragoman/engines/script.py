@@ -458,14 +458,14 @@ class _Filler:
         self._left -= 1
         if depth > _DEEPEST or self._left < 0:
             return None
-        schema = self._resolved(schema, depth)
+        deep = depth > _DEEP
+        schema = self._resolved(schema, deep)
         for keyword in ("const", "default"):
             if keyword in schema:
                 return schema[keyword]
         for keyword in ("enum", "examples"):
             if values := _list(schema, keyword):
                 return values[0]
-        deep = depth > _DEEP
         match _type(schema):
             case "object":
                 properties = schema.get("properties")
@@ -475,14 +475,14 @@ class _Filler:
                 return {name: self.value(properties.get(name), depth + 1) for name in names}
             case "array":
                 filled = [self.value(item, depth + 1) for item in _list(schema, "prefixItems")]
-                low = max(_bound(schema.get("minItems"), 0), 0 if deep else 1)
-                count = int(min(low, _bound(schema.get("maxItems"), low), 100)) - len(filled)
+                low = max(_bound(schema, "minItems", 0), 0 if deep else 1)
+                count = int(min(low, _bound(schema, "maxItems", low), 100)) - len(filled)
                 return filled + [self.value(schema.get("items"), depth + 1) for _ in range(count)]
             case "string":
                 text = _FORMATS.get(str(schema.get("format")), self._text)
-                low = min(_bound(schema.get("minLength"), 0), 10_000)
+                low = min(_bound(schema, "minLength", 0), 10_000)
                 text = text.ljust(int(low), ".")
-                return text[: int(max(low, _bound(schema.get("maxLength"), len(text))))]
+                return text[: int(max(low, _bound(schema, "maxLength", len(text))))]
             case "integer" | "number" as kind:
                 return _number(schema, whole=kind == "integer")
             case "boolean":
@@ -492,19 +492,24 @@ class _Filler:
             case _:
                 return self._text
 
-    def _resolved(self, schema: JSON, depth: int) -> dict[str, Any]:
+    def _resolved(self, schema: JSON, deep: bool) -> dict[str, Any]:
         """The schema with its reference followed, its alternatives chosen, its parts merged."""
         merged: dict[str, Any] = {}
         queue = [schema]
         for _ in range(_DEEPEST):
-            if not queue:
-                break
-            part = queue.pop()
+            part = queue.pop() if queue else None
             if not isinstance(part, Mapping):
                 continue
-            merged = _merged(merged, part)
+            for keyword, value in part.items():
+                match keyword, merged.get(keyword), value:
+                    case "properties", {**own}, {**other}:
+                        merged[keyword] = {**other, **own}
+                    case "required", [*own], [*other]:
+                        merged[keyword] = [*own, *(name for name in other if name not in own)]
+                    case _:
+                        merged.setdefault(keyword, value)
             if isinstance(reference := part.get("$ref"), str):
-                found = self._root  # anything at all is meant where it points nowhere
+                found = self._root  # where it points nowhere, anything at all fits
                 for step in reference.removeprefix("#").split("/")[1:]:
                     step = step.replace("~1", "/").replace("~0", "~")
                     found = found.get(step) if isinstance(found, Mapping) else None
@@ -512,21 +517,10 @@ class _Filler:
             queue += _list(part, "allOf")
             for keyword in ("anyOf", "oneOf"):
                 if choices := _list(part, keyword):
-                    flat = [c for c in choices if isinstance(c, Mapping) and _is_flat(c)]
-                    queue.append((flat or choices)[0] if depth > _DEEP else choices[0])
+                    flat = [c for c in choices if deep and isinstance(c, Mapping)]
+                    flat = [c for c in flat if _type(c) not in ("object", "array", None)]
+                    queue.append((flat or choices)[0])
         return merged
-
-
-def _merged(schema: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Both schemas' keywords; what each says of properties adds up."""
-    merged = {**part, **schema}
-    for keyword in ("properties", "required"):
-        match schema.get(keyword), part.get(keyword):
-            case {**own}, {**other}:
-                merged[keyword] = {**other, **own}
-            case [*own], [*other]:
-                merged[keyword] = [*own, *(name for name in other if name not in own)]
-    return merged
 
 
 def _type(schema: Mapping[str, Any]) -> str | None:
@@ -539,22 +533,18 @@ def _type(schema: Mapping[str, Any]) -> str | None:
     return next((_TYPES[keyword] for keyword in schema if keyword in _TYPES), None)
 
 
-def _is_flat(schema: Mapping[str, Any]) -> bool:
-    return _type(schema) not in ("object", "array", None)
-
-
 def _number(schema: dict[str, Any], *, whole: bool) -> float:
     """The smallest number the bounds allow, or 1."""
-    step = max(_bound(schema.get("multipleOf"), 1), 1e-6)
+    step = max(_bound(schema, "multipleOf", 1), 1e-6)
     whole_steps = whole or "multipleOf" in schema
     inside = step if whole_steps else step / 2
     low = max(
-        _bound(schema.get("minimum"), -_LARGEST),
-        _bound(schema.get("exclusiveMinimum"), -2 * _LARGEST) + inside,
+        _bound(schema, "minimum", -_LARGEST),
+        _bound(schema, "exclusiveMinimum", -2 * _LARGEST) + inside,
     )
     high = min(
-        _bound(schema.get("maximum"), _LARGEST),
-        _bound(schema.get("exclusiveMaximum"), 2 * _LARGEST) - inside,
+        _bound(schema, "maximum", _LARGEST),
+        _bound(schema, "exclusiveMaximum", 2 * _LARGEST) - inside,
     )
     number = min(max(step, low), high)
     if whole_steps:
@@ -563,10 +553,12 @@ def _number(schema: dict[str, Any], *, whole: bool) -> float:
     return int(number) if whole else number
 
 
-def _bound(value: JSON, otherwise: float) -> float:
+def _bound(schema: Mapping[str, Any], keyword: str, otherwise: float) -> float:
     """A number of a schema, if it is one that can be counted with."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if number and abs(value) <= _LARGEST else otherwise
+    match schema.get(keyword):
+        case int() | float() as value if not isinstance(value, bool) and abs(value) <= _LARGEST:
+            return value
+    return otherwise
 
 
 def _list(schema: Mapping[str, Any], keyword: str) -> list[JSON]:

@@ -171,11 +171,13 @@ class Watch:
             self.fault = fault
             self._task.cancel()
 
-    def limit(self, seconds: float | None, fault: Fault) -> None:
-        """Stop for this reason after so much time. The last limit set is in force."""
-        self._limit = fault
-        now = asyncio.get_running_loop().time()
-        self._roster.call_at(self, math.inf if seconds is None else now + seconds)
+    def limit(self, seconds: float | None, fault: Fault | None = None) -> None:
+        """Stop after so much time, for this reason. The last limit set is in force."""
+        due = math.inf
+        if seconds is not None:
+            due = asyncio.get_running_loop().time() + seconds
+            self._limit = fault or too_late(seconds)
+        self._roster.call_at(self, due)
 
     def tick(self, now: float) -> None:
         """Time is up."""

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from dragoman.core.error import FaultError
 from dragoman.core.interfaces import Secret
@@ -24,7 +24,7 @@ from dragoman.wire.completions import COMPLETIONS
 from dragoman.wire.json import Fields
 from dragoman.wire.registry import WIRES
 
-from .settings import Settings
+from .settings import Settings, about
 
 FILE = "dragoman.toml"
 AUTO = "auto"
@@ -36,46 +36,38 @@ _T = TypeVar("_T", bound=Struct)
 class Upstream(Struct, frozen=True, kw_only=True):
     """A server that models are behind."""
 
-    name: Annotated[str, Meta(description="The name of this upstream in messages.")]
-    url: Annotated[str, Meta(description="Its base URL, as its own clients use it.")]
-    key_env: Annotated[
-        str | None, Meta(description="The environment variable that holds our key to it.")
-    ] = None
+    name: Annotated[str, about("The name of this upstream in messages.")]
+    url: Annotated[str, about("Its base URL, as its own clients use it.")]
+    key_env: Annotated[str | None, about("The environment variable that holds our key to it.")] = (
+        None
+    )
     wire: Annotated[
-        str,
-        Meta(
-            description=f"The protocol to call it with: {', '.join(WIRES)}, or auto to detect it."
-        ),
+        str, about(f"The protocol to call it with: {', '.join(WIRES)}, or auto to detect it.")
     ] = AUTO
     format: Annotated[
         str | None,
-        Meta(
-            description="The token format of its models, for the completions protocol: "
-            "conversations are rendered as prompts in it. A name, or a model's folder with a chat "
-            "template."
+        about(
+            "The token format of its models, for the completions protocol: conversations are "
+            "rendered as prompts in it. A name, or a model's folder with a chat template."
         ),
     ] = None
-    profile: Annotated[str | None, Meta(description="The kind of server; detected by default.")] = (
-        None
-    )
+    profile: Annotated[str | None, about("The kind of server; detected by default.")] = None
     models: Annotated[
-        tuple[str, ...],
-        Meta(description="The models to request from it; empty sends every name to it."),
+        tuple[str, ...], about("The models to request from it; empty sends every name to it.")
     ] = ()
     aliases: Annotated[
-        dict[str, str],
-        Meta(description="Names that clients may use, each with the model it stands for."),
+        dict[str, str], about("Names that clients may use, each with the model it stands for.")
     ] = {}
     pass_client_key: Annotated[
-        bool, Meta(description="Whether the client's own key is sent to it in place of ours.")
+        bool, about("Whether the client's own key is sent to it in place of ours.")
     ] = False
     retries: Annotated[
         int,
-        Meta(
+        about(
+            "How often a 429 or 503 is retried, as its Retry-After says, before it is passed on; 0"
+            " passes it on at once.",
             ge=0,
             le=10,
-            description="How often a 429 or 503 is retried, as its Retry-After says, before it is "
-            "passed on; 0 passes it on at once.",
         ),
     ] = 0
 
@@ -87,22 +79,20 @@ EVENTS = ("response.completed", "response.failed", "response.incomplete", "respo
 class Webhook(Struct, frozen=True, kw_only=True):
     """A server that is notified when a background response has ended."""
 
-    url: Annotated[str, Meta(description="The URL to send messages to.")]
+    url: Annotated[str, about("The URL to send messages to.")]
     secret_env: Annotated[
         str,
-        Meta(
-            description="The environment variable that holds the secret for signing messages: "
-            "whsec_ and then base64."
+        about(
+            "The environment variable that holds the secret for signing messages: whsec_ and then "
+            "base64."
         ),
     ]
-    events: Annotated[
-        tuple[str, ...], Meta(description=f"The events to send: {', '.join(EVENTS)}.")
-    ] = EVENTS
+    events: Annotated[tuple[str, ...], about(f"The events to send: {', '.join(EVENTS)}.")] = EVENTS
     allow: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Addresses and networks that are allowed though not public, such as "
-            "127.0.0.1 or 10.0.0.0/8."
+        about(
+            "Addresses and networks that are allowed though not public, such as 127.0.0.1 or "
+            "10.0.0.0/8."
         ),
     ] = ()
 

@@ -15,7 +15,7 @@ from dragoman.wire.registry import BASE, wire_at
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
-from .cancellation import Watch, too_late
+from .cancellation import Watch
 from .exchange import Exchange, report_headers
 from .limits import read_body
 from .responder import Service
@@ -64,8 +64,7 @@ class Embeddings:
         body = await read_body(exchange, service.settings, service.roster)
         request = embeddings.decode_request(body)
         with Watch(service.roster, exchange) as watch:
-            if (seconds := service.settings.deadline) is not None:
-                watch.limit(seconds, too_late(seconds))
+            watch.limit(service.settings.deadline)
             async with service.gate:
                 answer = await embed(service.engine, request, caller)
         exchange.reply(200, json.dump(answer))

@@ -440,8 +440,7 @@ class Answers:
     ) -> None:
         service = self._service
         with Watch(service.roster, exchange) as watch:
-            if (seconds := service.settings.deadline) is not None:
-                watch.limit(seconds, too_late(seconds))
+            watch.limit(service.settings.deadline)
             if not isinstance(plan, Plan):
                 plan = await plan
             if not plan.background:

@@ -25,7 +25,7 @@ from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Scope, Send
-from .cancellation import GONE, TERMINAL, Watch, too_late
+from .cancellation import GONE, TERMINAL, Watch
 from .exchange import JSON_TYPE, Exchange, fault_of
 from .responder import Responder, Service
 from .settings import DIALECTS
@@ -306,8 +306,7 @@ class Connection:
             plan = self._plan(request)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once():
                 with Watch(service.roster) as watch:
-                    if (seconds := service.settings.deadline) is not None:
-                        watch.limit(seconds, too_late(seconds))
+                    watch.limit(service.settings.deadline)
                     plan = plan if isinstance(plan, Plan) else await plan
                     await service.gate.enter()
             turn = Turn(self, lane, plan)

@@ -11,8 +11,8 @@ import asyncio
 import getpass
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import asyncpg
 from asyncpg import Connection
-from asyncpg.pool import PoolConnectionProxy as Session
 
 from .base import PubSub, Retention, StoreError
 from .schema import POSTGRES
@@ -192,6 +191,11 @@ class Database:
         self._address = address
         self.schema = schema
         self._place = place_of(address)
+        self._options: dict[str, Any] = {
+            "timeout": PATIENCE,
+            "command_timeout": COMMAND,
+            "server_settings": {"search_path": schema, "application_name": "dragoman"},
+        }
         self._opening = asyncio.Lock()
         self._pool: asyncpg.Pool | None = None
         self._listener: asyncpg.Connection | None = None
@@ -199,17 +203,9 @@ class Database:
     async def fetch(self, statement: str, *values: Any) -> list[Any]:
         """The rows of a statement. Raises StoreError."""
         pool = await self.opened()
-        with self._errors_as():
+        with self.errors_as():
             found: list[Any] = await pool.fetch(statement, *values)
             return found
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Session]:
-        """A connection inside a transaction. Raises StoreError."""
-        pool = await self.opened()
-        with self._errors_as():
-            async with pool.acquire() as connection, connection.transaction():
-                yield connection
 
     async def close(self) -> None:
         """Close all connections."""
@@ -222,31 +218,22 @@ class Database:
         """The connections, once the tables are there. Raises StoreError, which says what to do."""
         async with self._opening:
             if self._pool is None:
-                with self._errors_as(unopened):
-                    await self._migrate()
+                with self.errors_as(unopened):
+                    connection = await asyncpg.connect(self._address, **self._options)
+                    try:
+                        await migrate(connection, self.schema, self._place)
+                    finally:
+                        connection.terminate()
                     self._pool = await asyncpg.create_pool(
-                        self._address, min_size=1, max_size=CONNECTIONS, **self._options()
+                        self._address, min_size=1, max_size=CONNECTIONS, **self._options
                     )
             return self._pool
 
-    async def _migrate(self) -> None:
-        connection = await asyncpg.connect(self._address, **self._options())
-        try:
-            await migrate(connection, self.schema, self._place)
-        finally:
-            connection.terminate()
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "timeout": PATIENCE,
-            "command_timeout": COMMAND,
-            "server_settings": {"search_path": self.schema, "application_name": "dragoman"},
-        }
-
     @contextmanager
-    def _errors_as(
+    def errors_as(
         self, make: Callable[[str, BaseException], StoreError] = failed
     ) -> Iterator[None]:
+        """Raise what asyncpg raises as StoreError."""
         try:
             yield
         except ERRORS as error:
@@ -256,8 +243,8 @@ class Database:
         """Call back for every NOTIFY on the channel named like the schema. Raises StoreError."""
         async with self._opening:
             if self._listener is None or self._listener.is_closed():
-                with self._errors_as():
-                    listener = await asyncpg.connect(self._address, **self._options())
+                with self.errors_as():
+                    listener = await asyncpg.connect(self._address, **self._options)
                     await listener.add_listener(self.schema, notified)
                     self._listener = listener
 
@@ -317,11 +304,19 @@ class PostgresStore(SqlStore):
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> T:
         result: Any = None
-        async with self._database.transaction() as connection:
-            for statement, rows in groupby(inserts, itemgetter(0)):
-                await connection.executemany(statement, [values for _, values in rows])
-            if steps is not None:
-                result = await _taken(connection, steps())
+        pool = await self._database.opened()
+        with self._database.errors_as():
+            async with pool.acquire() as connection, connection.transaction():
+                for statement, rows in groupby(inserts, itemgetter(0)):
+                    await connection.executemany(statement, [values for _, values in rows])
+                if steps is not None:
+                    try:
+                        statement, values = next(taken := steps())
+                        while True:
+                            found: Any = await connection.fetch(statement, *bound(values))
+                            statement, values = taken.send(found)
+                    except StopIteration as end:
+                        result = end.value
         return result  # type: ignore[no-any-return]
 
     async def ready(self) -> None:
@@ -331,15 +326,3 @@ class PostgresStore(SqlStore):
     async def close(self) -> None:
         await self._pubsub.close()
         await self._database.close()
-
-
-async def _taken(connection: Session, steps: Steps[T]) -> T:
-    """Take the steps of a transaction; gives their result."""
-    try:
-        statement, values = next(steps)
-        while True:
-            found: Any = await connection.fetch(statement, *bound(values))
-            statement, values = steps.send(found)
-    except StopIteration as end:
-        result: T = end.value
-        return result

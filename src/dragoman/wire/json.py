@@ -36,6 +36,8 @@ BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 ABSENT = Raw()
 """The default of a Raw field, to be compared by identity."""
 _encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+"""Like `dump`, and raises UnicodeEncodeError for a lone surrogate."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 
 

@@ -85,7 +85,7 @@ def test_p35_a_schema_beside_tools_leaves_the_choice_to_the_model() -> None:
         (AllowedTools("required", (NamedTool("roll"), NamedTool("read"))), ["roll", "read"], True),
     ],
 )
-def test_a_choice_says_which_tools_and_whether_one_must_be_called(
+def test_choice_selects_tools_and_whether_one_must_be_called(
     choice: Any, names: list[str], must: bool
 ) -> None:
     request = asked(tools=(ROLL, STRICT, PATCH), tool_choice=choice, parallel_tool_calls=False)
@@ -162,7 +162,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_", "param"), REFUSED, ids=[param for _, param in REFUSED])
-def test_p34_what_cannot_be_kept_is_refused(request_: Request, param: str) -> None:
+def test_p34_constraint_that_cannot_be_enforced_is_refused(request_: Request, param: str) -> None:
     with pytest.raises(FaultError) as raised:
         demand(request_)
     assert raised.value.fault.param == param

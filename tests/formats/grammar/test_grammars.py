@@ -89,6 +89,8 @@ def test_harmony_begins_where_the_prompt_ends() -> None:
     named = {"tools": (ROLL, FunctionTool("stop")), "tool_choice": NamedTool("roll")}
     assert harmony('{"n": 6}<|call|>', **named) == "whole"
     assert harmony(CALL, **named).startswith("wrong")
+    grouped = {"tools": (Namespace("dice", (ROLL,)),), "tool_choice": NamedTool("roll")}
+    assert harmony('{"n": 6}<|call|>', **grouped) == "whole"  # chosen without its namespace
     thought = Request(
         model="m", items=(Message("user", "?"), Reasoning(status="incomplete")), format=TEXT
     )
@@ -260,7 +262,7 @@ def test_arguments_as_tags() -> None:
     "property",
     [True, {}, {"type": ["string", "null"]}, {"type": "string", "pattern": "a"}],
 )
-def test_what_no_tag_can_say_is_refused(property: Any) -> None:
+def test_property_that_tags_cannot_express_is_refused(property: Any) -> None:
     tool = FunctionTool(
         "f", parameters={"type": "object", "properties": {"a": property}}, strict=True
     )
@@ -289,7 +291,7 @@ def test_where_nothing_is_demanded_there_is_no_grammar() -> None:
         assert format.grammar(asked(tools=(ROLL,))) is None
 
 
-def test_what_is_said_twice_is_one_rule() -> None:
+def test_equal_bodies_are_one_rule() -> None:
     body = Regex("guided_regex", "a+")
     writer = Writer()
     assert writer.body(body) == writer.body(body)

@@ -53,7 +53,7 @@ def test_items_may_be_a_list_as_in_older_drafts() -> None:
     assert [valid(v, older, judge) for v in (["a"], [1], ["a", 1])] == [True, False, False]
 
 
-def test_a_type_nobody_knows_fits_nothing() -> None:
+def test_unknown_type_fits_nothing() -> None:
     assert not any(valid(value, {"type": "thing"}, judge) for value in VALUES)
 
 

@@ -83,7 +83,7 @@ def groups(ids: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 @given(answers)
-def test_what_is_written_is_read_again(answer: list[Item]) -> None:
+def test_rendered_items_are_parsed_to_the_same(answer: list[Item]) -> None:
     ids = Prompt(tuple(written(answer))).ids(BYTES)
     parsed = parse([[id] for id in ids])
     assert parsed.items == [plain(item) for item in answer]
@@ -105,7 +105,7 @@ SOUPS = 50
 
 @settings(max_examples=samples(10_000, 100_000) // SOUPS)
 @given(st.integers(0, 1 << 60), st.sampled_from(["stop", "length"]))
-def test_soup_is_read_without_complaint(seed: int, reason: str) -> None:
+def test_any_tokens_are_parsed_the_same_in_any_grouping(seed: int, reason: str) -> None:
     random = Random(seed)
     for _ in range(SOUPS):
         ids = as_ids(random.choices(FRAGMENTS, k=random.randrange(16)))
@@ -134,7 +134,7 @@ def test_any_ids_are_read(ids: list[int]) -> None:
 
 
 @given(soup)
-def test_no_control_token_is_ever_said(pieces: list[str]) -> None:
+def test_no_control_token_is_ever_emitted_as_text(pieces: list[str]) -> None:
     marks = [
         piece if piece in MARKS else piece.replace("<", "").replace(">", "") for piece in pieces
     ]
@@ -142,7 +142,7 @@ def test_no_control_token_is_ever_said(pieces: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(MARKS) | words, min_size=1, max_size=4))
-def test_what_a_client_says_is_never_a_control_token(pieces: list[str]) -> None:
+def test_text_of_a_client_is_never_a_control_token(pieces: list[str]) -> None:
     text = "".join(["say ", *pieces])
     conversation = (Message("user", "x"), Message("assistant", "x"), FunctionCall("c", "x", "x"))
     spoken = (Message("user", text), Message("assistant", text), FunctionCall("c", text, text))

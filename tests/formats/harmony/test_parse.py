@@ -86,7 +86,7 @@ def test_p18_an_end_in_the_header_is_an_end(text: str, reason: str) -> None:
     assert parsed.end.status == ("completed" if reason == "stop" else "incomplete")
 
 
-def test_what_was_complete_before_a_header_was_cut_is_kept() -> None:
+def test_items_complete_before_a_cut_header_remain() -> None:
     parsed = parse("<|channel|>analysis<|message|>Hm<|end|><|start|>assis", reason="length")
     assert parsed.items == [thought("Hm")]
     assert parsed.end.status == "incomplete"
@@ -102,7 +102,7 @@ def test_what_was_complete_before_a_header_was_cut_is_kept() -> None:
         (CALL + '{"a', FunctionCall("", "f", '{"a', status="incomplete")),
     ],
 )
-def test_a_cut_message_is_incomplete_and_kept(text: str, item: Item) -> None:
+def test_cut_message_is_incomplete(text: str, item: Item) -> None:
     parsed = parse(text, reason="length")
     assert parsed.items == [item]
     assert (parsed.end.status, parsed.end.reasons) == ("incomplete", ("length",))
@@ -140,7 +140,7 @@ def test_r4_w5_a_recipient_goes_before_the_channel(channel: str, name: str) -> N
     assert parse(text).items == [called("f", "{}")]
 
 
-def test_r4_w5_nobody_in_particular_is_no_call() -> None:
+def test_r4_w5_recipient_assistant_is_no_call() -> None:
     text = "<|channel|>analysis to=assistant<|message|>Hm<|end|>"
     assert parse(text).items == [thought("Hm")]
 
@@ -163,9 +163,7 @@ def test_unknown_recipients() -> None:
 
 @pytest.mark.parametrize("offered", [TOOLS, PLAIN], ids=["tools", "no tools"])
 @pytest.mark.parametrize("name", ["browser.search", "functions.browser.open", "python"])
-def test_a_call_of_a_built_in_is_said_as_text_and_told_since_nobody_runs_it(
-    name: str, offered: Request
-) -> None:
+def test_call_of_a_built_in_tool_becomes_text_and_is_reported(name: str, offered: Request) -> None:
     call = f'<|channel|>analysis to={name} code<|message|>{{"query":"x"}}<|call|>'
     parsed = parse(f"{call}<|start|>assistant{call}", offered)
     assert parsed.items == [preamble('{"query":"x"}')] * 2
@@ -192,7 +190,7 @@ def test_items_open_as_soon_as_they_are_known() -> None:
     assert (opened.item.name, opened.item.call_id) == ("f", "call_1_0")
 
 
-def test_torn_characters_are_held_and_mended() -> None:
+def test_split_characters_are_buffered_and_joined() -> None:
     sign = "€".encode()
     head = spelt("<|channel|>final<|message|>")
     parsed = parse([head, sign[:1], sign[1:], b"!"])
@@ -252,7 +250,7 @@ def test_r4_w17_a_message_is_one_message_and_one_part() -> None:
     assert len(parts) == 1
 
 
-def test_an_answer_goes_on_where_the_prompt_ends() -> None:
+def test_answer_continues_where_the_prompt_ends() -> None:
     partial = Message("assistant", "Once", status="incomplete")
     assert parse(" upon<|return|>", Request(model="m", items=(partial,))).items == [final(" upon")]
     partial = Message("assistant", "Once", status="incomplete", phase="commentary")
@@ -293,7 +291,7 @@ def test_the_name_of_a_hosted_tool_is_a_function_if_the_client_has_one() -> None
     assert parse(text, Request(model="m", tools=tools)).items == [called("python", "{}")]
 
 
-def test_a_token_without_text_is_kept_with_the_text_before_it() -> None:
+def test_token_without_text_belongs_to_the_text_before_it() -> None:
     text, nothing = spelt("<|channel|>final<|message|>a"), Token("", -1.0, b"", id=999)
     (item,) = parse([text, [999], spelt("<|end|>")], tokens=iter([[], [nothing], []])).items
     assert item == replace(final("a"), content=(Text("a", tokens=(nothing,)),))
@@ -310,7 +308,7 @@ def test_an_answer_that_was_ended_elsewhere_stays_ended() -> None:
     assert not turn.take()
 
 
-def test_r4_w6_what_a_tool_would_say_is_no_item() -> None:
+def test_r4_w6_output_of_a_tool_is_no_item() -> None:
     call = "<|channel|>analysis to=python code<|message|>1+1<|call|>"
     output = "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>"
     parsed = parse(f"{call}{output}<|start|>assistant<|channel|>final<|message|>2<|return|>")

@@ -161,7 +161,7 @@ def test_too_deep_a_schema_ends_in_any() -> None:
 
 
 @given(values, values, values)
-def test_nonsense_is_written_too(one: JSON, two: JSON, three: JSON) -> None:
+def test_invalid_schema_is_written_without_an_error(one: JSON, two: JSON, three: JSON) -> None:
     for key in ("type", "enum", "anyOf", "allOf", "items", "$ref", "default", "required", "title"):
         shape({key: one, "properties": two, "description": three})
     function("f", "D", one)

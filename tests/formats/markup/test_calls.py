@@ -68,12 +68,13 @@ def test_arguments_that_cannot_be_read_stay_as_they_are(said: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "f", "f(", "[f(] x", "1", "[f(), 1]"])
-def test_what_is_no_call(text: str) -> None:
+def test_text_that_is_no_call(text: str) -> None:
     assert calls(text) is None
 
 
-def test_what_follows_is_given_back() -> None:
+def test_text_behind_calls_is_returned() -> None:
     assert calls("[f()] and so") == ([("f", "{}")], " and so")
+    assert calls("f(a=1,) and so") == ([("f", '{"a": 1}')], " and so")
     assert calls("[f() g()]") == ([("f", "{}")], " g()")
     assert calls("f(); g() and so") == ([("f", "{}"), ("g", "{}")], " and so")
 
@@ -119,7 +120,7 @@ def test_without_a_schema_it_is_a_string(schema: object) -> None:
 
 
 @given(st.integers() | st.lists(st.integers()) | st.text() | st.booleans() | st.none())
-def test_what_is_bare_is_typed_again(value: object) -> None:
+def test_bare_value_is_typed_to_the_same(value: object) -> None:
     kinds = ["integer", "array", "boolean", "null"]
     schema = {"properties": {"a": {"type": "string" if isinstance(value, str) else kinds}}}
     assert json.loads(typed(bare(value), "a", schema)) == value

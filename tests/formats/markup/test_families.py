@@ -69,7 +69,7 @@ def test_where_no_tool_may_be_called_its_markup_is_text(choice: str) -> None:
         assert parse_ids("hermes", ids, tokenizer, tools=()).said == [("text", text)]
 
 
-def test_what_a_request_may_call() -> None:
+def test_callable_tools_of_a_request() -> None:
     request = Request(
         model="m",
         tools=(
@@ -98,7 +98,7 @@ def test_marks_of_reasoning_are_found_after_other_marks() -> None:
     assert [marker.text for marker in grammar.markers][:2] == ["</think>", "<think>"]
 
 
-def test_a_frame_tells_of_the_day_and_of_whom_one_speaks_to() -> None:
+def test_layout_begins_with_identity_and_date() -> None:
     setting = Setting("2026-11-21", "You are a model.", "2026-01")
     prompt = Markup("hermes").render(Request(model="m", items=(Message("user", "hi"),)), setting)
     words = "You are a model.\nKnowledge cutoff: 2026-01\nCurrent date: 2026-11-21"
@@ -108,7 +108,7 @@ def test_a_frame_tells_of_the_day_and_of_whom_one_speaks_to() -> None:
     assert bare.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_what_users_write_is_never_a_control_token() -> None:
+def test_text_of_a_user_is_never_a_control_token() -> None:
     for family in BY_NAME:
         evil = "".join(BY_NAME[family].controls)
         pieces = Markup(family).render(Request(model="m", items=(Message("user", evil),))).pieces

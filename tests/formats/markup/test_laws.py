@@ -62,7 +62,7 @@ def check(outcome: Parsed) -> None:
 
 @settings(max_examples=samples(400, 20_000))
 @given(any_soup, cuts, tools, reasons)
-def test_p5_any_split_of_a_text_says_the_same(mixed, places, offered, reason) -> None:
+def test_p5_any_split_of_a_text_gives_the_same_items(mixed, places, offered, reason) -> None:
     family, words = mixed
     text = "".join(words)
     whole = parse(family, text, tools=offered, reason=reason)
@@ -120,7 +120,7 @@ calls = st.lists(st.tuples(st.sampled_from(["get_weather", "now"]), arguments), 
 
 @settings(max_examples=samples(100, 5_000))
 @given(st.sampled_from(FAMILIES), safe, safe, calls, st.integers(1, 9))
-def test_what_is_rendered_is_what_is_parsed(family, thought, text, called, size) -> None:
+def test_rendered_items_are_parsed_to_the_same(family, thought, text, called, size) -> None:
     if family == "qwen-xml":  # bare text has no types but those of the schema
         called = [(name, {"city": str(args.get("city", "x"))}) for name, args in called[:2]]
         called = [(name, args) for name, args in called if name == "get_weather"]

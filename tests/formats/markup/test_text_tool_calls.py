@@ -61,7 +61,7 @@ def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
-def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
+def test_r2_13_text_that_comes_with_the_end_is_emitted(reason: str) -> None:
     turn = TextToolCallTurn("1", 0, "m", markup="llama", request=asked())
     turn.text("Hel")
     turn.text("lo <")
@@ -70,7 +70,7 @@ def test_r2_13_text_that_comes_with_the_end_is_said(reason: str) -> None:
     assert fold(turn.take()).output[0].text == "Hello <"
 
 
-def test_r2_14_arguments_are_said_while_they_come() -> None:
+def test_r2_14_arguments_are_streamed() -> None:
     turn = Turn("1", 0, "m", think=None)
     parser = Markup("llama").parser(asked(), turn)
     parser.write('<|python_tag|>{"name": "get_weather"')
@@ -137,7 +137,7 @@ def test_r2_21_each_family_has_its_own_names() -> None:
     )
 
 
-def test_r2_22_tools_and_schemas_are_told_in_the_system_message() -> None:
+def test_r2_22_tools_and_schemas_are_in_the_system_message() -> None:
     shape = JSONSchema("answer", {"type": "object"})
     request = asked(items=CONVERSATION, format=shape)
     system = Markup("llama").render(request).text.partition("<|eot_id|>")[0]
@@ -178,7 +178,7 @@ def test_p5_calls_in_the_text_are_found_however_it_is_cut(cuts: list[int]) -> No
     assert events[-1].reasons == ("tool_calls",)
 
 
-def test_a_call_given_twice_is_said_once() -> None:
+def test_call_given_in_text_and_natively_is_emitted_once() -> None:
     turn = marked()
     turn.text(CALL)
     turn.call(CallFragment(0, "c1", "get_weather", '{"city":'))
@@ -201,7 +201,7 @@ def test_beside_calls_of_the_server_markup_is_only_text() -> None:
     ]
 
 
-def test_each_choice_is_heard_by_itself() -> None:
+def test_each_choice_is_parsed_by_itself() -> None:
     turn = marked()
     turn.text("<tool_", 0)
     turn.text("<tool_", 1)
@@ -213,7 +213,7 @@ def test_each_choice_is_heard_by_itself() -> None:
     assert [show(item) for item in fold(events).output] == [("text", "<tool_box"), ("now", "{}")]
 
 
-def test_an_answer_that_breaks_keeps_what_it_said() -> None:
+def test_failed_answer_has_the_output_so_far() -> None:
     turn = marked()
     turn.text(f"{CALL}Hi <")
     turn.fail(Fault("upstream_cut", "cut"))

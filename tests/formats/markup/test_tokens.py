@@ -73,7 +73,9 @@ def test_each_token_of_text_is_a_delta_of_its_own() -> None:
         ("hermes", "é", ["é", ""]),
     ],
 )
-def test_log_probabilities_go_with_what_is_said(family: str, text: str, said: list[str]) -> None:
+def test_log_probabilities_go_with_the_emitted_text(
+    family: str, text: str, said: list[str]
+) -> None:
     turn = Turn("1", 0, "m", think=None)
     parser = Markup(family).parser(asked(), turn, ByteTokenizer())
     ids = list(text.encode())
@@ -87,13 +89,13 @@ def test_log_probabilities_go_with_what_is_said(family: str, text: str, said: li
     assert [token.text for token in parts[0].tokens][: len(said)] == said
 
 
-def test_text_only_parsers_say_so() -> None:
+def test_parser_without_a_tokenizer_refuses_tokens() -> None:
     parser = Markup("hermes").parser(asked(), Turn("1", 0, "m", think=None))
     with pytest.raises(TypeError, match="without a tokenizer"):
         parser.feed([1])
 
 
-def test_what_is_known_of_a_vocabulary_is_kept() -> None:
+def test_vocabulary_is_classified_once() -> None:
     format, tokenizer = Markup("hermes"), ByteTokenizer()
     first = format.parser(asked(), Turn("1", 0, "m", think=None), tokenizer)
     second = format.parser(asked(), Turn("2", 0, "m", think=None), tokenizer)
@@ -131,7 +133,7 @@ def test_a_call_of_many_scored_tokens_costs_little() -> None:
     assert min(once(10_000) for _ in range(3)) < 0.3  # seconds; a hundredth of that is usual
 
 
-def test_a_token_longer_than_what_is_said_is_given_once() -> None:
+def test_token_longer_than_the_emitted_text_is_given_once() -> None:
     turn = Turn("1", 0, "m", think=None)
     parser = Markup("hermes").parser(asked(), turn)
     parser.write("a b ", [Token("a b ", -1.0)])

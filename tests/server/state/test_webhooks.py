@@ -217,7 +217,7 @@ async def test_silent_webhook_receiver_times_out(
     server = await asyncio.start_server(lambda reader, writer: held.append(writer), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     sender = Sender(opened("memory", Path()), hooks := telling(url))
-    receiver = hooks.find(url)
+    receiver = hooks.receivers.get(url)
     assert receiver is not None
     letter = OutboxMessage(id="a", target=url, body=b"{}", due=0.0)
     problem, worth = await sender._attempt(letter, receiver)
@@ -267,7 +267,7 @@ async def test_configured_webhooks_are_used() -> None:
         Settings(store="memory"), {"HOOK": SECRET}, [Webhook(url="http://x/", secret_env="HOOK")]
     )
     assert memory is not None
-    assert memory._sender._webhooks.find("http://x/") == Receiver(
+    assert memory._sender._webhooks.receivers.get("http://x/") == Receiver(
         url="http://x/", key=KEY, events=EVENTS
     )
     await memory.close()

@@ -45,7 +45,7 @@ def heard(response: Response, *pieces: bytes) -> Response:
 
 @some_examples
 @given(requests())
-def test_law_1_a_request_said_is_the_request_heard(request: Request) -> None:
+def test_law_1_encoded_request_decodes_to_the_same(request: Request) -> None:
     said, losses = CHAT.encode_request(request, PLAIN)
     assert CHAT.decode_request(said) == request
     assert losses == ()
@@ -62,13 +62,13 @@ def test_p31_the_same_request_is_the_same_bytes(request: Request) -> None:
 
 @some_examples
 @given(responses())
-def test_law_1_an_answer_streamed_is_the_answer_heard(response: Response) -> None:
+def test_law_1_streamed_answer_decodes_to_the_same(response: Response) -> None:
     assert heard(response, told(response, ALL)) == response
 
 
 @some_examples
 @given(responses())
-def test_law_1_an_answer_said_whole_is_the_answer_heard(response: Response) -> None:
+def test_law_1_whole_answer_decodes_to_the_same(response: Response) -> None:
     assert heard(response, CHAT.encode_response(response, ALL, STANDARD)) == response
 
 

@@ -194,7 +194,7 @@ def test_texts_in_a_row_are_the_texts_one_by_one(size: int) -> None:
 
 
 @pytest.mark.parametrize("before", ["thought", "half"])
-def test_texts_that_follow_something_else_are_said_one_by_one(before: str) -> None:
+def test_texts_after_something_else_are_emitted_one_by_one(before: str) -> None:
     def events_of(*, together: bool) -> list[Event]:
         turn = Turn("R", 5, "m", think=None)
         if before == "thought":

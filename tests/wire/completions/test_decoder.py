@@ -58,14 +58,14 @@ def test_answer_is_decoded_as_expected_in_any_pieces(case: Any) -> None:
         ("content_filter", "content_filter"),
     ],
 )
-def test_r2_4_every_word_for_the_end_means_what_it_says(word: Any, reason: str) -> None:
+def test_r2_4_every_finish_word_is_decoded(word: Any, reason: str) -> None:
     for response in (heard(chunk("Hi"), chunk("", word)), fold(hear(whole(reason=word)))):
         assert response.reasons == (reason,)
         assert response.status == ("completed" if reason == "stop" else "incomplete")
         assert response.text == "Hi"
 
 
-def test_counts_nobody_has_a_name_for_are_kept() -> None:
+def test_unknown_counts_are_preserved() -> None:
     given = {
         "prompt_tokens": 1,
         "seconds": 0.5,

@@ -37,7 +37,7 @@ def test_each_piece_is_a_chunk() -> None:
     assert done == b"[DONE]"
 
 
-def test_usage_is_a_chunk_of_its_own_for_those_who_asked() -> None:
+def test_usage_is_a_chunk_of_its_own_when_requested() -> None:
     end = Finished("completed", usage=Usage(input_tokens=1, output_tokens=2))
     assert len(said(end)) == 2
     *chunks, last, _ = said(end, request=ALL)
@@ -67,12 +67,12 @@ def test_a_failure_is_an_error_and_nothing_after_it() -> None:
     assert only["error"]["message"] == "It broke."
 
 
-def test_what_is_no_text_passes_in_silence() -> None:
+def test_events_that_are_no_text_are_not_encoded() -> None:
     alive, raw = Progress(None, "alive"), Progress(None, "raw", {"chat": {"choices": [1]}})
     assert said(Delta(0, 0, "refusal", "No."), alive, raw) == []
 
 
-def test_fields_of_this_wire_are_said_again() -> None:
+def test_unknown_fields_of_this_wire_are_encoded_again() -> None:
     raw = Progress(None, "raw", {"completions": {"choices": [{"index": 0, "x": 1}]}})
     start = Started("x", 5, "m", extra={"completions": {"y": 2, "choices": [{"index": 0, "z": 3}]}})
     encoder = COMPLETIONS.encoder(ASKED, STANDARD)
@@ -82,7 +82,7 @@ def test_fields_of_this_wire_are_said_again() -> None:
     assert (last["y"], last["late"], last["choices"][0]["z"]) == (2, 4, 3)
 
 
-def test_signs_of_life_only_inside_of_an_answer() -> None:
+def test_heartbeat_only_during_an_answer() -> None:
     encoder = COMPLETIONS.encoder(ASKED, STANDARD)
     assert encoder.heartbeat() == b""
     encoder.feed(OPENING[:1])

@@ -35,7 +35,7 @@ def again(response: Response, *pieces: bytes) -> Response:
 
 @some_examples
 @given(completions())
-def test_law_1_a_request_said_is_the_request_heard(completion: Completion) -> None:
+def test_law_1_encoded_request_decodes_to_the_same(completion: Completion) -> None:
     said, losses = encode_request(completion, PLAIN)
     assert decode_request(said) == completion
     assert losses == ()
@@ -44,13 +44,13 @@ def test_law_1_a_request_said_is_the_request_heard(completion: Completion) -> No
 
 @some_examples
 @given(responses())
-def test_law_1_an_answer_streamed_is_the_answer_heard(response: Response) -> None:
+def test_law_1_streamed_answer_decodes_to_the_same(response: Response) -> None:
     assert again(response, told(response)) == response
 
 
 @some_examples
 @given(responses())
-def test_law_1_an_answer_said_whole_is_the_answer_heard(response: Response) -> None:
+def test_law_1_whole_answer_decodes_to_the_same(response: Response) -> None:
     asked = replace(ALL, stream=False)
     assert again(response, encode_response(response, asked, STANDARD)) == response
 

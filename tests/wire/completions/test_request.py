@@ -65,7 +65,7 @@ def test_a_prompt_is_text_or_ids_or_several(given: Any, prompts: Any) -> None:
         ({"stream_options": 7}, "stream_options", "must be an object"),
     ],
 )
-def test_what_is_wrong_or_cannot_be_done_is_named(
+def test_invalid_or_unsupported_field_is_named(
     fields: dict[str, Any], param: str, words: str
 ) -> None:
     with pytest.raises(FaultError) as caught:
@@ -74,7 +74,7 @@ def test_what_is_wrong_or_cannot_be_done_is_named(
     assert words in caught.value.fault.message
 
 
-def test_what_asks_for_nothing_special_is_taken() -> None:
+def test_fields_with_neutral_values_are_accepted() -> None:
     request = heard(suffix=None, best_of=2, n=2, stop=[], logprobs=0, repeat_penalty=1.1)
     assert request.sampling == Sampling(n=2, logprobs=True, top_logprobs=0, repetition_penalty=1.1)
     assert heard(suffix="").extra is None
@@ -86,7 +86,7 @@ def test_what_asks_for_nothing_special_is_taken() -> None:
 # ---- R2 1-3 -----------------------------------------------------------------------------------
 
 
-def test_r2_1_sampling_is_said_as_it_was_asked() -> None:
+def test_r2_1_sampling_is_encoded_as_requested() -> None:
     assert asked(sampling=Sampling(temperature=0)) == {
         "model": "m",
         "prompt": "a",
@@ -97,13 +97,13 @@ def test_r2_1_sampling_is_said_as_it_was_asked() -> None:
     assert asked(sampling=Sampling(top_k=40))["top_k"] == 40
 
 
-def test_r2_2_what_was_not_asked_for_is_not_said() -> None:
+def test_r2_2_unset_fields_are_not_encoded() -> None:
     assert asked() == {"model": "m", "prompt": "a"}
     assert heard().sampling == Sampling()
     assert heard().max_output_tokens is None
 
 
-def test_r2_3_limits_penalties_and_stops_are_said_by_the_names_a_server_has() -> None:
+def test_r2_3_limits_penalties_and_stops_use_the_names_of_the_server() -> None:
     sampling = Sampling(
         repetition_penalty=1.0,
         frequency_penalty=0,
@@ -154,7 +154,7 @@ def test_a_stream_asks_for_usage_unless_that_chokes_the_server() -> None:
     assert said["stream_options"] == {"include_obfuscation": False, "x": 1}
 
 
-def test_what_a_server_does_not_take_is_dropped_and_told() -> None:
+def test_field_a_server_refuses_is_dropped_and_reported() -> None:
     request = Completion(
         model="m",
         prompts=("a",),

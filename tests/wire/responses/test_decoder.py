@@ -105,7 +105,7 @@ def _ends(event: Event) -> str:
 # ---- what a response says of itself ------------------------------------------------------
 
 
-def test_who_answers_is_taken_from_the_upstream() -> None:
+def test_model_and_unknown_fields_are_taken_from_the_upstream() -> None:
     created = {"id": "resp_9", "created_at": 5, "model": "up-1", "tool_usage": {"n": 1}}
     again = {**created, "service_tier": "flex", "moderation": None, "status": "completed"}
     events = heard(
@@ -172,7 +172,7 @@ def test_usage_is_what_was_reported(said: Any, usage: Usage | None) -> None:
     assert last.usage == usage
 
 
-def test_usage_that_was_told_before_the_failure_is_kept() -> None:
+def test_usage_reported_before_a_failure_is_in_the_failed_event() -> None:
     said = {"usage": {"input_tokens": 1, "output_tokens": 0}}
     last = heard({"type": "response.in_progress", "response": said}, {"type": "error"})[-1]
     assert isinstance(last, Failed)
@@ -182,7 +182,7 @@ def test_usage_that_was_told_before_the_failure_is_kept() -> None:
 # ---- beside the protocol -----------------------------------------------------------------
 
 
-def test_progress_of_hosted_tools_is_heard() -> None:
+def test_progress_of_hosted_tools_is_decoded() -> None:
     at = {"item_id": "ws_1", "output_index": 0, "sequence_number": 7}
     item = {"type": "web_search_call", "id": "ws_1"}
     events = heard(
@@ -218,7 +218,7 @@ def test_a_name_that_would_break_out_of_its_line_is_not_repeated() -> None:
     assert not any(isinstance(event, Progress) for event in events)
 
 
-def test_annotations_and_probabilities_are_heard() -> None:
+def test_annotations_and_log_probabilities_are_decoded() -> None:
     odd = [{"token": "x", "logprob": "?", "bytes": [300]}, 5, {"token": "y", "bytes": "?"}]
     note = {"type": "url_citation", "url": "u", "title": 5, "start_index": True, "end_index": 2}
     events = heard(
@@ -244,14 +244,14 @@ def test_annotations_and_probabilities_are_heard() -> None:
         ({"type": "error", "message": "x"}, True),
     ],
 )
-def test_the_end_is_known_when_it_is_said(event: Any, ended: bool) -> None:
+def test_decoder_has_ended_after_a_terminal_event(event: Any, ended: bool) -> None:
     decoder = RESPONSES.decoder(Turn("1", 0, "m"))
     decoder.feed(sse.frame(json.dumps(event).encode()))
     assert decoder.ended is ended
     assert RESPONSES.decoder(Turn("1", 0, "m")).ended is False
 
 
-def test_the_end_may_be_said_by_word_alone() -> None:
+def test_decoder_has_ended_after_done() -> None:
     decoder = RESPONSES.decoder(Turn("1", 0, "m"))
     decoder.feed(sse.DONE)
     assert decoder.ended
@@ -266,7 +266,7 @@ def test_an_event_that_is_too_large_ends_the_answer() -> None:
     assert events[-1].fault.code == "upstream_error"
 
 
-def test_a_call_without_a_name_holds_no_content() -> None:
+def test_call_without_a_name_has_no_parts() -> None:
     turn = Turn("1", 0, "m")
     heard = ItemState(turn, FunctionCall("", "", ""), 0)
     heard.part(Text("x"), 0, done=False)

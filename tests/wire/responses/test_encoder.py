@@ -18,12 +18,13 @@ from dragoman.core.event import (
     Progress,
     Started,
 )
-from dragoman.core.fold import fold
+from dragoman.core.fold import fold, unfold
 from dragoman.core.item import (
     Annotation,
     Audio,
     FunctionCall,
     Message,
+    Reasoning,
     Text,
     Token,
     Unknown,
@@ -31,7 +32,7 @@ from dragoman.core.item import (
 )
 from dragoman.core.lifecycle import check
 from dragoman.core.request import Request
-from dragoman.core.response import Usage
+from dragoman.core.response import Response, Usage
 from dragoman.core.turn import CUT
 from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
@@ -245,7 +246,7 @@ def test_a_failure_before_the_beginning_is_an_error_event() -> None:
     assert nested["error"]["type"] == "invalid_request_error"
 
 
-def test_nothing_is_said_after_the_end() -> None:
+def test_nothing_is_encoded_after_the_end() -> None:
     encoder = RESPONSES.encoder(ASKED, STANDARD)
     for event in play(SCENES["text"]):
         encoder.feed([event])
@@ -318,7 +319,7 @@ def test_items_and_parts_of_other_wires_have_no_place() -> None:
     assert len(events[-1]["response"]["output"][0]["content"]) == 1
 
 
-def test_what_a_server_said_beside_the_protocol_is_said_on_this_wire_only() -> None:
+def test_unknown_events_are_encoded_on_their_own_wire_only() -> None:
     thing = Unknown("responses", "x_call", {"id": "x_1"}, "x_1")
     beside = {"type": "vendor.news", "item_id": "?", "output_index": 9, "n": 1}
     events = _answer(
@@ -354,7 +355,7 @@ def test_an_item_without_an_id_gets_one_from_its_place() -> None:
     assert events[-1]["response"]["output"][0]["id"] == "fc_1_0"
 
 
-def test_sound_is_said_in_words() -> None:
+def test_audio_is_encoded_as_its_transcript() -> None:
     events = _answer(
         ItemAdded(0, Message("assistant", (), "msg_1")),
         PartAdded(0, 0, Audio(id="audio_1", format="wav")),
@@ -417,7 +418,7 @@ def test_usage_that_was_never_reported_is_null_and_otherwise_complete() -> None:
     }
 
 
-def test_what_the_upstream_said_of_the_response_is_said_again() -> None:
+def test_unknown_fields_of_the_upstream_response_are_encoded_again() -> None:
     extra = {"responses": {"service_tier": "priority", "tool_usage": {"n": 1}}, "chat": {"x": 1}}
     last = told([Started("1", 0, "m", extra=extra), Finished("completed")])[-1]["response"]
     assert (last["service_tier"], last["tool_usage"]) == ("priority", {"n": 1})
@@ -432,3 +433,38 @@ def test_a_servers_own_fields_replace_those_repeated_from_the_request() -> None:
     for before, after in zip(plain, changed, strict=True):
         before["response"] |= {"service_tier": "flex", "model": "other", "vendor": 1}
         assert list(after["response"].items()) == list(before["response"].items())
+
+
+def test_half_a_character_in_a_delta_is_replaced() -> None:
+    text, halves = Text(""), [Delta(0, 0, "text", half) for half in ("a", "\ud83d", "\ud83d", "b")]
+    opened = [Started("1", 0, "m"), ItemAdded(0, Message("assistant")), PartAdded(0, 0, text)]
+    encoder = RESPONSES.encoder(ASKED, STANDARD)
+    pieces = [encoder.feed(batch) for batch in (opened, halves[:1], halves[1:2], halves[2:])]
+    events, _ = parse(b"".join(pieces))
+    deltas = [each["delta"] for each in events if each["type"].endswith("text.delta")]
+    assert deltas == ["a", "\ufffd", "\ufffd", "b"]
+
+
+@pytest.mark.parametrize("include", [(), ("reasoning.encrypted_content",)])
+def test_encrypted_reasoning_of_a_stored_answer_is_shown_where_it_is_included(
+    include: tuple[str, ...],
+) -> None:
+    request = Request(model="m", store=True, include=include)
+    output = (Reasoning(encrypted="x", id="rs_1"),)
+    response = Response(id="1", created_at=0, model="m", status="completed", output=output)
+    whole = json.loads(RESPONSES.encode_response(response, request, STANDARD))
+    streamed = told(list(unfold(response)), request)[-1]["response"]
+    assert streamed["output"] == whole["output"]
+    assert ("encrypted_content" in whole["output"][0]) is bool(include)
+
+
+def test_an_answer_in_the_background_begins_as_queued() -> None:
+    request = Request(model="m", background=True, prompt_cache_retention="24h")
+    events = told([Started("1", 0, "m")], request)
+    assert events[0]["response"]["prompt_cache_retention"] == "24h"
+    states = [(each["type"], each["response"]["status"]) for each in events]
+    assert states == [
+        ("response.created", "queued"),
+        ("response.queued", "queued"),
+        ("response.in_progress", "in_progress"),
+    ]

@@ -51,13 +51,15 @@ def _ours(event: Event) -> Event:
 
 
 @given(responses(), dialects)
-def test_what_is_said_is_heard_again_event_by_event(response: Response, dialect: Dialect) -> None:
+def test_law_1_streamed_answer_decodes_to_the_same_events(
+    response: Response, dialect: Dialect
+) -> None:
     events = list(unfold(response))
     assert hear(say(events, dialect), response.id, response.created_at) == events
 
 
 @given(responses())
-def test_an_answer_given_whole_is_heard_as_it_was(response: Response) -> None:
+def test_law_1_whole_answer_decodes_to_the_same(response: Response) -> None:
     whole = RESPONSES.encode_response(response, ASKED, STANDARD)
     events = hear([whole], response.id, response.created_at)
     check(events)
@@ -65,7 +67,7 @@ def test_an_answer_given_whole_is_heard_as_it_was(response: Response) -> None:
 
 
 @given(responses(), st.data())
-def test_a_stream_is_heard_the_same_however_it_is_cut(
+def test_law_2_stream_split_at_any_bytes_decodes_to_the_same_events(
     response: Response, data: st.DataObject
 ) -> None:
     stream = b"".join(say(list(unfold(response))))
@@ -76,7 +78,9 @@ def test_a_stream_is_heard_the_same_however_it_is_cut(
 
 
 @given(values.responses(), dialects)
-def test_whatever_an_engine_gives_is_said_in_order(response: Response, dialect: Dialect) -> None:
+def test_law_3_any_answer_is_encoded_in_order_and_like_the_whole(
+    response: Response, dialect: Dialect
+) -> None:
     assume(not _open_side_by_side(response))
     stream = b"".join(say(list(unfold(response)), dialect))
     if dialect is STANDARD:
@@ -113,7 +117,9 @@ def test_every_scene_is_decoded_as_it_was_played_in_any_pieces_and_cut(scene: st
 
 
 @given(st.sampled_from(sorted(SCENES)), st.data())
-def test_a_stream_with_holes_is_heard_and_said_in_order(scene: str, data: st.DataObject) -> None:
+def test_stream_with_missing_and_damaged_events_is_decoded_and_encoded_in_order(
+    scene: str, data: st.DataObject
+) -> None:
     told, _ = parse(b"".join(say(play(SCENES[scene]))))
     kept = data.draw(st.lists(st.sampled_from(told), max_size=20))
     events = hear([_frame(data.draw(st.just(event) | damaged(event))) for event in kept])

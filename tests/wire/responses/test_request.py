@@ -92,7 +92,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["the least", "messages in every form", "tools of every kind"])
-def test_d8_nothing_is_said_that_was_not_asked(name: str) -> None:
+def test_d8_encoded_request_has_only_the_given_fields(name: str) -> None:
     again = said(decode(ACCEPTED[name]))
     assert again.keys() == ACCEPTED[name].keys()
     assert None not in again.values()
@@ -149,7 +149,7 @@ def test_r4_7_every_effort_is_taken(effort: str) -> None:
     assert said(asked(reasoning={"effort": effort}))["reasoning"] == {"effort": effort}
 
 
-def test_o6_hosted_calls_in_the_history_are_carried_or_told() -> None:
+def test_o6_hosted_calls_in_the_history_are_carried_or_reported() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": None}
     request = asked(input=[{"role": "user", "content": "x"}, search])
     assert said(request)["input"][1] == search
@@ -176,12 +176,12 @@ def _output(id: str) -> dict[str, str]:
     return {"type": "function_call_output", "call_id": id, "output": "y"}
 
 
-def test_o8_equal_messages_are_all_kept() -> None:
+def test_o8_equal_messages_are_all_encoded() -> None:
     same = {"type": "message", "role": "user", "content": "again"}
     assert said(asked(input=[same, same, same]))["input"] == [same, same, same]
 
 
-def test_p8_sealed_reasoning_goes_back_byte_for_byte() -> None:
+def test_p8_encrypted_reasoning_goes_back_byte_for_byte() -> None:
     item = {
         "type": "reasoning",
         "id": "rs_1",
@@ -206,7 +206,7 @@ def test_p16_custom_tools_grammars_and_namespaces_are_carried_whole() -> None:
 # ---- what is not said, and what it means -------------------------------------------------
 
 
-def test_an_absent_strict_stays_absent_and_one_nobody_asked_for_is_false() -> None:
+def test_absent_strict_stays_absent_and_is_false_for_other_wires() -> None:
     tool = {"type": "function", "name": "f", "parameters": {}}
     assert said(asked(tools=[tool]))["tools"] == [tool]
     assert said(Request(model="m", tools=(FunctionTool("f"),)))["tools"] == [
@@ -214,7 +214,7 @@ def test_an_absent_strict_stays_absent_and_one_nobody_asked_for_is_false() -> No
     ]
 
 
-def test_an_absent_store_stays_absent_and_one_nobody_asked_for_is_false() -> None:
+def test_absent_store_stays_absent_and_is_false_for_other_wires() -> None:
     assert "store" not in said(asked())
     assert said(asked(store=True))["store"] is True
     assert said(Request(model="m"))["store"] is False
@@ -229,7 +229,7 @@ def test_probabilities_are_asked_for_by_include() -> None:
     assert [loss.field for loss in losses] == ["logprobs"]
 
 
-def test_what_another_wire_alone_has_is_refused_or_told() -> None:
+def test_fields_of_another_wire_are_refused_or_reported() -> None:
     with pytest.raises(FaultError) as caught:
         RESPONSES.encode_request(Request(model="m", sampling=Sampling(stop=("a",))), STANDARD)
     assert caught.value.fault.param == "stop"
@@ -246,7 +246,7 @@ def test_what_another_wire_alone_has_is_refused_or_told() -> None:
     assert [item["type"] for item in json.loads(body)["input"]] == ["message"]
 
 
-def test_a_field_the_server_chokes_on_is_dropped_and_told() -> None:
+def test_field_the_server_refuses_is_dropped_and_reported() -> None:
     dialect = Dialect(drop=frozenset({"metadata", "user"}))
     body, losses = RESPONSES.encode_request(asked(metadata={"a": "b"}), dialect)
     assert "metadata" not in json.loads(body)
@@ -296,7 +296,7 @@ def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter() -> None:
     ],
     ids=["function", "allowed tools"],
 )
-def test_what_a_choice_says_besides_is_said_again(choice: dict[str, Any]) -> None:
+def test_unknown_fields_of_a_choice_are_encoded_again(choice: dict[str, Any]) -> None:
     request = asked(tools=[{"type": "function", "name": "t"}], tool_choice=choice)
     body, losses = RESPONSES.encode_request(request, STANDARD)
     assert (json.loads(body)["tool_choice"], losses) == (choice, ())

@@ -168,13 +168,7 @@ class StreamModel:
         """The new tokens of each sequence, by its index, until all have ended."""
         yield 0, NewTokens([], [])
         queue: asyncio.Queue[tuple[int, NewTokens]] = asyncio.Queue(maxsize=len(jobs))
-
-        async def put(index: int, job: Job) -> None:
-            async with aclosing(self._tokens(job)) as pieces:
-                async for new in pieces:
-                    await queue.put((index, new))
-
-        tasks = [asyncio.ensure_future(put(*each)) for each in enumerate(jobs)]
+        tasks = [asyncio.ensure_future(self._put(queue, *each)) for each in enumerate(jobs)]
         try:
             running = set(range(len(jobs)))
             while running:
@@ -192,31 +186,26 @@ class StreamModel:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def _tokens(self, job: Job) -> AsyncGenerator[NewTokens, None]:
+    async def _put(self, queue: asyncio.Queue[tuple[int, NewTokens]], index: int, job: Job) -> None:
+        """Put the new tokens of a sequence, until its end or the stream's."""
         counter = TokenCounter(job)
-        closed = False
         try:
             async with AsyncExitStack() as stack:
                 stream = self._stream(list(job.prompt), job.sampling)
                 if isinstance(stream, AsyncGenerator):
                     await stack.enter_async_context(aclosing(stream))
-                try:
-                    async for piece in stream:
-                        yield NewTokens(_counted(piece, counter), [], counter.end)
-                        if closed := counter.end is not None:
-                            return
-                        await asyncio.sleep(0)  # let others run beside a stream that never waits
-                except GeneratorExit:
-                    closed = True
-                    raise
+                async for piece in stream:
+                    await queue.put((index, NewTokens(_counted(piece, counter), [], counter.end)))
+                    if counter.end is not None:
+                        return
+                    await asyncio.sleep(0)  # let others run beside a stream that never waits
         except Exception as error:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # an error of the stream's own clean-up
-                raise asyncio.CancelledError from error
-            if not closed:
-                yield NewTokens([], [], model_fault(error))
+            cancelled = task is not None and task.cancelling()
+            if counter.end is None and not cancelled:  # else an error of the stream's own clean-up
+                await queue.put((index, NewTokens([], [], model_fault(error))))
         else:
-            yield NewTokens([], [], "stop")
+            await queue.put((index, NewTokens([], [], "stop")))
 
 
 def _counted(piece: Any, counter: TokenCounter) -> list[int]:

@@ -72,52 +72,18 @@ class ThreadQueue:
             sequence.receive(new)
 
 
-class RequestReader:
-    """Receives the tokens of one request on its event loop. `open` are the indices of the sequences
-    that have not ended."""
-
-    def __init__(
-        self, jobs: Sequence[Job], loop: asyncio.AbstractEventLoop, wake: Callable[[], None]
-    ) -> None:
-        self.loop = loop
-        self.sequences = [RunningSequence(job, index, self) for index, job in enumerate(jobs)]
-        self.open = set(range(len(jobs)))
-        self._wake = wake
-        self._inbox: deque[tuple[int, NewTokens]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def receive(self, index: int, new: NewTokens) -> None:
-        self._inbox.append((index, new))
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self) -> tuple[int, NewTokens]:
-        """The oldest tokens that were not read yet."""
-        while True:
-            while not self._inbox:
-                self._waiter = self.loop.create_future()
-                await self._waiter
-            index, new = self._inbox.popleft()
-            if index in self.open:  # else it has ended
-                return index, new
-
-    def consumed(self, index: int, new: NewTokens) -> None:
-        """The reader has processed these."""
-        sequence = self.sequences[index]
-        sequence.consumed += len(new.ids)
-        if new.end is not None or new.stopped:
-            self.open.discard(index)
-            sequence.cancelled = True
-        if sequence.behind or new.stopped:
-            self._wake()
-
-
 class RunningSequence:
     """One sequence. The thread calls `open`, then `unread` and `take` by turns, then `close`."""
 
-    def __init__(self, job: Job, index: int, reader: RequestReader) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        loop: asyncio.AbstractEventLoop,
+        inbox: asyncio.Queue[tuple[int, NewTokens]],
+    ) -> None:
         self.job = job
-        self.reader = reader
+        self.loop = loop
         self.cancelled = False  # set on the loop
         self.consumed = 0  # set on the loop: tokens the reader is done with
         self.behind = False
@@ -125,6 +91,7 @@ class RunningSequence:
         self.reading = True  # the prompt is not read to its end
         self.slot: Any = None
         self._index = index
+        self._inbox = inbox
         self._counter = TokenCounter(job)
         self._ids: list[int] = list(job.prompt)
         self._due: deque[int] = deque()
@@ -145,7 +112,7 @@ class RunningSequence:
     @property
     def abandoned(self) -> bool:
         """Whether its reader is behind for ever, because its loop is closed."""
-        return self.behind and self.reader.loop.is_closed()
+        return self.behind and self.loop.is_closed()
 
     def open(self, model: ScoringModel | NextTokenModel, describe: Callable[[int], Token]) -> None:
         job = self.job
@@ -213,7 +180,7 @@ class RunningSequence:
         return new
 
     def receive(self, new: NewTokens) -> None:
-        self.reader.receive(self._index, new)
+        self._inbox.put_nowait((self._index, new))
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -297,16 +264,26 @@ class Scheduler:
         The first item is empty: the jobs are accepted. Raises FaultError when too many wait
         already. Closing the generator cancels them.
         """
-        reader = RequestReader(jobs, asyncio.get_running_loop(), self._wake)
-        self._submit(reader.sequences)
+        loop, inbox = asyncio.get_running_loop(), asyncio.Queue[tuple[int, NewTokens]]()
+        sequences = [RunningSequence(job, index, loop, inbox) for index, job in enumerate(jobs)]
+        self._submit(sequences)
+        running = set(range(len(jobs)))
         try:
             yield 0, NewTokens([], [])
-            while reader.open:
-                index, new = await reader.next()
+            while running:
+                index, new = await inbox.get()
+                if index not in running:
+                    continue
                 yield index, new
-                reader.consumed(index, new)
+                sequence = sequences[index]
+                sequence.consumed += len(new.ids)
+                if new.end is not None or new.stopped:
+                    running.discard(index)
+                    sequence.cancelled = True
+                if sequence.behind or new.stopped:
+                    self._wake()
         finally:
-            for sequence in reader.sequences:
+            for sequence in sequences:
                 sequence.cancelled = True
             self._wake()
 
@@ -328,7 +305,7 @@ class Scheduler:
                     left = [*self._active, *self._waiting, *self._arrivals]
                 for sequence in left:
                     new = NewTokens([], [], CLOSED)
-                    self._queue_of(sequence.reader.loop).put([(sequence, new)])
+                    self._queue_of(sequence.loop).put([(sequence, new)])
                 break
             await asyncio.sleep(0.005)
 
@@ -452,7 +429,7 @@ class Scheduler:
             if sequence.over:
                 self._finish(sequence)
             if (new := sequence.take_new()) is not None:
-                by_loop.setdefault(sequence.reader.loop, []).append((sequence, new))
+                by_loop.setdefault(sequence.loop, []).append((sequence, new))
         for loop, batches in by_loop.items():
             if not self._queue_of(loop).put(batches):
                 self._cancel_all_of(loop)
@@ -460,7 +437,7 @@ class Scheduler:
     def _cancel_all_of(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop is closed: nobody reads these any more."""
         for sequence in (*self._active, *self._waiting):
-            sequence.cancelled = sequence.cancelled or sequence.reader.loop is loop
+            sequence.cancelled = sequence.cancelled or sequence.loop is loop
         self._woken = True
 
     def _queue_of(self, loop: asyncio.AbstractEventLoop) -> ThreadQueue:
@@ -485,4 +462,4 @@ class Scheduler:
             sequence.fail(FaultError(fault))
             self._close_slot(sequence)
             if (new := sequence.take_new()) is not None:
-                self._queue_of(sequence.reader.loop).put([(sequence, new)])
+                self._queue_of(sequence.loop).put([(sequence, new)])

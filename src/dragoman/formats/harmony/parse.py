@@ -293,7 +293,9 @@ class HarmonyParser:
                 self._special_token(piece.text)
                 continue
             else:
-                pieces.append(self._decode(piece))
+                whole = piece.encode() if isinstance(piece, str) else piece
+                pieces.append(self._decoder.decode(whole))
+                self._partial = bool(self._decoder.getstate()[0])
             if tokens:
                 self._tokens += tokens[place : place + 1]
         self._token_count = seen + len(ids)
@@ -329,11 +331,6 @@ class HarmonyParser:
         self._turn.finish("tool_calls" if self._calls and reason == "stop" else reason)
         self._turn.end(complete=True)
 
-    def _decode(self, piece: str | bytes) -> str:
-        text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)
-        self._partial = bool(self._decoder.getstate()[0])
-        return text
-
     def _flush_partial_character(self) -> None:
         """Emit an incomplete character that will not be completed."""
         if self._partial:
@@ -358,7 +355,7 @@ class HarmonyParser:
         if token == MESSAGE and self._body is None:
             self._enter(read_header(self._head))
         elif token in _ENDS:
-            self._end(cut=False)
+            self._end()
         elif token == START:
             self._end_unfinished()
             self._started = True
@@ -377,11 +374,11 @@ class HarmonyParser:
         """Another message begins: end the one before it, if the model did not."""
         if self._body is not None or (header and self._head.strip()):
             self._warn("a message had no end")
-            self._end(cut=False)
+            self._end()
 
-    def _end(self, cut: bool) -> None:
+    def _end(self) -> None:
         if self._body is None:
-            self._end_in_header(cut)
+            self._end_in_header(cut=False)
         self._leave()
 
     # ---- messages --------------------------------------------------------------------------

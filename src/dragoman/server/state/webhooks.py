@@ -49,36 +49,21 @@ class Webhooks:
     """All webhooks."""
 
     def __init__(self, receivers: Sequence[Receiver] = ()) -> None:
-        self._receivers = {receiver.url: receiver for receiver in receivers}
+        self.receivers = {receiver.url: receiver for receiver in receivers}
 
     def __bool__(self) -> bool:
-        return bool(self._receivers)
-
-    def find(self, url: str) -> Receiver | None:
-        """The webhook with this address."""
-        return self._receivers.get(url)
+        return bool(self.receivers)
 
     def messages(self, record: Record, response: Response) -> tuple[OutboxMessage, ...]:
-        """The messages about a run that ends so: none, unless it ran in the background."""
+        """The messages about a background run that ends so."""
         name = f"response.{response.status}"
-        if not record.background:
-            return ()
-        return tuple(
-            _message(receiver.url, name, record.id)
-            for receiver in self._receivers.values()
-            if name in receiver.events
-        )
+        wanted = [receiver for receiver in self.receivers.values() if name in receiver.events]
+        return tuple(_message(receiver.url, name, record.id) for receiver in wanted)
 
 
 def _message(url: str, name: str, response: str) -> OutboxMessage:
-    id = f"evt_{new_id()}"
-    said = {
-        "id": id,
-        "object": "event",
-        "type": name,
-        "created_at": now(),
-        "data": {"id": SNAPSHOT_PREFIX + response},
-    }
+    id, data = f"evt_{new_id()}", {"id": SNAPSHOT_PREFIX + response}
+    said = {"id": id, "object": "event", "type": name, "created_at": now(), "data": data}
     return OutboxMessage(id=id, target=url, body=json.dump(said), due=time.time())
 
 
@@ -125,17 +110,14 @@ class Sender:
                 await asyncio.sleep(LOOK)
 
     async def _send(self, message: OutboxMessage) -> None:
-        receiver = self._webhooks.find(message.target)
-        if receiver is None:  # it was removed from the configuration
-            await self._store.settle(message.id)
-            return
-        problem, worth = await self._attempt(message, receiver)
-        if not problem:
-            await self._store.settle(message.id)
-        elif worth and message.attempts <= len(DELAYS):
-            await self._store.settle(message.id, time.time() + DELAYS[message.attempts - 1])
-        else:
-            await self._store.settle(message.id)
+        receiver = self._webhooks.receivers.get(message.target)
+        problem, worth, due = "", False, None
+        if receiver is not None:  # or it was removed from the configuration
+            problem, worth = await self._attempt(message, receiver)
+        if worth and message.attempts <= len(DELAYS):
+            due = time.time() + DELAYS[message.attempts - 1]
+        await self._store.settle(message.id, due)
+        if problem and due is None:
             problem = f"A webhook was given up after {message.attempts} attempts: {problem}."
             sys.stderr.write(f"{problem}\n")
 

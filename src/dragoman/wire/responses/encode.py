@@ -126,7 +126,11 @@ class Encoder:
             before, after = self._before, self._after
             number, self._number = self._number, self._number + len(run)
             if len(run) == 1:
-                out.append(b'%b%d,"delta":%b%b' % (before, number, json.dump(run[0]), after))
+                try:  # as `dump` does
+                    data = json.encode(run[0])
+                except UnicodeEncodeError:
+                    data = json.dump(run[0])
+                out.append(b'%b%d,"delta":%b%b' % (before, number, data, after))
                 continue
             # As text, which is put together faster than bytes, and encoded once.
             texts = json.dump_all(run).decode().split("\n")

@@ -1,4 +1,4 @@
-"""Exchanges that nobody waits for: what comes is heard, held back and given back."""
+"""Exchanges that nothing awaits: the callback, pause and resume, and who gets the connection."""
 
 from __future__ import annotations
 
@@ -15,83 +15,83 @@ from tests.net.test_connection import Wire, connected
 PART = plain(b"hello")[:-3]
 
 
-class Ear:
-    """Notes each time it is called, and what there was."""
+class Callback:
+    """Records each call, with the status, the data and whether it is over."""
 
     def __init__(self, connection: Connection | None = None) -> None:
-        self.heard: list[tuple[int, bytes, bool]] = []
+        self.calls: list[tuple[int, bytes, bool]] = []
         self.connection = connection
         self._news = asyncio.Event()
 
     def __call__(self) -> None:
         assert self.connection is not None
         there = self.connection
-        self.heard.append((there.status, there.take(), there.over))
+        self.calls.append((there.status, there.take(), there.over))
         self._news.set()
 
     async def over(self) -> bytes:
-        """All that was heard, once it is over."""
+        """All data, once the exchange is over."""
         async with asyncio.timeout(5):
-            while not (self.heard and self.heard[-1][2]):
+            while not (self.calls and self.calls[-1][2]):
                 self._news.clear()
                 await self._news.wait()
-        return b"".join(data for _, data, _ in self.heard)
+        return b"".join(data for _, data, _ in self.calls)
 
 
-def listening(**options: float) -> tuple[Connection, Wire, Ear]:
+def exchanging(**options: float) -> tuple[Connection, Wire, Callback]:
     connection, wire = connected()
-    connection.on_readable = ear = Ear(connection)
+    connection.on_readable = callback = Callback(connection)
     connection.send(b"", **options)
-    return connection, wire, ear
+    return connection, wire, callback
 
 
 # ---- a connection ----------------------------------------------------------------------------
 
 
-async def test_it_is_called_for_all_that_a_wait_would_end_for() -> None:
-    connection, _, ear = listening()
+async def test_reader_is_called_for_headers_each_piece_and_the_end() -> None:
+    connection, _, callback = exchanging()
     for piece in (b"HTTP/1.1 200 OK\r\n", b"Content-Length: 5\r\n\r\n", b"he", b"llo"):
         connection.data_received(piece)
-    assert ear.heard == [(200, b"", False), (200, b"he", False), (200, b"llo", True)]
+    assert callback.calls == [(200, b"", False), (200, b"he", False), (200, b"llo", True)]
     assert connection.take() == b""
     assert connection.release(15)
     assert connection.on_readable is None
     connection.data_received(b"unasked")
-    assert len(ear.heard) == 3
+    assert len(callback.calls) == 3
 
 
-async def test_it_hears_of_the_end_that_came_with_the_head() -> None:
-    connection, _, ear = listening()
+async def test_reader_is_called_for_an_end_that_came_with_the_headers() -> None:
+    connection, _, callback = exchanging()
     connection.data_received(plain(b""))
-    assert ear.heard == [(200, b"", True)]
+    assert callback.calls == [(200, b"", True)]
     assert connection.error is None
     connection.abort()
 
 
 @pytest.mark.parametrize("came", [b"", b"HTTP/1.1 2", PART])
-async def test_it_hears_of_a_cut_once(came: bytes) -> None:
-    connection, _, ear = listening()
+async def test_reader_is_called_once_for_a_cut(came: bytes) -> None:
+    connection, _, callback = exchanging()
     if came:
         connection.data_received(came)
     connection.eof_received()
     connection.connection_lost(None)
-    assert ear.heard[-1] == (200 if came == PART else 0, b"", True)
-    assert [over for _, _, over in ear.heard].count(True) == 1
+    assert callback.calls[-1] == (200 if came == PART else 0, b"", True)
+    assert [over for _, _, over in callback.calls].count(True) == 1
     assert isinstance(connection.error, DisconnectedError)
     assert connection.error.before_first_byte is (came == b"")
 
 
-async def test_it_hears_of_silence() -> None:
-    connection, _, ear = listening(first_byte=0.02)
-    await ear.over()
+async def test_reader_is_called_on_a_timeout() -> None:
+    connection, _, callback = exchanging(first_byte=0.02)
+    await callback.over()
     assert isinstance(connection.error, NetTimeoutError)
 
 
-# ---- held ------------------------------------------------------------------------------------
+# ---- paused ----------------------------------------------------------------------------------
 
 
-async def test_who_holds_reads_no_more_until_it_goes_on() -> None:
-    connection, wire, ear = listening()
+async def test_paused_connection_reads_nothing_until_resumed() -> None:
+    connection, wire, callback = exchanging()
     connection.data_received(PART)
     connection.pause()
     connection.pause()
@@ -101,11 +101,11 @@ async def test_who_holds_reads_no_more_until_it_goes_on() -> None:
     connection.resume()
     assert wire.reading
     connection.data_received(b"lo")
-    assert await ear.over() == b"hello"
+    assert await callback.over() == b"hello"
     connection.abort()
 
 
-async def test_to_go_on_loses_nothing_that_was_not_taken() -> None:
+async def test_resume_loses_nothing_that_was_not_read() -> None:
     connection, wire = connected()
     connection.send(b"")
     connection.data_received(PART)
@@ -118,8 +118,8 @@ async def test_to_go_on_loses_nothing_that_was_not_taken() -> None:
     connection.abort()
 
 
-async def test_a_long_piece_does_not_end_the_hold() -> None:
-    connection, wire, _ = listening()
+async def test_long_piece_does_not_end_the_pause() -> None:
+    connection, wire, _ = exchanging()
     connection.pause()
     connection.data_received(plain(b"x" * 300_000)[:-1])
     assert not wire.reading
@@ -129,8 +129,8 @@ async def test_a_long_piece_does_not_end_the_hold() -> None:
 
 
 @pytest.mark.parametrize("came", [b"", b"HTTP/1.1 200 OK\r\n", PART])
-async def test_the_peer_is_not_to_blame_for_a_hold_and_has_its_time_after_it(came: bytes) -> None:
-    connection, wire, ear = listening(first_byte=0.05, idle=0.05)
+async def test_pause_does_not_count_as_silence_of_the_peer(came: bytes) -> None:
+    connection, wire, callback = exchanging(first_byte=0.05, idle=0.05)
     if came:
         connection.data_received(came)
     connection.pause()
@@ -138,26 +138,26 @@ async def test_the_peer_is_not_to_blame_for_a_hold_and_has_its_time_after_it(cam
     assert not wire.aborted
     began = asyncio.get_running_loop().time()
     connection.resume()
-    await ear.over()
+    await callback.over()
     assert asyncio.get_running_loop().time() - began > 0.04
     assert isinstance(connection.error, NetTimeoutError)
     assert wire.aborted
 
 
-async def test_a_held_connection_that_is_lost_is_not_touched_again() -> None:
-    connection, wire, ear = listening()
+async def test_paused_connection_that_is_lost_is_not_resumed() -> None:
+    connection, wire, callback = exchanging()
     connection.data_received(PART)
     connection.pause()
     connection.connection_lost(ConnectionResetError())
     connection.resume()
     connection.pause()
     assert not wire.reading
-    assert ear.heard[-1] == (200, b"", True)
+    assert callback.calls[-1] == (200, b"", True)
     assert connection._timer is None
 
 
-async def test_the_next_exchange_is_not_held() -> None:
-    connection, wire, _ = listening()
+async def test_next_exchange_is_not_paused() -> None:
+    connection, wire, _ = exchanging()
     connection.data_received(PART)
     connection.pause()
     connection.data_received(b"llo")
@@ -171,37 +171,37 @@ async def test_the_next_exchange_is_not_held() -> None:
 # ---- an exchange -----------------------------------------------------------------------------
 
 
-def asking(client: Client, peer: Peer) -> tuple[Exchange, Ear]:
-    return client.stream("POST", peer.url, body=b"question"), Ear()
+def asking(client: Client, peer: Peer) -> tuple[Exchange, Callback]:
+    return client.stream("POST", peer.url, body=b"question"), Callback()
 
 
-async def connect(exchange: Exchange, ear: Ear) -> None:
-    await exchange.connect(ear, fresh=False)
-    ear.connection = exchange.connection
+async def connect(exchange: Exchange, callback: Callback) -> None:
+    await exchange.connect(callback, fresh=False)
+    callback.connection = exchange.connection
 
 
 @pytest.mark.usefixtures("clean")
-async def test_it_begins_at_once_where_a_connection_stands_idle() -> None:
+async def test_exchange_begins_at_once_on_an_idle_connection() -> None:
     async with (
         Peer(answering(plain(b"one"), plain(b"two"), close=False)) as peer,
         Client() as client,
     ):
-        exchange, ear = asking(client, peer)
+        exchange, callback = asking(client, peer)
         assert not exchange.idle
-        await connect(exchange, ear)
-        assert await ear.over() == b"one"
+        await connect(exchange, callback)
+        assert await callback.over() == b"one"
         exchange.close()
 
-        exchange, ear = asking(client, peer)
-        exchange.send(exchange.idle.pop(), ear)
-        ear.connection = exchange.connection
-        assert await ear.over() == b"two"
+        exchange, callback = asking(client, peer)
+        exchange.send(exchange.idle.pop(), callback)
+        callback.connection = exchange.connection
+        assert await callback.over() == b"two"
         exchange.close()
         assert peer.accepted == 1
 
 
 @pytest.mark.usefixtures("clean")
-async def test_what_was_begun_can_be_waited_for_from_its_head_on() -> None:
+async def test_begun_exchange_can_be_adopted_and_awaited() -> None:
     async with Peer(answering(plain(b"hello"))) as peer, Client() as client:
         exchange, _ = asking(client, peer)
         come = asyncio.Event()
@@ -215,18 +215,18 @@ async def test_what_was_begun_can_be_waited_for_from_its_head_on() -> None:
 
 
 @pytest.mark.usefixtures("clean")
-async def test_nobody_there_raises_and_there_is_nothing_to_close() -> None:
+async def test_refused_connection_raises_and_close_does_nothing() -> None:
     async with Peer(answering()) as peer:
         pass
     async with Client(connect_retries=0) as client:
-        exchange, ear = asking(client, peer)
+        exchange, callback = asking(client, peer)
         with pytest.raises(ConnectError):
-            await exchange.connect(ear, fresh=False)
+            await exchange.connect(callback, fresh=False)
         exchange.close()
 
 
 @pytest.mark.usefixtures("clean")
-async def test_to_close_twice_takes_no_connection_from_the_next() -> None:
+async def test_second_close_does_not_affect_the_next_exchange() -> None:
     gate = asyncio.Event()
 
     async def serve(line: Line) -> None:
@@ -237,9 +237,9 @@ async def test_to_close_twice_takes_no_connection_from_the_next() -> None:
         await line.write(plain(b"two"))
 
     async with Peer(serve) as peer, Client() as client:
-        first, ear = asking(client, peer)
-        await connect(first, ear)
-        await ear.over()
+        first, callback = asking(client, peer)
+        await connect(first, callback)
+        await callback.over()
         first.close()
         second, then = asking(client, peer)
         second.send(second.idle.pop(), then)
@@ -251,31 +251,31 @@ async def test_to_close_twice_takes_no_connection_from_the_next() -> None:
 
 
 @pytest.mark.usefixtures("clean")
-async def test_who_gave_it_up_hears_no_more_though_all_is_closed() -> None:
+async def test_closed_exchange_is_not_called_when_the_client_closes() -> None:
     async def silent(line: Line) -> None:
         await line.request()
         await line.wait_closed_by_client()
 
     async with Peer(silent) as peer:
         client = Client()
-        exchange, ear = asking(client, peer)
-        await connect(exchange, ear)
+        exchange, callback = asking(client, peer)
+        await connect(exchange, callback)
         await peer.asked.wait()
         closing = asyncio.ensure_future(client.aclose())
         await asyncio.sleep(0)
         exchange.close()
         await closing
         await asyncio.sleep(0.01)
-        assert ear.heard == []
+        assert callback.calls == []
 
 
 @pytest.mark.usefixtures("clean")
-async def test_a_connection_that_came_after_the_end_is_not_kept_for_the_next() -> None:
+async def test_connection_made_after_the_client_closed_is_not_pooled() -> None:
     async with Peer(answering(plain(b"hello"), close=False)) as peer:
         client = Client()
-        exchange, ear = asking(client, peer)
+        exchange, callback = asking(client, peer)
         await client.aclose()
-        await connect(exchange, ear)
-        assert await ear.over() == b"hello"
+        await connect(exchange, callback)
+        assert await callback.over() == b"hello"
         exchange.close()
         assert exchange.connection.closed
