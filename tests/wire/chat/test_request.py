@@ -23,10 +23,7 @@ from dragoman.core.item import (
     Unknown,
     UnknownPart,
 )
-from dragoman.core.request import (
-    FunctionTool,
-    Request,
-)
+from dragoman.core.request import FunctionTool, Request
 from dragoman.wire.chat import CHAT
 from dragoman.wire.chat import tools as tools_module
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages

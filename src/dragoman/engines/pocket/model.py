@@ -237,7 +237,7 @@ def _transposed(weight: Array, norm: Array | None = None) -> Array:
 
 
 MAX_CLOSED = 32
-"""Closed slots whose cache is kv_heads."""
+"""Closed slots that keep their keys and values."""
 ROOM = 64
 """Tokens a slot has room for at first; it doubles when full."""
 

@@ -218,8 +218,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """A request, ready to run.
 
     `requirement` is what its answer must be, if anything. `markers` are texts that end an answer
-    and are no tokens here. `echo` is what the answer begins with, and `undo` restores in its events
-    what was lowered in the request.
+    and are no tokens here. `echo` is what the answer begins with, and `restore` maps its events
+    back to the client's terms, where the request was lowered.
     """
 
     request: Request
@@ -229,7 +229,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     requirement: Requirement | None = None
     markers: tuple[str, ...] = ()
     echo: str | None = None
-    undo: Restore | None = None
+    restore: Restore | None = None
 
 
 class SequenceDecoder:
@@ -428,7 +428,7 @@ class TokenEngine:
                 answer = with_guarantee(answer, plan.requirement)
             async with aclosing(answer) as batches:
                 async for events in batches:
-                    for event in events if plan.undo is None else plan.undo(events):
+                    for event in events if plan.restore is None else plan.restore(events):
                         yield event
         except Exception as error:
             yield Failed(fault_from(error))
@@ -491,7 +491,7 @@ class TokenEngine:
             parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
             losses=(*losses, *self._unsupported_sampling(asked.sampling)),
             markers=markers,
-            undo=with_summary(request, lowered.restore),
+            restore=with_summary(request, lowered.restore),
         )
 
     def _raw_plan(self, prompt: str | Sequence[int], request: Request, echo: bool) -> Plan:
