@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
 from dragoman.engines import remote as remote_module
-from dragoman.engines.remote import State
 from dragoman.net.connection import Timeouts
 from tests.engines.asking import BODY, COUNTED, HELLO, HELLO_STREAM, asking, remote
 from tests.engines.receiving import Receiver, left, let_go, nothing_left, pools, received, unused
@@ -71,27 +69,6 @@ async def test_cancel_in_any_phase_closes_the_connection(
 def _after(first: Reply, then: Reply, warm: bool) -> Callable[[object], Reply]:
     replies = [first] if warm else []
     return lambda asked: replies.pop() if replies else then
-
-
-@both
-@pytest.mark.parametrize("pieces", [[head(500), b"oh"], [BUSY], [GZIP], [head()]], ids=len)
-@pytest.mark.parametrize("turns", [0, 1, 2, 4])
-async def test_cancel_in_any_turn_after_the_headers_closes_the_connection(
-    pieces: list[bytes], turns: int, stream: bool
-) -> None:
-    async with remote(Reply(pieces, hang=True), retries=1) as (engine, up), nothing_left():
-        sink = Receiver()
-        sink.start(engine, asking(stream=stream))
-        handle: Any = sink.handle
-        await up.arrived.wait()
-        async with asyncio.timeout(5):
-            while not (handle._state == State.BODY or handle._exchange._opened or handle._attempt):
-                await asyncio.sleep(0)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        sink.cancel()
-        await left(up)
-        assert unused(engine)
 
 
 @both

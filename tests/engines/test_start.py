@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from dragoman.core.event import Event, Failed, Finished, Progress, Started
 from dragoman.core.interfaces import ANYONE, Caller, Handle, Secret, Sink
 from dragoman.core.request import Request
 from dragoman.core.turn import CUT
-from dragoman.engines.base import Wrapper
+from dragoman.engines import base
+from dragoman.engines.base import Wrapper, new_id
 from tests.engines.receiving import Receiver, received
 from tests.engines.stage import others
 
@@ -213,3 +215,21 @@ async def test_cancel_before_the_first_event_leaves_nothing() -> None:
 
 async def test_a_subclass_that_overrides_stream_is_not_bypassed() -> None:
     assert await received(Overridden(ends), REQUEST) == [END]
+
+
+# ---- ids -----------------------------------------------------------------------------------
+
+
+def test_ids_are_32_hexadecimal_digits_and_differ() -> None:
+    ids = [new_id() for _ in range(1_000)]
+    assert len(set(ids)) == len({id[12:] for id in ids}) == 1_000
+    assert all(len(id) == 32 and int(id, 16) for id in ids)
+
+
+def test_ids_begin_with_the_time_and_grow_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.time_ns() // 1_000_000
+    assert before <= int(new_id()[:12], 16) <= time.time_ns() // 1_000_000
+    earlier = new_id()
+    moment = time.time_ns() + 1_000_000
+    monkeypatch.setattr(base.time, "time_ns", lambda: moment)
+    assert new_id() > earlier

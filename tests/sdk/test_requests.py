@@ -234,27 +234,6 @@ async def test_p44_v16_image_url_is_passed_on_and_never_fetched(wire: str, upstr
         assert pictures.connections == 0
 
 
-async def test_limits_and_effort_have_each_wires_field_names() -> None:
-    async with behind(saying("Yes.")) as server:
-        await server.whole(
-            "responses", max_output_tokens=50, reasoning={"effort": "low"}, temperature=0.5
-        )
-        body = sent(server)
-        assert (body["max_tokens"], body["reasoning_effort"], body["temperature"]) == (
-            50,
-            "low",
-            0.5,
-        )
-    async with behind(answering(message("Yes.")), wire="responses") as server:
-        await server.whole("chat", max_completion_tokens=50, reasoning_effort="low", seed=None)
-        body = sent(server)
-        assert (body["max_output_tokens"], body["reasoning"]["effort"]) == (50, "low")
-        assert "temperature" not in body
-        with pytest.raises(openai.BadRequestError) as caught:
-            await server.whole("chat", logit_bias={"50256": -100})
-        assert caught.value.param == "logit_bias"
-
-
 async def test_p29_usage_is_shown_only_to_clients_that_asked() -> None:
     counted = {**chunk(), "choices": [], "usage": USAGE}
     chunks = [chunk({"content": "Yes."}), chunk(finish="stop"), counted]

@@ -37,51 +37,54 @@ async def lines(
 ID = {"x-request-id": "req_1"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_a_request_leaves_one_line(
-    wire: str, stream: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stub = counted(input_tokens=12, output_tokens=34)
-    body = asking(wire, stream=stream)
-    (line,) = await lines(capsys, stub, PATHS[wire], body=body, headers=ID)
-    assert line == f"POST {PATHS[wire]} 200 … ms stub 12+34 tokens"
+CHAT, BARE = f"POST {PATHS['chat']} ", {"model": "stub", "prompt": "Once"}
+STREAM = asking(stream=True)
+LINES: list[tuple[Stub, str, dict[str, Any], list[str]]] = [
+    *(
+        (
+            counted(input_tokens=12, output_tokens=34),
+            path,
+            {"body": asking(wire, stream=stream)},
+            [f"POST {path} 200 … ms stub 12+34 tokens"],
+        )
+        for wire, path in PATHS.items()
+        for stream in (False, True)
+    ),
+    (Stub(), "/v1/completions", {"body": BARE}, ["POST /v1/completions 400 unsupported … ms stub"]),
+    (counted(), PATHS["chat"], {"settings": Settings()}, []),  # off by default
+    (
+        Stub(*ANSWER, Finished("completed")),
+        PATHS["chat"],
+        {"body": STREAM},
+        [f"{CHAT}200 … ms stub"],
+    ),
+    (
+        counted(input_tokens=3),
+        PATHS["chat"],
+        {"body": STREAM},
+        [f"{CHAT}200 … ms stub 3+? tokens"],
+    ),
+    (Stub(Failed(CUT)), PATHS["chat"], {"body": STREAM}, [f"{CHAT}502 upstream_cut … ms stub"]),
+    (
+        Stub(STARTED, Failed(CUT)),
+        PATHS["chat"],
+        {"body": STREAM},
+        [f"{CHAT}200 upstream_cut … ms stub"],
+    ),
+    (Stub(), "/nowhere\nforged 200", {"method": "GET"}, ["GET /nowhere?forged 200 404 … ms"]),
+    (Stub(), PATHS["chat"], {"body": b"{"}, [f"{CHAT}400 … ms"]),
+]
 
 
-async def test_completions_leave_a_line_too(capsys: pytest.CaptureFixture[str]) -> None:
-    body = {"model": "stub", "prompt": "Once"}
-    (line,) = await lines(capsys, Stub(), "/v1/completions", body=body, headers=ID)
-    assert line == "POST /v1/completions 400 unsupported … ms stub"
-
-
-async def test_log_is_off_by_default(
+@pytest.mark.parametrize(("stub", "path", "options", "logged"), LINES)
+async def test_request_leaves_one_line(
+    stub: Stub,
+    path: str,
+    options: dict[str, Any],
+    logged: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert await lines(capsys, counted(), settings=Settings()) == []
-
-
-LINES: dict[str, tuple[Stub, str]] = {
-    "tokens that nobody counted": (Stub(*ANSWER, Finished("completed")), "200 … ms stub"),
-    "tokens half counted": (counted(input_tokens=3), "200 … ms stub 3+? tokens"),
-    "a failure at once": (Stub(Failed(CUT)), "502 upstream_cut … ms stub"),
-    "a failure in a stream": (Stub(STARTED, Failed(CUT)), "200 upstream_cut … ms stub"),
-}
-
-
-@pytest.mark.parametrize("name", LINES)
-async def test_outcome_is_logged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    stub, end = LINES[name]
-    (line,) = await lines(capsys, stub, body=asking(stream=True), headers=ID)
-    assert line == f"POST {PATHS['chat']} {end}"
-
-
-async def test_refused_request_is_logged_without_a_model(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (line,) = await lines(capsys, Stub(), "/nowhere\nforged 200", method="GET", headers=ID)
-    assert line == "GET /nowhere?forged 200 404 … ms"
-    (line,) = await lines(capsys, Stub(), body=b"{", headers=ID)
-    assert line == f"POST {PATHS['chat']} 400 … ms"
+    assert await lines(capsys, stub, path, **options, headers=ID) == logged
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)])

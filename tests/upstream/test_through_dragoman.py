@@ -102,20 +102,6 @@ def test_text_whole_and_streamed_over_both_wires(sdk: OpenAI, question: str, ans
     assert "".join(deltas) == response.output_text == answer
 
 
-def test_instructions_and_turns_reach_the_model(sdk: OpenAI) -> None:
-    turns = [
-        user("My name is Linus."),
-        {"role": "assistant", "content": "Nice to meet you, Linus."},
-        user("What is my name?"),
-    ]
-    brief = {"role": "system", "content": "Be brief."}
-    assert chat(sdk, [brief, *turns]).choices[0].message.content == "Your name is Linus."
-    # A developer's word comes to this server as the system's.
-    developer = {"role": "developer", "content": "Be brief."}
-    assert chat(sdk, [developer, *turns]).choices[0].message.content == "Your name is Linus."
-    assert respond(sdk, turns, instructions="Be brief.").output_text == "Your name is Linus."
-
-
 def test_reasoning_over_both_wires(sdk: OpenAI) -> None:
     thought, said = "The user wants 2 + 3. That is 5.", "2 plus 3 is 5."
     question = "Think. What is 2 plus 3?"
@@ -211,12 +197,6 @@ def test_schema_is_enforced(sdk: OpenAI) -> None:
         chat_stream(sdk, question, response_format=Place)[1].choices[0].message.parsed == expected
     )
     assert respond_stream(sdk, question, text_format=Place)[1].output_parsed == expected
-
-
-def test_several_choices_and_a_stop_word(sdk: OpenAI) -> None:
-    completion = chat(sdk, "Count to twenty.", n=2, stop=["7"])
-    assert [choice.index for choice in completion.choices] == [0, 1]
-    assert {choice.message.content for choice in completion.choices} == {"1, 2, 3, 4, 5, 6, "}
 
 
 def test_dropped_image_is_reported(sdk: OpenAI) -> None:

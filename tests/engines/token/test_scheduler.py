@@ -359,15 +359,6 @@ def test_an_engine_serves_one_loop_after_the_other() -> None:
     assert not model.live
 
 
-def test_thread_queue_refuses_items_for_a_closed_loop() -> None:
-    loop = asyncio.new_event_loop()
-    box = ThreadQueue(loop)
-    loop.close()
-    sequence = _Sequence()
-    assert not box.put([(sequence, NewTokens([1], []))])
-    assert not box.put([(sequence, NewTokens([1], []))])
-
-
 class _Sequence:
     def __init__(self) -> None:
         self.got: list[list[int]] = []
