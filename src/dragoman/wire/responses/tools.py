@@ -69,7 +69,7 @@ def _objects(fields: Fields) -> Iterator[tuple[dict[str, JSON], str]]:
 
 
 def decode(value: dict[str, JSON], path: str = "") -> Tool:
-    """One tool; one of a kind we do not know is kept word for word."""
+    """One tool; one of a kind we do not know is carried unchanged."""
     fields = Fields(value, path)
     match fields.need("type"):
         case "function":
