@@ -12,15 +12,7 @@ from dragoman.core.event import (
     Started,
 )
 from dragoman.core.fold import Fold, fold, unfold
-from dragoman.core.item import (
-    Audio,
-    CustomToolCall,
-    FunctionCall,
-    Item,
-    Message,
-    Text,
-    Unknown,
-)
+from dragoman.core.item import Audio, CustomToolCall, FunctionCall, Item, Message, Text, Unknown
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.response import Response

@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.item import (
-    Call,
-    CustomToolCall,
-    FunctionCall,
-)
+from dragoman.core.item import Call, CustomToolCall, FunctionCall
 from dragoman.core.loss import LossList
 from dragoman.core.request import (
     AllowedTools,

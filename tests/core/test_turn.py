@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from dragoman.core.event import (
+    Delta,
     DeltaKind,
     Event,
     Failed,
@@ -17,9 +18,11 @@ from dragoman.core.item import (
     Audio,
     CustomToolCall,
     FunctionCall,
+    Image,
     Message,
     Reasoning,
     Refusal,
+    Summary,
     Text,
     Thought,
     Token,
@@ -387,3 +390,34 @@ def test_text_goes_into_the_item_that_was_opened() -> None:
     assert [type(item) for item in response.output[::3]] == [Reasoning, FunctionCall]
     assert isinstance(first := response.output[1], Message)
     assert first.phase == "commentary"
+
+
+def test_empty_deltas_give_no_events() -> None:
+    events = played(lambda t: t.text(""), lambda t: t.summary(""), lambda t: t.finish("stop"))
+    assert not [e for e in events if isinstance(e, Delta)]
+
+
+def test_whole_items_without_deltas_give_all_events() -> None:
+    message = Message(
+        "assistant",
+        (
+            Text("Hi", (NOTE,), (Token("Hi", -1.0),)),
+            Refusal("no"),
+            Audio("QUJD", transcript="abc"),
+            Image("https://example.com/a.png"),
+        ),
+        id="m",
+        status="completed",
+        phase="final_answer",
+    )
+    reasoning = Reasoning(
+        (Thought("hm"),), (Summary("s1"), Summary("s2")), "blob", id="r", status="completed"
+    )
+    call = FunctionCall("c", "f", '{"a":1}', id="f", status="completed")
+    custom = CustomToolCall("d", "g", "ls", id="g", status="incomplete")
+    unknown = Unknown("responses", "search", {"q": 1, "done": True}, "u")
+    items = (message, reasoning, call, custom, unknown)
+    opened = (*items[:4], Unknown("responses", "search", {"q": 1}, "u"))
+    steps = [lambda t, i=item: t.open(i) for item in opened]
+    steps += [lambda t, n=n, i=item: t.close(n, i) for n, item in enumerate(items)]
+    assert by_index(*steps).output == items

@@ -20,6 +20,7 @@ from dragoman.core.item import (
     Message,
     Reasoning,
     Thought,
+    Token,
 )
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response
@@ -596,6 +597,25 @@ async def test_chain_does_not_cross_tenants(store: Store) -> None:
     await store.put(whole("a", tenant="other"))
     await store.put(whole("b", previous="a"))
     assert await store.chain("t", "b") == ()
+
+
+async def test_deltas_of_every_kind_come_back_as_they_were(store: Store) -> None:
+    words = [Delta(0, 0, "text", word) for word in ("a", "", "half \ud83d", "b")]
+    events = (
+        *words,
+        Delta(0, 0, "text", "c", (Token("c", -0.5),)),
+        *words,
+        Delta(0, 1, "text", "other part"),
+        Delta(1, 1, "text", "other item"),
+        Delta(1, 1, "annotation", Annotation("url_citation", 0, 4, url="http://x")),
+        Delta(1, 1, "reasoning", "other kind"),
+        Delta(1, 1, "text", "and back"),
+    )
+    await store.begin(record("a"))
+    await store.append("a", LogSegment(0, events))
+    for first in range(len(events)):
+        (segment,) = await store.log("a", first)
+        assert segment == LogSegment(first, events[first:])
 
 
 @pytest.mark.parametrize("lease", [50.0, 52.0])

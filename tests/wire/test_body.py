@@ -205,3 +205,20 @@ def test_a_cache_keeps_the_first_value_of_a_key() -> None:
     cache.put("a", 1, 6)
     cache.put("a", 2, 6)
     assert cache.get("a") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("2", "is a string, and must be a number"),
+        (True, "is a boolean, and must be a number"),
+        (-0.5, "is -0.5, and must be at least 0"),
+        (3, "is 3, and must be between 0 and 2"),
+    ],
+)
+def test_number_of_another_kind_or_out_of_bounds_is_an_error_that_names_it(
+    value: Any, problem: str
+) -> None:
+    high = None if value == -0.5 else 2
+    with pytest.raises(FaultError, match=f"p.n: {problem}"):
+        body.Fields({"n": value}, "p").number("n", 0, high)

@@ -50,7 +50,7 @@ MOST = 64
 """Responses a connection remembers."""
 
 
-class Near:
+class ConnectionCache:
     """What a connection remembers, in front of the server's store: a source for what is asked."""
 
     def __init__(self, store: Store) -> None:
@@ -108,7 +108,7 @@ _FRAMING = frozenset(Frame.__struct_fields__)
 _decode = Decoder(Frame).decode
 
 
-def understood(data: bytes) -> tuple[Frame, Request]:
+def decode_frame(data: bytes) -> tuple[Frame, Request]:
     """What a frame asks for. Raises FaultError naming what is wrong with it."""
     try:
         frame = _decode(data)
@@ -228,7 +228,7 @@ class Connection:
         self._receive = receive
         self._send = send
         self._runs = runs
-        self._near = Near(runs.store)
+        self._cache = ConnectionCache(runs.store)
         self._lanes: dict[str | None, deque[tuple[Frame, Request]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
@@ -265,7 +265,7 @@ class Connection:
     def _take(self, data: bytes) -> None:
         """Put what a frame asks for into its lane; refuse one that makes no sense."""
         try:
-            frame, request = understood(data)
+            frame, request = decode_frame(data)
             self._enqueue(frame.stream_id, (frame, request))
         except FaultError as error:
             lane = None
@@ -295,7 +295,7 @@ class Connection:
                 frame, request = queue.popleft()
                 previous = request.previous_response_id
                 if not await self._answer(frame, request) and previous is not None:
-                    self._near.forget(bare(previous))
+                    self._cache.forget(bare(previous))
         finally:
             del self._lanes[lane]
 
@@ -325,18 +325,18 @@ class Connection:
     def _plan(self, request: Request) -> Plan | Awaitable[Plan]:
         memory = self.service.memory
         if memory is not None and request.store is not False:
-            return memory.plan(RESPONSES.name, request, self.caller, self._near)
+            return memory.plan(RESPONSES.name, request, self.caller, self._cache)
         return self._remembered(request)
 
     async def _remembered(self, request: Request) -> Plan:
         """The plan of a turn that only the connection remembers."""
         id, tenant = new_id(), self.caller.tenant
-        asked = await understand(request, self._near, tenant)
+        asked = await understand(request, self._cache, tenant)
         record = Record(
             id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
         )
         losses = (NOT_STORED,) if request.store else ()
-        run = self._runs.open(record, (), self._near.put)
+        run = self._runs.open(record, (), self._cache.put)
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
     # ---- frames --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.core.event import Delta, Event
+from dragoman.core.event import Delta, DeltaKind, Event
 from dragoman.core.item import Annotation, Item
 from dragoman.core.request import Request, Tool
 from dragoman.core.response import Response
@@ -54,6 +54,15 @@ class _Body(Struct, array_like=True, omit_defaults=True):
     blocks: tuple[bytes, ...] = ()
 
 
+class _Deltas(Struct, omit_defaults=True, tag="deltas"):
+    """Deltas in a row that differ in their text alone."""
+
+    index: int
+    part_index: int
+    kind: DeltaKind
+    data: list[str]
+
+
 # Made here, once: threads decode, and two of them must not be the first to look at a type together
 # (msgspec 0.22 crashes when they are).
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
@@ -67,7 +76,7 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
         _Body,
         str,
         tuple,
-        tuple[Event, ...],
+        tuple[Event | _Deltas, ...],
         tuple[Item, ...],
         tuple[Tool, ...],
     )
@@ -94,16 +103,36 @@ def unpack(data: bytes, type: Any) -> Any:
     return _decoders[type].decode(memoryview(data)[1:])
 
 
+def pack_events(events: Iterable[Event]) -> bytes:
+    """Events as bytes: deltas of text in a row are packed as one, since each is a few letters."""
+    packed: list[Event | _Deltas] = []
+    run: _Deltas | None = None
+    place = None
+    for event in events:
+        if type(event) is not Delta or event.tokens or type(event.data) is not str:
+            run = None
+            packed.append(event)
+        elif run is not None and place == (event.index, event.part_index, event.kind):
+            run.data.append(event.data)
+        else:
+            place = (event.index, event.part_index, event.kind)
+            run = _Deltas(*place, [event.data])
+            packed.append(run)
+    return pack(packed)
+
+
 def unpack_events(data: bytes) -> tuple[Event, ...]:
-    """Events that were packed."""
-    return tuple(map(_restored, unpack(data, tuple[Event, ...])))
-
-
-def _restored(event: Event) -> Event:
-    """`Delta.data` may be anything, so decoding gives an annotation as a plain dict."""
-    if isinstance(event, Delta) and event.kind == "annotation" and isinstance(event.data, dict):
-        return replace(event, data=msgspec.convert(event.data, Annotation))
-    return event
+    """Events that were packed, by `pack_events` or, in earlier versions, each by itself."""
+    events: list[Event] = []
+    for event in unpack(data, tuple[Event | _Deltas, ...]):
+        if isinstance(event, _Deltas):
+            events += [Delta(event.index, event.part_index, event.kind, d) for d in event.data]
+        elif isinstance(event, Delta) and isinstance(event.data, dict):
+            # It may be anything, so decoding gives an annotation as a plain dict.
+            events.append(replace(event, data=msgspec.convert(event.data, Annotation)))
+        else:
+            events.append(event)
+    return tuple(events)
 
 
 # ---- records -------------------------------------------------------------------------------

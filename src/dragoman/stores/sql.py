@@ -47,6 +47,7 @@ from .serialize import (
     digests,
     model_of,
     pack,
+    pack_events,
     pack_record,
     unpack,
     unpack_events,
@@ -155,7 +156,7 @@ class SqlStore(ABC):
         return self._transact(_inserts(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
-        if not await self._transact((), partial(_append, id, segment, pack(segment.events))):
+        if not await self._transact((), partial(_append, id, segment, pack_events(segment.events))):
             raise StoreError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
 
@@ -168,7 +169,7 @@ class SqlStore(ABC):
         messages: Sequence[OutboxMessage] = (),
     ) -> bool:
         data = pack(response)
-        events = b"" if segment is None else pack(segment.events)
+        events = b"" if segment is None else pack_events(segment.events)
         others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
         keys, calls = _index_keys(others), call_digests(response)
 

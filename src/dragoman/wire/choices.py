@@ -92,23 +92,6 @@ def decode_sampling(
     )
 
 
-def encode_sampling(sampling: Sampling, dialect: Dialect) -> dict[str, JSON]:
-    """The sampling values, null where there is none."""
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        dialect.repetition_penalty: sampling.repetition_penalty,
-        "seed": sampling.seed,
-        "stop": sampling.stop or None,
-        "logit_bias": sampling.logit_bias,
-        "n": sampling.n,
-    }
-
-
 class _StreamOptions(Struct):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None

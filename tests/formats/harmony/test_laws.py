@@ -103,7 +103,7 @@ def test_any_grouping_of_tokens_gives_the_same_events(
 SOUPS = 50
 
 
-@settings(max_examples=samples(10_000, 100_000) // SOUPS)
+@settings(max_examples=samples(5_000, 100_000) // SOUPS)
 @given(st.integers(0, 1 << 60), st.sampled_from(["stop", "length"]))
 def test_any_tokens_are_parsed_the_same_in_any_grouping(seed: int, reason: str) -> None:
     random = Random(seed)

@@ -17,10 +17,7 @@ from dragoman.core.item import (
     ItemReference,
     Message,
 )
-from dragoman.core.request import (
-    NamedTool,
-    Request,
-)
+from dragoman.core.request import NamedTool, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
 

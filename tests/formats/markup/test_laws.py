@@ -16,15 +16,7 @@ from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import all_marks
 from dragoman.formats.prompt import ByteTokenizer
-from tests.formats.markup.parsing import (
-    FAMILIES,
-    TOOLS,
-    Parsed,
-    deltas,
-    parse,
-    parse_ids,
-    tokens,
-)
+from tests.formats.markup.parsing import FAMILIES, TOOLS, Parsed, deltas, parse, parse_ids, tokens
 from tests.samples import samples
 
 WORDS = (
@@ -60,7 +52,7 @@ def check(outcome: Parsed) -> None:
     assert [words for _, words in deltas(outcome.events) if words] == said
 
 
-@settings(max_examples=samples(400, 20_000))
+@settings(max_examples=samples(250, 20_000))
 @given(any_soup, cuts, tools, reasons)
 def test_p5_any_split_of_a_text_gives_the_same_items(mixed, places, offered, reason) -> None:
     family, words = mixed
@@ -74,7 +66,7 @@ def test_p5_any_split_of_a_text_gives_the_same_items(mixed, places, offered, rea
         check(split)
 
 
-@settings(max_examples=samples(400, 20_000))
+@settings(max_examples=samples(250, 20_000))
 @given(any_soup, st.integers(2, 9), tools, reasons)
 def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reason) -> None:
     family, words = mixed
@@ -86,7 +78,7 @@ def test_any_grouping_of_tokens_gives_the_same_events(mixed, size, offered, reas
     check(one)
 
 
-@settings(max_examples=samples(100, 1_000))
+@settings(max_examples=samples(50, 1_000))
 @given(st.sampled_from(FAMILIES), st.integers(0, 2**32), tools, reasons)
 def test_nothing_is_raised_on_any_tokens(family, seed, offered, reason) -> None:
     """A hundred token soups for each example."""

@@ -21,24 +21,12 @@ from dragoman.core.event import (
     Progress,
     Started,
 )
-from dragoman.core.item import (
-    FunctionCall,
-    Message,
-    Text,
-)
+from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.request import Request
 from dragoman.core.response import Response, Usage
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD, Dialect
-from tests.wire.chat.answering import (
-    ASKED,
-    WITH_USAGE,
-    body,
-    chunks,
-    deltas,
-    tell,
-    told,
-)
+from tests.wire.chat.answering import ASKED, WITH_USAGE, body, chunks, deltas, tell, told
 
 STARTED = Started("R", 5, "m")
 SAID = Message("assistant", (Text("Hello"),), "msg", "completed")

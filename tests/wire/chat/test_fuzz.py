@@ -16,7 +16,7 @@ from tests.wire.chat.answering import body, hear, tell
 from tests.wire.chat.test_cases import ALL, REQUESTS, STREAMS, stream
 from tests.wire.damage import damaged
 
-plenty = settings(max_examples=samples(150, 3_000))
+plenty = settings(max_examples=samples(100, 3_000))
 
 
 @plenty

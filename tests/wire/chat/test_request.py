@@ -23,10 +23,7 @@ from dragoman.core.item import (
     Unknown,
     UnknownPart,
 )
-from dragoman.core.request import (
-    FunctionTool,
-    Request,
-)
+from dragoman.core.request import FunctionTool, Request
 from dragoman.wire.chat import CHAT
 from dragoman.wire.chat import tools as tools_module
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
@@ -192,3 +189,9 @@ def test_part_without_a_form_is_encoded_as_text(part: Part) -> None:
 def test_refused_items_give_no_message() -> None:
     items = (ItemReference("i"), Message("user", "hello"), Compaction("blob"))
     assert encode_messages(items, STANDARD, []) == [{"role": "user", "content": "hello"}]
+
+
+def test_null_among_the_fields_of_an_assistant_message_counts_as_absent() -> None:
+    nulls = {"audio": None, "function_call": None, "reasoning": None, "refusal": None}
+    said = {"role": "assistant", "content": "Hi."}
+    assert decode(messages=[{**said, **nulls}]) == decode(messages=[said])

@@ -25,6 +25,7 @@ from dragoman.wire.losses import (
     Losses,
     Row,
     Table,
+    Test,
     foreign,
     is_true,
     rows,
@@ -44,6 +45,16 @@ def _new_summary(item: Any, _: Any) -> bool:
     thoughts = [part.text for part in item.content if isinstance(part, Thought)]
     summary = [part.text for part in item.summary if isinstance(part, Summary)]
     return bool(item.summary) and (thoughts != summary or len(summary) != len(item.summary))
+
+
+def _summaries(how: str, test: Test) -> tuple[Row, Row]:
+    """The rows of summaries: Chat has one field for them and for the reasoning itself."""
+    field, alone, beside = "Reasoning.summary", "alone", "beside other reasoning"
+    instead, left_out = f"{how} in place of the reasoning itself", f"the reasoning itself is {how}"
+    return (
+        Row(field, "emulated", instead, alone, lambda i, r: test(i, r) and not i.content),
+        Row(field, "dropped", left_out, beside, lambda i, r: test(i, r) and i.content),
+    )
 
 
 _REQUEST = Table(
@@ -124,20 +135,7 @@ _REQUEST = Table(
         )
     ),
     Row("Reasoning.content", "carried", "as reasoning of the message it led to"),
-    Row(
-        "Reasoning.summary",
-        "emulated",
-        "sent in place of the reasoning itself",
-        "alone",
-        lambda item, _: not item.content and _new_summary(item, _),
-    ),
-    Row(
-        "Reasoning.summary",
-        "dropped",
-        "the reasoning itself is sent",
-        "beside other reasoning",
-        lambda item, _: item.content and _new_summary(item, _),
-    ),
+    *_summaries("sent", _new_summary),
     Row("Reasoning.encrypted", "dropped", "Chat has no encrypted reasoning"),
     _CALLS,
     rows("carried", "as a tool message", "FunctionCallOutput.call_id output"),
@@ -213,20 +211,7 @@ _ANSWER = Table(
     Row("Message.phase", "dropped", "Chat messages have no phase"),
     Row("Message.name", "dropped", "an answer has no name", silent=True),
     Row("Reasoning.content", "carried", "as reasoning of the message"),
-    Row(
-        "Reasoning.summary",
-        "emulated",
-        "shown in place of the reasoning itself",
-        "alone",
-        lambda item, _: item.summary and not item.content,
-    ),
-    Row(
-        "Reasoning.summary",
-        "dropped",
-        "the reasoning itself is shown",
-        "beside other reasoning",
-        lambda item, _: item.summary and item.content,
-    ),
+    *_summaries("shown", is_true("summary")),
     Row("Reasoning.encrypted", "dropped", "Chat has no encrypted reasoning"),
     Row("Compaction", "dropped", "Chat has no compactions"),
     Row("Unknown", "dropped", _NO_HOSTED, *_FOREIGN),

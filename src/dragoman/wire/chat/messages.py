@@ -217,7 +217,7 @@ def decode_messages(data: Raw | list[Any]) -> tuple[Item, ...]:
                 ]
             )
         if isinstance(message, _Assistant):
-            turn = _assistant_items(message, content, rest, number)
+            turn = _assistant_items(message, content, rest, f"messages[{number}]")
             for item in turn if message.tool_calls or message.function_call is not ABSENT else ():
                 match item:
                     case FunctionCall() | CustomToolCall():
@@ -256,14 +256,18 @@ def decode_messages(data: Raw | list[Any]) -> tuple[Item, ...]:
 
 
 def _assistant_items(
-    message: _Assistant, given: Content | None, rest: dict[str, JSON], place: int
+    message: _Assistant, given: Content | None, rest: dict[str, JSON], path: str
 ) -> list[Item]:
     """The items of an assistant message; there is always one."""
     items: list[Item] = []
-    reasoning = None
-    if message.reasoning_content is not ABSENT or message.reasoning is not ABSENT:
-        reasoning = _reasoning_text(message, rest)
-    details = message.reasoning_details
+    reasoning, details = None, message.reasoning_details
+    for name in ("reasoning_content", "reasoning"):  # what else stands there is an unknown field
+        if (raw := getattr(message, name)) is not ABSENT:
+            value = json.value_of(raw)
+            if isinstance(value, str) and not reasoning:
+                reasoning = value
+            elif value is not None and value != reasoning:
+                rest[name] = value
     if reasoning is not None or details:
         json.check_depth(details)
         thoughts = () if reasoning is None else (Thought(reasoning),)
@@ -271,59 +275,30 @@ def _assistant_items(
         items.append(Reasoning(thoughts, extra=extra))
     calls: list[FunctionCall | CustomToolCall | Unknown] = []
     if message.tool_calls:
-        path = f"messages[{place}].tool_calls"
-        calls = [_call(raw, f"{path}[{n}]") for n, raw in enumerate(message.tool_calls)]
+        calls = [_call(raw, f"{path}.tool_calls[{n}]") for n, raw in enumerate(message.tool_calls)]
     if message.function_call is not ABSENT and bytes(message.function_call) != b"null":
         if calls:
             rest["function_call"] = json.value_of(message.function_call)
         else:
-            path, call_id = f"messages[{place}].function_call", f"call_legacy_{place}"
-            call, more = _function_calls.read(message.function_call, path)
+            call, more = _function_calls.read(message.function_call, f"{path}.function_call")
+            call_id = f"call_legacy_{path[9:-1]}"  # by the number of the message
             calls = [_function_call(call_id, call, to_extra({}, function=more))]
     content = None if given == () else given
-    if message.refusal or message.audio is not ABSENT:
-        content = _with_refusal_and_audio(content, message, f"messages[{place}]")
+    added: list[Part] = [Refusal(message.refusal)] if message.refusal else []
+    if message.audio is not ABSENT:
+        audio, more = _past_audio.read_optional(message.audio, f"{path}.audio")
+        if audio is not None:
+            at, said, extra = audio.expires_at, audio.transcript, to_extra(more)
+            past = Audio(audio.data, id=audio.id, transcript=said, expires_at=at, extra=extra)
+            added.append(past)
+    if added:  # they are fields of their own on this wire
+        content = (*(parts(content) if content else ()), *added)
     if content is not None or message.name or rest or not calls:
         if content is None:
             content = () if calls else ""
         extra = to_extra(rest) if rest else None
         items.append(Message("assistant", content, name=message.name, extra=extra))
     return items + calls
-
-
-def _reasoning_text(message: _Assistant, rest: dict[str, JSON]) -> str | None:
-    """The reasoning, under any of the names servers have for it; what else stands there is added
-    to the unknown fields."""
-    text = None
-    for name, raw in (
-        ("reasoning_content", message.reasoning_content),
-        ("reasoning", message.reasoning),
-    ):
-        value = json.value_of(raw)
-        if isinstance(value, str) and not text:
-            text = value
-        elif value is not None and value != text:
-            rest[name] = value
-    return text
-
-
-def _with_refusal_and_audio(
-    content: Content | None, message: _Assistant, path: str
-) -> Content | None:
-    """The content of an assistant message, with its refusal and its past audio as parts."""
-    added: list[Part] = [Refusal(message.refusal)] if message.refusal else []
-    if message.audio is not ABSENT and bytes(message.audio) != b"null":
-        audio, rest = _past_audio.read(message.audio, f"{path}.audio")
-        added.append(
-            Audio(
-                audio.data,
-                transcript=audio.transcript,
-                id=audio.id,
-                expires_at=audio.expires_at,
-                extra=to_extra(rest),
-            )
-        )
-    return (*(parts(content) if content else ()), *added) if added else content
 
 
 def _part(data: Any, path: str) -> Part:

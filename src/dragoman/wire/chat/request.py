@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import asdict
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON, Extra
@@ -18,7 +19,6 @@ from dragoman.core.request import (
     OutputFormat,
     ReasoningOptions,
     Request,
-    Sampling,
     StreamOptions,
     TextFormat,
     ToolChoice,
@@ -27,7 +27,6 @@ from dragoman.wire import json
 from dragoman.wire.choices import (
     SamplingFields,
     decode_sampling,
-    encode_sampling,
     encode_stream,
     stream_options,
 )
@@ -122,7 +121,6 @@ _body = Reader(
     stream_options=stream_options.strict | None,
 )
 _INTEGERS = ("max_completion_tokens", "max_tokens", "n", "seed", "top_k", "top_logprobs")
-_NO_SAMPLING = Sampling()
 
 
 # ---- decoding ----------------------------------------------------------------------------
@@ -275,6 +273,10 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "model": request.model,
         "messages": messages,
         dialect.max_tokens: request.max_output_tokens,
+        **asdict(sampling),
+        "stop": sampling.stop or None,
+        "repetition_penalty": None,
+        dialect.repetition_penalty: sampling.repetition_penalty,
         "logprobs": logprobs,
         "response_format": None if format is None else _encode_format(format),
         "verbosity": request.verbosity,
@@ -293,9 +295,6 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "moderation": request.moderation,
         "web_search_options": request.web_search,
     }
-    if sampling != _NO_SAMPLING:
-        given |= encode_sampling(sampling, dialect)
-        given["top_logprobs"] = sampling.top_logprobs
     if (audio := request.audio) is not None:
         spoken = {"voice": audio.voice, "format": audio.format}
         given["audio"] = restore(_given(spoken), audio.extra)

@@ -8,6 +8,7 @@ answer a choice of something else in as many ways as there are servers.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Raw
 
@@ -43,7 +44,7 @@ def decode(raw: Raw) -> tuple[Tool, ...]:
     tools = _decoded.get(data)
     if tools is None:
         fields = Fields({"tools": json.load(data)})
-        tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+        tools = tuple([_tool(tool) for tool in fields.objects("tools")])
         _decoded.put(data, tools, len(data))
     return tools
 
@@ -53,30 +54,18 @@ def decode_functions(request: Fields) -> tuple[FunctionTool, ...]:
     return tuple(_function(function, {}) for function in request.objects("functions"))
 
 
-def _tool(tool: Fields) -> Tool:
-    kind = _kind(tool)
-    if kind == "namespace":
-        name, description = tool.need("name"), tool.string("description")
-        tools = tuple(_grouped(each) for each in tool.objects("tools"))
-        return Namespace(name, tools, description, to_extra(tool.rest()))
-    return _single(tool, kind)
-
-
-def _grouped(tool: Fields) -> FunctionTool | CustomTool | UnknownTool:
-    kind = _kind(tool)
-    if kind == "namespace":
-        raise tool.wrong("type", "is a namespace inside a namespace")
-    if kind == "function" and "function" not in tool:
-        return _function(tool, {})  # without the inner object, as another protocol has it
-    return _single(tool, kind)
-
-
-def _kind(tool: Fields) -> str:
-    return tool.string("type") or ("function" if "function" in tool else tool.need("type"))
-
-
-def _single(tool: Fields, kind: str) -> FunctionTool | CustomTool | UnknownTool:
+def _tool(tool: Fields, *, grouped: bool = False) -> Any:
+    """One tool; `grouped` inside a namespace, where there are no others."""
+    kind = tool.string("type") or ("function" if "function" in tool else tool.need("type"))
     match kind:
+        case "namespace" if grouped:
+            raise tool.wrong("type", "is a namespace inside a namespace")
+        case "namespace":
+            name, description = tool.need("name"), tool.string("description")
+            tools = tuple([_tool(each, grouped=True) for each in tool.objects("tools")])
+            return Namespace(name, tools, description, to_extra(tool.rest()))
+        case "function" if grouped and "function" not in tool:
+            return _function(tool, {})  # without the inner object, as another protocol has it
         case "function":
             inner = _inner(tool, "function")
             return _function(inner, tool.rest())

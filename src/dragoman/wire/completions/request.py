@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Raw
+from msgspec.structs import asdict
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON, Extra
@@ -15,7 +16,6 @@ from dragoman.wire import json
 from dragoman.wire.choices import (
     SamplingFields,
     decode_sampling,
-    encode_sampling,
     encode_stream,
     stream_options,
 )
@@ -146,8 +146,12 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "prompt": prompts[0] if len(prompts) == 1 else prompts,
         "echo": request.echo or None,
         "max_tokens": request.max_output_tokens,
-        **encode_sampling(sampling, dialect),
+        **asdict(sampling),
+        "stop": sampling.stop or None,
+        "repetition_penalty": None,
+        dialect.repetition_penalty: sampling.repetition_penalty,
         "logprobs": (sampling.top_logprobs or 0) if sampling.logprobs else None,
+        "top_logprobs": None,
         "user": request.user,
         **encode_stream(request, dialect, NAME, notes),
     }

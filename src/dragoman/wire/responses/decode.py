@@ -490,7 +490,7 @@ _ENDS = {
     "response.cancelled": "cancelled",
     "response.failed": "failed",
 }
-"""Terminal events, and the status of a response that does not say its own."""
+"""Terminal events, and the status of a response that has none of its own."""
 
 _REASONS = {theirs: ours for ours, theirs in REASONS.items()}
 _TIERS = frozenset({"auto", "default"})
@@ -610,7 +610,7 @@ class Decoder:
 
     @property
     def ended(self) -> bool:
-        """Whether the wire said that the answer is over."""
+        """Whether the server ended the answer."""
         return self._turn.over or self._done or self._fault is not None
 
     # ---- events --------------------------------------------------------------------------
@@ -671,7 +671,7 @@ class Decoder:
     # ---- the response --------------------------------------------------------------------
 
     def _header(self, response: Fields) -> None:
-        """What a snapshot says of the whole: who answers, what was counted, what is unknown."""
+        """What a snapshot has of the whole: who answers, what was counted, what is unknown."""
         unknown = {n: v for n, v in dense(response).items() if n not in FIELDS}
         if isinstance(tier := response.get("service_tier"), str) and tier not in _TIERS:
             unknown["service_tier"] = tier
@@ -686,7 +686,7 @@ class Decoder:
         self._turn.usage = decode(response.get("usage")) or self._turn.usage
 
     def _end(self, response: Fields, named: str) -> None:
-        """The response is over, in the way it says itself or else as the event is `named`."""
+        """The response is over, with its own status or else as the event is `named`."""
         given, output = response.get("status"), response.get("output")
         status = given if isinstance(given, str) else named
         failed = status in ("failed", "in_progress", "queued")

@@ -36,7 +36,7 @@ from dragoman.wire import error, json, sse
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from .items import (
-    SEALED,
+    ENCRYPTED,
     WIRE,
     encode_annotation,
     encode_item,
@@ -84,7 +84,7 @@ class Encoder:
     def __init__(self, request: Request, dialect: Dialect = STANDARD) -> None:
         self._echo = Echo(request)
         self._queued = bool(request.background)
-        self._hides = request.store is True and SEALED not in request.include
+        self._hides = request.store is True and ENCRYPTED not in request.include
         self._nested_error = dialect.error_event == "nested"
         self._names = {**_NAMES, "reasoning": dialect.reasoning_events}
         self._id = ""  # of the response

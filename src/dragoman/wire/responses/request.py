@@ -50,7 +50,6 @@ from .items import (
     dense,
     encode_item,
     from_extra,
-    merge,
     to_extra,
 )
 from .losses import LOSSES
@@ -340,7 +339,7 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
         "presence_penalty": sampling.presence_penalty,
         "top_logprobs": sampling.top_logprobs,
         "include": include or None,
-        "store": bool(request.store),
+        "store": None if "store" in unknown else bool(request.store),
         **{name: getattr(request, name) for name in _PLAIN},
     }
     if (reasoning := request.reasoning) is not None:
@@ -349,7 +348,7 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     if options is not None:  # usage is part of every answer here
         obfuscation = {"include_obfuscation": options.include_obfuscation}
         encoded["stream_options"] = dense({**obfuscation, **from_extra(options.extra)}) or None
-    encoded = dense(merge(encoded, {**vendor, **unknown}))
+    encoded = dense(json.merge(encoded, {**vendor, **unknown}))
     for name in sorted(dialect.drop & encoded.keys()):
         del encoded[name]
         losses += (Loss(name, "dropped", "the model's server does not take it"),)

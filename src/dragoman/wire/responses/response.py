@@ -21,8 +21,9 @@ from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
 from dragoman.wire.json import Fields
 
-from . import items, request, tools
-from .items import WIRE, dense, from_extra, merge, to_extra
+from . import items, tools
+from .items import WIRE, dense, from_extra, to_extra
+from .request import encode_instructions
 
 _ALIASES = {
     "prompt_tokens": "input_tokens",
@@ -78,7 +79,7 @@ def encode_usage(usage: Usage) -> dict[str, JSON]:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": read + written if usage.total_tokens is None else usage.total_tokens,
     }
-    return merge(encoded, from_extra(usage.extra)) if usage.extra else encoded
+    return json.merge(encoded, from_extra(usage.extra)) if usage.extra else encoded
 
 
 SNAPSHOT_PREFIX = "resp_"
@@ -86,27 +87,12 @@ SNAPSHOT_PREFIX = "resp_"
 
 CODES = frozenset(
     {
-        "server_error",
-        "rate_limit_exceeded",
-        "invalid_prompt",
-        "data_residency_mismatch",
-        "bio_policy",
-        "misalignment_policy_violation",
-        "vector_store_timeout",
-        "invalid_image",
-        "invalid_image_format",
-        "invalid_base64_image",
-        "invalid_image_url",
-        "image_too_large",
-        "image_too_small",
-        "image_parse_error",
-        "image_content_policy_violation",
-        "invalid_image_mode",
-        "image_file_too_large",
-        "unsupported_image_media_type",
-        "empty_image_file",
-        "failed_to_download_image",
-        "image_file_not_found",
+        *("server_error", "rate_limit_exceeded", "invalid_prompt", "data_residency_mismatch"),
+        *("bio_policy", "misalignment_policy_violation", "vector_store_timeout", "invalid_image"),
+        *("invalid_image_format", "invalid_base64_image", "invalid_image_url", "image_too_large"),
+        *("image_too_small", "image_parse_error", "image_content_policy_violation"),
+        *("invalid_image_mode", "image_file_too_large", "unsupported_image_media_type"),
+        *("empty_image_file", "failed_to_download_image", "image_file_not_found"),
     }
 )
 """All that the code of a failed response can be."""
@@ -138,48 +124,48 @@ class Echo:
 
     __slots__ = ("data", "fields")
 
-    def __init__(self, asked: Request) -> None:
-        sampling, thinking, conversation = asked.sampling, asked.reasoning, asked.conversation
+    def __init__(self, request: Request) -> None:
+        sampling, thinking, conversation = request.sampling, request.reasoning, request.conversation
         text: dict[str, JSON] = {"format": {"type": "text"}}
-        if asked.format is not None:
-            text["format"] = tools.encode_format(asked.format, full=True)
-        if asked.verbosity is not None:
-            text["verbosity"] = asked.verbosity
+        if request.format is not None:
+            text["format"] = tools.encode_format(request.format, full=True)
+        if request.verbosity is not None:
+            text["verbosity"] = request.verbosity
         reasoning: dict[str, JSON] = {"effort": None, "summary": None}
         if thinking is not None:
             reasoning = {"effort": thinking.effort, "summary": thinking.summary}
             reasoning |= from_extra(thinking.extra)
-        choice, given = asked.tool_choice, asked.instructions
+        choice = request.tool_choice
         self.fields: dict[str, JSON] = {
-            "background": bool(asked.background),
-            "instructions": request.encode_instructions(asked) if given else given,
-            "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": asked.max_tool_calls,
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "previous_response_id": asked.previous_response_id,
-            "prompt_cache_key": asked.prompt_cache_key,
+            "background": bool(request.background),
+            "instructions": encode_instructions(request),
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
             "reasoning": reasoning,
-            "safety_identifier": asked.safety_identifier,
-            "service_tier": asked.service_tier or "default",
-            "store": bool(asked.store),
+            "safety_identifier": request.safety_identifier,
+            "service_tier": request.service_tier or "default",
+            "store": bool(request.store),
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
             "text": text,
             "tool_choice": tools.encode_choice(choice) if choice else "auto",
-            "tools": tools.echo_all(asked.tools) if asked.tools else [],
+            "tools": tools.echo_all(request.tools) if request.tools else [],
             "top_logprobs": sampling.top_logprobs or 0,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
             "presence_penalty": sampling.presence_penalty or 0.0,
             "frequency_penalty": sampling.frequency_penalty or 0.0,
-            "truncation": asked.truncation or "disabled",
-            "metadata": asked.metadata or {},
+            "truncation": request.truncation or "disabled",
+            "metadata": request.metadata or {},
         }
         if conversation is not None:
             named = isinstance(conversation, str)
             self.fields["conversation"] = {"id": conversation} if named else conversation
-        if asked.user is not None:
-            self.fields["user"] = asked.user
-        if asked.prompt_cache_retention is not None:
-            self.fields["prompt_cache_retention"] = asked.prompt_cache_retention
+        if request.user is not None:
+            self.fields["user"] = request.user
+        if request.prompt_cache_retention is not None:
+            self.fields["prompt_cache_retention"] = request.prompt_cache_retention
         self.data = json.dump(self.fields)[1:-1]
 
 
