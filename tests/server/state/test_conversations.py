@@ -125,7 +125,7 @@ async def test_invalid_conversation_field_is_named(
 async def test_an_item_of_a_response_is_added_by_reference(server: Server) -> None:
     first = await server.sdk.responses.create(model="stub", input="Hi")
     talk = await server.sdk.conversations.create(
-        items=[{"type": "item_reference", "id": first.output[0].id}]  # type: ignore[list-item]
+        items=[{"type": "item_reference", "id": first.output[0].id}]
     )
     await server.sdk.responses.create(model="stub", input="Go on", conversation=talk.id)
     asked = server.app._engine.asked[-1][0]

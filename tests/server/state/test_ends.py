@@ -112,7 +112,7 @@ async def test_failed_begin_of_a_background_run_leaves_nothing(store: Store) -> 
         async def fail(_: Record) -> None:
             raise StoreError("The disk is full.")
 
-        store.begin = fail  # type: ignore[method-assign]
+        store.begin = fail
         assert (await server.ask(background=True)).status == 500
         assert not server.memory.runs.live
 
