@@ -331,10 +331,10 @@ async def test_connection_whose_end_cannot_be_written_is_dropped(
 ) -> None:
     write, start = HTTPExchange.write, HTTPExchange.start
 
-    def written(self: HTTPExchange, body: bytes, *, more: bool) -> None:
+    def written(self: HTTPExchange, body: bytes, *, more: bool) -> bool:
         if not more:
             raise RuntimeError("on purpose")
-        write(self, body, more=more)
+        return write(self, body, more=more)
 
     def started(self: HTTPExchange, status: int, headers: Any, body: bytes | None = None) -> None:
         start(self, status, headers, None)

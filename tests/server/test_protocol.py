@@ -66,9 +66,9 @@ class Wire:
 
 def exchange(wire: Any) -> HTTPExchange:
     made = HTTPExchange("POST", "/", b"", [])
-    made.connection = cast(
-        Any, SimpleNamespace(defaults=b"", transport=wire, complete=lambda exchange: None)
-    )
+    host = SimpleNamespace(defaults=b"", transport=wire, complete=lambda exchange: None)
+    host.flow = SimpleNamespace(write_paused=False)
+    made.connection = cast(Any, host)
     made.body, made.keep_alive = bytearray(), True
     return made
 

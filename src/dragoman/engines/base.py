@@ -128,9 +128,9 @@ _RENDERED = frozenset(("chat_template_kwargs", "continue_final_message", "docume
 """What prompts are rendered with, though no OpenAI protocol has a field for it."""
 
 
-def unsupported_fields(request: Request, heard: Collection[str] = ()) -> Iterator[Loss]:
-    """A loss for each field that is set and goes nowhere. `heard` are fields of one wire alone that
-    go somewhere here.
+def unsupported_fields(request: Request, carried: Collection[str] = ()) -> Iterator[Loss]:
+    """A loss for each field that is set and goes nowhere. `carried` are fields of one wire
+    alone that go somewhere here.
 
     Raises FaultError for a stored prompt: without it the answer would be to another question.
 
@@ -144,12 +144,12 @@ def unsupported_fields(request: Request, heard: Collection[str] = ()) -> Iterato
         yield Loss("modalities", "dropped", "a prompt is continued in text")
     if request.reasoning is not None and request.reasoning.summary is not None:
         yield Loss("reasoning.summary", "emulated", SUMMARISED)
-    for name, said in _NO_PLACE.items():
+    for name, field in _NO_PLACE.items():
         if getattr(request, name) is not None:
-            yield Loss(said, "dropped", NO_ROOM)
+            yield Loss(field, "dropped", NO_ROOM)
     for fields in (request.extra or {}).values():
         for name in fields:
-            if name not in _RENDERED and name not in heard:
+            if name not in _RENDERED and name not in carried:
                 yield Loss(name, "dropped", NO_ROOM)
 
 

@@ -120,13 +120,14 @@ class ASGIExchange(Exchange):
         if body is not None:
             self.write(body, more=False)
 
-    def write(self, body: bytes, *, more: bool) -> None:
+    def write(self, body: bytes, *, more: bool) -> bool:
         self._parts.append(body)
         self._size += len(body)
         if not more:
             self._complete = True
             self._peer = None
         self._wake()
+        return self.full
 
     def drop(self) -> None:
         """End without the end of the answer, at which hosts drop the connection."""

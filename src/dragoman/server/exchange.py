@@ -75,7 +75,7 @@ class Exchange:
 
     @property
     def full(self) -> bool:
-        """Whether the client does not keep up; what is written then is buffered all the same."""
+        """Whether the client does not keep up."""
         return False
 
     def listen(self, peer: Peer | None) -> None:
@@ -95,8 +95,9 @@ class Exchange:
         """The status and the headers; with a body, the whole answer and its length."""
         raise NotImplementedError
 
-    def write(self, body: bytes, *, more: bool) -> None:
-        """A piece of the body, the last one without `more`."""
+    def write(self, body: bytes, *, more: bool) -> bool:
+        """A piece of the body, the last one without `more`. True where the client does not keep
+        up: what is written then is buffered all the same."""
         raise NotImplementedError
 
     def drop(self) -> None:

@@ -118,13 +118,13 @@ class HTTPExchange(Exchange):
             connection.transport.write(b"".join((*parts, b"" if self._bodiless else body)))
             self.connection.complete(self)
 
-    def write(self, body: bytes, *, more: bool) -> None:
+    def write(self, body: bytes, *, more: bool) -> bool:
+        connection = self.connection
         if self.disconnected:
-            return
-        transport = self.connection.transport
+            return False
         if more and body and self._chunked and not self._head:
-            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            return
+            connection.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return connection.flow.write_paused
         if self._bodiless:
             body = b""
         elif self._chunked:
@@ -133,9 +133,10 @@ class HTTPExchange(Exchange):
         if self._head:
             body, self._head = self._head + body, b""
         if body:
-            transport.write(body)
+            connection.transport.write(body)
         if not more:
-            self.connection.complete(self)
+            connection.complete(self)
+        return connection.flow.write_paused
 
 
 def _target(url: bytes) -> tuple[str, bytes]:
@@ -274,7 +275,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._fresh, self._received = False, 0
-        cycle = cast(Any, self.cycle)
+        cycle: HTTPExchange = self.cycle  # type: ignore[assignment]
         if self._upgrades or cycle.response_complete:
             return
         cycle.body += body
@@ -285,7 +286,7 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._fresh = False
-        cycle = cast(Any, self.cycle)
+        cycle: HTTPExchange = self.cycle  # type: ignore[assignment]
         if not (self._upgrades or cycle.response_complete):
             cycle.more_body = False
             if cycle.waiter is not None:
@@ -326,7 +327,7 @@ class HTTPProtocol(HttpToolsProtocol):
         parser = self.parser
         exchange.keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
         exchange.expects = self.expect_100_continue
-        self.cycle = cast(Any, exchange)
+        self.cycle = exchange  # type: ignore[assignment]  # which has what uvicorn asks of it
         self.headers, self._received = [], 0  # what follows the body changes nothing before it
         if free:
             self._pending = exchange  # answered at the end of this read: its body may be here then

@@ -315,13 +315,13 @@ class Stream(Responder):
         first = not exchange.status
         if first:
             exchange.open(200, [*SSE_HEADERS, *report_headers(self._losses, self._guarantee)])
-        exchange.write(data, more=not over)
+        full = exchange.write(data, more=not over)
         if over:
             exchange.end()
             self.leave()
         elif not self._paused:  # or its client has had its time since then
             self._since = asyncio.get_running_loop().time()
-            if exchange.full:
+            if full:
                 self.pause()
             if first or self._paused:  # what is due next is another thing
                 self.schedule()

@@ -478,7 +478,7 @@ class TokenEngine:
         except FaultError as error:
             raise FaultError(lowered.client_fault(error.fault)) from error
         losses = [*lowered.losses, *lowered.client_losses(prompt.losses)]
-        losses += unsupported_fields(asked, heard=CONSTRAINT_FIELDS)
+        losses += unsupported_fields(asked, carried=CONSTRAINT_FIELDS)
         if requirement is None and asked.tools and asked.parallel_tool_calls is False:
             why = "nothing limits the model to one call"
             losses.append(Loss("parallel_tool_calls", "dropped", why))
