@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
 from dragoman.core.event import Started
@@ -208,7 +209,10 @@ def test_p16_custom_tools_grammars_and_namespaces_are_carried_whole() -> None:
 
 def test_absent_strict_stays_absent_and_is_false_for_other_wires() -> None:
     tool = {"type": "function", "name": "f", "parameters": {}}
-    assert said(asked(tools=[tool]))["tools"] == [tool]
+    request = asked(tools=[tool])
+    assert said(request)["tools"] == [tool]
+    strict = replace(request, tools=(replace(request.tools[0], strict=True),))
+    assert said(strict)["tools"] == [{**tool, "strict": True}]
     assert said(Request(model="m", tools=(FunctionTool("f"),)))["tools"] == [
         {**tool, "strict": False}
     ]

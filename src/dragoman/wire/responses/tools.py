@@ -192,7 +192,13 @@ def encode(tool: Tool) -> dict[str, JSON] | None:
     """One tool; None for one that belongs to another wire."""
     match tool:
         case FunctionTool():
-            return {**_encode_function(tool), **dense(from_extra(tool.extra))}
+            more, strict = from_extra(tool.extra), tool.strict
+            if strict is None and "strict" not in more:  # absent is another thing here
+                strict = False
+            encoded: dict[str, JSON] = {"type": "function", "name": tool.name}
+            encoded["description"] = tool.description
+            encoded |= {"parameters": tool.parameters or {}, "strict": strict}
+            return dense({**encoded, **dense(more)})
         case CustomTool():
             encoded = {"type": "custom", "name": tool.name, "description": tool.description}
             more = dict(from_extra(tool.extra))
@@ -205,16 +211,6 @@ def encode(tool: Tool) -> dict[str, JSON] | None:
             return dense({**encoded, "tools": encode_all(tool.tools), **from_extra(tool.extra)})
         case _:
             return {"type": tool.kind, **tool.value} if tool.wire == WIRE else None
-
-
-def _encode_function(tool: FunctionTool) -> dict[str, JSON]:
-    encoded: dict[str, JSON] = {"type": "function", "name": tool.name}
-    if tool.description is not None:
-        encoded["description"] = tool.description
-    encoded["parameters"] = {} if tool.parameters is None else tool.parameters
-    if tool.strict is not None or "strict" not in from_extra(tool.extra):
-        encoded["strict"] = bool(tool.strict)
-    return encoded
 
 
 def echo_all(tools: tuple[Tool, ...]) -> Raw:
