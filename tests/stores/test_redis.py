@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.event import Delta, Started
-from dragoman.core.item import Message
-from dragoman.core.request import Request
 from dragoman.stores import redis as redis_pubsub
-from dragoman.stores.base import LogSegment, Record, Retention, StoreError
+from dragoman.stores.base import LogSegment, Retention, StoreError
 from dragoman.stores.factory import open_store
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.redis import MAX_LENGTH, STREAM, RedisPubSub, _entries
 from tests import redis
 from tests.postgres import Postgres
+from tests.stores.test_postgres import record
 
 PASSWORD = "hunter2"
 
@@ -27,11 +26,6 @@ PASSWORD = "hunter2"
 def address() -> Iterator[str]:
     with redis.running(PASSWORD) as url:
         yield url
-
-
-def record(id: str) -> Record:
-    asked = Request(model="m", items=(Message("user", "Hi", id=f"msg_{id}"),))
-    return Record(id=id, tenant="t", wire="responses", created_at=50, request=asked)
 
 
 async def test_append_on_one_server_wakes_waiter_on_another(
