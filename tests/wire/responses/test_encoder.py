@@ -468,3 +468,13 @@ def test_an_answer_in_the_background_begins_as_queued() -> None:
         ("response.queued", "queued"),
         ("response.in_progress", "in_progress"),
     ]
+
+
+def test_deltas_of_another_choice_have_no_place() -> None:
+    message, text = Message("assistant"), Text("")
+    events: list[Event] = [Started("1", 0, "m")]
+    for index in (0, 1):
+        events += [ItemAdded(index, message, choice=1 - index), PartAdded(index, 0, text)]
+    events += [Delta(index, 0, "text", data) for index, data in ((0, "a"), (1, "b"), (1, "c"))]
+    deltas = [each["delta"] for each in told(events) if each["type"].endswith("text.delta")]
+    assert deltas == ["b", "c"]

@@ -214,14 +214,7 @@ def decode(data: bytes) -> Request:
     try:
         request = _decode(data)
     except (FaultError, ValueError, *json.BROKEN) as error:
-        # What is no JSON, or nested too deeply, is refused as that before anything else.
-        fields = json.parse(data).rest()
-        given = {name: fields.get(name) for name in _INTEGERS}
-        rounded = {n: int(v) for n, v in given.items() if isinstance(v, float) and v.is_integer()}
-        if isinstance(error, FaultError) and not rounded:
-            raise
-        # Lone surrogates, which msgspec does not read, are replaced; `4096.0` counts as an integer.
-        request = _decode(json.dump(fields | rounded))
+        request = _decode(json.mended(data, error, _INTEGERS))
     check(request)
     return request
 
