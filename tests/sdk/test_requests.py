@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from tests.mock import chunk, completion, mock, plain, stream
 from tests.sdk.behind import Behind, Face, behind, by_form
-from tests.sdk.scenes import SCENES, USAGE, WEATHER, tools
+from tests.sdk.scenes import SCENES, USAGE
 from tests.sdk.speaking import answering, custom_call, message
 
 
@@ -110,33 +110,6 @@ async def test_strict_tool_calls_are_parsed_by_the_sdk(face: Face) -> None:
         response = await server.parsed("responses", tools=[tool])
         assert response.output[0].parsed_arguments == {"city": "Rome"}
         assert sent(server)["tools"] == offered == [chat_tool]
-
-
-@pytest.mark.parametrize(
-    ("chat", "responses"),
-    [
-        ("auto", "auto"),
-        ("required", "required"),
-        ("none", "none"),
-        (
-            {"type": "function", "function": {"name": "weather"}},
-            {"type": "function", "name": "weather"},
-        ),
-    ],
-    ids=["auto", "required", "none", "named"],
-)
-async def test_tool_choice_is_the_same_over_both_wires(chat: Any, responses: Any) -> None:
-    offered = tools(WEATHER)
-    async with behind(SCENES["call"].handler) as server:
-        await server.whole("chat", tool_choice=chat, **offered["chat"])
-        first = sent(server)
-        await server.whole("responses", tool_choice=responses, **offered["responses"])
-    assert sent(server)["tool_choice"] == first["tool_choice"] == chat
-    assert sent(server)["tools"] == first["tools"] == offered["chat"]["tools"]
-    async with behind(answering(message("Yes.")), wire="responses") as server:
-        await server.whole("chat", tool_choice=chat, **offered["chat"])
-        assert sent(server)["tool_choice"] == responses
-        assert sent(server)["tools"] == offered["responses"]["tools"]
 
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
