@@ -1,7 +1,5 @@
 """The servers under test: Dragoman as it is started, before its demo and before llama.cpp."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

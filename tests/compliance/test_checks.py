@@ -5,8 +5,6 @@ the official SDK, the order of events by its grammar, the text by what the tiny 
 a server without a model may say anything in the right form.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ its own items again, just as they were given, with the null fields that its type
 Codex itself is run, over server-sent events and over a WebSocket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

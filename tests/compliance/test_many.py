@@ -1,7 +1,5 @@
 """Many at once and much at once: ten streams side by side, and prompts of 800 kB."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

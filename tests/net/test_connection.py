@@ -47,6 +47,13 @@ def connected(limits: Limits | None = None) -> tuple[Connection, Wire]:
     return connection, wire
 
 
+def asked(**times: float) -> tuple[Connection, Wire]:
+    """A connection with its request written."""
+    connection, wire = connected()
+    connection.send(b"", **times)
+    return connection, wire
+
+
 async def whole(connection: Connection) -> bytes:
     await connection.read_head()
     body = b""
@@ -114,8 +121,7 @@ async def test_answer_cut_anywhere_is_an_error_that_names_the_phase(name: str) -
 
 
 async def test_data_before_a_cut_is_returned_first() -> None:
-    connection, _ = connected()
-    connection.send(b"")
+    connection, _ = asked()
     connection.data_received(plain(b"hello")[:-2])
     connection.connection_lost(ConnectionResetError(104, "Connection reset by peer"))
     await connection.read_head()
@@ -135,8 +141,7 @@ async def test_data_before_a_cut_is_returned_first() -> None:
 )
 @pytest.mark.parametrize("end", ["eof", "lost"])
 async def test_a_body_without_framing_ends_with_the_connection(head: bytes, end: str) -> None:
-    connection, _ = connected()
-    connection.send(b"")
+    connection, _ = asked()
     connection.data_received(head + b"hel")
     reading = asyncio.ensure_future(whole(connection))
     await asyncio.sleep(0)
@@ -148,8 +153,7 @@ async def test_a_body_without_framing_ends_with_the_connection(head: bytes, end:
 
 
 async def test_a_body_without_framing_is_cut_by_a_reset() -> None:
-    connection, _ = connected()
-    connection.send(b"")
+    connection, _ = asked()
     connection.data_received(b"HTTP/1.1 200 OK\r\n\r\nhello")
     connection.connection_lost(ConnectionResetError())
     with pytest.raises(DisconnectedError):
@@ -169,8 +173,7 @@ async def test_a_body_without_framing_is_cut_by_a_reset() -> None:
     ],
 )
 async def test_a_connection_that_must_not_be_used_again_is_closed(answer: bytes) -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(answer)
     assert await whole(connection) == b"hello"
     assert not connection.release(15)
@@ -178,8 +181,7 @@ async def test_a_connection_that_must_not_be_used_again_is_closed(answer: bytes)
 
 
 async def test_bytes_after_an_answer_spoil_the_connection_before_its_release() -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(plain(b"hello"))
     connection.data_received(b"more")
     assert not connection.release(15)
@@ -187,8 +189,7 @@ async def test_bytes_after_an_answer_spoil_the_connection_before_its_release() -
 
 
 async def test_bytes_while_idle_close_the_connection() -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(plain(b"hello"))
     assert connection.release(15)
     connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
@@ -197,8 +198,7 @@ async def test_bytes_while_idle_close_the_connection() -> None:
 
 
 async def test_an_answer_before_the_request_is_written_spoils_the_connection() -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     wire.unsent = 100
     connection.data_received(plain(b"too much", status="413 Content Too Large"))
     assert await whole(connection) == b"too much"
@@ -206,8 +206,7 @@ async def test_an_answer_before_the_request_is_written_spoils_the_connection() -
 
 
 async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection() -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(plain(b"hello")[:-1])
     assert not connection.release(15)
     assert wire.aborted
@@ -231,8 +230,7 @@ async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection() -> 
     ],
 )
 async def test_bytes_that_are_no_http_answer_are_a_protocol_error(answer: bytes) -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(answer)
     with pytest.raises(RemoteProtocolError, match="peer:80"):
         await whole(connection)
@@ -242,8 +240,7 @@ async def test_bytes_that_are_no_http_answer_are_a_protocol_error(answer: bytes)
 
 @pytest.mark.parametrize("bad", [b"zz\r\nhello\r\n", b"3\r\nhello\r\n", b"-1\r\n"])
 async def test_a_bad_chunk_is_a_protocol_error_after_what_came_before(bad: bytes) -> None:
-    connection, _ = connected()
-    connection.send(b"")
+    connection, _ = asked()
     connection.data_received(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n" + bad
     )
@@ -290,8 +287,7 @@ async def test_a_large_body_of_small_chunks_is_not_taken_for_headers() -> None:
 
 
 async def test_all_that_arrived_is_one_piece() -> None:
-    connection, _ = connected()
-    connection.send(b"")
+    connection, _ = asked()
     connection.data_received(chunked(b"a", b"b")[:-5] + b"1\r\nc\r\n")
     connection.data_received(b"1\r\nd\r\n")
     assert await connection.read() == b"abcd"
@@ -303,8 +299,7 @@ async def test_all_that_arrived_is_one_piece() -> None:
 
 
 async def test_a_slow_reader_stops_the_peer() -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n")
     sent = 0
     while wire.reading:
@@ -317,8 +312,7 @@ async def test_a_slow_reader_stops_the_peer() -> None:
 
 
 async def test_a_paused_connection_reads_again_when_it_is_released() -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 300001\r\n\r\n" + b"x" * 300000)
     assert not wire.reading
     connection.data_received(b"x")  # was on its way already
@@ -328,8 +322,7 @@ async def test_a_paused_connection_reads_again_when_it_is_released() -> None:
 
 
 async def test_an_answer_that_was_whole_while_paused_is_not_waited_for() -> None:
-    connection, wire = connected()
-    connection.send(b"", first_byte=0.02, idle=0.02)
+    connection, wire = asked(first_byte=0.02, idle=0.02)
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 300001\r\n\r\n" + b"x" * 300000)
     connection.data_received(b"x")
     assert len(await connection.read()) == 300001
@@ -340,8 +333,7 @@ async def test_an_answer_that_was_whole_while_paused_is_not_waited_for() -> None
 
 
 async def test_a_connection_lost_while_paused_reads_no_more_and_gives_what_came() -> None:
-    connection, wire = connected()
-    connection.send(b"")
+    connection, wire = asked()
     connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 300001\r\n\r\n" + b"x" * 300000)
     connection.connection_lost(ConnectionResetError())
     assert len(await connection.read()) == 300000
@@ -351,8 +343,7 @@ async def test_a_connection_lost_while_paused_reads_no_more_and_gives_what_came(
 
 
 async def test_no_headers_in_time() -> None:
-    connection, wire = connected()
-    connection.send(b"", first_byte=0.02)
+    connection, wire = asked(first_byte=0.02)
     connection.data_received(b"HTTP/1.1 200 OK\r\n")  # a start is not enough
     with pytest.raises(NetTimeoutError, match=r"no response headers in 0\.02 s") as caught:
         await connection.read_head()
@@ -371,8 +362,7 @@ async def test_an_upload_that_gets_on_is_no_silence(monkeypatch) -> None:
 
 
 async def test_silence_in_the_body() -> None:
-    connection, wire = connected()
-    connection.send(b"", first_byte=10, idle=0.03)
+    connection, wire = asked(first_byte=10, idle=0.03)
     connection.data_received(plain(b"hello")[:-3])
     assert await connection.read() == b"he"
     with pytest.raises(NetTimeoutError, match=r"fell silent for 0\.03 s") as caught:
@@ -382,8 +372,7 @@ async def test_silence_in_the_body() -> None:
 
 
 async def test_a_trickle_is_no_silence() -> None:
-    connection, _ = connected()
-    connection.send(b"", idle=0.8)
+    connection, _ = asked(idle=0.8)
     connection.data_received(plain(b"x" * 11)[:-11])
     longest = 0.0
     for _ in range(11):  # longer than the silence allowed, all in all
@@ -399,8 +388,7 @@ async def test_a_trickle_is_no_silence() -> None:
 
 
 async def test_slow_reader_is_no_silence_of_the_peer() -> None:
-    connection, wire = connected()
-    connection.send(b"", idle=0.02)
+    connection, wire = asked(idle=0.02)
     connection.data_received(plain(b"hello")[:-3])
     await asyncio.sleep(0.1)
     assert not wire.aborted
@@ -410,8 +398,7 @@ async def test_slow_reader_is_no_silence_of_the_peer() -> None:
 
 
 async def test_an_idle_connection_expires() -> None:
-    connection, wire = connected()
-    connection.send(b"", first_byte=100, idle=100)
+    connection, wire = asked(first_byte=100, idle=100)
     connection.data_received(plain(b"hello"))
     assert connection.release(0.02)
     closed = asyncio.get_running_loop().create_future()

@@ -1,7 +1,5 @@
 """Exchanges that nothing awaits: the callback, pause and resume, and who gets the connection."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -5,8 +5,6 @@ would build. `Behind` asks by either face of the SDK: the asynchronous one here,
 one in a thread. What is asked and what it means is for the tests to say.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

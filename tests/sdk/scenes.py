@@ -4,8 +4,6 @@ Each scene is one answer in both forms, with what a client must ask to get it an
 is over each protocol. The chunks are what servers send, not what would be neat.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -4,8 +4,6 @@ It is written from the protocol and uses none of the package, so that what is he
 was not said by it. One delta is one word; every item is opened, filled and closed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers of every kind, read by the official SDK: streamed and whole they are the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

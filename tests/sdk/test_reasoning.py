@@ -1,8 +1,6 @@
 """Reasoning over several turns, with the official SDK in front and a server of either protocol
 behind: what its client cannot carry reaches the model all the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """What the official SDK asks for, and what of it reaches a server over the other protocol or the
 same: tools, forms, pictures, results, and the odd fields around them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A server that speaks Responses behind Dragoman: its output, to clients of both protocols."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Failures as the official SDK sees them: its own exceptions, with the field and the code."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

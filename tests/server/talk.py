@@ -2,8 +2,6 @@
 about how an answer is framed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

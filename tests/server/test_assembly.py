@@ -51,7 +51,6 @@ async def test_targets_are_served(
     if "script" in models:
         assert (await answered(engine, asking("script"))).text.startswith("This is a demo")
         error = (await answered(engine, asking("other"))).error
-        assert error is not None
         assert error.code == "model_not_found"
     await engine.close()
 

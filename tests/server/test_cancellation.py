@@ -30,7 +30,6 @@ async def test_a_reason_to_stop_comes_out_as_that_fault() -> None:
         asyncio.get_running_loop().call_soon(watch.stop, REASON)
         await asyncio.Event().wait()
     task = asyncio.current_task()
-    assert task is not None
     assert not task.cancelling()
     await asyncio.sleep(0)  # and is not cancelled after all
 
@@ -97,7 +96,6 @@ async def test_work_that_ends_well_all_the_same_has_ended_well() -> None:
         except asyncio.CancelledError:
             pass
     task = asyncio.current_task()
-    assert task is not None
     assert not task.cancelling()
 
 

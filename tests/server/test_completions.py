@@ -1,7 +1,5 @@
 """Bare prompts and vectors over HTTP: to whoever can, within the bounds of all requests."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence

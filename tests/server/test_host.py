@@ -342,7 +342,6 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize(("workers", "sig"), [("1", signal.SIGTERM), ("3", signal.SIGINT)])
 async def test_a_signal_ends_it_after_the_last_answer(workers: str, sig: int) -> None:
     with running(workers) as process:
-        assert process.stdout is not None
         port = int(await asyncio.to_thread(process.stdout.readline))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post(port, asking(stream=True)))
@@ -356,7 +355,6 @@ async def test_a_signal_ends_it_after_the_last_answer(workers: str, sig: int) ->
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_a_worker_that_dies_is_replaced_and_none_outlives_the_first_process() -> None:
     with running("2") as process:
-        assert process.stdout is not None
         await asyncio.to_thread(process.stdout.readline)
         await asyncio.sleep(1.1)
         before = children(process.pid)

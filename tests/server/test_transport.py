@@ -44,7 +44,6 @@ async def test_whole_answers_over_both_wires() -> None:
         assert response.output_text == "Hello, world"
         assert [model.id async for model in sdk.models.list()] == ["stub"]
     key = stub.asked[0][1].key
-    assert key is not None
     assert key.reveal() == "mine"
 
 

@@ -1,7 +1,5 @@
 """Two of us in a row are as good as one, and two in a ring find out that they are."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager

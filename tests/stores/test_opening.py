@@ -1,7 +1,5 @@
 """A store that cannot be opened: one line that says what happened, where, and what to do."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -97,7 +95,6 @@ async def test_missing_privilege_is_explained(postgres: Postgres) -> None:
 async def test_database_of_later_version_is_refused(postgres: Postgres) -> None:
     address = await postgres.database()
     store = open_store(address, Retention(), {})
-    assert store is not None
     await store.ready()
     await store.close()
     connection = await asyncpg.connect(address)

@@ -1,7 +1,5 @@
 """What only the PostgreSQL store has: connecting, migrating together, notifying other servers."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from contextlib import suppress
@@ -132,7 +130,6 @@ async def test_part_is_deleted_with_its_last_response_and_never_before(postgres:
         for n in range(20):
             await store.put(whole(f"{name}{n}"))
             found = await store.get("t", f"{name}{n}")
-            assert found is not None
             assert found.request == whole(f"{name}{n}").request
             assert await store.delete("t", f"{name}{n}")
 

@@ -1,7 +1,5 @@
 """Pub/sub by Redis: it reaches other servers, and without Redis everything still works."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What only the SQLite store has: a file, and a thread that writes."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """One connection, spoken to in ASGI itself: what a real client would have to be slow to see."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

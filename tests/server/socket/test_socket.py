@@ -1,7 +1,5 @@
 """Responses over WebSocket, as its clients speak it: over a real port, with a real client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

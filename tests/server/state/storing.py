@@ -1,7 +1,5 @@
 """A server with a memory around a stub engine, asked without a socket, and by the official SDK."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

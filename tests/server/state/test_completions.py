@@ -1,7 +1,5 @@
 """Stored chat completions, asked for by the official SDK."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

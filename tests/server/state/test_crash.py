@@ -1,7 +1,5 @@
 """A server that is killed loses nothing it has shown, and its runs are ended by the next one."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

@@ -1,8 +1,6 @@
 """Sealed reasoning of answers that are stored: asked for by us, kept, brought back, and shown only
 to clients that ask to see it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The key that encrypts reasoning: out of the environment, out of a file, or for this process."""
 
-from __future__ import annotations
-
 import pwd
 import stat
 import sys
@@ -76,7 +74,6 @@ def test_a_server_whose_memory_is_its_process_writes_no_file(tmp_path: Path) -> 
 
 async def test_store_has_a_cipher_and_no_store_has_none(tmp_path: Path) -> None:
     memory = open_memory(Settings(store=f"sqlite:{tmp_path / 'store.db'}"), {})
-    assert memory is not None
     assert memory.cipher is not None
     await memory.close()
     assert open_memory(Settings(store="none"), {}) is None

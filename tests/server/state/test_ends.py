@@ -1,7 +1,5 @@
 """Every run ends, in the store as for its client, whoever goes and whatever fails meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -190,7 +188,6 @@ async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
         await all_ended(server)
         (record,) = (await store.list_responses("", None, Paging())).records
         assert record.status == "failed"
-        assert record.response is not None
         assert [item.text for item in record.response.output] == ["Hel"]
         log = [event for segment in await store.log(record.id) for event in segment.events]
         assert fold(log) == record.response

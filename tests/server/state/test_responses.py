@@ -1,8 +1,6 @@
 """Stored responses: kept, chained, listed, replayed, stopped, forgotten; asked by the official SDK
 where it has words for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

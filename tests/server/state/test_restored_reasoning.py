@@ -1,7 +1,5 @@
 """What led to a call is found again in the store: after a restart, and by any other server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """Runs: replayed, in the background, in the foreground, and on other servers."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -142,7 +140,6 @@ async def test_a_failure_in_the_background_is_in_the_record(store: Store) -> Non
         await all_ended(server)
         done = await server.sdk.responses.retrieve(queued.json["id"])
         assert done.status == "failed"
-        assert done.error is not None
         assert "not there" in done.error.message
 
 
@@ -251,7 +248,6 @@ async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_pat
         await request.runs._end_orphans()
         found = await server.sdk.responses.retrieve("resp_dead")
         assert (found.status, found.output_text) == ("failed", "Hel")
-        assert found.error is not None
         assert "stopped before its end" in found.error.message
         assert (await server.sdk.responses.retrieve("resp_young")).status == "failed"
         replay = await server.get("/resp_dead?stream=true")
@@ -335,5 +331,4 @@ async def test_runs_are_ended_when_the_server_shuts_down(tmp_path: Path) -> None
     async with storing(Stub(), opened("sqlite", tmp_path)) as again:
         found = await again.sdk.responses.retrieve(id)
         assert found.status == "failed"
-        assert found.error is not None
         assert "shut down" in found.error.message

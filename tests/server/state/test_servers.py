@@ -1,7 +1,5 @@
 """Several servers on one PostgreSQL: what one of them runs, any other can read, resume and stop."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator

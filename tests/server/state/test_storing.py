@@ -1,7 +1,5 @@
 """What the store is given, and when: unary answers whole, background events before they show."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Webhooks: signed as the official SDK checks it, tried again, sent to no address by accident."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from base64 import b64encode
@@ -175,7 +173,6 @@ async def test_webhook_is_sent_for_an_orphaned_run(tmp_path: Path) -> None:
         first = storing(Stub(*OPENING, 60), opened("sqlite", tmp_path), lease=0.1)
         async with first as here:
             await ask(here)
-            assert here.memory.runs._upkeep is not None
             here.memory.runs._upkeep.cancel()
             store = opened("sqlite", tmp_path)
             async with storing(Stub(), store, webhooks=hooks, lease=0.1) as second:
@@ -266,7 +263,6 @@ async def test_configured_webhooks_are_used() -> None:
     memory = open_memory(
         Settings(store="memory"), {"HOOK": SECRET}, [Webhook(url="http://x/", secret_env="HOOK")]
     )
-    assert memory is not None
     assert memory._sender._webhooks.receivers.get("http://x/") == Receiver(
         url="http://x/", key=KEY, events=EVENTS
     )

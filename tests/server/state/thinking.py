@@ -1,7 +1,5 @@
 """Upstreams that think before they call a tool, and refuse a call without what led to it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -128,7 +128,6 @@ def sealed_reasoning(turn: Turn) -> None:
     _write(turn, index, Summary("In short"), 0)
     _write(turn, index, Thought("At length"), 0)
     item = turn.item(index)
-    assert item is not None
     item.attach_reasoning({}, "gAAAAB+/==")
     turn.close(index)
     turn.text("Yes.")
