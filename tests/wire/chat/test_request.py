@@ -25,8 +25,8 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import FunctionTool, Request
 from dragoman.wire.chat import CHAT
-from dragoman.wire.chat import tools as tools_module
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
+from dragoman.wire.chat.request import encode_tools
 from dragoman.wire.protocol import STANDARD, Dialect
 
 CASES = Path(__file__).with_name("cases")
@@ -121,9 +121,9 @@ def test_tools_are_decoded_and_encoded_once() -> None:
     tools = [{"type": "function", "function": {"name": "once", "parameters": {"type": "object"}}}]
     first, second = decode(tools=tools), decode(tools=tools)
     assert first.tools is second.tools
-    encode = tools_module.encode
-    assert encode(first.tools) is encode(second.tools)
-    assert encode((FunctionTool("once"),)) is not encode((FunctionTool("once"),))
+    assert encode_tools(first.tools) is encode_tools(second.tools)
+    once = (FunctionTool("once"),), (FunctionTool("once"),)
+    assert encode_tools(once[0]) is not encode_tools(once[1])
 
 
 def test_o6_hosted_calls_become_short_text_and_are_reported() -> None:

@@ -40,13 +40,7 @@ from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
 
-from .fields import (
-    NAME,
-    encode_annotation,
-    encode_logprobs,
-    from_extra,
-    restore,
-)
+from .fields import NAME, encode_annotation, encode_logprobs, from_extra, restore
 from .messages import encode_call
 from .request import LEGACY
 

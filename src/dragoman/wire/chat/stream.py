@@ -17,12 +17,7 @@ from dragoman.wire.choices import ChoicesDecoder, Template, decode_tokens, rest
 from dragoman.wire.json import BROKEN, string
 from dragoman.wire.usage import decode_usage
 
-from .fields import (
-    NAME,
-    decode_annotation,
-    encode_logprobs,
-    to_extra,
-)
+from .fields import NAME, decode_annotation, encode_logprobs, to_extra
 from .response import FINISH_WORDS
 
 CHOICE = frozenset({"index", "delta", "message", "text", "logprobs", "finish_reason", "error"})

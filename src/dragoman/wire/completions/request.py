@@ -13,12 +13,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Completion, Prompt, Request, StreamOptions
 from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import json
-from dragoman.wire.choices import (
-    SamplingFields,
-    decode_sampling,
-    encode_stream,
-    stream_options,
-)
+from dragoman.wire.choices import SamplingFields, decode_sampling, encode_stream, stream_options
 from dragoman.wire.json import ABSENT, Reader, merge
 from dragoman.wire.losses import Note, judge, listed
 from dragoman.wire.protocol import Dialect

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from dragoman.core.error import CUT, Fault, FaultError
+from dragoman.core.error import CUT, Fault
 from dragoman.core.event import DeltaKind, Event, State
 from dragoman.core.fold import item_closed, unfold_item
 from dragoman.core.item import (
@@ -22,99 +22,18 @@ from dragoman.core.item import (
     Part,
     Reasoning,
     Refusal,
-    Role,
     Summary,
     Text,
     Thought,
     Token,
-    Unknown,
 )
 from dragoman.core.open_item import OpenItem, empty_part, part_kind
 from dragoman.core.turn import EMPTY, NAMELESS, Turn
 from dragoman.wire import error, json, sse
 
 from .encode import STATES
-from .items import WIRE, decode_annotation, decode_item, decode_part, decode_tokens, dense, hosted
+from .items import WIRE, decode_annotation, decode_tokens, dense, hosted, lenient_item, lenient_part
 from .response import FIELDS, REASONS, decode
-
-# ---- values, as other servers spell them -------------------------------------------------
-
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""Calls, and the field of what they are called with."""
-
-_TEXTUAL = frozenset({"output_text", "refusal", "reasoning_text", "summary_text"})
-"""Kinds of content that are words."""
-
-
-def lenient_item(value: dict[str, JSON]) -> Item:
-    """The item that is meant. A call may still have an empty name or call id."""
-    given = value.get("type")
-    kind = given if isinstance(given, str) else "message"
-    try:
-        if kind in _CALLS:
-            return _lenient_call(value, _CALLS[kind])
-        return decode_item(_repaired({**value, "type": kind}, kind))
-    except FaultError:
-        rest = {name: encoded for name, encoded in value.items() if name != "type"}
-        id = value.get("id")
-        return Unknown(WIRE, kind, rest, id if isinstance(id, str) else None)
-
-
-def _lenient_call(value: dict[str, JSON], field: str) -> Item:
-    """A call with what it has; the ids it lacks are given to it when it is opened."""
-    given = value.get(field)
-    text = given if isinstance(given, str) else "" if given is None else json.text(given)
-    call_id, name = value.get("call_id") or value.get("id") or "", value.get("name") or ""
-    call = decode_item({**value, field: text, "call_id": call_id or "?", "name": name or "?"})
-    return replace(call, call_id=call_id, name=name)
-
-
-def _repaired(value: dict[str, JSON], kind: str) -> dict[str, JSON]:
-    match kind:
-        case "message":
-            role = next((role for role in get_args(Role) if role == value.get("role")), "assistant")
-            return {**value, "role": role, "content": _content(value.get("content"), None)}
-        case "reasoning":
-            content = _content(value.get("content"), "reasoning_text")
-            summary = _content(value.get("summary"), "summary_text")
-            return {**value, "content": content, "summary": summary}
-        case "function_call_output" | "custom_tool_call_output" if value.get("output") is None:
-            return {**value, "output": ""}
-        case "compaction":
-            return {**value, "encrypted_content": value.get("encrypted_content") or ""}
-        case _:
-            return value
-
-
-def _content(given: JSON, kind: str | None) -> JSON:
-    """Content as a list of pieces; a bare string stays one where no `kind` of piece is wanted."""
-    match given:
-        case str():
-            return given if kind is None else [{"type": kind, "text": given}]
-        case list(pieces):
-            return [_piece(piece) for piece in pieces if isinstance(piece, dict)]
-        case _:
-            return []
-
-
-def _piece(value: dict[str, JSON]) -> dict[str, JSON]:
-    given = value.get("type")
-    kind = given if isinstance(given, str) else "output_text"
-    field = "refusal" if kind == "refusal" else "text"
-    if kind in _TEXTUAL and not isinstance(value.get(field), str):
-        return {**value, "type": kind, field: ""}
-    return {**value, "type": kind}
-
-
-def lenient_part(value: JSON, kind: str | None = None) -> Part | None:
-    """The piece of content that is meant, if there is one; `kind` overrules its own."""
-    if not isinstance(value, dict):
-        return None
-    try:
-        return decode_part(_piece({**value, "type": kind} if kind else value))
-    except FaultError:
-        return None
-
 
 # ---- items while they are sent -----------------------------------------------------------
 

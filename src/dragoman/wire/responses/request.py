@@ -43,15 +43,7 @@ from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from . import tools
-from .items import (
-    VENDOR_PARTS,
-    WIRE,
-    decode_items,
-    dense,
-    encode_item,
-    from_extra,
-    to_extra,
-)
+from .items import VENDOR_PARTS, WIRE, decode_items, dense, encode_item, from_extra, to_extra
 from .losses import LOSSES
 
 _BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
