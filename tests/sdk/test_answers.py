@@ -160,48 +160,6 @@ async def test_server_without_n_is_asked_once_per_choice() -> None:
         assert [asked.json.get("n") for asked in server.up.asked] == [None] * 6
 
 
-AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "Hello there", "expires_at": 1800000000}
-
-
-async def test_audio_is_carried_both_ways() -> None:
-    deltas = [
-        {"audio": {"id": "audio_1", "transcript": "Hello "}},
-        {"audio": {"data": "UklG"}},
-        {"audio": {"transcript": "there"}},
-        {"audio": {"data": "Rg=="}},
-        {"audio": {"expires_at": 1800000000}},
-    ]
-    handler = by_form(
-        plain(200, completion({"content": None, "audio": AUDIO})),
-        stream(*map(chunk, deltas), chunk(finish="stop")),
-    )
-    question = [
-        {"type": "text", "text": "What is this?"},
-        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
-    ]
-    fields: dict[str, Any] = {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "audio": {"id": "audio_0"}},
-            {"role": "user", "content": "And?"},
-        ],
-        "modalities": ["text", "audio"],
-        "audio": {"voice": "ash", "format": "wav"},
-    }
-    async with behind(handler) as server:
-        whole = await server.whole("chat", **fields)
-        _, final = await server.streamed("chat", **fields)
-        for asked in server.up.asked:
-            assert {name: asked.json[name] for name in ("modalities", "audio")} == {
-                name: fields[name] for name in ("modalities", "audio")
-            }
-            assert asked.json["messages"][0]["content"] == question
-            assert asked.json["messages"][1]["audio"] == {"id": "audio_0"}
-    for answer in (whole, final):
-        assert answer.choices[0].message.audio.to_dict() == AUDIO
-        assert not answer.choices[0].message.content
-
-
 async def test_audio_for_a_responses_server_is_refused() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
     async with behind(plain(500, b""), wire="responses") as server:

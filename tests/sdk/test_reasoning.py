@@ -136,6 +136,3 @@ async def test_p8_missing_required_reasoning_is_a_space_and_reported() -> None:
         )
         assert server.up.asked[-1].json["messages"][1]["reasoning_content"] == " "
     assert "reasoning" in answer.headers["x-dragoman-loss"]
-
-
-# ---- P12 and our own seals -------------------------------------------------------------------

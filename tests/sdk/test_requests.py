@@ -12,10 +12,8 @@ from pydantic import BaseModel
 
 from tests.mock import chunk, completion, mock, plain, stream
 from tests.sdk.behind import Behind, Face, behind, by_form
-from tests.sdk.scenes import SCENES, USAGE, WEATHER, tools
+from tests.sdk.scenes import SCENES, USAGE
 from tests.sdk.speaking import answering, custom_call, message
-
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
 class Step(BaseModel):
@@ -114,33 +112,6 @@ async def test_strict_tool_calls_are_parsed_by_the_sdk(face: Face) -> None:
         assert sent(server)["tools"] == offered == [chat_tool]
 
 
-@pytest.mark.parametrize(
-    ("chat", "responses"),
-    [
-        ("auto", "auto"),
-        ("required", "required"),
-        ("none", "none"),
-        (
-            {"type": "function", "function": {"name": "weather"}},
-            {"type": "function", "name": "weather"},
-        ),
-    ],
-    ids=["auto", "required", "none", "named"],
-)
-async def test_tool_choice_is_the_same_over_both_wires(chat: Any, responses: Any) -> None:
-    offered = tools(WEATHER)
-    async with behind(SCENES["call"].handler) as server:
-        await server.whole("chat", tool_choice=chat, **offered["chat"])
-        first = sent(server)
-        await server.whole("responses", tool_choice=responses, **offered["responses"])
-    assert sent(server)["tool_choice"] == first["tool_choice"] == chat
-    assert sent(server)["tools"] == first["tools"] == offered["chat"]["tools"]
-    async with behind(answering(message("Yes.")), wire="responses") as server:
-        await server.whole("chat", tool_choice=chat, **offered["chat"])
-        assert sent(server)["tool_choice"] == responses
-        assert sent(server)["tools"] == offered["responses"]["tools"]
-
-
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 PATCH = {"type": "custom", "name": "patch", "description": "Patches.", "format": GRAMMAR}
 DIFF = "*** Begin\n+a\n*** End\n"
@@ -197,27 +168,6 @@ async def test_p16_custom_tool_passes_to_a_server_that_has_them() -> None:
 # ---- what else is asked ------------------------------------------------------------------------
 
 
-async def test_images_reach_the_model_over_both_wires() -> None:
-    over_chat = [
-        {"type": "text", "text": "What is this?"},
-        {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}},
-    ]
-    over_responses = [
-        {"type": "input_text", "text": "What is this?"},
-        {"type": "input_image", "image_url": PIXEL, "detail": "low"},
-    ]
-    async with behind(saying("A dot.")) as server:
-        for wire, fields in (
-            ("chat", {"messages": [{"role": "user", "content": over_chat}]}),
-            ("responses", {"input": [{"role": "user", "content": over_responses}]}),
-        ):
-            await server.whole(wire, **fields)
-            assert sent(server)["messages"] == [{"role": "user", "content": over_chat}]
-    async with behind(answering(message("A dot.")), wire="responses") as server:
-        await server.whole("chat", messages=[{"role": "user", "content": over_chat}])
-        assert sent(server)["input"][0]["content"] == over_responses
-
-
 @pytest.mark.parametrize("upstream", ["chat", "responses"])
 @pytest.mark.parametrize("wire", ["chat", "responses"])
 async def test_p44_v16_image_url_is_passed_on_and_never_fetched(wire: str, upstream: str) -> None:
@@ -243,16 +193,6 @@ async def test_p29_usage_is_shown_only_to_clients_that_asked() -> None:
         *others, last = await server.raw("chat", stream_options={"include_usage": True})
         assert (last.choices, last.usage.total_tokens) == ([], 13)
         assert all(each.to_dict()["usage"] is None for each in others)
-
-
-async def test_unknown_fields_pass_to_a_server_of_the_same_wire() -> None:
-    async with behind(saying("Yes.")) as server:
-        await server.whole("chat", extra_body={"thinking": {"type": "enabled"}, "top_k": 3})
-        assert (sent(server)["thinking"], sent(server)["top_k"]) == ({"type": "enabled"}, 3)
-    async with behind(answering(message("Yes.")), wire="responses") as server:
-        extra = {"client_metadata": {"a": 1}, "context_management": [{"type": "compaction"}]}
-        await server.whole("responses", extra_body=extra)
-        assert {name: sent(server)[name] for name in extra} == extra
 
 
 # ---- needs of single clients -----------------------------------------------------------------

@@ -64,6 +64,11 @@ CHAT: dict[str, dict[str, Any]] = {
         "reasoning": "First this.",
         "reasoning_content": "First this.",
     },
+    "summary": {
+        "content": "Yes.",
+        "reasoning": "**One** at a time.\n\n**Two**",
+        "reasoning_content": "**One** at a time.\n\n**Two**",
+    },
     "calls": {"tool_calls": [("weather", WEATHER), ("clock", CLOCK)]},
 }
 
@@ -83,27 +88,3 @@ async def test_chat_client_gets_text_refusal_reasoning_and_calls(name: str) -> N
         assert choice["finish_reason"] == ("tool_calls" if name == "calls" else "stop")
         assert answer.usage.prompt_tokens_details.cached_tokens == 2
         assert answer.usage.completion_tokens_details.reasoning_tokens == 3
-
-
-async def test_p8_encrypted_reasoning_is_sent_back_unchanged() -> None:
-    """An agent resends its items; the seal on its thoughts is not touched on the way."""
-    async with behind(answering(*OUTPUTS["summary"]), wire="responses") as server:
-        first = await server.whole("responses", include=["reasoning.encrypted_content"])
-        past = [item.to_dict() for item in first.output]
-        await server.whole("responses", input=[*past, {"role": "user", "content": "Go on."}])
-        again = server.up.asked[-1].json["input"]
-    thought = again[0]
-    assert thought["encrypted_content"] == SEAL
-    assert [part["text"] for part in thought["summary"]] == ["**One** at a time.", "**Two**"]
-    assert server.up.asked[0].json["include"] == ["reasoning.encrypted_content"]
-    assert server.up.asked[0].json["store"] is False
-
-
-async def test_chat_client_gets_summaries_as_reasoning() -> None:
-    async with behind(answering(*OUTPUTS["summary"]), wire="responses") as server:
-        whole = await server.whole("chat")
-        _, final = await server.streamed("chat")
-    for answer in (whole, final):
-        message = answer.choices[0].message
-        assert message.reasoning == "**One** at a time.\n\n**Two**"
-        assert message.content == "Yes."

@@ -231,3 +231,18 @@ async def served(app: App, settings: Settings | None = None) -> AsyncIterator[in
     finally:
         server.should_exit = True
         await task
+
+
+async def exchange(port: int, *pieces: bytes) -> bytes:
+    """Send and read until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return await asyncio.wait_for(reader.read(), 30)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.core.error import Fault
-from dragoman.core.event import Failed
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from tests.samples import samples
 from tests.server.stubs import PATHS, Call, Stub, asking
 
 
@@ -113,14 +110,6 @@ async def test_an_output_for_a_call_that_was_never_made_is_named(wire: str) -> N
     assert str(refused(call)["param"]).startswith(next(iter(ORPHANS[wire])))
 
 
-async def test_an_unknown_model_is_not_found(wire: str) -> None:
-    fault = Fault("model_not_found", "There is no model 'stub'.", "client", "model")
-    for stream in (False, True):
-        call = await send(wire, asking(wire, stream=stream), Stub(Failed(fault)))
-        assert call.status == 404
-        assert refused(call)["code"] == "model_not_found"
-
-
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
@@ -160,9 +149,3 @@ def test_any_damage_to_a_good_body_is_answered_or_refused(wire: str, data: st.Da
         body[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     call = asyncio.run(send(wire, bytes(body)))
     assert call.status == 200 or refused(call)
-
-
-@given(st.binary(max_size=samples(200, 5_000)))
-def test_any_bytes_are_refused(body: bytes) -> None:
-    for wire in PATHS:
-        assert refused(asyncio.run(send(wire, body)))

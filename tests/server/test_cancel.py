@@ -6,8 +6,6 @@ upstream's connection is tested in tests/cancel.
 
 import asyncio
 
-import pytest
-
 from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
@@ -78,22 +76,3 @@ async def test_slow_cleanup_of_an_engine_is_not_cut_short(wire: str) -> None:
     call.hang_up()
     await task
     await asyncio.wait_for(stopped.wait(), 10)
-
-
-async def test_outer_cancellation_is_not_swallowed(wire: str) -> None:
-    stub = Stub(*OPENING, asyncio.Event())
-    call = Call(App(stub, Settings()), PATHS[wire], asking(wire, stream=True))
-    task = asyncio.create_task(call())
-    await stub.begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert stub.cancelled.is_set()
-
-
-async def test_disconnect_after_the_end_changes_nothing(wire: str) -> None:
-    call = Call(App(Stub(), Settings()), PATHS[wire], asking(wire, stream=True))
-    await call()
-    call.hang_up()
-    await asyncio.sleep(0)
-    assert call.whole

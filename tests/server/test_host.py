@@ -20,7 +20,7 @@ from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.base import Paging
 from dragoman.stores.memory import MemoryStore
-from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, post, served, word
+from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, exchange, post, served, word
 
 # ---- where ---------------------------------------------------------------------------------
 
@@ -74,21 +74,6 @@ def test_the_address_can_be_pasted() -> None:
 
 
 # ---- HTTP ----------------------------------------------------------------------------------
-
-
-async def exchange(port: int, *pieces: bytes) -> bytes:
-    """Send and read until the server closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(0.01)
-        return await asyncio.wait_for(reader.read(), 10)
-    except ConnectionError:
-        return b""
-    finally:
-        writer.close()
 
 
 BAD_HTTP = {

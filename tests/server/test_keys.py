@@ -19,7 +19,7 @@ from dragoman.server.exchange import Exchange
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.stores.memory import MemoryStore
-from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, post, served
+from tests.server.stubs import OPENING, PATHS, Call, Stub, asking, exchange, post, served
 
 CANARY = "canary-7f3a9c51"
 GUARDED = Settings(keys=(Secret("first"), Secret(CANARY)))
@@ -227,14 +227,6 @@ async def test_p45_the_canary_shows_nowhere(
 
 
 HEADERS = ["content-type: application/json", "connection: close"]
-
-
-async def exchange(port: int, request: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    answer = await reader.read()
-    writer.close()
-    return answer
 
 
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,17 +66,6 @@ async def test_a_body_that_stops_coming_is_not_waited_for(wire: str) -> None:
     assert call.status == 408
 
 
-async def test_a_client_that_leaves_while_it_sends_gets_no_answer(wire: str) -> None:
-    stub = Stub()
-    call = Call(App(stub, Settings()), PATHS[wire])
-    call.unread()
-    call.arrive(b"{")
-    call.hang_up()
-    await asyncio.wait_for(call(), 5)
-    assert not call.sent
-    assert not stub.asked
-
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -19,7 +19,6 @@ from dragoman.server.http import HTTPConfig, HTTPExchange, HTTPProtocol
 from dragoman.server.responder import Responder, Stream
 from dragoman.server.settings import Settings
 from dragoman.server.state.run import Run
-from tests.samples import samples
 from tests.server.stubs import OPENING, Stub, closing, saying, served, word
 from tests.server.talk import Talk, request, talking
 
@@ -130,23 +129,6 @@ async def test_p26_a_disconnect_cancels_the_engine(wire: str, phase: str) -> Non
         talk.leave()
         await within(stub.cancelled.wait())
         assert app.busy == 0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnect_gives_back_the_place_at_the_gate(wire: str, stream: bool) -> None:
-    stub = Stub(*OPENING, word("a"), asyncio.Event())
-    app = App(stub, Settings(concurrency=1))
-    async with served(app) as port:
-        for number in range(samples(30, 200)):
-            stub.begun.clear()
-            async with talking(port) as talk:
-                talk.send(request(wire, stream=stream))
-                await within(stub.begun.wait())
-                if stream and number % 2:
-                    await talk.head()
-            await within(stub.cancelled.wait())
-            stub.cancelled.clear()
-        assert (len(stub.asked), stub.running, app.busy) == (samples(30, 200), 0, 0)
 
 
 async def test_half_a_request_is_no_request(wire: str) -> None:
@@ -298,30 +280,6 @@ async def test_shutdown_ends_every_answer_once(wire: str, phase: str) -> None:
         await within(stub.cancelled.wait())
 
 
-async def closing_down(app: App) -> asyncio.Task[None]:
-    """Lets answers end, and takes no more from now on."""
-    draining = asyncio.create_task(app.drain(3600))
-    while not app._roster.closing:
-        await asyncio.sleep(0)
-    return draining
-
-
-async def test_draining_server_ends_answers_and_refuses_new_ones(wire: str) -> None:
-    gate = asyncio.Event()
-    stub = Stub(*OPENING, gate, *closing(""))
-    app = App(stub, Settings())
-    async with served(app) as port, talking(port) as first, talking(port) as second:
-        first.send(request(wire))
-        await within(stub.begun.wait())
-        draining = await closing_down(app)
-        second.send(request(wire))
-        assert " 503 " in (await second.answer()).status
-        gate.set()
-        assert " 200 " in (await first.answer()).status
-        await draining
-        assert len(stub.asked) == 1
-
-
 # ---- what breaks ----------------------------------------------------------------------------
 
 
@@ -399,17 +357,21 @@ async def test_disconnected_clients_leave_nothing_for_the_collector(
     wire: str, stream: bool
 ) -> None:
     stub = Stub(*OPENING, word("a"), asyncio.Event())
-    async with served(App(stub, Settings())) as port:
+    app = App(stub, Settings(concurrency=1))
+    async with served(app) as port:
         with collected() as found:
-            for _ in range(20):
+            for number in range(20):
                 stub.begun.clear()
                 async with talking(port) as talk:
                     talk.send(request(wire, stream=stream))
-                    await asyncio.wait_for(stub.begun.wait(), 60)
-                await asyncio.wait_for(stub.cancelled.wait(), 60)
+                    await within(stub.begun.wait())
+                    if stream and number % 2:
+                        await talk.head()
+                await within(stub.cancelled.wait())
                 stub.cancelled.clear()
             while stub.running:
                 await asyncio.sleep(0)
+        assert (len(stub.asked), app.busy) == (20, 0)
     assert not found
 
 

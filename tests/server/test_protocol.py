@@ -10,6 +10,7 @@ from dragoman.server.app import App
 from dragoman.server.http import HTTPExchange
 from dragoman.server.settings import Settings
 from tests.server.stubs import Stub, served
+from tests.server.stubs import exchange as said
 
 
 async def test_an_answer_without_a_body_is_written_at_once() -> None:
@@ -30,14 +31,6 @@ async def test_an_address_may_be_written_in_many_ways(target: str) -> None:
     async with served(App(Stub(), Settings())) as port:
         head = f"GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         assert (await said(port, head.encode())).startswith(b"HTTP/1.1 200 ")
-
-
-async def said(port: int, request: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    answer = await asyncio.wait_for(reader.read(), 30)
-    writer.close()
-    return answer
 
 
 async def test_an_old_client_gets_an_end_by_the_end_of_the_connection() -> None:

@@ -102,12 +102,6 @@ async def test_models_are_listed_with_all_that_is_known_of_them() -> None:
         assert (await get(f"/v1/models/{entry['id']}", app=app(Listing()))).json == entry, place
 
 
-async def test_a_model_that_is_not_there_is_not_found() -> None:
-    call = await get("/v1/models/nope")
-    assert call.status == 404
-    assert call.json["error"]["code"] == "model_not_found"
-
-
 async def test_failed_listing_is_reported() -> None:
     class Unreachable(Stub):
         async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:

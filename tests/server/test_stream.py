@@ -81,17 +81,6 @@ async def test_p24_failure_before_the_first_event_has_its_own_status(wire: str) 
     assert call.json["error"]["message"] == "Slow down."
 
 
-async def test_headers_wait_for_the_first_event() -> None:
-    gate = asyncio.Event()
-    call = streaming(Stub(gate, *saying("a")))
-    task = asyncio.create_task(call())
-    await asyncio.sleep(0.02)
-    assert not call.sent
-    gate.set()
-    await task
-    assert call.status == 200
-
-
 async def test_p37_losses_are_in_a_header(wire: str) -> None:
     started = [Loss("seed", "dropped", "why"), Loss("top_k", "emulated", "how")]
     events = saying("a")
@@ -125,29 +114,6 @@ async def test_late_losses_are_in_a_comment_before_the_end(wire: str) -> None:
 
 
 # ---- silence -------------------------------------------------------------------------------
-
-
-async def test_p27_heartbeat_is_an_event_for_clients_that_ignore_comments(wire: str) -> None:
-    gate = asyncio.Event()
-    call = streaming(
-        Stub(*OPENING, gate, *closing("")),
-        wire,
-        settings=Settings(heartbeat=0.01),
-        headers={"user-agent": "codex_cli_rs/0.169.0 (Linux)"},
-    )
-    task = asyncio.create_task(call())
-    await call.until(lambda: len(call.writes) >= 3)
-    gate.set()
-    await task
-    for beat in call.writes[1:-1]:
-        (event,) = data(beat)
-        if wire == "chat":
-            assert not any(choice["delta"] for choice in event["choices"])
-        else:
-            assert event["type"] == "response.in_progress"
-    numbers = [d["sequence_number"] for d in data(call.body) if "sequence_number" in d]
-    assert numbers == list(range(len(numbers)))
-    assert len(ends(call.body)) == 1
 
 
 # ---- the end -------------------------------------------------------------------------------

@@ -1,13 +1,10 @@
 """The contract of `Store`, for every store."""
 
 import asyncio
-import string
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Finished, Started
@@ -83,9 +80,9 @@ async def test_ready_returns_each_time(store: Store) -> None:
 
 
 async def test_begun_response_is_found_only_by_its_tenant(store: Store) -> None:
-    await store.begin(record("a", metadata={"k": "v"}, background=True))
+    await store.begin(record("a", metadata={"k": 10**30}, background=True))
     found = await store.get("t", "a")
-    assert found == record("a", metadata={"k": "v"}, background=True)
+    assert found == record("a", metadata={"k": 10**30}, background=True)
     assert await store.get("other", "a") is None
     assert await store.get("t", "b") is None
 
@@ -113,13 +110,6 @@ async def test_item_with_odd_id_is_stored_and_found(store: Store, id: str) -> No
     assert page is not None
     assert page.items == ()
     assert await store.remove_item("t", "v", id)
-
-
-async def test_number_of_any_size_is_stored(store: Store) -> None:
-    await store.begin(record("a", metadata={"n": 10**30}))
-    found = await store.get("t", "a")
-    assert found is not None
-    assert found.metadata == {"n": 10**30}
 
 
 async def test_item_of_two_responses_survives_deletion_of_one(store: Store) -> None:
@@ -189,8 +179,9 @@ async def test_chain_lists_the_earliest_first_without_copies(store: Store) -> No
     assert await store.chain("t", "c") == ()
 
 
-async def test_wait_returns_on_append_and_on_finish(store: Store) -> None:
+async def test_wait_returns_on_append_on_finish_and_after_its_timeout(store: Store) -> None:
     await store.begin(record("a"))
+    await store.wait("a", 0, 0.01)
     waiting = asyncio.create_task(store.wait("a", 0, 30))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -201,11 +192,6 @@ async def test_wait_returns_on_append_and_on_finish(store: Store) -> None:
     await waiting
     await store.wait("a", 99, 30)
     await store.wait("nothing", 0, 30)
-
-
-async def test_wait_returns_after_its_timeout(store: Store) -> None:
-    await store.begin(record("a"))
-    await store.wait("a", 0, 0.01)
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
@@ -461,22 +447,6 @@ async def test_message_is_taken_by_one_caller_the_earliest_first(store: Store) -
     await store.finish("b", answer("b"), messages=[replace(messages[0], id="old")])
     await store.sweep(101.0)
     assert await store.take_due(99.0, 500.0) == ()
-
-
-@given(st.lists(st.text(string.ascii_letters, max_size=3), max_size=12), st.data())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_log_does_not_depend_on_its_segments(words: list[str], data: st.DataObject) -> None:
-    store = MemoryStore()
-    events = tuple(Delta(0, 0, "text", word) for word in words)
-    await store.begin(record("a"))
-    place = 0
-    while place < len(events):
-        size = data.draw(st.integers(1, len(events) - place))
-        await store.append("a", LogSegment(place, events[place : place + size]))
-        place += size
-    first = data.draw(st.integers(0, len(events)))
-    log = await store.log("a", first)
-    assert tuple(event for stretch in log for event in stretch.events) == events[first:]
 
 
 # ---- whole responses -----------------------------------------------------------------------

@@ -91,18 +91,6 @@ async def test_p9_reasoning_of_calls_is_restored_after_a_restart(
 
 
 @WIRES
-async def test_p9_chain_continues_after_a_restart(upstream: str, stores: Stores) -> None:
-    async with thinking(upstream) as up:
-        async with before(up, upstream, stores()) as server:
-            first = (await ask(server)).json["id"]
-        async with before(up, upstream, stores()) as server:
-            second = (await ask(server, [RESULT], previous_response_id=first)).json["id"]
-        assert same(up, upstream)
-        async with before(up, upstream, stores()) as server:
-            await ask(server, "And now?", previous_response_id=second)
-
-
-@WIRES
 async def test_p9_chain_continues_from_items_without_reasoning(
     upstream: str, stores: Stores
 ) -> None:
@@ -162,15 +150,6 @@ async def test_another_call_with_the_same_id_restores_nothing(
     await chat(server, USER, CHAT_SAID, CHAT_RESULT)
 
 
-async def test_deleted_completion_restores_nothing(restarted: tuple[Server, Mock]) -> None:
-    server, _ = restarted
-    stored = await server.sdk.chat.completions.list()
-    for found in stored.data:
-        await server.sdk.chat.completions.delete(found.id)
-    with pytest.raises(AssertionError, match="must be passed back"):
-        await chat(server, USER, CHAT_SAID, CHAT_RESULT)
-
-
 @WIRES
 async def test_p13_another_model_gets_no_encrypted_content_after_a_restart(
     upstream: str, stores: Stores
@@ -211,7 +190,7 @@ async def test_p9_store_false_leaves_no_trace_on_disk(tmp_path: Path) -> None:
 
 async def test_p9_request_with_store_false_reads_no_store(tmp_path: Path) -> None:
     class Deaf(SqliteStore):
-        async def answers(self, tenant: str, marks: Any) -> Any:
+        async def find_answers(self, tenant: str, digests: Any) -> Any:
             raise AssertionError("nobody should ask")
 
     store = Deaf(tmp_path / "store.db")
@@ -223,7 +202,7 @@ async def test_p9_request_with_store_false_reads_no_store(tmp_path: Path) -> Non
 
 async def test_a_store_that_fails_costs_the_past_and_not_the_answer(tmp_path: Path) -> None:
     class Failing(SqliteStore):
-        async def answers(self, tenant: str, marks: Any) -> Any:
+        async def find_answers(self, tenant: str, digests: Any) -> Any:
             raise StoreError("The disk is gone.")
 
     store = Failing(tmp_path / "store.db")

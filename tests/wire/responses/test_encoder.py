@@ -228,14 +228,6 @@ def test_a_failed_response_has_all_that_came_and_leaves_it_open() -> None:
     assert "response.function_call_arguments.done" not in {event["type"] for event in events}
 
 
-@pytest.mark.parametrize("scene", ["failed_during_text", "cut_off"])
-def test_the_official_client_sees_the_failed_response(scene: str) -> None:
-    with offline.client(say(play(SCENES[scene]))).responses.stream(model="m", input="hi") as stream:
-        last = list(stream)[-1]
-    assert last.type == "response.failed"
-    assert last.response.error is not None
-
-
 def test_a_failure_before_the_beginning_is_an_error_event() -> None:
     fault = Fault("model_not_found", "There is no model m.", "client", "model")
     (flat,) = told([Failed(fault)])

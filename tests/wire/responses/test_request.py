@@ -28,7 +28,6 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import (
     CustomTool,
     FunctionTool,
-    NamedTool,
     Namespace,
     Request,
     Sampling,
@@ -304,11 +303,6 @@ def test_unknown_fields_of_a_choice_are_encoded_again(choice: dict[str, Any]) ->
     request = asked(tools=[{"type": "function", "name": "t"}], tool_choice=choice)
     body, losses = RESPONSES.encode_request(request, STANDARD)
     assert (json.loads(body)["tool_choice"], losses) == (choice, ())
-
-
-def test_a_choice_by_name_keeps_its_namespace() -> None:
-    choice = decode(ACCEPTED["a forced custom tool in a namespace"]).tool_choice
-    assert choice == NamedTool("t", "custom", "n")
 
 
 TYPED_ITEMS: list[dict[str, Any]] = [
