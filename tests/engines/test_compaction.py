@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import Event, Failed, Finished, Progress, Started
-from dragoman.core.fold import Fold
+from dragoman.core.event import Failed, Finished, Progress, Started
+from dragoman.core.fold import fold
 from dragoman.core.interfaces import Capabilities
 from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, Message, Unknown
-from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.response import Response, Usage
@@ -32,6 +31,7 @@ from dragoman.engines.compaction import (
 )
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script, spoken
+from tests.engines.stage import heard
 
 TALK = (
     Message("developer", "Be kind."),
@@ -57,17 +57,6 @@ class Model(Script):
             return self.summary
 
         return replace(spoken("Ada."), usage=Usage(input_tokens=1, output_tokens=2))
-
-
-async def heard(engine: Any, request: Request) -> list[Event]:
-    return [event async for event in engine.stream(request)]
-
-
-def folded(events: list[Event]) -> Response:
-    fold = Fold()
-    for event in events:
-        fold.feed(event)
-    return fold.response
 
 
 @given(st.text())
@@ -116,8 +105,7 @@ async def test_beyond_the_threshold_a_summary_comes_first() -> None:
     model = Model()
     request = Request(model="m", items=TALK, context_management=AT_ONCE)
     events = await heard(Compacting(model), request)
-    check(events)
-    response = folded(events)
+    response = fold(events)
     compaction, answer = response.output
     assert isinstance(compaction, Compaction)
     assert decode_summary(compaction.encrypted) == "She is Ada."
@@ -139,7 +127,7 @@ async def test_losses_of_the_answer_are_kept_after_compaction() -> None:
 
     model = Telling(replace(spoken("She is Ada."), losses=()))
     request = Request(model="m", items=TALK, context_management=AT_ONCE)
-    response = folded(await heard(Compacting(model), request))
+    response = fold(await heard(Compacting(model), request))
     assert response.losses == (told,)
     assert response.guarantee == "enforced"
 
@@ -153,8 +141,7 @@ async def test_trigger_as_last_item_is_answered_by_a_summary_alone(rules: Any) -
     model = Model(replace(spoken("She is Ada."), usage=used))
     request = Request(model="m", items=(*TALK, TRIGGER), context_management=rules)
     events = await heard(Compacting(model), request)
-    check(events)
-    response = folded(events)
+    response = fold(events)
     (item,) = response.output
     assert isinstance(item, Compaction)
     assert decode_summary(item.encrypted) == "She is Ada."
@@ -190,7 +177,7 @@ HIGH = [{"type": "compaction", "compact_threshold": 100_000}]
 async def test_items_the_model_is_asked(items: Any, rules: Any, asked: Any) -> None:
     model = Model()
     request = Request(model="m", items=items, context_management=rules)
-    assert folded(await heard(Compacting(model), request)).text == "Ada."
+    assert fold(await heard(Compacting(model), request)).text == "Ada."
     assert len(model.asked) == 1 + (rules is AT_ONCE)
     assert model.asked[-1].items == asked
 
@@ -207,7 +194,6 @@ async def test_without_a_summary_the_answer_fails(summary: Any, words: str, item
     model = Model(summary)
     request = Request(model="m", items=items, context_management=AT_ONCE)
     events = await heard(Compacting(model), request)
-    check(events)
     end = events[-1]
     assert isinstance(end, Failed)
     assert words in end.fault.message
@@ -253,7 +239,7 @@ async def test_progress_is_moved_with_what_it_is_about() -> None:
             )
 
     request = Request(model="m", items=TALK, context_management=AT_ONCE)
-    events = await heard(Compacting(Busy()), request)
+    events = [event async for event in Compacting(Busy()).stream(request)]
     moved = [event.index for event in events if isinstance(event, Progress)]
     assert moved == [0, None, 1]
 

@@ -33,7 +33,6 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response
 from dragoman.engines.completions import CompletionServer
-from dragoman.engines.find_format import NAMES
 from dragoman.engines.remote import Remote
 from dragoman.engines.router import Prompted, Route, Router, embed
 from dragoman.engines.script import demo
@@ -442,11 +441,3 @@ async def test_call_is_parsed_in_every_format(format: str, size: int) -> None:
     assert thoughts == (["Adding."] if format in THOUGHT else [])
     assert "add" in body["prompt"]
     assert body["stop"]
-
-
-@pytest.mark.parametrize("format", NAMES)
-async def test_plain_text_is_a_message_in_every_format(format: str) -> None:
-    text = "<|channel|>final<|message|>Hello." if format == "harmony" else "Hello."
-    response, body = await answered_as(format, text, 3)
-    assert (response.text, response.status) == ("Hello.", "completed")
-    assert "Hi." in body["prompt"]

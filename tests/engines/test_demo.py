@@ -343,10 +343,6 @@ def test_filled_value_fits_its_schema(schema: Any) -> None:
     assert fill(schema) == value
 
 
-def test_free_text_is_the_given_words() -> None:
-    assert fill({"properties": {"city": {"type": "string"}}}, "Paris") == {"city": "Paris"}
-
-
 keywords = st.sampled_from(
     [
         *("type", "properties", "required", "items", "prefixItems", "anyOf", "allOf", "$ref"),

@@ -89,15 +89,12 @@ async def test_each_answer_is_a_choice_and_usage_adds_up() -> None:
     assert [(loss.field, loss.action) for loss in response.losses] == [("n", "emulated")]
 
 
-async def test_each_request_has_no_n_and_its_own_seed() -> None:
+async def test_each_request_has_no_n_and_its_own_seed_if_one_is_given() -> None:
     upstream = Upstream(answer("a"), answer("b"))
     await collect(upstream, asking(2, seed=7))
     assert [request.sampling.n for request in upstream.asked] == [None, None]
     assert sorted(request.sampling.seed or 0 for request in upstream.asked) == [7, 8]
     assert {request.sampling.temperature for request in upstream.asked} == {1}
-
-
-async def test_without_a_seed_none_is_made_up() -> None:
     upstream = Upstream(answer("a"), answer("b"))
     await collect(upstream, asking(2))
     assert [request.sampling.seed for request in upstream.asked] == [None, None]
@@ -124,16 +121,6 @@ async def test_exception_is_a_fault_without_its_message() -> None:
     assert isinstance(events[-1], Failed)
     assert events[-1].fault.code == "internal"
     assert "canary" not in repr(events)
-
-
-async def test_closing_closes_every_upstream_answer() -> None:
-    endless = [*answer("a")[:3], *(Delta(0, 0, "text", "x") for _ in range(100_000))]
-    upstream = Upstream(endless, list(endless), pause=0.001)
-    stream = fan_out(upstream.ask, asking(2))
-    while len(upstream.asked) < 2:
-        await anext(stream)
-    await stream.aclose()
-    assert upstream.closed == len(upstream.asked)
 
 
 async def test_a_reader_that_is_slow_holds_the_upstreams_back() -> None:

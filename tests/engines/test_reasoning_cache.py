@@ -61,22 +61,6 @@ def recalled(
 # ---- what is put back ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        (ENCRYPTED_ITEM, CALL),
-        (ENCRYPTED_ITEM, SAID, CALL),
-        (SAID, ENCRYPTED_ITEM, CALL),
-        (OPEN, SAID, ENCRYPTED_ITEM, CALL, FunctionCall("call_2", "clock", "{}")),
-        (OPEN, CALL, ENCRYPTED_ITEM, CustomToolCall("call_2", "sh", "ls")),
-    ],
-)
-def test_p9_reasoning_before_a_call_is_restored_in_its_place(answer: tuple[Item, ...]) -> None:
-    kept = cache(*answer)
-    bare = [item for item in answer if not isinstance(item, Reasoning)]
-    assert recalled(kept, ASK, *bare, RESULT, ASK) == (ASK, *answer, RESULT, ASK)
-
-
 def test_p9_one_of_several_calls_restores_reasoning_once() -> None:
     second = FunctionCall("call_2", "clock", "{}")
     kept = cache(ENCRYPTED_ITEM, CALL, second)

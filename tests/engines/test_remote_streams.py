@@ -160,16 +160,6 @@ async def test_p30_a_zero_is_a_zero_and_what_is_missing_is_missing(streamed: boo
             assert (await ask(engine, asking(stream=streamed))).usage == expected
 
 
-async def test_p24_a_cut_is_a_failure_that_keeps_what_came() -> None:
-    for pieces in ([chunk({"content": "Hel"})], [chunk({"content": "Hel"}), b'{"choices": [{"de']):
-        async with remote(stream(*pieces, done=False)) as (engine, _):
-            heard = await events(engine, asking(stream=True))
-        last = heard[-1]
-        assert isinstance(last, Failed)
-        assert last.fault.code == "upstream_cut"
-        assert fold(heard).text == "Hel"
-
-
 async def test_slow_reader_pauses_the_server() -> None:
     many = [chunk({"content": f"{n:09}" * 100}) for n in range(3000)]
     async with remote(stream(*many, chunk(finish="stop"))) as (engine, _), nothing_left():

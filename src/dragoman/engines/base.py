@@ -581,7 +581,7 @@ async def enforce_contract(
     except Exception as error:
         if _cancelled():  # the source objects to being given up, which changes nothing
             raise asyncio.CancelledError from error
-        if not state.over:  # after the end, nothing is left to be told
+        if not state.over:  # after the end, nothing is left to report
             yield Failed(fault_from(error))
 
 

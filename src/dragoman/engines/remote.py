@@ -51,7 +51,7 @@ _log = logging.getLogger("dragoman")
 class UpstreamRequest(Struct):
     """A request made ready for one wire.
 
-    `raw_turn` holds what the server said, where that is parsed once more; else it is `turn` itself.
+    `raw_turn` holds what the server sent, where that is parsed once more; else it is `turn` itself.
     """
 
     upstream: Upstream
@@ -112,7 +112,7 @@ class State(IntEnum):
     WAITING = 0  # a task awaits a connection, the reason of a refusal, or the time of a retry
     HEADERS = 1  # the request is sent
     BODY = 2  # events are delivered as they are read
-    TAIL = 3  # the wire said that the answer is over; late usage may still come
+    TAIL = 3  # the wire has ended the answer; late usage may still come
     OVER = 4
 
 
@@ -439,7 +439,7 @@ class Remote:
         return await self.upstream.models(caller)
 
     async def capabilities(self, model: str) -> Capabilities:
-        """What the profile says, and what the server's listing said of the model."""
+        """What the profile says, and what the server's listing has on the model."""
         limits = self.upstream.limits(model)
         return Capabilities(
             images=limits.images,

@@ -70,14 +70,14 @@ def unreachable(what: str) -> Fault:
 
 def key_refused(base_url: str, status: int, key: Secret | None) -> Fault:
     """A server did not take the key that we, not our client, have for it, or wants one."""
-    said = (
+    message = (
         f"{base_url} asks for a key, and none was given for it ({status}). Give it one"
         if key is None
         else f"{base_url} refused the key that was given for it ({status}). Give it a working one"
     )
     return Fault(
         "upstream_authentication",
-        f"{said} (--upstream-key-env; for ask, chat and models --key-env).",
+        f"{message} (--upstream-key-env; for ask, chat and models --key-env).",
         "server",
         status=status,
     )
@@ -85,14 +85,14 @@ def key_refused(base_url: str, status: int, key: Secret | None) -> Fault:
 
 async def words(refusal: Response) -> bytes:
     """What a refusal says, as far as it comes: cut, endless or slow, its status counts."""
-    said = b""
+    body = b""
     with suppress(TimeoutError, NetError):
         async with asyncio.timeout(PATIENCE):
             async for data in refusal.chunks():
-                said += data
-                if len(said) >= LONGEST_REFUSAL:
+                body += data
+                if len(body) >= LONGEST_REFUSAL:
                     break
-    return said
+    return body
 
 
 def wait(retry_after: str | None, attempt: int) -> float:
@@ -116,10 +116,10 @@ def without(fault: Fault, key: Secret | None) -> Fault:
     if len(hidden) < SHORTEST_SECRET:
         return fault
     hidden = json.text(hidden)[1:-1]  # as it stands in JSON
-    told = json.text(msgspec.to_builtins(fault))
-    if hidden not in told:
+    encoded = json.text(msgspec.to_builtins(fault))
+    if hidden not in encoded:
         return fault
-    return msgspec.json.decode(told.replace(hidden, str(key)), type=Fault)
+    return msgspec.json.decode(encoded.replace(hidden, str(key)), type=Fault)
 
 
 def sendable(key: Secret | str | None) -> Secret | None:
@@ -157,7 +157,7 @@ class Answer(Struct, frozen=True):
 
 
 Senses = dict[str, frozenset[str] | None]
-"""What each listed model takes in (`text`, `image`, `audio` …); None where that is not said."""
+"""What each listed model takes in (`text`, `image`, `audio` …); None where that is not known."""
 
 
 class Found(Struct, frozen=True):
@@ -295,7 +295,7 @@ class Upstream:
 
     async def find_out(self, caller: Caller) -> None:
         """Look once, however many ask at the same time. Raises FaultError where no connection to
-        the server can be had; whoever asks next looks again."""
+        the server can be had; the next caller looks again."""
         headers = self.headers(caller)
         if self._looking is None:
             self._looking = asyncio.ensure_future(look(self.client, self.url, headers))
@@ -318,10 +318,10 @@ class Upstream:
         if answer.status in (401, 403):
             raise FaultError(key_refused(self.url, answer.status, self.key_for(caller)))
         if answer.status != 200:
-            said = f"{self.url} has no model listing"
+            problem = f"{self.url} has no model listing"
             if "/" not in self.url.partition("://")[2]:
-                said += f" (many servers have theirs at {self.url}/v1)"
-            raise FaultError(unreachable(said))
+                problem += f" (many servers have theirs at {self.url}/v1)"
+            raise FaultError(unreachable(problem))
         self._recognise(recognise(answer))
         listing = entries(answer.value)
         self.senses = senses(listing)
@@ -377,8 +377,8 @@ class Upstream:
 
     async def refusal(self, response: Response, caller: Caller) -> Fault:
         """The fault that an answer with another status than 200 is."""
-        said = await words(response)
-        fault = wire_error.decode(response.status, said, response.headers.get("retry-after"))
+        body = await words(response)
+        fault = wire_error.decode(response.status, body, response.headers.get("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
             return key_refused(self.url, response.status, self._key)
         if response.status in (401, 403):

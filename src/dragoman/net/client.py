@@ -68,7 +68,7 @@ class Decoder:
 class _Inflate:
     def __init__(self, coding: str) -> None:
         self._coding = coding
-        self._held = b""  # the first byte of a deflate body: zlib or raw is told by two
+        self._held = b""  # the first byte of a deflate body: two tell zlib from raw
         self._begun = False
         self._inflater = None if coding == "deflate" else zlib.decompressobj(_GZIP)
 

@@ -552,14 +552,14 @@ class ChoicesEncoder:
     def _chunk(
         self,
         number: int,
-        said: dict[str, JSON],
+        content: dict[str, JSON],
         *,
         logprobs: JSON = None,
         reason: str | None = None,
         more: dict[str, JSON] | None = None,
     ) -> bytes:
         """One chunk of one choice; `more` are fields that this wire does not know."""
-        choice = {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
         return self._head + json.dump(merge(choice, more) if more else choice) + self._tail
 
     def _unknown(self, event: Started | Finished) -> dict[str, JSON]:
@@ -583,7 +583,7 @@ class ChoicesEncoder:
         return b"".join([self._chunk(each["index"], self.blank, more=each) for each in given])
 
     def _open(self, number: int) -> bytes:
-        """What comes before the end of a choice that has said nothing."""
+        """What comes before the end of a choice that had no content."""
         return b""
 
     def _finish(self, event: Finished) -> bytes:

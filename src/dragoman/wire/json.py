@@ -239,8 +239,8 @@ def invalid(error: msgspec.ValidationError, path: str) -> FaultError:
         given = "a number" if found[2] in ("int", "float") else _WORDS.get(found[2], found[2])
         wanted = [_WORDS.get(word, word) for word in found[1].split(" | ") if word != "null"]
         wanted = wanted if "a number" not in wanted else [w for w in wanted if w != "an integer"]
-        told = f"is {given}, and must be {' or '.join(dict.fromkeys(wanted))}"
-        problem = "is missing" if found[2] == "null" else told
+        mismatch = f"is {given}, and must be {' or '.join(dict.fromkeys(wanted))}"
+        problem = "is missing" if found[2] == "null" else mismatch
     elif found := _OUT_OF_BOUNDS.fullmatch(problem):
         bound = "at least" if found[2] == ">=" else "at most"
         problem = "is empty" if found[1] else f"must be {bound} {found[3].removesuffix('.0')}"

@@ -87,9 +87,9 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
     counts = {}
     for field, names in USAGE_NAMES.items():
         found = {name: _number(left[name]) for name in names if name in left}
-        said = [number for number in found.values() if number is not None]
-        if said:
-            counts[field] = next(filter(None, said), 0)
+        numbers = [number for number in found.values() if number is not None]
+        if numbers:
+            counts[field] = next(filter(None, numbers), 0)
         for name, number in found.items():
             if number is None or number == counts[field]:
                 del left[name]
@@ -106,11 +106,11 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
 
 def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
     """The counts under the protocol's names; those never reported are not there."""
-    asked, said, total = usage.input_tokens, usage.output_tokens, usage.total_tokens
-    if total is None and asked is not None and said is not None:
-        total = asked + said
+    asked, answered, total = usage.input_tokens, usage.output_tokens, usage.total_tokens
+    if total is None and asked is not None and answered is not None:
+        total = asked + answered
     counted: dict[str, JSON] = {}
-    for name, number in (("prompt", asked), ("completion", said), ("total", total)):
+    for name, number in (("prompt", asked), ("completion", answered), ("total", total)):
         if number is not None:
             counted[f"{name}_tokens"] = number
     for outer, fields in _DETAIL_FIELDS:

@@ -172,23 +172,14 @@ async def test_no_demand_has_no_guarantee() -> None:
         assert started.guarantee is None
 
 
-async def test_enforced_guarantee_is_known_from_the_start() -> None:
-    model = RandomModel(TOKENS.size, 1)
-    form = JSONSchema("x", {"enum": ["a", "b"]})
-    wanted = asked(format=form, sampling=Sampling(logit_bias=NO_THOUGHT))
-    response, started = await answered(model, wanted)
-    assert response.guarantee == "enforced"
-    assert started is not None
-    assert started.guarantee == "enforced"
-
-
-async def test_every_choice_is_bound() -> None:
+async def test_every_choice_is_bound_and_enforced_is_known_from_the_start() -> None:
     wanted = asked(
         format=JSONSchema("x", {"enum": ["a", "b", "c"]}),
         sampling=Sampling(n=5, seed=1, temperature=1.0, logit_bias=NO_THOUGHT),
     )
-    response, _ = await answered(RandomModel(TOKENS.size, 1), wanted)
-    assert response.guarantee == "enforced"
+    response, started = await answered(RandomModel(TOKENS.size, 1), wanted)
+    assert started is not None
+    assert started.guarantee == response.guarantee == "enforced"
     texts = {item.text for item in response.output if isinstance(item, Message)}
     assert len(response.output) == 5
     assert texts <= {'"a"', '"b"', '"c"'}

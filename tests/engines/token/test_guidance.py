@@ -155,14 +155,6 @@ def test_token_outside_the_grammar_is_a_fault() -> None:
             again()
 
 
-def test_sequences_of_one_grammar_do_not_meet() -> None:
-    grammar = Grammar('start: "ab"')
-    one, other = GUIDE.constrain(grammar), GUIDE.constrain(grammar)
-    one.accept(b"a")
-    assert allowed(one) == b"b"
-    assert allowed(other) == b"a"
-
-
 def test_p34_invalid_demand_is_reported_by_its_field() -> None:
     for body, param in (
         (Regex("guided_regex", "a(?=b)"), "guided_regex"),

@@ -90,16 +90,6 @@ def test_rendered_items_are_parsed_to_the_same(answer: list[Item]) -> None:
     assert not parsed.parser.warnings
 
 
-@given(answers, st.lists(st.integers(0, 1 << 30), max_size=8), st.sampled_from(["stop", "length"]))
-def test_any_grouping_of_tokens_gives_the_same_events(
-    answer: list[Item], cuts: list[int], reason: str
-) -> None:
-    ids = Prompt(tuple(written(answer))).ids(BYTES)
-    one, other = parse([ids], reason=reason), parse(groups(ids, cuts), reason=reason)
-    assert one.merged == other.merged
-    assert one.parser.reasoning_tokens == other.parser.reasoning_tokens <= len(ids)
-
-
 SOUPS = 50
 
 

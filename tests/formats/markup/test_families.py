@@ -22,7 +22,7 @@ from dragoman.formats.markup.emitter import schemas
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import State
-from tests.formats.markup.parsing import NOW, TOOLS, asked, parse, parse_ids, tokens
+from tests.formats.markup.parsing import NOW, TOOLS, parse, parse_ids, tokens
 
 CASES = json.loads(Path(__file__).with_name("cases").joinpath("texts.json").read_text())
 """What models of a family wrote, well or badly formed, and what is said in it."""
@@ -143,12 +143,3 @@ def test_calls_in_a_row_stand_in_their_frame() -> None:
     text = Markup("llama4").render(Request(model="m", items=(USER, *calls))).text
     row = '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {"x": 1}}'
     assert f"<|python_start|>{row}<|python_end|><|eom|>" in text
-
-
-def test_the_grammar_is_made_of_what_the_profile_says() -> None:
-    format = Markup("hermes")
-    assert format.grammar(asked()) is None
-    grammar = format.grammar(asked(TOOLS, tool_choice="required"))
-    assert grammar is not None
-    assert "get_weather" in grammar.lark
-    assert format.name == "hermes"

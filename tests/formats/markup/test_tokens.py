@@ -58,12 +58,6 @@ def test_half_characters_wait_for_their_other_half() -> None:
     assert parse_ids("hermes", [*b"a", 0xC3], ByteTokenizer()).said == [("text", "a\ufffd")]
 
 
-def test_each_token_of_text_is_a_delta_of_its_own() -> None:
-    tokenizer = ByteTokenizer()
-    outcome = parse_ids("hermes", list(b"abc"), tokenizer, 3)
-    assert [e.data for e in outcome.events if isinstance(e, Delta)] == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize(
     ("family", "text", "said"),
     [

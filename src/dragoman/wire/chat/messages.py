@@ -288,8 +288,8 @@ def _assistant_items(
     if message.audio is not ABSENT:
         audio, more = _past_audio.read_optional(message.audio, f"{path}.audio")
         if audio is not None:
-            at, said, extra = audio.expires_at, audio.transcript, to_extra(more)
-            past = Audio(audio.data, id=audio.id, transcript=said, expires_at=at, extra=extra)
+            at, transcript, extra = audio.expires_at, audio.transcript, to_extra(more)
+            past = Audio(audio.data, id=audio.id, transcript=transcript, expires_at=at, extra=extra)
             added.append(past)
     if added:  # they are fields of their own on this wire
         content = (*(parts(content) if content else ()), *added)
@@ -530,9 +530,9 @@ def _assistant_message(
     message: dict[str, JSON] = {"role": "assistant"}
     refusals: list[str] = []
     several = [content for content in contents if content != ()]
-    said: JSON = None
+    whole: JSON = None
     if len(several) == 1 and isinstance(several[0], str):
-        said = several[0]
+        whole = several[0]
     elif several:
         kept: list[Part] = []
         for part in (part for content in several for part in parts(content)):
@@ -545,10 +545,10 @@ def _assistant_message(
                     kept.append(Text(describe(part)))
                 case _:
                     kept.append(part)
-        said = _encode_parts(tuple(kept), dialect, [], 0) if kept else None
+        whole = _encode_parts(tuple(kept), dialect, [], 0) if kept else None
     refusal = "".join(refusals)
-    if said is not None or not (calls or refusal or "audio" in message):
-        message["content"] = said or ""
+    if whole is not None or not (calls or refusal or "audio" in message):
+        message["content"] = whole or ""
     if refusal:
         message["refusal"] = refusal
     if dialect.reasoning_echo == "never":

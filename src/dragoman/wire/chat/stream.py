@@ -379,7 +379,7 @@ class Details:
 
 
 def _merged(pieces: list[JSON]) -> JSON:
-    """One entry: its texts joined, and else what was said last."""
+    """One entry: its texts joined, and else what came last."""
     if len(pieces) == 1:
         return pieces[0]
     entry: dict[str, JSON] = {}
@@ -387,8 +387,8 @@ def _merged(pieces: list[JSON]) -> JSON:
         entry |= {n: v for n, v in piece.items() if v is not None or n not in entry}
     for name in _JOINED:
         if isinstance(entry.get(name), str):
-            said = (piece.get(name) for piece in pieces)
-            entry[name] = "".join(text for text in said if isinstance(text, str))
+            texts = (piece.get(name) for piece in pieces)
+            entry[name] = "".join(text for text in texts if isinstance(text, str))
     return entry
 
 
@@ -398,8 +398,8 @@ def readable(pieces: list[JSON]) -> list[str]:
     >>> readable([{"type": "reasoning.text", "text": "Hm"}, {"type": "reasoning.encrypted"}])
     ['Hm']
     """
-    said = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)
-    return [text for text in said if isinstance(text, str) and text]
+    texts = (piece.get(n) for piece in pieces if isinstance(piece, dict) for n in _READABLE)
+    return [text for text in texts if isinstance(text, str) and text]
 
 
 # ---- an answer of text and calls, whole --------------------------------------------------
