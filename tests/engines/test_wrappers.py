@@ -2,9 +2,10 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, Progress, Started
 from dragoman.core.interfaces import ANYONE, Caller, Engine, Handle, Sink
-from dragoman.core.item import Compaction, Message, Reasoning, Thought
+from dragoman.core.item import Compaction, Message, Reasoning, Thought, Unknown
 from dragoman.core.request import FunctionTool, Request
 from dragoman.core.turn import CUT
 from dragoman.engines.base import LRU, Driver, Immediate, Prepared, Wrapper, enforce_contract
@@ -225,6 +226,46 @@ async def test_idle_middleware_leaves_the_sink_to_the_engine_inside() -> None:
         assert engine.sinks[-1] is sink
         assert engine.requests[-1] is ASKED
         assert (await sink.end())[-1] == END
+
+
+SEVERAL = (
+    {"tools": (FunctionTool("now"),)},
+    {"include": (ENCRYPTED,)},
+    {"truncation": "auto"},
+    {"context_management": ({"type": "compaction", "compact_threshold": 1},)},
+    {"items": (*ASKED.items, Reasoning(encrypted="blob", id="r"))},
+    {"items": (Compaction(summed("It was fine.")), *ASKED.items)},
+    {"items": (*ASKED.items, Unknown("responses", "compaction_trigger", {}))},
+    {},
+)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("fields", SEVERAL, ids=lambda fields: "-".join(fields) or "plain")
+async def test_middleware_that_would_do_something_is_asked(
+    fields: dict[str, Any], stored: bool
+) -> None:
+    request, caller = replace(ASKED, **fields), replace(ANYONE, stored=stored)
+    cipher = ReasoningCipher(lambda: b"k" * 32)
+    short = Compacting(Truncating(RetryingReasoning(Direct())))
+    outer: Any = EncryptingReasoning(CachingReasoning(short), cipher)
+    wanted: set[type] = set()
+    asked: set[type] = set()
+    wrapper = outer
+    while isinstance(wrapper, Wrapper):
+        prepared = wrapper.prepare(request, caller)
+        if isinstance(prepared, Coroutine):
+            prepared.close()
+        if prepared is not None:
+            wanted.add(type(wrapper))
+        # In its place one that only notes that it was asked, so that those behind it see the same.
+        wrapper.prepare = partial(lambda kind, *_: asked.add(kind), type(wrapper))
+        wrapper = wrapper.engine
+    sink = Receiver()
+    sink.start(outer, request, caller)
+    await sink.end()
+    assert wanted <= asked
+    assert asked or not (fields or stored)
 
 
 @pytest.mark.parametrize("middle", [Tagged, Awaited])
