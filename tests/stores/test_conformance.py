@@ -28,13 +28,13 @@ from dragoman.stores.base import (
     Paging,
     Record,
     Retention,
-    Store,
     StoredAnswer,
     StoreError,
     call_digest,
 )
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 

@@ -19,13 +19,13 @@ from dragoman.stores.base import (
     OutboxMessage,
     Paging,
     Record,
-    Store,
     StoredAnswer,
     call_digest,
 )
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.schema import POSTGRES, SQLITE
 from dragoman.stores.serialize import pack
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.stores.base import Store
+from dragoman.stores.sql import Store
 from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import Stub
 

@@ -13,7 +13,8 @@ from dragoman.core.request import Request
 from dragoman.engines.base import now
 from dragoman.server.app import App
 from dragoman.server.state.service import Memory
-from dragoman.stores.base import Paging, Record, Store, StoreError
+from dragoman.stores.base import Paging, Record, StoreError
+from dragoman.stores.sql import Store
 from tests.server.state.storing import (
     BOUND,
     PATH,

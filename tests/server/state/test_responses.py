@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Paging, Retention, Store
+from dragoman.stores.base import Paging, Retention
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.state.storing import Server, frames, identity, opened, storing
 from tests.server.stubs import Call, Stub

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.stores.base import Store, StoreError
+from dragoman.stores.base import StoreError
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.mock import Mock, completion, plain, response, said
 from tests.postgres import Postgres

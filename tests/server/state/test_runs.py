@@ -14,8 +14,9 @@ from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
-from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
+from dragoman.stores.base import LogSegment, Paging, Record, StoreError
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.sql import Store
 from tests.server.state.storing import Server, all_ended, frames, identity, opened, storing
 from tests.server.stubs import OPENING, Call, Stub, closing, word
 
