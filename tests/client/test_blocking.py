@@ -99,7 +99,6 @@ def test_a_loop_that_is_stopped_is_closed() -> None:
     own = LoopThread()
     assert own.run(double, 1) == 2
     loop, thread = own._loop, own._thread
-    assert loop is not None
     assert thread is not None
     own._stop(loop, thread)
     assert loop.is_closed()

@@ -36,7 +36,6 @@ def losses(ledger: LossList) -> list[tuple[str, str]]:
 def test_p16_a_custom_tool_becomes_a_function_with_one_input() -> None:
     toolbox, ledger = box(LARK)
     (tool,) = toolbox.tools
-    assert isinstance(tool, FunctionTool)
     assert tool.name == "patch"
     assert tool.parameters == {
         "type": "object",
@@ -68,7 +67,6 @@ def test_p16_a_namespace_becomes_a_prefix() -> None:
 def test_custom_tool_in_a_native_namespace_becomes_a_function() -> None:
     toolbox, ledger = box(CRM, namespaces=True)
     (group,) = toolbox.tools
-    assert isinstance(group, Namespace)
     assert [type(tool) for tool in group.tools] == [FunctionTool, FunctionTool]
     call = CustomToolCall("c", "patch", "x", "crm")
     lowered = toolbox.lower(call)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dragoman.core.event import Failed, Started
+from dragoman.core.event import Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
@@ -80,7 +80,6 @@ async def test_cancel_while_connecting_leaves_nothing(turns: int, stream: bool) 
         for _ in range(turns):
             await asyncio.sleep(0)
         sink.cancel()
-        assert sink.handle is not None
         sink.handle.pause()
         sink.handle.resume()
         await let_go(engine)
@@ -114,7 +113,6 @@ async def test_cancel_after_the_end_keeps_the_connection() -> None:
             sink.start(engine, asking())
             handle = sink.handle
             await sink.end()
-            assert handle is not None
             for _ in range(2):
                 handle.pause()
                 handle.resume()
@@ -179,7 +177,6 @@ async def test_timeouts_count_again_after_resume(pieces: list[bytes]) -> None:
         assert not sink.ended
         sink.resume()
         *_, last = await sink.end()
-        assert isinstance(last, Failed)
         assert last.fault.code == "upstream_timeout"
 
 

@@ -195,7 +195,6 @@ async def test_without_a_summary_the_answer_fails(summary: Any, words: str, item
     request = Request(model="m", items=items, context_management=AT_ONCE)
     events = await heard(Compacting(model), request)
     end = events[-1]
-    assert isinstance(end, Failed)
     assert words in end.fault.message
     with pytest.raises(FaultError, match=words):
         await summarise(Model(summary), request)
@@ -276,7 +275,6 @@ async def test_truncated_input_is_reported() -> None:
     (asked,) = small.asked
     assert 0 < len(asked.items) < len(LONG)
     assert asked.items == LONG[-len(asked.items) :]
-    assert isinstance(events[0], Started)
     (loss,) = events[0].losses
     assert (loss.field, loss.action) == ("input", "dropped")
     assert str(len(LONG) - len(asked.items)) in loss.why
@@ -299,7 +297,6 @@ async def test_input_is_truncated_only_where_allowed_and_needed(
     request = Request(model="m", items=items, truncation=truncation)
     started = (await heard(Truncating(small), request))[0]
     assert small.asked[0].items == items
-    assert isinstance(started, Started)
     assert not started.losses
 
 

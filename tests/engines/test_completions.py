@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Event, Failed
+from dragoman.core.event import Event
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import (
@@ -111,7 +111,6 @@ async def test_conversation_is_rendered_requested_and_parsed() -> None:
         "stream_options": {"include_usage": True},
     }
     assert response.text == "It is 2."
-    assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.output_tokens) == (3, 3)
     assert response.model == "raw"
     assert response.losses == ()
@@ -150,7 +149,6 @@ async def test_every_end_of_a_raw_answer_is_read(
 async def test_unrenderable_item_is_refused_without_a_request() -> None:
     async with raw(pieces("x")) as (engine, up):
         response = await answered(engine, asking(Compaction("c", "x")))
-    assert response.error is not None
     assert (response.error.code, response.error.param) == ("unsupported", "items")
     assert up.asked == []
 
@@ -319,7 +317,6 @@ async def test_engine_without_completions_is_reported() -> None:
     request = Completion(model="m", prompts=("x",))
     for engine in (demo(), Router([Route(demo())])):
         (last,) = await heard(engine, request)
-        assert isinstance(last, Failed)
         assert (last.fault.code, last.fault.param) == ("unsupported", "model")
         with pytest.raises(FaultError) as caught:
             await embed(engine, {"model": "m", "input": "x"})
@@ -330,7 +327,6 @@ async def test_unknown_model_is_reported() -> None:
     router = Router([Route(CompletionServer("http://127.0.0.1:9", format=PlainFormat()), ("m",))])
     (last,) = await heard(router, Completion(model="x", prompts=("x",)))
     await router.close()
-    assert isinstance(last, Failed)
     assert last.fault.code == "model_not_found"
 
 

@@ -125,7 +125,6 @@ async def test_reasoning_is_given_on_request_only() -> None:
     assert (await ask("Hello!", reasoning=ReasoningOptions())).reasoning == ""
     response = await ask("Hello!", reasoning=ReasoningOptions("high", "auto"))
     thought = response.output[0]
-    assert isinstance(thought, Reasoning)
     assert isinstance(thought.content[0], Thought)
     assert isinstance(thought.summary[0], Summary)
     assert (await ask("Hello!", reasoning=ReasoningOptions("low"))).output[0] != thought
@@ -147,8 +146,6 @@ async def test_v12_logprobs_are_zero() -> None:
     ]
     assert [t.top[0].text for t in tokens] == ["1,", " 2."]
     plain = await ask("count to 2", sampling=Sampling(logprobs=True))
-    assert isinstance(plain.output[0], Message)
-    assert isinstance(plain.output[0].parts[0], Text)
     assert plain.output[0].parts[0].tokens[0].top == ()
 
 
@@ -189,12 +186,10 @@ async def test_usage_counts_words() -> None:
         reasoning=ReasoningOptions("low"),
     )
     usage = response.usage
-    assert usage is not None
     assert usage.input_tokens == 2 + 2 + 2 + 3 + 2 + 0 + 3
     assert usage.reasoning_tokens == len(response.reasoning.split())
     assert usage.output_tokens == len(response.text.split()) + usage.reasoning_tokens
     other = await ask("x", instructions=(Message("system", "one two"),))
-    assert other.usage is not None
     assert other.usage.input_tokens == 3
 
 

@@ -42,7 +42,6 @@ async def test_model_listing_is_a_server(
     client: Client, listing: Any, models: tuple[str, ...], profile: str | None
 ) -> None:
     found = await answer(client, plain(200, listing))
-    assert found is not None
     assert (found.models, found.key_env) == (models, None)
     assert (found.profile.name if found.profile else None) == profile
 

@@ -156,7 +156,6 @@ async def fault_of(error: Exception) -> Any:
         raise error
 
     (failed,) = await heard(Function(answer))
-    assert isinstance(failed, Failed)
     assert "canary-key" not in repr(failed)
     return failed.fault
 
@@ -180,7 +179,6 @@ async def test_p45_other_exceptions_are_reported_by_type_only() -> None:
 async def test_wrong_return_value_is_a_fault() -> None:
     assert "NoneType" in (await answered(Function(lambda **asked: None))).error.message
     wrong = await answered(Function(lambda **asked: [3]))
-    assert wrong.error is not None
     assert wrong.error.code == "internal"
 
 

@@ -131,13 +131,11 @@ async def test_p12_begun_stream_continues_with_the_retry() -> None:
     events = await heard(RetryingReasoning(Slow(INVALID, STARTED)), TALK)
     assert [type(event) for event in events].count(Started) == 1
     assert fold(events).text == "Hello."
-    assert isinstance(events[-1], Finished)
     assert events[-1].losses == (RETRIED,)
 
 
 async def test_p12_refusal_with_the_first_event_is_not_sent() -> None:
     first, *_, last = await heard(RetryingReasoning(Server(INVALID, STARTED)), TALK)
-    assert isinstance(first, Started)
     assert first.losses == (RETRIED,)
     assert isinstance(last, Finished)
 

@@ -199,7 +199,6 @@ async def test_r1_5_unary_answer_keeps_unknown_fields() -> None:
     assert [(c.call_id, c.name) for c in response.calls] == [("call_a", "f")]
     assert response.reasons == ("tool_calls",)
     assert response.usage == Usage(input_tokens=3, output_tokens=2, total_tokens=5)
-    assert response.extra is not None
     assert response.extra["chat"]["vendor_field"] == [1]
     assert response.extra["upstream"] == {"id": "chatcmpl-1", "created": 1700000000}
     assert response.model == "mock"
@@ -291,7 +290,6 @@ async def test_models_of_the_server_are_listed() -> None:
     async with remote(HELLO, probed=plain(200, listing)) as (engine, _):
         models = await engine.models()
     assert [(m.id, m.owned_by, m.created) for m in models] == [("a", "me", 5), ("b", "unknown", 0)]
-    assert models[0].extra is not None
     assert models[0].extra["models"]["meta"] == {"n": 1}
 
 
@@ -443,7 +441,6 @@ async def test_p5_calls_in_streamed_text_are_parsed() -> None:
     text, call = answer.output
     assert isinstance(text, Message)
     assert text.text == "Look."
-    assert isinstance(call, FunctionCall)
     assert (call.name, call.arguments) == ("now", '{"zone": "UTC"}')
 
 

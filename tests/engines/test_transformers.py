@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.core.error import FaultError
 from dragoman.engines import transformers as room
 from dragoman.engines.find_format import HARMONY
 from dragoman.engines.pocket import FOLDER, pocket
@@ -184,7 +183,6 @@ async def test_cached_prompt_is_not_read_again(installed: dict[str, Any], folder
     first = await answered(engine, asking("Hello!"))
     again = await answered(engine, asking("Hello!"))
     assert again.text == first.text
-    assert again.usage is not None
     # All but the last token, which must be read to be followed by anything.
     assert again.usage.cached_tokens == again.usage.input_tokens - 1
     await engine.close()
@@ -369,7 +367,6 @@ def test_full_device_is_overloaded_with_retry_after() -> None:
     model, network = causal()
     network.trouble = OutOfMemoryError("CUDA out of memory")
     (failed,) = model.step([(model.open([1]), [1])])
-    assert isinstance(failed, FaultError)
     assert (failed.fault.code, failed.fault.retry_after) == ("overloaded", "5")
 
 

@@ -104,7 +104,6 @@ async def test_p15_one_beginning_and_one_end_on_every_path(
 
 async def test_p45_exception_is_reported_by_type_only() -> None:
     (failed,) = await enforced(ValueError("key canary-1"))
-    assert isinstance(failed, Failed)
     assert failed.fault.code == "internal"
     assert failed.fault.message.startswith("The engine failed with ValueError;")
     assert "canary" not in failed.fault.message
@@ -196,7 +195,6 @@ class Tagged(Wrapper):
     def prepare(self, request: Request, caller: Caller) -> Prepared:
         def tagged(events: list[Event]) -> list[Event]:
             first, *rest = events
-            assert isinstance(first, Started)
             return [replace(first, model=first.model + self._tag.upper()), *rest]
 
         return Prepared(replace(request, model=request.model + self._tag), tagged)
@@ -273,7 +271,6 @@ async def test_middleware_prepares_inwards_and_maps_outwards(middle: type[Tagged
     engine = Direct()
     started, _ = await received(Tagged(middle(Tagged(engine, "c"), "b"), "a"), ASKED)
     assert engine.requests[-1].model == "scriptabc"
-    assert isinstance(started, Started)
     assert started.model == "scriptabcCBA"
 
 
@@ -340,7 +337,6 @@ async def test_a_map_that_raises_fails_the_answer_once() -> None:
             return Prepared(request, broken)
 
     (failed,) = await received(Broken(Script("Hi")), ASKED)
-    assert isinstance(failed, Failed)
     assert failed.fault.code == "internal"
 
 

@@ -396,7 +396,6 @@ def test_p36_a_folder_is_read_by_its_configuration() -> None:
 )
 def test_families_are_recognised(text: str, controls: tuple[str, ...], name: str) -> None:
     profile = profile_of(text, controls)
-    assert profile is not None
     assert profile.name == name
 
 

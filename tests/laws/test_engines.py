@@ -127,7 +127,6 @@ async def test_law_6_cancel_at_any_event_leaves_nothing_running(name: str) -> No
 async def _read(engine: Engine, last: int) -> None:
     """Read so many events, say so, and read on for ever."""
     task = asyncio.current_task()
-    assert task is not None
     async with aclosing(engine.stream(RICH)) as events:
         count = 0
         async for _ in events:

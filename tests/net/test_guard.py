@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from dragoman.net.client import Client
+from dragoman.net.dial import resolve
 from dragoman.net.errors import BlockedAddressError, ConnectError
-from dragoman.net.guard import resolve
 from dragoman.net.url import parse_url
 from tests.net.peer import Peer, answering, plain
 

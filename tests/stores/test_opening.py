@@ -27,7 +27,6 @@ async def error_of(word: str) -> str:
     """The message of the error for a store that cannot be opened."""
     with pytest.raises(StoreError) as caught:
         store = open_store(word, Retention(), os.environ)
-        assert store is not None
         try:
             async with asyncio.timeout(BOUND):
                 await store.ready()

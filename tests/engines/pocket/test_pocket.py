@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dragoman.client import connect
-from dragoman.core.item import FunctionCall
 from dragoman.core.request import FunctionTool, JSONSchema
 from dragoman.engines import pocket as room
 from dragoman.engines.pocket import FOLDER, NEEDED, pocket
@@ -98,7 +97,6 @@ async def test_pocket_model_streams_calls_tools_and_fits_schemas() -> None:
         assert len(texts) > 5
         answer = await client.respond("What is the weather in Paris?", tools=(WEATHER,))
         (call,) = answer.response.output
-        assert isinstance(call, FunctionCall)
         assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
         person = JSONSchema("person", PERSON, strict=True)
         answer = await client.respond("Ada is 36 years old.", format=person, temperature=0)
@@ -113,7 +111,6 @@ async def test_a_conversation_is_read_but_once() -> None:
     assert first.text == second.text
     used = (first.response.usage, second.response.usage)
     assert used[0] is not None
-    assert used[1] is not None
     assert used[1].cached_tokens == (used[1].input_tokens or 0) - 1
 
 

@@ -137,7 +137,6 @@ async def test_p34_answer_that_violates_a_strict_demand_fails(
 ) -> None:
     response = await said(text, **fields)
     assert response.status == "failed"
-    assert response.error is not None
     assert (response.error.code, response.error.blame) == ("upstream_error", "upstream")
     assert what in response.error.message
     assert response.usage is not None
@@ -168,7 +167,6 @@ async def test_no_demand_has_no_guarantee() -> None:
     for model in (from_next_token(writes("Hello.")), RandomModel(TOKENS.size, 1)):
         response, started = await answered(model, asked(max_output_tokens=5))
         assert response.guarantee is None
-        assert started is not None
         assert started.guarantee is None
 
 
@@ -178,7 +176,6 @@ async def test_every_choice_is_bound_and_enforced_is_known_from_the_start() -> N
         sampling=Sampling(n=5, seed=1, temperature=1.0, logit_bias=NO_THOUGHT),
     )
     response, started = await answered(RandomModel(TOKENS.size, 1), wanted)
-    assert started is not None
     assert started.guarantee == response.guarantee == "enforced"
     texts = {item.text for item in response.output if isinstance(item, Message)}
     assert len(response.output) == 5
@@ -208,7 +205,6 @@ async def test_p34_a_keyword_is_refused_by_its_name_on_the_clients_wire(
     unknown = JSONSchema("x", {"properties": {"a": {"not": {}}}})
     for model in (RandomModel(TOKENS.size, 1), from_next_token(writes("{}"))):
         response, _ = await answered(model, asked(format=unknown), Caller(wire=wire))
-        assert response.error is not None
         assert (response.error.code, response.error.param) == ("invalid_request", param)
         assert response.error.message.startswith(f"{param}: ")
 
@@ -219,7 +215,6 @@ async def test_invalid_grammar_is_refused_for_every_kind_of_model() -> None:
         response, _ = await answered(
             model, asked(tools=(tool,)), Caller(wire="responses"), format=HARMONY
         )
-        assert response.error is not None
         assert response.error.param == "tools[0].format.definition"
 
 
@@ -230,7 +225,6 @@ async def test_without_llguidance_only_verifiable_demands_are_accepted(
     bounds = Enforcer(TOKENS, scores=True, constrain=None)
     plain = asked(format=JSONSchema("x", {"type": "object"}, strict=True))
     bound = bounds.requirement(plain, HERMES.grammar(plain), frozenset())
-    assert bound is not None
     assert bound.constraint is None
     for request in (asked(format=FORM), asked(extra={"chat": {"guided_regex": "a"}})):
         with pytest.raises(FaultError, match="dragoman\\[local\\]"):

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.event import Event, Failed
+from dragoman.core.event import Event
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import (
@@ -60,7 +60,6 @@ async def test_plain_text_is_a_message_in_every_format(name: str) -> None:
 async def test_unsupported_item_is_refused_by_the_callers_field_name(name: str) -> None:
     items = (*ASKED.items, Message("assistant", "Hm."), Message("user", "And?"), Compaction("x"))
     (failed,) = await said(name, "", Request(model="m", items=items))
-    assert isinstance(failed, Failed)
     assert failed.fault.param == "input[3]"
     assert failed.fault.message == (
         "input[3]: this model's prompt cannot hold an item of type 'compaction'"
@@ -120,11 +119,9 @@ async def test_p16_custom_tools_and_namespaces_of_a_token_engine_come_back_as_th
     events = await said(name, CALLS[name], CODEX)
     calls = fold(events).calls
     patch = calls[0]
-    assert isinstance(patch, CustomToolCall)
     assert (patch.name, patch.input) == ("apply_patch", "a = 2")
     if name == "hermes":
         search = calls[1]
-        assert isinstance(search, FunctionCall)
         assert (search.namespace, search.name) == ("mcp__docs", "search")
         assert search.arguments == '{"q": "x"}'
     lost = {loss.field: loss.action for loss in fold(events).losses}
@@ -157,7 +154,6 @@ async def test_a_hosted_tool_is_refused_only_where_it_is_forced(
     name: str, choice: ToolChoice, tools: tuple[Tool, ...]
 ) -> None:
     (failed,) = await said(name, "", replace(CODEX, tool_choice=choice, tools=tools))
-    assert isinstance(failed, Failed)
     assert (failed.fault.code, failed.fault.param) == ("unsupported", "tool_choice")
     assert "cannot be run here" in failed.fault.message
 
@@ -167,7 +163,6 @@ async def test_a_fault_in_a_tool_names_its_place_in_the_clients_list() -> None:
     request = replace(CODEX, tools=(SEARCH, DOCS, wrong))
     for name in ("hermes", "harmony"):
         (failed,) = await said(name, "", request)
-        assert isinstance(failed, Failed)
         assert str(failed.fault.param).startswith("tools[2].parameters")
 
 
@@ -178,5 +173,4 @@ async def test_the_prompt_that_is_counted_is_the_one_that_is_sent(name: str) -> 
     counted = await engine.count(CODEX)
     usage = fold([event async for event in engine.stream(CODEX)]).usage
     await engine.close()
-    assert usage is not None
     assert usage.input_tokens == counted

@@ -332,7 +332,6 @@ async def test_r4_w21_every_call_that_is_required_is_made_and_fits(
             assert response.calls
             several += len(response.calls) > 1
             for call in response.calls:
-                assert isinstance(call, FunctionCall)
                 jsonschema.validate(json.loads(call.arguments), schemas[call.name])
     assert enough(statuses)
     assert several or engine.format is not HERMES  # harmony ends at its first call
@@ -348,7 +347,6 @@ async def test_p35_beside_tools_an_answer_is_a_call_or_fits_the_schema(engine: T
         statuses[response.status] += 1
         if response.status == "completed":
             for call in response.calls:
-                assert isinstance(call, FunctionCall)
                 assert tool.parameters is not None
                 jsonschema.validate(json.loads(call.arguments), tool.parameters)
             if not response.calls:

@@ -326,7 +326,6 @@ def test_r4_44_output_tokens_are_those_sampled_the_stop_token_with_them(
     ids = raw_ids(EVERYTHING, VOCABULARY)
     request = Request(model="oss", items=(Message("user", "Hi"),), max_output_tokens=limit)
     usage = fold(asyncio.run(heard(speaking(EVERYTHING, size), request))).usage
-    assert usage is not None
     assert usage.output_tokens == min(limit, len(ids))
     assert usage.input_tokens is not None
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens

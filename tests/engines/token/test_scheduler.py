@@ -166,7 +166,6 @@ async def test_a_slow_reader_holds_no_more_than_a_little() -> None:
         (slot,) = model.live
         await until(lambda: slot.length >= AHEAD)
         other = await answered(engine, asked("other", max_tokens=300))  # is not held up
-        assert other.usage is not None
         assert other.usage.output_tokens == 300
         assert slot.length <= len(slot.prompt) + 2 * AHEAD
         read = 0
@@ -184,7 +183,6 @@ async def test_full_queue_is_overloaded_with_retry_after() -> None:
         second = asyncio.ensure_future(answered(engine, asked("2", max_tokens=1)))
         await asyncio.sleep(0)
         (failed,) = await heard(engine, asked("3"))
-        assert isinstance(failed, Failed)
         assert (failed.fault.code, failed.fault.retry_after) == ("overloaded", "1")
         model.gate.set()
         await asyncio.gather(first, second)
@@ -215,7 +213,6 @@ async def test_r4_w9_failing_request_fails_alone(
         *fine, bad = await asyncio.gather(*answers, heard(engine, asked("bad!")))
         assert [response.text for response in fine] == alone
     last = bad[-1]
-    assert isinstance(last, Failed)
     assert "ValueError" in last.fault.message
     assert "bad!" not in last.fault.message + caplog.text
     assert "test_scheduler.py" in caplog.text  # the place, for whoever runs it
@@ -285,7 +282,6 @@ async def test_dead_model_thread_fails_requests_and_is_replaced() -> None:
     model = Dies()
     async with serving(model) as engine:
         last = (await heard(engine, asked("!")))[-1]
-        assert isinstance(last, Failed)
         assert last.fault.code == "internal"
         assert (await answered(engine, asked(max_tokens=2))).status == "incomplete"
     # Its death is reported after its last letter: let that not fall into the next test.
@@ -304,7 +300,6 @@ async def test_close_fails_running_and_queued_requests() -> None:
     await closing
     for events in await asyncio.gather(writing, waiting):
         last = events[-1]
-        assert isinstance(last, Failed)
         assert last.fault.code == "shutting_down"
     (failed,) = await heard(engine, asked("c"))
     assert isinstance(failed, Failed)
@@ -434,7 +429,6 @@ async def test_one_of_two_that_stopped_does_not_stop_the_other() -> None:
         response = await answered(engine, asked(n=2, stop=("aaa",), max_tokens=40))
     assert response.reasons == ("stop", "length")
     assert response.text == ""
-    assert response.usage is not None
     assert response.usage.output_tokens == 3 + 40
 
 

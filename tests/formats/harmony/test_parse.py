@@ -208,7 +208,6 @@ def test_log_probabilities_go_with_the_text() -> None:
     tokens = [Token(str(place), -0.5, bytes((id % 256,)), id=id) for place, id in enumerate(ids)]
     (item,) = parse([[id] for id in ids], tokens=iter([[token] for token in tokens])).items
     begin = spelt(text).index(256 + 3) + 1
-    assert isinstance(item, Message)
     assert item.parts == (Text("€a", tokens=tuple(tokens[begin:-1])),)
     torn = [*spelt("<|channel|>analysis<|message|>"), 0xE2]
     last = Token("", -1.0)

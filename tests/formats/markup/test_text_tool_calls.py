@@ -56,7 +56,6 @@ def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
     events = parse("llama", "Hi<|eot_id|>", 1).events
     assert isinstance(events[0], Started)
     assert [type(event) for event in events].count(Started) == 1
-    assert isinstance(events[-1], Finished)
     assert events[-1].reasons == ("stop",)
 
 
@@ -174,7 +173,6 @@ def test_p5_calls_in_the_text_are_found_however_it_is_cut(cuts: list[int]) -> No
         ("text", "Look.Done"),
         CITY,
     ]
-    assert isinstance(events[-1], Finished)
     assert events[-1].reasons == ("tool_calls",)
 
 

@@ -36,7 +36,6 @@ from tests.wire.chat.answering import (
 def test_an_event_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_sse, "MAX_EVENT", 1000)
     events = hear(sse(TEXT, done=False), b"data: " + b"x" * 2000, sse(STOP))
-    assert isinstance(events[-1], Failed)
     assert "larger than 1000 bytes" in events[-1].fault.message
 
 
@@ -104,7 +103,6 @@ def test_r2_33_a_call_whole_in_one_delta_is_the_same_as_in_pieces(data: st.DataO
     ) == (whole)
     # Half an argument string never ends a stream; its call is incomplete.
     (item,) = output(call(index=0, id="c", name="f", arguments=text[:5]), chunk({}, "length"))
-    assert isinstance(item, FunctionCall)
     assert (item.arguments, item.status) == (text[:5], "incomplete")
 
 
@@ -114,7 +112,6 @@ def test_v4_a_reader_knows_each_call_at_every_moment() -> None:
     )
     added, delta, done = events[1:4]
     assert isinstance(added, ItemAdded)
-    assert isinstance(added.item, FunctionCall)
     assert (added.item.call_id, added.item.name, added.item.arguments) == ("c", "f", "")
     assert isinstance(delta, Delta)
     assert (delta.index, delta.kind, delta.data) == (0, "arguments", '{"a":1}')

@@ -143,7 +143,6 @@ def test_unknown_counts_of_an_answer_are_passed_on_unless_they_are_nested_too_de
     for _ in range(300):
         deep = [deep]
     failed = fold(events({**PLAIN, "usage": {"x": deep}}))
-    assert failed.error is not None
     assert "nested more than 256 levels deep" in failed.error.message
 
 

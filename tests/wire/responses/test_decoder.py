@@ -98,7 +98,6 @@ def _ends(event: Event) -> str:
         fault = event.fault
         words = (fault.code, fault.upstream_code, fault.message)
         return "failed " + " ".join(word for word in words if word)
-    assert isinstance(event, Finished)
     return event.reasons[0] if event.status != "cancelled" else "cancelled"
 
 
@@ -262,7 +261,6 @@ def test_an_event_that_is_too_large_ends_the_answer() -> None:
     decoder.feed(b'data: {"type":"response.created"}\n\ndata: "')
     events = decoder.feed(b"x" * sse.MAX_EVENT) + decoder.close()
     check([Started("1", 0, "m"), *events])
-    assert isinstance(events[-1], Failed)
     assert events[-1].fault.code == "upstream_error"
 
 
@@ -330,5 +328,4 @@ def test_deltas_read_at_once_are_those_read_one_by_one(run: list[bytes], ends: b
 def test_an_answer_that_is_no_stream_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.wire.json.MAX_ANSWER", 10)
     (failed,) = hear(b'{"output": [1, 2, 3]}')[-1:]
-    assert isinstance(failed, Failed)
     assert "larger than 10 bytes" in failed.fault.message

@@ -18,8 +18,8 @@ from dragoman.core.response import Response
 from dragoman.engines.base import new_id, now
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
+from dragoman.net.dial import resolve
 from dragoman.net.errors import NetError
-from dragoman.net.guard import resolve
 from dragoman.net.url import parse_url
 from dragoman.stores.base import OutboxMessage, Record, StoreError
 from dragoman.stores.sql import Store
