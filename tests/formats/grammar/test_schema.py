@@ -35,9 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("refused", "place"), REFUSED, ids=[place for _, place in REFUSED])
-def test_p34_a_keyword_that_cannot_be_enforced_is_refused_by_its_place(
-    refused: dict[str, Any], place: str
-) -> None:
+def test_p34_a_keyword_that_cannot_be_enforced_is_refused_by_its_place(refused, place) -> None:
     with pytest.raises(FaultError) as raised:
         enforceable(refused, "format.schema")
     fault = raised.value.fault
@@ -52,7 +50,7 @@ def test_all_such_keywords_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("levels", [200, 900])
-def test_a_schema_without_end_is_refused(levels: int) -> None:
+def test_a_schema_without_end_is_refused(levels) -> None:
     deep: dict[str, Any] = {}
     for _ in range(levels):
         deep = {"items": deep}

@@ -67,9 +67,7 @@ def test_half_characters_wait_for_their_other_half() -> None:
         ("hermes", "é", ["é", ""]),
     ],
 )
-def test_log_probabilities_go_with_the_emitted_text(
-    family: str, text: str, said: list[str]
-) -> None:
+def test_log_probabilities_go_with_the_emitted_text(family, text, said) -> None:
     turn = Turn("1", 0, "m", think=None)
     parser = Markup(family).parser(asked(), turn, ByteTokenizer())
     ids = list(text.encode())
