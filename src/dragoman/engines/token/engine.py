@@ -30,9 +30,9 @@ from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
 from .constraints import Batches, Constrain, Enforcer, Requirement, with_guarantee
-from .next_token import StreamModel
+from .next_token import NextTokenModel, StreamModel
 from .scheduler import Scheduler
-from .source import Job, NewTokens, NextTokenModel, ScoringModel
+from .source import Job, NewTokens, ScoringModel
 
 _utf8 = getincrementaldecoder("utf-8")
 
@@ -365,7 +365,7 @@ class TokenEngine:
             describe = lru_cache(maxsize=1 << 16)(self._token)
             self._source = Scheduler(model, describe, concurrency=most, queue=queue)
         # Which sampling fields a model without scores honours; None: all.
-        self._honoured = model.honoured if isinstance(model, NextTokenModel | StreamModel) else None
+        self._honoured: frozenset[str] | None = getattr(model, "honoured", None)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         return self._answer(partial(self._planned, request, caller.wire))

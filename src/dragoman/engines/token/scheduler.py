@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 
-from .source import Job, NewTokens, NextTokenModel, ScoringModel, Slot, TokenCounter, model_fault
+from .next_token import NextTokenModel
+from .source import Job, NewTokens, ScoringModel, Slot, TokenCounter, model_fault
 
 if TYPE_CHECKING:
     from .sampler import Sampler
