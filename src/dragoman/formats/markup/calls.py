@@ -6,7 +6,7 @@ import json
 import re
 
 from dragoman.core.item import JSON
-from dragoman.formats.grammar.schema import find
+from dragoman.formats.grammar.schema import find, read_json
 
 from .emitter import Emitter, Segment
 
@@ -36,11 +36,7 @@ def typed(text: str, name: str, schema: JSON) -> str:
     kinds = _kinds(properties.get(name) if isinstance(properties, dict) else None, schema)
     literal = _CONSTANTS.get(text.strip(), text.strip())
     if kinds != _STRING:
-        try:
-            value = json.loads(literal)
-        except (ValueError, RecursionError):
-            value = ""  # a string, if anything
-        kind = _KINDS[type(value)]
+        kind = _KINDS[type(read_json(literal, ""))]  # a string, if anything
         if kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds)):
             return literal
     return json.dumps(text, ensure_ascii=False)
@@ -252,7 +248,7 @@ class CallObject:
             if self._key == "name" or value[0] == '"':
                 self._name = self._name or _string(value)
             else:
-                inner = _parsed(value)
+                inner = read_json(value, strict=False)
                 inner = inner if isinstance(inner, dict) else {}
                 name = inner.get("name")
                 self._name = name if isinstance(name, str) else None
@@ -276,8 +272,16 @@ class CallObject:
         self._emitter.text(raw)
 
     def _whole(self, name: str, raw: str | None = None) -> None:
+        """Emit a complete call. No arguments are the empty object, and an object inside a string is
+        unquoted (some models copy OpenAI's `arguments` string)."""
+        arguments = (self._arguments or "{}") if raw is None else raw
+        if raw is None and arguments in ("null", '""'):
+            arguments = "{}"
+        elif raw is None and arguments[0] == '"':
+            inside = _string(arguments)
+            arguments = inside if inside and inside.lstrip()[:1] == "{" else arguments
         self._emitted = True
-        self._emitter.emit_call(name, _plain(self._arguments) if raw is None else raw, self._id)
+        self._emitter.emit_call(name, arguments, self._id)
 
 
 def skip(pattern: re.Pattern[str], text: str, at: int, end: int | None = None) -> int:
@@ -286,26 +290,10 @@ def skip(pattern: re.Pattern[str], text: str, at: int, end: int | None = None) -
     return found.end() if found else at
 
 
-def _parsed(text: str) -> JSON:
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _string(literal: str) -> str | None:
     """The value of a JSON string; None for any other value."""
-    value = _parsed(literal)
+    value = read_json(literal, strict=False)
     return value if isinstance(value, str) and value else None
-
-
-def _plain(arguments: str | None) -> str:
-    """Arguments as an object: none is the empty one, and one inside a string is unquoted (some
-    models copy OpenAI's `arguments` string)."""
-    if arguments is None or arguments in ("null", '""'):
-        return "{}"
-    inside = _string(arguments) if arguments[0] == '"' else None
-    return inside if inside is not None and inside.lstrip()[:1] == "{" else arguments
 
 
 # ---- Python --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Body, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import SPACED, Writer
+from dragoman.formats.grammar.schema import read_json
 from dragoman.formats.messages import LIMITS, Messages, messages, tools
 from dragoman.formats.prompt import Marks, Piece, Prompt, Tokenizer, TokenTable
 
@@ -309,7 +310,7 @@ class _Choice(Turn):
         self.parser = turn.format.parser(turn.request, self)
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
-        self._turn.plain_text(data, self._number, tokens)
+        Turn.text(self._turn, data, self._number, tokens)
 
     def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         self._turn.reasoning(data, self._number, tokens)
@@ -352,10 +353,6 @@ class TextToolCallTurn(Turn):
             self._state(choice).parser.write(data, tokens)
         else:
             super().text(data, choice, tokens)
-
-    def plain_text(self, data: str, choice: int, tokens: tuple[Token, ...]) -> None:
-        """Text without markup."""
-        super().text(data, choice, tokens)
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         """A fragment of a call that the server gave as such."""
@@ -416,7 +413,4 @@ def _joined(fragments: list[CallFragment]) -> CallFragment:
 
 def _meaning(call: CallFragment) -> tuple[str | None, JSON]:
     """Equal for equal calls, however they are written."""
-    try:
-        return call.name, json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return call.name, call.arguments
+    return call.name, read_json(call.arguments or "{}", call.arguments)
