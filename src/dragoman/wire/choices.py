@@ -1,5 +1,5 @@
-"""Decodes what Chat and Completions have in common: the sampling values of requests, and answers
-made of `choices`, streamed and whole.
+"""Decodes what wires have in common: fields of requests, and answers made of `choices`, streamed
+and whole.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import asdict
 
 from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event, Finished, Progress, Started
@@ -17,7 +18,7 @@ from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json, sse
-from .json import BROKEN, Reader, decode_string, decode_strings, merge, string
+from .json import ABSENT, BROKEN, Reader, decode_string, decode_strings, merge, string
 from .losses import Note
 from .protocol import Dialect
 from .usage import decode_usage, encode_usage
@@ -64,6 +65,38 @@ class SamplingFields(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
 
 
+class ConversationFields(SamplingFields, kw_only=True):
+    """The fields that bodies with a conversation have in common, in Chat and in Responses."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    tools: Raw = ABSENT
+    tool_choice: JSON = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: Raw = ABSENT
+    store: bool | None = None
+    metadata: dict[str, JSON] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, JSON] | None = None
+    service_tier: str | None = None
+    moderation: JSON = None
+
+
+LABELS = (
+    *("parallel_tool_calls", "metadata", "user", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "prompt_cache_options", "service_tier", "moderation"),
+)
+"""Those of them that the core calls the same and has as they are."""
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("seed", "n"),
+)
+
+
 def decode_sampling(
     body: SamplingFields,
     logprobs: bool | None,
@@ -76,19 +109,12 @@ def decode_sampling(
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
     return Sampling(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
         repetition_penalty=other if penalty is None else penalty,
-        seed=body.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
         logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
         logprobs=logprobs,
         top_logprobs=top_logprobs,
-        n=body.n,
+        **{name: getattr(body, name) for name in _SAME},
     )
 
 
@@ -98,6 +124,22 @@ class _StreamOptions(Struct):
 
 
 stream_options = Reader(_StreamOptions)
+
+
+def decode_stream_options(given: Any, wire: str) -> StreamOptions | None:
+    """The options in a field that `stream_options` reads; None where there are none."""
+    asked, rest = stream_options.read_optional(given, "stream_options")
+    if asked is None:
+        return None
+    extra = {wire: rest} if rest else None
+    return StreamOptions(asked.include_usage, asked.include_obfuscation, extra)
+
+
+def encode_sampling(sampling: Sampling, dialect: Dialect) -> dict[str, JSON]:
+    """The sampling values under the names that this server has for them."""
+    values = asdict(sampling)
+    penalty = values.pop("repetition_penalty")
+    return {**values, "stop": sampling.stop or None, dialect.repetition_penalty: penalty}
 
 
 def encode_stream(
@@ -115,6 +157,17 @@ def encode_stream(
     shown = {name: value for name, value in given.items() if value is not None}
     shown = merge(shown, (options.extra or {}).get(wire, {}))
     return {"stream": True} | ({"stream_options": shown} if shown else {})
+
+
+def encode_body(
+    fields: dict[str, JSON], unknown: dict[str, JSON], dialect: Dialect, notes: list[Note]
+) -> dict[str, JSON]:
+    """The fields that were given and the unknown ones; what this server refuses is noted."""
+    body = merge({name: value for name, value in fields.items() if value is not None}, unknown)
+    for name in sorted(dialect.drop & body.keys()):
+        del body[name]
+        notes.append((name, "dropped", "this server does not take it", ()))
+    return body
 
 
 # ---- values ------------------------------------------------------------------------------
