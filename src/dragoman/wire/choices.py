@@ -14,12 +14,13 @@ from msgspec.structs import asdict
 from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event, Finished, Progress, Started
 from dragoman.core.item import JSON, Token
+from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json, sse
 from .json import ABSENT, BROKEN, Reader, decode_string, decode_strings, merge, string
-from .losses import Note
+from .losses import Note, listed
 from .protocol import Dialect
 from .usage import decode_usage, encode_usage
 
@@ -135,13 +136,6 @@ def decode_stream_options(given: Any, wire: str) -> StreamOptions | None:
     return StreamOptions(asked.include_usage, asked.include_obfuscation, extra)
 
 
-def encode_sampling(sampling: Sampling, dialect: Dialect) -> dict[str, JSON]:
-    """The sampling values under the names that this server has for them."""
-    values = asdict(sampling)
-    penalty = values.pop("repetition_penalty")
-    return {**values, "stop": sampling.stop or None, dialect.repetition_penalty: penalty}
-
-
 def encode_stream(
     request: Request, dialect: Dialect, wire: str, notes: list[Note]
 ) -> dict[str, JSON]:
@@ -160,14 +154,28 @@ def encode_stream(
 
 
 def encode_body(
-    fields: dict[str, JSON], unknown: dict[str, JSON], dialect: Dialect, notes: list[Note]
-) -> dict[str, JSON]:
-    """The fields that were given and the unknown ones; what this server refuses is noted."""
-    body = merge({name: value for name, value in fields.items() if value is not None}, unknown)
+    fields: dict[str, JSON],
+    request: Request,
+    dialect: Dialect,
+    wire: str,
+    losses: tuple[Loss, ...],
+    notes: list[Note],
+) -> tuple[bytes, tuple[Loss, ...]]:
+    """The body with these fields, the sampling values that are not among them and the unknown
+    fields, without what this server refuses; and all losses, those noted included."""
+    given = asdict(request.sampling) | {"stop": request.sampling.stop or None}
+    given[dialect.repetition_penalty] = given.pop("repetition_penalty")
+    body = {name: value for name, value in (given | fields).items() if value is not None}
+    if request.extra:
+        body = merge(body, request.extra.get(wire, {}))
     for name in sorted(dialect.drop & body.keys()):
         del body[name]
         notes.append((name, "dropped", "this server does not take it", ()))
-    return body
+    losses = losses + listed(notes) if notes else losses
+    try:
+        return json.encode(body), losses
+    except UnicodeEncodeError:
+        return json.dump(body), losses
 
 
 # ---- values ------------------------------------------------------------------------------

@@ -36,12 +36,11 @@ from dragoman.wire.choices import (
     decode_sampling,
     decode_stream_options,
     encode_body,
-    encode_sampling,
     encode_stream,
     stream_options,
 )
 from dragoman.wire.json import ABSENT, Cache, Fields, Reader
-from dragoman.wire.losses import Note, judge, listed
+from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 
 from .fields import NAME, from_extra, restore, to_extra
@@ -391,13 +390,15 @@ def _decode(data: bytes) -> Request:
         limit = old
     elif old not in (None, limit):
         unknown["max_tokens"] = old
-    format = audio = None
+    format = audio = options = None
     if body.response_format is not None and body.response_format is not ABSENT:
         format = _decode_format(body.response_format, unknown)
     if body.audio is not ABSENT:
         voice, rest = _audio.read_optional(body.audio, "audio")
         if voice is not None:
             audio = AudioOutput(voice.voice, voice.format, to_extra(rest))
+    if body.stream_options is not ABSENT:
+        options = decode_stream_options(body.stream_options, NAME)
     extra: Extra = {NAME: unknown} if unknown else {}
     if functions and not offered:
         extra[LEGACY] = {"functions": True}
@@ -413,7 +414,7 @@ def _decode(data: bytes) -> Request:
         modalities=None if body.modalities is None else tuple(body.modalities),
         audio=audio,
         stream=body.stream or False,
-        stream_options=decode_stream_options(body.stream_options, NAME),
+        stream_options=options,
         web_search=body.web_search_options,
         extra=extra or None,
         **{name: getattr(body, name) for name in _SAME},
@@ -482,7 +483,6 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "model": request.model,
         "messages": messages,
         dialect.max_tokens: request.max_output_tokens,
-        **encode_sampling(sampling, dialect),
         "logprobs": logprobs,
         "response_format": None if format is None else _encode_format(format),
         "reasoning_effort": reasoning.effort if reasoning else None,
@@ -508,8 +508,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
             notes += [(name, "dropped", why, ()) for name in _given(**more)]
     if request.stream or request.stream_options is not None:
         given |= encode_stream(request, dialect, NAME, notes)
-    body = encode_body(given, from_extra(request.extra), dialect, notes)
-    return json.dump(body), losses + listed(notes) if notes else losses
+    return encode_body(given, request, dialect, NAME, losses, notes)
 
 
 def _encode_format(format: OutputFormat) -> JSON:

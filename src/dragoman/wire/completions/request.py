@@ -17,12 +17,11 @@ from dragoman.wire.choices import (
     decode_sampling,
     decode_stream_options,
     encode_body,
-    encode_sampling,
     encode_stream,
     stream_options,
 )
 from dragoman.wire.json import ABSENT, Reader
-from dragoman.wire.losses import Note, judge, listed
+from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 
 from .losses import LOSSES
@@ -144,11 +143,9 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "prompt": prompts[0] if len(prompts) == 1 else prompts,
         "echo": request.echo or None,
         "max_tokens": request.max_output_tokens,
-        **encode_sampling(sampling, dialect),
         "logprobs": (sampling.top_logprobs or 0) if sampling.logprobs else None,
         "top_logprobs": None,
         "user": request.user,
         **encode_stream(request, dialect, NAME, notes),
     }
-    body = encode_body(fields, from_extra(request.extra), dialect, notes)
-    return json.dump(body), losses + listed(notes) if notes else losses
+    return encode_body(fields, request, dialect, NAME, losses, notes)

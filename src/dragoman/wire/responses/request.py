@@ -37,9 +37,9 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
-from dragoman.wire.choices import LABELS, ConversationFields, decode_sampling, encode_body
+from dragoman.wire.choices import LABELS, ConversationFields, decode_sampling
 from dragoman.wire.json import ABSENT, Fields, Reader
-from dragoman.wire.losses import Note, judge, listed
+from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
 
 from . import tools
@@ -317,10 +317,11 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     if options is not None:  # usage is part of every answer here
         obfuscation = {"include_obfuscation": options.include_obfuscation}
         encoded["stream_options"] = dense({**obfuscation, **from_extra(options.extra)}) or None
-    notes: list[Note] = []
-    body = dense(encode_body(encoded, {**vendor, **unknown}, dialect, notes))
-    # The conversation comes last, so that a longer one begins with the bytes of the shorter.
-    return json.dump({**body, "input": _encode_items(request.items)}), losses + listed(notes)
+    encoded = dense(json.merge(encoded, {**vendor, **unknown}))
+    for name in sorted(dialect.drop & encoded.keys()):
+        del encoded[name]
+        losses += (Loss(name, "dropped", "the model's server does not take it"),)
+    return json.dump({**encoded, "input": _encode_items(request.items)}), losses
 
 
 def encode_instructions(request: Request) -> JSON:
