@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,7 +137,7 @@ WIRE = Wire(
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wire:
+def toy(tmp_path, monkeypatch) -> Wire:
     """The toy wire, in a package of its own, added to the registry."""
     (tmp_path / "toy_wire").mkdir()
     (tmp_path / "toy_wire" / "__init__.py").write_text(TOY)
