@@ -20,7 +20,7 @@ from dragoman.core.item import (
     Thought,
 )
 from dragoman.core.request import FunctionTool, JSONSchema, ReasoningOptions, Request, Sampling
-from dragoman.core.response import Response, Status, Usage
+from dragoman.core.response import Status, Usage
 from dragoman.engines.remote import Remote
 from dragoman.engines.script import Script
 from tests.engines.stage import answered
@@ -265,8 +265,7 @@ CALL = FunctionCall("c", "f", '{"a": 1}')
 
 
 def answer(status: Status = "completed", *output: Any, **rest: Any) -> Answer:
-    response = Response(id="r", created_at=0, model="m", status=status, output=output, **rest)
-    return Answer(response, Spent())
+    return Answer(id="r", created_at=0, model="m", status=status, output=output, **rest)
 
 
 def test_r1_5_an_answer_is_text_calls_reasoning_refusal_and_usage() -> None:

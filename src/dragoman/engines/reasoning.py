@@ -8,7 +8,6 @@ encrypted reasoning and asks again without where one refuses.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -30,7 +29,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.wire.registry import WIRES
 
-from .base import ENDS, LRU, Prepared, Wrapper, start, wait_closed
+from .base import ENDS, LRU, Prepared, Relay, Wrapper, start, with_losses
 
 ENCRYPTED = "reasoning.encrypted_content"
 """What a request includes to get reasoning in a form it can bring back."""
@@ -44,12 +43,14 @@ PER_ENTRY = 200
 """Bytes that an entry of the cache takes beside what it holds."""
 
 
-def is_opaque(item: Reasoning) -> bool:
-    """Whether an item has encrypted content, or fields of a wire such as a signature.
+def is_opaque(item: Item) -> bool:
+    """Whether an item is reasoning with encrypted content, or fields of a wire such as a signature.
 
     >>> is_opaque(Reasoning(encrypted="gAAA")), is_opaque(Reasoning(extra={"inline": {}}))
     (True, False)
     """
+    if not isinstance(item, Reasoning):
+        return False
     return item.encrypted is not None or bool(set(item.extra or {}) - set(OURS))
 
 
@@ -59,6 +60,12 @@ def readable(item: Reasoning) -> Reasoning | None:
         return None
     extra = {name: note for name, note in (item.extra or {}).items() if name in OURS}
     return replace(item, encrypted=None, id=None, extra=extra or None)
+
+
+def without_opaque(items: Iterable[Item]) -> list[Item]:
+    """The items that any model can read, and the text of reasoning that only its maker can."""
+    found = [readable(i) if isinstance(i, Reasoning) and is_opaque(i) else i for i in items]
+    return [item for item in found if item is not None]
 
 
 # ---- encryption ------------------------------------------------------------------------------
@@ -170,7 +177,7 @@ class ReasoningCipher:
         cipher, prefix = self._ready
         try:
             data = base64.b64decode(encrypted[len(prefix) :], b"-_", validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             return None
         plain = cipher.decrypt(data, json.dumps([tenant, model]).encode())
         if plain is None:
@@ -207,17 +214,14 @@ class EncryptingReasoning(Wrapper):
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Nothing to do where no encrypted reasoning is requested or brought."""
         encrypts = ENCRYPTED in request.include
-        brought = Reasoning in map(type, request.items)
-        plain, losses = self._decrypted(request, caller) if brought else (request, ())
+        items, losses = self._decrypted(request, caller)
+        plain = request if items == list(request.items) else replace(request, items=tuple(items))
         if not (encrypts or losses):
             return None if plain is request else Prepared(plain)
 
         def encrypted(events: list[Event]) -> list[Event]:
-            if isinstance(started := events[0], Started):
-                found = started.losses
-                if encrypts:  # what was requested is done, whatever the upstream's wire carries
-                    found = tuple(loss for loss in found if loss.field != ASKING)
-                events = [replace(started, losses=(*found, *losses)), *events[1:]]
+            # What was requested is done, whatever the upstream's wire carries.
+            events = with_losses(events, losses, without=ASKING if encrypts else "")
             if encrypts and ItemDone in map(type, events):
                 events = [self._encrypted(event, request, caller) for event in events]
             return events
@@ -233,22 +237,18 @@ class EncryptingReasoning(Wrapper):
         content = self._cipher.encrypt(item, caller.tenant, request.model)
         return replace(event, item=replace(item, encrypted=content))
 
-    def _decrypted(self, request: Request, caller: Caller) -> tuple[Request, tuple[Loss, ...]]:
-        """The request with our content decrypted; the same one, where it has none."""
-        items: list[Item] = []
-        changed = lost = False
+    def _decrypted(self, request: Request, caller: Caller) -> tuple[list[Item], tuple[Loss, ...]]:
+        """The items with our content decrypted, and what was lost."""
+        items: list[Item | None] = []
+        losses: tuple[Loss, ...] = ()
         for item in request.items:
-            if not isinstance(item, Reasoning) or not self._cipher.is_ours(item.encrypted or ""):
-                items.append(item)
-                continue
-            changed = True
-            held = self._cipher.decrypt(item.encrypted or "", caller.tenant, request.model)
-            lost = lost or held is None
-            known = replace(held, id=item.id, status=item.status) if held else readable(item)
-            items += [] if known is None else [known]
-        if not changed:
-            return request, ()
-        return replace(request, items=tuple(items)), (NOT_DECRYPTED,) if lost else ()
+            known: Item | None = item
+            if isinstance(item, Reasoning) and self._cipher.is_ours(item.encrypted or ""):
+                held = self._cipher.decrypt(item.encrypted or "", caller.tenant, request.model)
+                losses = losses if held else (NOT_DECRYPTED,)
+                known = replace(held, id=item.id, status=item.status) if held else readable(item)
+            items.append(known)
+        return [item for item in items if item is not None], losses
 
 
 # ---- the cache -------------------------------------------------------------------------------
@@ -309,7 +309,8 @@ class ReasoningCache:
             Loss(ENCRYPTED, "dropped", f"encrypted by {maker}, and so dropped for {model}")
             for maker in restoring.dropped
         )
-        return (tuple(restoring.items) if restoring.changed else items), losses
+        restored = tuple(restoring.items)
+        return (items if restored == items else restored), losses
 
     def find(self, tenant: str, call: Call) -> _Led | None:
         """What led to a call, however its client writes the arguments."""
@@ -367,7 +368,6 @@ class _Restoring:
 
     def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
         self.items: list[Item] = []
-        self.changed = False
         self.dropped: dict[str, None] = {}  # the models that encrypted what was dropped
         self._cache = cache
         self._tenant = tenant
@@ -385,9 +385,7 @@ class _Restoring:
                 self._start = len(self.items)
             case Reasoning() if is_opaque(item):
                 maker = self._cache.makers.get((self._tenant, _digest(item)))
-                plain = self._readable((item,), maker or self._model)
-                self.changed = self.changed or plain != [item]
-                self.items += plain
+                self.items += self._readable((item,), maker or self._model)
             case Reasoning() | Message(role="assistant"):
                 self.items.append(item)
             case _:
@@ -412,20 +410,13 @@ class _Restoring:
             whole = [
                 _marked(item, mark if place == 0 else None) for place, item in enumerate(whole)
             ]
-        self.changed = self.changed or whole != given
         return whole
 
-    def _readable(self, items: Iterable[Reasoning], maker: str) -> list[Item]:
-        if maker == self._model:
+    def _readable(self, items: Sequence[Reasoning], maker: str) -> list[Item]:
+        if maker == self._model or not any(map(is_opaque, items)):
             return list(items)
-        plain: list[Item] = []
-        for item in items:
-            text: Reasoning | None = item
-            if is_opaque(item):
-                self.dropped[maker] = None
-                text = readable(item)
-            plain += [] if text is None else [text]
-        return plain
+        self.dropped[maker] = None
+        return without_opaque(items)
 
 
 def _is_text_of(brought: Sequence[Reasoning], led: _Led) -> bool:
@@ -511,9 +502,7 @@ class CachingReasoning(Wrapper):
                 for index in sorted(done):
                     if first is None or index < first:
                         recordings[choices[index]].add(done.pop(index))
-            if losses and isinstance(started := events[0], Started):
-                return [replace(started, losses=(*started.losses, *losses)), *events[1:]]
-            return events
+            return with_losses(events, losses) if losses else events
 
         return Prepared(asked, recorded)
 
@@ -542,7 +531,7 @@ class _Attempt(Struct, frozen=True):
 
     request: Request
     asking: bool = False
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[Loss, ...] = ()  # of a second one
 
 
 class RetryingReasoning(Wrapper):
@@ -568,7 +557,7 @@ class RetryingReasoning(Wrapper):
         )
         if asking:
             first = _Attempt(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
-        elif self._again and Reasoning in map(type, request.items) and _has_opaque(request):
+        elif self._again and any(map(is_opaque, request.items)):
             first = _Attempt(request)
         else:
             return None
@@ -589,26 +578,18 @@ class RetryingReasoning(Wrapper):
             about = _REFUSED.search(fault.message) or (asking and _UNKNOWN.search(fault.message))
             if not (refused and about):
                 return None
-        request, losses = first.request, first.losses
+        request, losses = first.request, tuple[Loss, ...]()
         if asking and fault.upstream_code != CODE:
             self.give_up(request.model)
             include = tuple(value for value in request.include if value != ENCRYPTED)
             request, asking = replace(request, include=include), False
-        if self._again and _has_opaque(request):
-            plain = (
-                readable(item) if isinstance(item, Reasoning) and is_opaque(item) else item
-                for item in request.items
-            )
-            request = replace(request, items=tuple(item for item in plain if item is not None))
-            losses = (*losses, RETRIED)
+        if self._again and any(map(is_opaque, request.items)):
+            request = replace(request, items=tuple(without_opaque(request.items)))
+            losses = (RETRIED,)
         return None if request is first.request else _Attempt(request, asking, losses)
 
 
-def _has_opaque(request: Request) -> bool:
-    return any(isinstance(item, Reasoning) and is_opaque(item) for item in request.items)
-
-
-class _Attempts:
+class _Attempts(Relay):
     """The sink of up to two attempts, and the handle of the answer they give."""
 
     def __init__(
@@ -619,27 +600,8 @@ class _Attempts:
         self._caller = caller
         self._sink = sink
         self._begun = False
-        self._paused = False
         self.receive: Callable[[list[Event]], None] = self._receive_first
         self._handle = start(wrapper.engine, first.request, caller, self)
-
-    def cancel(self) -> None:
-        """Cancel the attempt."""
-        self._handle.cancel()
-
-    def pause(self) -> None:
-        """Pause the attempt, and one that follows it."""
-        self._paused = True
-        self._handle.pause()
-
-    def resume(self) -> None:
-        """Resume the attempt."""
-        self._paused = False
-        self._handle.resume()
-
-    async def wait_closed(self) -> None:
-        """Wait until the attempt has cleaned up."""
-        await wait_closed(self._handle)
 
     def _receive_first(self, events: list[Event]) -> None:
         begin, end = events[0], events[-1]
@@ -648,9 +610,7 @@ class _Attempts:
             if second is not None:
                 self._attempt = second
                 self.receive = self._receive_second
-                self._handle = start(self._wrapper.engine, second.request, self._caller, self)
-                if self._paused:
-                    self._handle.pause()
+                self.control(start(self._wrapper.engine, second.request, self._caller, self))
                 return
         if end is not begin or not isinstance(begin, Started):
             self.receive = self._sink.receive  # it is answered: nothing is left to be done
@@ -673,11 +633,8 @@ class _Attempts:
         """A batch whose beginning has the losses of the attempt, and none that was not asked for by
         the client."""
         begin, attempt = events[0], self._attempt
-        if not isinstance(begin, Started):
+        if not isinstance(begin, Started) or not (begin.losses or attempt.losses):
             return events
-        losses = begin.losses
-        if attempt.asking and losses:
-            losses = tuple([loss for loss in losses if loss.field != ASKING])
-            if len(losses) < len(begin.losses):  # its wire cannot say it, and never will
-                self._wrapper.give_up(attempt.request.model)
-        return [replace(begin, losses=(*losses, *attempt.losses)), *events[1:]]
+        if attempt.asking and ASKING in [loss.field for loss in begin.losses]:
+            self._wrapper.give_up(attempt.request.model)  # its wire cannot say it, and never will
+        return with_losses(events, attempt.losses, without=ASKING if attempt.asking else "")
