@@ -14,7 +14,7 @@ from tests.mock import Asked, Reply, head, plain, stream
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_p26_closing_the_events_closes_the_upstream(wire: str) -> None:
+async def test_p26_closing_the_events_closes_the_upstream(wire) -> None:
     reply = stream(*FIRST[wire], done=False, hang=True)
     async with remote(reply, wire=wire) as (engine, up):
         for _ in range(TRIALS):

@@ -118,9 +118,7 @@ def check_refused(expected: Expected, received: Received) -> None:
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
 @pytest.mark.parametrize("protocol", ["chat", "responses"])
 @pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
-async def test_client_gets_what_the_row_expects(
-    upstream: Stage, case: Case, protocol: str, stream: bool
-) -> None:
+async def test_client_gets_what_the_row_expects(upstream: Stage, case, protocol, stream) -> None:
     app = App(Remote(upstream.base_url, wire=case.wire, key="k"), Settings())
     try:
         async with asyncio.timeout(DEADLINE):

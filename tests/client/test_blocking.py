@@ -82,7 +82,7 @@ def test_sync_call_on_its_own_loop_is_refused() -> None:
         connect_sync(Nested("Hi")).models()
 
 
-def test_keyboard_interrupt_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_cancels_the_call(monkeypatch) -> None:
     engine = Endless()
 
     def interrupted(future: Future[None]) -> None:

@@ -48,7 +48,7 @@ CASES = json.loads(Path(__file__).with_name("cases").joinpath("tool_calls.json")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_fragments_become_the_expected_calls(case: Any) -> None:
+def test_fragments_become_the_expected_calls(case) -> None:
     fragments = convert(case["fragments"], list[CallFragment])
     response = fold(events_of(*fragments, reason=case.get("reason", "tool_calls")))
     assert to_builtins(response.calls) == tuple(case["calls"])
@@ -104,7 +104,7 @@ def test_text_between_the_pieces_of_a_call_does_not_break_it() -> None:
 
 
 @pytest.mark.parametrize("size", [20_000])
-def test_long_arguments_are_scanned_once(size: int) -> None:
+def test_long_arguments_are_scanned_once(size) -> None:
     sorter = CallSorter()
     call = sorter.sort(F(name="f", arguments='{"a":"'))
     call.pieces.append('{"a":"')
@@ -120,9 +120,7 @@ def test_long_arguments_are_scanned_once(size: int) -> None:
     ids=["whole", "empty", "custom"],
 )
 @pytest.mark.parametrize("reasons", [1, 2000], ids=["one end", "an end after each"])
-def test_many_calls_cost_linear_time(
-    monkeypatch: pytest.MonkeyPatch, fragment: CallFragment, reasons: int
-) -> None:
+def test_many_calls_cost_linear_time(monkeypatch, fragment, reasons) -> None:
     looks = 0
     complete = LooseCall.complete.fget
     shut = Turn._close_call

@@ -138,9 +138,7 @@ ENDS: dict[str, tuple[Reply, tuple[str, str, tuple[str, ...]], str]] = {
 
 
 @pytest.mark.parametrize(("reply", "end", "error"), ENDS.values(), ids=ENDS)
-async def test_every_end_of_a_raw_answer_is_read(
-    reply: Reply, end: tuple[str, str, tuple[str, ...]], error: str
-) -> None:
+async def test_every_end_of_a_raw_answer_is_read(reply, end, error) -> None:
     response = await ask(reply, header_hold=0.01)
     assert (response.status, response.text, response.reasons) == end
     assert (error in response.error.message) if response.error else not error
@@ -182,7 +180,7 @@ async def test_setting_may_be_a_function() -> None:
         ({"extra": {"chat": {"vendor": 1}}}, "vendor"),
     ],
 )
-async def test_unsupported_field_is_reported_once(fields: Any, field: str) -> None:
+async def test_unsupported_field_is_reported_once(fields, field) -> None:
     async with raw(pieces("x")) as (engine, up):
         response = await answered(engine, asking(**fields))
     assert [loss.field for loss in response.losses] == [field]
@@ -275,7 +273,7 @@ def echoing(asked: Any) -> Reply:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-async def test_bare_prompt_is_passed_on(behind: bool) -> None:
+async def test_bare_prompt_is_passed_on(behind) -> None:
     async with mock(echoing) as up:
         remote = Remote(up.base_url, wire="chat")
         engine: Any = Router([Route(remote, aliases={"nick": "m"})]) if behind else remote
@@ -354,7 +352,7 @@ async def test_embeddings_are_passed_on() -> None:
         (Reply([b"HTTP/1.1 200 X\r\ncontent-length: 9\r\n\r\n{"]), "upstream_cut"),
     ],
 )
-async def test_failed_embeddings_are_a_fault(reply: Reply, code: str) -> None:
+async def test_failed_embeddings_are_a_fault(reply, code) -> None:
     async with mock(reply) as up:
         engine = Remote(up.base_url)
         with pytest.raises(FaultError) as caught:
@@ -370,7 +368,7 @@ MARKS = ("<|eot_id|>", "<|eom_id|>")
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("word", ["stop", "eos", "length", None])
-async def test_r2_4_end_marker_at_the_end_of_a_text_is_removed(mark: str, word: str | None) -> None:
+async def test_r2_4_end_marker_at_the_end_of_a_text_is_removed(mark, word) -> None:
     async with mock(plain(200, piece(f"Hello.{mark}", word))) as up:
         engine = CompletionServer(up.base_url, format="llama")
         response = await answered(engine, asking(stream=False))
@@ -383,7 +381,7 @@ async def test_r2_4_end_marker_at_the_end_of_a_text_is_removed(mark: str, word: 
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("size", [1, 2, 5, 9, 100])
-async def test_r2_7_end_marker_is_removed_however_it_is_cut(mark: str, size: int) -> None:
+async def test_r2_7_end_marker_is_removed_however_it_is_cut(mark, size) -> None:
     text = f"Hello.{mark}"
     cut = [text[at : at + size] for at in range(0, len(text), size)]
     for reply in (
@@ -427,7 +425,7 @@ async def answered_as(format: str, text: str, size: int) -> tuple[Response, dict
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
 @pytest.mark.parametrize("format", CALLS)
-async def test_call_is_parsed_in_every_format(format: str, size: int) -> None:
+async def test_call_is_parsed_in_every_format(format, size) -> None:
     response, body = await answered_as(format, CALLS[format], size)
     calls = [item for item in response.output if isinstance(item, FunctionCall)]
     assert [(call.name, call.arguments.replace(" ", "")) for call in calls] == [("add", '{"a":1}')]

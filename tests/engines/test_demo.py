@@ -97,7 +97,7 @@ async def test_image_is_accepted_and_counted() -> None:
         ("count to 999999", ", ".join(map(str, range(1, 1001))) + "."),
     ],
 )
-async def test_question_to_count_is_answered(question: str, answer: str) -> None:
+async def test_question_to_count_is_answered(question, answer) -> None:
     assert (await ask(question)).text == answer
 
 
@@ -168,7 +168,7 @@ async def test_token_limit_counts_words() -> None:
         ({"tools": (SHELL,), "tool_choice": "required"}, CustomToolCall),
     ],
 )
-async def test_item_at_the_limit_is_incomplete(settings: dict[str, Any], kind: type[Item]) -> None:
+async def test_item_at_the_limit_is_incomplete(settings, kind) -> None:
     last = (await ask("In San Francisco", max_output_tokens=1, **settings)).output[-1]
     assert isinstance(last, kind)
     assert last.status == "incomplete"
@@ -332,7 +332,7 @@ SCHEMAS: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
-def test_filled_value_fits_its_schema(schema: Any) -> None:
+def test_filled_value_fits_its_schema(schema) -> None:
     value = fill(schema)
     jsonschema.Draft202012Validator(schema).validate(value)
     assert fill(schema) == value
@@ -356,7 +356,7 @@ broken = st.recursive(
 
 
 @given(broken)
-def test_fill_never_raises(schema: Any) -> None:
+def test_fill_never_raises(schema) -> None:
     fill(schema)
 
 

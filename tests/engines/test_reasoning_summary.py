@@ -89,7 +89,7 @@ async def answers(name: str, request: Request = ASKED) -> list[Event]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-async def test_open_reasoning_is_given_as_the_summary_and_reported(name: str) -> None:
+async def test_open_reasoning_is_given_as_the_summary_and_reported(name) -> None:
     answer = fold(await answers(name))
     thought, *_ = answer.output
     assert thought.content == (Thought(THOUGHT),)
@@ -100,9 +100,7 @@ async def test_open_reasoning_is_given_as_the_summary_and_reported(name: str) ->
 
 @pytest.mark.parametrize("options", [None, ReasoningOptions("low")], ids=["nothing", "effort"])
 @pytest.mark.parametrize("name", ENGINES)
-async def test_no_summary_is_given_where_none_is_asked_for(
-    name: str, options: ReasoningOptions | None
-) -> None:
+async def test_no_summary_is_given_where_none_is_asked_for(name, options) -> None:
     answer = fold(await answers(name, replace(ASKED, reasoning=options)))
     thought, *_ = answer.output
     assert (thought.content, thought.summary) == ((Thought(THOUGHT),), ())

@@ -84,7 +84,7 @@ async def test_of_several_the_one_that_lists_the_name_gets_it() -> None:
     assert first.asked == 1  # and again only after a while
 
 
-async def test_a_new_model_is_found_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_model_is_found_after_a_while(monkeypatch) -> None:
     monkeypatch.setattr(router, "MEMORY", 0.0)
     first, second = Server("first", "x"), Server("second")
     routed = Router([Route(first), Route(second)])
@@ -93,9 +93,7 @@ async def test_a_new_model_is_found_after_a_while(monkeypatch: pytest.MonkeyPatc
     assert await told(routed, "new") == "second:new"
 
 
-async def test_silent_engine_does_not_delay_routing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_silent_engine_does_not_delay_routing(monkeypatch) -> None:
     monkeypatch.setattr(router, "PATIENCE", 0.01)
 
     class Silent(Server):

@@ -13,7 +13,6 @@ from dragoman.core.item import (
     Compaction,
     CustomToolCall,
     FunctionCall,
-    Item,
     Message,
     Reasoning,
     Refusal,
@@ -145,7 +144,7 @@ def test_item_without_words_has_no_length() -> None:
         (CustomToolCall("c", "f", "ls -l"), CustomToolCall("c", "f", "ls")),
     ],
 )
-def test_an_item_cut_at_the_limit_is_incomplete(item: Item, left: Item) -> None:
+def test_an_item_cut_at_the_limit_is_incomplete(item, left) -> None:
     assert shortened([item], 1) == ((replace(left, status="incomplete"),), True)
 
 

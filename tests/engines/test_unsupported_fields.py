@@ -26,9 +26,7 @@ def asked(**fields: object) -> Request:
         ({"extra": {"chat": {"mirostat": 2, "chat_template_kwargs": {}}}}, ["mirostat"]),
     ],
 )
-async def test_p37_fields_without_a_place_in_the_prompt_are_reported(
-    fields: dict[str, object], told: list[str]
-) -> None:
+async def test_p37_fields_without_a_place_in_the_prompt_are_reported(fields, told) -> None:
     request = asked(**fields)
     assert [loss.field for loss in unsupported_fields(request)] == told
     engine = pocket()
@@ -47,9 +45,7 @@ async def test_p37_fields_without_a_place_in_the_prompt_are_reported(
         ({"extra": {"chat": {"guided_choice": ["yes", "no"]}}}, []),
     ],
 )
-async def test_unenforced_fields_of_a_token_model_are_reported(
-    fields: dict[str, object], told: list[str]
-) -> None:
+async def test_unenforced_fields_of_a_token_model_are_reported(fields, told) -> None:
     engine = pocket()
     response = await ask(engine, asked(**fields))
     assert [loss.field for loss in response.losses] == told

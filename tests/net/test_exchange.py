@@ -67,7 +67,7 @@ async def test_reader_is_called_for_an_end_that_came_with_the_headers() -> None:
 
 
 @pytest.mark.parametrize("came", [b"", b"HTTP/1.1 2", PART])
-async def test_reader_is_called_once_for_a_cut(came: bytes) -> None:
+async def test_reader_is_called_once_for_a_cut(came) -> None:
     connection, _, callback = exchanging()
     if came:
         connection.data_received(came)
@@ -126,7 +126,7 @@ async def test_long_piece_does_not_end_the_pause() -> None:
 
 
 @pytest.mark.parametrize("came", [b"", b"HTTP/1.1 200 OK\r\n", PART])
-async def test_pause_does_not_count_as_silence_of_the_peer(came: bytes) -> None:
+async def test_pause_does_not_count_as_silence_of_the_peer(came) -> None:
     connection, wire, callback = exchanging(first_byte=0.05, idle=0.05)
     if came:
         connection.data_received(came)

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ def address() -> Iterator[str]:
 
 
 async def test_append_on_one_server_wakes_waiter_on_another(
-    postgres: Postgres, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres: Postgres, address: str, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(PostgresStore, "POLL", 1_000.0)
     here, there = (
@@ -60,9 +59,7 @@ async def test_stream_holds_only_names_and_is_trimmed(address: str) -> None:
     await pubsub.close()
 
 
-async def test_without_redis_waiters_poll(
-    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_redis_waiters_poll(postgres: Postgres, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(PostgresStore, "POLL", 0.01)
     monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
     here, there = (
@@ -83,9 +80,7 @@ async def test_without_redis_waiters_poll(
     await there.close()
 
 
-async def test_redis_that_starts_later_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_redis_that_starts_later_is_used(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(redis_pubsub, "RETRY", 0.01)
     place = tmp_path / "socket"
     pubsub = RedisPubSub(f"unix://{place}")
@@ -113,7 +108,7 @@ def test_invalid_address_is_not_repeated() -> None:
     assert PASSWORD not in str(caught.value)
 
 
-def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.delitem(sys.modules, "redis.asyncio")
     monkeypatch.delitem(sys.modules, "dragoman.stores.redis")

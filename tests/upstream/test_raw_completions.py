@@ -103,7 +103,7 @@ QUESTIONS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", QUESTIONS)
 async def test_raw_completion_equals_the_chat_endpoint(
-    raw: CompletionServer, chat: Remote, name: str, stream: bool
+    raw: CompletionServer, chat: Remote, name, stream
 ) -> None:
     items, fields = QUESTIONS[name]
     request = asking(*items, stream=stream, **fields)

@@ -1,7 +1,5 @@
 """Embeddings are looked at and let through."""
 
-from typing import Any
-
 import pytest
 
 from dragoman.core.error import Fault, FaultError
@@ -9,7 +7,7 @@ from dragoman.wire import embeddings, json
 
 
 @pytest.mark.parametrize("given", ["a", ["a"], ["a", "b"], [1, 2], [[1, 2], [3]], ["a", [1]]])
-def test_input_is_text_or_ids_or_a_list_of_those(given: Any) -> None:
+def test_input_is_text_or_ids_or_a_list_of_those(given) -> None:
     said = {"model": "m", "input": given, "encoding_format": "base64", "dimensions": 3, "x": 1}
     assert embeddings.decode_request(json.dump(said | {"user": None})) == said
 
@@ -34,7 +32,7 @@ def test_input_is_text_or_ids_or_a_list_of_those(given: Any) -> None:
         ({"input": "a", "user": 7}, "user"),
     ],
 )
-def test_invalid_field_is_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_named(fields, param) -> None:
     with pytest.raises(FaultError) as caught:
         embeddings.decode_request(json.dump({"model": "m"} | fields))
     assert caught.value.fault.param == param
@@ -55,7 +53,7 @@ def test_answer_passes_unchanged() -> None:
         (b"<html>", "a body that is not valid JSON"),
     ],
 )
-def test_invalid_answer_is_a_fault_of_the_upstream(said: bytes, words: str) -> None:
+def test_invalid_answer_is_a_fault_of_the_upstream(said, words) -> None:
     with pytest.raises(FaultError) as caught:
         embeddings.decode_response(said)
     fault: Fault = caught.value.fault

@@ -45,9 +45,7 @@ def test_every_fault_has_a_row_and_an_error_status() -> None:
         ("upstream_timeout", 504, "server_error", "upstream_timeout"),
     ],
 )
-def test_statuses_types_and_codes_of_own_faults(
-    code: str, status: int, type: str, said: str | None
-) -> None:
+def test_statuses_types_and_codes_of_own_faults(code, status, type, said) -> None:
     own = fault(code, param="model")
     assert error.status(own) == status
     assert json.loads(error.encode(own)) == {
@@ -87,7 +85,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("data", "message", "param", "code", "type"), SHAPES)
 def test_r1_w12_a_refusal_keeps_status_message_type_param_and_code(
-    data: bytes, message: str, param: str | None, code: str | None, type: str | None
+    data, message, param, code, type
 ) -> None:
     refused = error.decode(404, data)
     assert refused.message == message
@@ -121,7 +119,7 @@ def test_a_validation_list_names_the_field() -> None:
         b'{"error":"text before <body>x</body>"}',
     ],
 )
-def test_error_texts_are_never_html(data: bytes) -> None:
+def test_error_texts_are_never_html(data) -> None:
     refused = error.decode(502, data)
     assert "<" not in refused.message
     assert "web page" in refused.message
@@ -157,7 +155,7 @@ def test_blame_follows_the_status() -> None:
         (503, "server_error", "overloaded"),
     ],
 )
-def test_a_bare_status_has_its_usual_words(status: int, type: str, code: str | None) -> None:
+def test_a_bare_status_has_its_usual_words(status, type, code) -> None:
     said = error.error_object(error.decode(status, b""))
     assert (said["type"], said["code"]) == (type, code)
 
@@ -194,5 +192,5 @@ def test_an_error_in_an_answer_that_began_well() -> None:
 @pytest.mark.parametrize(
     "value", [None, 1, "x", [], {}, {"error": None}, {"choices": []}, {"error": {}}]
 )
-def test_value_without_an_error_describes_none(value: object) -> None:
+def test_value_without_an_error_describes_none(value) -> None:
     assert error.describe(value) is None

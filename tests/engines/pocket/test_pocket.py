@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -59,7 +58,7 @@ def test_it_is_small() -> None:
         struct.pack("<Q", 9) + b'{"a": {}}',
     ],
 )
-def test_file_without_weights_is_reported(data: bytes, tmp_path: Path) -> None:
+def test_file_without_weights_is_reported(data, tmp_path) -> None:
     (tmp_path / "broken").write_bytes(data)
     with pytest.raises(ValueError, match=r"^broken holds no weights: "):
         read(tmp_path / "broken")
@@ -78,7 +77,7 @@ async def test_listing_describes_the_demo_model() -> None:
     await engine.close()
 
 
-async def test_missing_local_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_local_extra_is_reported(monkeypatch) -> None:
     absent = "llguidance"
     monkeypatch.setattr(room, "find_spec", lambda name: find_spec(name) if name != absent else None)
     assert not room.available()
@@ -125,7 +124,7 @@ def test_nothing_of_the_extra_is_imported_before_it_is_asked_for() -> None:
     assert not {*NEEDED} & {*shown.stdout.split()}
 
 
-def test_blas_has_one_thread_while_the_model_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blas_has_one_thread_while_the_model_computes(monkeypatch) -> None:
     threads = [4]
     monkeypatch.setattr(blas, "_get", lambda: threads[-1])
     monkeypatch.setattr(blas, "_set", threads.append)
@@ -136,9 +135,7 @@ def test_blas_has_one_thread_while_the_model_computes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_unknown_blas_is_left_unchanged(
-    found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_blas_is_left_unchanged(found, tmp_path, monkeypatch) -> None:
     (tmp_path / "numpy.libs").mkdir()
     if found:
         (tmp_path / "numpy.libs/libopenblas.so").touch()

@@ -107,7 +107,7 @@ VERIFIED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("text", "fields"), VERIFIED)
-async def test_p34_unenforced_answer_is_verified(text: str, fields: dict[str, Any]) -> None:
+async def test_p34_unenforced_answer_is_verified(text, fields) -> None:
     response = await said(text, **fields)
     assert (response.status, response.error) == ("completed", None)
     assert response.guarantee == "verified"
@@ -132,9 +132,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("text", "fields", "what"), BROKEN)
-async def test_p34_answer_that_violates_a_strict_demand_fails(
-    text: str, fields: dict[str, Any], what: str
-) -> None:
+async def test_p34_answer_that_violates_a_strict_demand_fails(text, fields, what) -> None:
     response = await said(text, **fields)
     assert response.status == "failed"
     assert (response.error.code, response.error.blame) == ("upstream_error", "upstream")
@@ -150,9 +148,7 @@ async def test_p34_answer_that_violates_a_strict_demand_fails(
         (CALL.format("roll", "{}"), {"tools": (ROLL,), "tool_choice": "required"}),
     ],
 )
-async def test_p34_answer_that_violates_another_demand_is_best_effort(
-    text: str, fields: dict[str, Any]
-) -> None:
+async def test_p34_answer_that_violates_another_demand_is_best_effort(text, fields) -> None:
     response = await said(text, **fields)
     assert (response.status, response.guarantee) == ("completed", "best-effort")
     assert "not what was demanded" in response.losses[-1].why
@@ -199,9 +195,7 @@ async def test_a_stop_string_may_break_what_was_enforced() -> None:
         ("responses", "text.format.schema.properties.a.not"),
     ],
 )
-async def test_p34_a_keyword_is_refused_by_its_name_on_the_clients_wire(
-    wire: str | None, param: str
-) -> None:
+async def test_p34_a_keyword_is_refused_by_its_name_on_the_clients_wire(wire, param) -> None:
     unknown = JSONSchema("x", {"properties": {"a": {"not": {}}}})
     for model in (RandomModel(TOKENS.size, 1), from_next_token(writes("{}"))):
         response, _ = await answered(model, asked(format=unknown), Caller(wire=wire))
@@ -218,9 +212,7 @@ async def test_invalid_grammar_is_refused_for_every_kind_of_model() -> None:
         assert response.error.param == "tools[0].format.definition"
 
 
-async def test_without_llguidance_only_verifiable_demands_are_accepted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_without_llguidance_only_verifiable_demands_are_accepted(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     bounds = Enforcer(TOKENS, scores=True, constrain=None)
     plain = asked(format=JSONSchema("x", {"type": "object"}, strict=True))

@@ -62,7 +62,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3])
-async def test_every_kind_of_model_is_served(kind: str, n: int) -> None:
+async def test_every_kind_of_model_is_served(kind, n) -> None:
     async with serving(KINDS[kind]()) as engine:
         response = await answered(engine, asked(n=n))
         ended = "stream" not in kind and kind != "pieces"  # those have no token for the end
@@ -79,7 +79,7 @@ def _text(response: Response, choice: int) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind: str) -> None:
+async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind) -> None:
     async with serving(KINDS[kind]()) as engine:
         for n in (1, 2):
             response = await answered(engine, asked(stop=("d d", "od d"), n=n))
@@ -89,7 +89,7 @@ async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_r4_40_text_at_the_token_limit_is_kept(kind: str) -> None:
+async def test_r4_40_text_at_the_token_limit_is_kept(kind) -> None:
     async with serving(KINDS[kind]()) as engine:
         for limit in (1, 4, 7):
             response = await answered(engine, asked(max_tokens=limit))
@@ -131,9 +131,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_in_tokens() -> None:
         (Request(model="toy"), None),
     ],
 )
-async def test_invalid_request_is_refused_before_the_model_is_called(
-    request_: Request, param: str | None
-) -> None:
+async def test_invalid_request_is_refused_before_the_model_is_called(request_, param) -> None:
     model = Table()
     async with serving(model) as engine:
         (failed,) = await heard(engine, request_)
@@ -289,9 +287,7 @@ async def test_listing_has_format_context_and_guarantees() -> None:
         assert model.extra == {"models": {"format": "plain", "guarantees": ["enforced"]}}
 
 
-async def test_listing_without_llguidance_promises_no_enforcement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_listing_without_llguidance_promises_no_enforcement(monkeypatch) -> None:
     monkeypatch.setattr("dragoman.engines.token.constraints._llguidance_installed", lambda: False)
     async with serving(Says("")) as engine:
         (model,) = await engine.models()
@@ -312,9 +308,7 @@ async def test_a_long_conversation_is_counted_away_from_the_loop() -> None:
     assert threads == [True, False]
 
 
-def test_missing_numpy_is_reported_with_its_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_numpy_is_reported_with_its_install_command(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ImportError, match=r"dragoman\[local\]"):
         TokenEngine(Plain(), Says(""), TOY)
@@ -345,9 +339,7 @@ class OnlyAB:
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-async def test_forced_tokens_are_written_without_a_model_step(
-    logprobs: bool,
-) -> None:
+async def test_forced_tokens_are_written_without_a_model_step(logprobs) -> None:
     model = Table()
     async with serving(model, constrain=OnlyAB) as engine:
         request = replace(asked(logprobs=logprobs), format=JSONSchema("x"))
@@ -440,7 +432,7 @@ async def test_a_stream_is_closed_when_it_is_not_wanted_any_more() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_busy_stream_does_not_block_the_loop(n: int) -> None:
+async def test_busy_stream_does_not_block_the_loop(n) -> None:
     async def eager(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
         while True:
             yield 65

@@ -26,8 +26,6 @@ from dragoman.core.request import (
     FunctionTool,
     Namespace,
     Request,
-    Tool,
-    ToolChoice,
     UnknownTool,
 )
 from dragoman.engines.find_format import NAMES, by_name
@@ -45,7 +43,7 @@ ASKED = Request(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_plain_text_is_a_message_in_every_format(name: str) -> None:
+async def test_plain_text_is_a_message_in_every_format(name) -> None:
     format = by_name(name)
     words = "It is sunny in Rome." if name != "harmony" else "<|message|>It is sunny in Rome."
     (end, *_) = format.stops(ASKED).controls
@@ -57,7 +55,7 @@ async def test_plain_text_is_a_message_in_every_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "harmony"])
-async def test_unsupported_item_is_refused_by_the_callers_field_name(name: str) -> None:
+async def test_unsupported_item_is_refused_by_the_callers_field_name(name) -> None:
     items = (*ASKED.items, Message("assistant", "Hm."), Message("user", "And?"), Compaction("x"))
     (failed,) = await said(name, "", Request(model="m", items=items))
     assert failed.fault.param == "input[3]"
@@ -114,7 +112,7 @@ def pieces(text: str, tokenizer: ByteTokenizer) -> Iterator[Piece]:
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_p16_custom_tools_and_namespaces_of_a_token_engine_come_back_as_they_were(
-    name: str,
+    name,
 ) -> None:
     events = await said(name, CALLS[name], CODEX)
     calls = fold(events).calls
@@ -150,9 +148,7 @@ async def test_a_grammar_that_is_only_described_is_never_called_enforced() -> No
     ],
     ids=["named", "required", "allowed"],
 )
-async def test_a_hosted_tool_is_refused_only_where_it_is_forced(
-    name: str, choice: ToolChoice, tools: tuple[Tool, ...]
-) -> None:
+async def test_a_hosted_tool_is_refused_only_where_it_is_forced(name, choice, tools) -> None:
     (failed,) = await said(name, "", replace(CODEX, tool_choice=choice, tools=tools))
     assert (failed.fault.code, failed.fault.param) == ("unsupported", "tool_choice")
     assert "cannot be run here" in failed.fault.message
@@ -167,7 +163,7 @@ async def test_a_fault_in_a_tool_names_its_place_in_the_clients_list() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_the_prompt_that_is_counted_is_the_one_that_is_sent(name: str) -> None:
+async def test_the_prompt_that_is_counted_is_the_one_that_is_sent(name) -> None:
     tokenizer = ByteTokenizer(by_name(name).stops(CODEX).controls)
     engine = TokenEngine(by_name(name), from_next_token(lambda ids, sampling: None), tokenizer)
     counted = await engine.count(CODEX)

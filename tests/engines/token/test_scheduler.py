@@ -100,7 +100,7 @@ async def test_r4_w13_the_model_never_runs_on_the_event_loop() -> None:
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decoding", "inside a step"])
-async def test_r4_42_cancellation_in_any_phase_frees_the_slot(phase: str) -> None:
+async def test_r4_42_cancellation_in_any_phase_frees_the_slot(phase) -> None:
     model = Gated()
     async with serving(model, concurrency=1) as engine:
         blocker = None
@@ -203,9 +203,7 @@ class Failing(Table):
         return scores
 
 
-async def test_r4_w9_failing_request_fails_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_r4_w9_failing_request_fails_alone(caplog) -> None:
     async with serving(Failing()) as engine:
         good = [asked(f"good {k}", seed=k, max_tokens=60) for k in range(4)]
         alone = [(await answered(engine, each)).text for each in good]
@@ -249,7 +247,7 @@ async def test_a_sequence_the_model_read_but_gave_no_scores_for_is_not_read_twic
         assert bytes(slot.ids[: len(slot.prompt)]) == bytes(slot.prompt)
 
 
-async def test_a_model_that_cannot_open_or_close_a_slot(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_that_cannot_open_or_close_a_slot(caplog) -> None:
     class Shut(Table):
         def open(self, ids: Sequence[int]) -> Slot:
             if len(ids) > 5:
@@ -307,9 +305,7 @@ async def test_close_fails_running_and_queued_requests() -> None:
     await engine.close()
 
 
-def test_hung_model_delays_neither_readers_nor_close(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hung_model_delays_neither_readers_nor_close(monkeypatch, caplog) -> None:
     monkeypatch.setattr("dragoman.engines.token.scheduler.GRACE", 0.5)
     model, before = Gated(), set(threading.enumerate())
 

@@ -46,7 +46,7 @@ def chat(**fields: Any) -> Request:
         chat(priority=1),
     ],
 )
-def test_most_requests_demand_nothing(request_: Request) -> None:
+def test_most_requests_demand_nothing(request_) -> None:
     assert demand(request_) is None
     assert not default_guarantee(request_)
 
@@ -58,7 +58,7 @@ def test_a_schema_binds_the_text() -> None:
 
 
 @pytest.mark.parametrize("format", [JSONObject(), JSONSchema("x", SCHEMA), JSONSchema("x")])
-def test_without_strict_a_text_that_does_not_fit_is_still_an_answer(format: Any) -> None:
+def test_without_strict_a_text_that_does_not_fit_is_still_an_answer(format) -> None:
     found = demand(asked(format=format))
     assert isinstance(found.text, JSONBody)
     assert not found.strict
@@ -81,9 +81,7 @@ def test_p35_a_schema_beside_tools_leaves_the_choice_to_the_model() -> None:
         (AllowedTools("required", (NamedTool("roll"), NamedTool("read"))), ["roll", "read"], True),
     ],
 )
-def test_choice_selects_tools_and_whether_one_must_be_called(
-    choice: Any, names: list[str], must: bool
-) -> None:
+def test_choice_selects_tools_and_whether_one_must_be_called(choice, names, must) -> None:
     request = asked(tools=(ROLL, STRICT, PATCH), tool_choice=choice, parallel_tool_calls=False)
     found = demand(request)
     assert default_guarantee(request)
@@ -153,7 +151,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_", "param"), REFUSED, ids=[param for _, param in REFUSED])
-def test_p34_constraint_that_cannot_be_enforced_is_refused(request_: Request, param: str) -> None:
+def test_p34_constraint_that_cannot_be_enforced_is_refused(request_, param) -> None:
     with pytest.raises(FaultError) as raised:
         demand(request_)
     assert raised.value.fault.param == param
@@ -184,9 +182,7 @@ WHOLE = [
 @pytest.mark.parametrize(
     ("request_", "body"), WHOLE, ids=[type(body).__name__ for _, body in WHOLE]
 )
-def test_the_fields_that_other_servers_know_bind_the_whole_answer(
-    request_: Request, body: Any
-) -> None:
+def test_the_fields_that_other_servers_know_bind_the_whole_answer(request_, body) -> None:
     found = demand(request_)
     assert (found.text, found.strict) == (body, True)
     assert default_guarantee(request_)
@@ -203,7 +199,7 @@ def test_the_fields_that_other_servers_know_bind_the_whole_answer(
         ("start: A\nA: ~/a/", False),
     ],
 )
-def test_operators_that_cost_without_bound_are_not_taken(grammar: str, taken: bool) -> None:
+def test_operators_that_cost_without_bound_are_not_taken(grammar, taken) -> None:
     if taken:
         assert lark("grammar", grammar).lark == grammar
         return

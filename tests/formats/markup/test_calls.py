@@ -26,7 +26,7 @@ def test_literals_of_python_and_json_are_read(arguments, write) -> None:
 
 
 @given(st.text(st.sampled_from("[](){}'\"\\fa=1,;:. \n")))
-def test_anything_else_raises_nothing(text: str) -> None:
+def test_anything_else_raises_nothing(text) -> None:
     for body in (text, f"[f({text})]", f"f(a={text})"):
         found = calls(body)
         assert found is None or all(isinstance(said, str) for _, said in found[0])
@@ -48,7 +48,7 @@ def test_anything_else_raises_nothing(text: str) -> None:
         ("''", ""),
     ],
 )
-def test_values(said: str, value: object) -> None:
+def test_values(said, value) -> None:
     found = calls(f"f(a={said})")
     assert json.loads(found[0][0][1]) == {"a": value}
 
@@ -61,12 +61,12 @@ def test_values(said: str, value: object) -> None:
         "a=" + "9" * 5000,
     ],
 )
-def test_arguments_that_cannot_be_read_stay_as_they_are(said: str) -> None:
+def test_arguments_that_cannot_be_read_stay_as_they_are(said) -> None:
     assert calls(f"f({said})") == ([("f", said)], "")
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "f", "f(", "[f(] x", "1", "[f(), 1]"])
-def test_text_that_is_no_call(text: str) -> None:
+def test_text_that_is_no_call(text) -> None:
     assert calls(text) is None
 
 
@@ -108,17 +108,17 @@ DEFS = {"Day": {"enum": [1, 2]}, "Loop": {"$ref": "#/$defs/Loop"}}
         (True, "2", '"2"'),
     ],
 )
-def test_typed(schema: object, text: str, said: str) -> None:
+def test_typed(schema, text, said) -> None:
     assert typed(text, "a", {"properties": {"a": schema}, "$defs": DEFS}) == said
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"properties": []}, {"properties": {"b": {}}}])
-def test_without_a_schema_it_is_a_string(schema: object) -> None:
+def test_without_a_schema_it_is_a_string(schema) -> None:
     assert typed("1", "a", schema) == '"1"'
 
 
 @given(st.integers() | st.lists(st.integers()) | st.text() | st.booleans() | st.none())
-def test_bare_value_is_typed_to_the_same(value: object) -> None:
+def test_bare_value_is_typed_to_the_same(value) -> None:
     kinds = ["integer", "array", "boolean", "null"]
     schema = {"properties": {"a": {"type": "string" if isinstance(value, str) else kinds}}}
     assert json.loads(typed(bare(value), "a", schema)) == value

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -29,7 +28,7 @@ CASES = json.loads(Path(__file__).with_name("cases").joinpath("texts.json").read
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_text_of_a_model_becomes_its_items_in_any_pieces_and_as_tokens(case: Any) -> None:
+def test_text_of_a_model_becomes_its_items_in_any_pieces_and_as_tokens(case) -> None:
     family, text, reason = case["family"], case["text"], case.get("reason", "stop")
     more = [FunctionTool(name) for name in case.get("tools", ())]
     tools = (*TOOLS, *more) if more or "tools" not in case else ()
@@ -58,7 +57,7 @@ def test_text_of_a_model_becomes_its_items_in_any_pieces_and_as_tokens(case: Any
 
 
 @pytest.mark.parametrize("choice", ["no tools", "none"])
-def test_where_no_tool_may_be_called_its_markup_is_text(choice: str) -> None:
+def test_where_no_tool_may_be_called_its_markup_is_text(choice) -> None:
     more = {"tools": ()} if choice == "no tools" else {"tool_choice": "none"}
     text = 'So: <tool_call>{"name": "now"}</tool_call>'
     assert parse("hermes", text, 1, **more).said == [("text", text)]

@@ -60,7 +60,7 @@ def data_of(case: Any) -> bytes:
 
 
 @pytest.mark.parametrize("case", STREAMS + ANSWERS, ids=lambda case: case["name"])
-def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(case: Any) -> None:
+def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(case) -> None:
     data, think = data_of(case), case.get("think", "inline")
     events = hear(data, think=think)
     assert described(events) == case["expect"]
@@ -87,9 +87,7 @@ def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(
 
 
 @pytest.mark.parametrize("case", STREAMS, ids=lambda case: case["name"])
-def test_r1_w11_p24_stream_cut_at_any_byte_fails_or_completes_and_keeps_what_came(
-    case: Any,
-) -> None:
+def test_r1_w11_p24_stream_cut_at_any_byte_fails_or_completes_and_keeps_what_came(case) -> None:
     data, think = stream(case["events"]), case.get("think", "inline")
     whole = hear(data, think=think)
     for place in range(0, len(data), samples(11, 1)):
@@ -152,9 +150,7 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("wire", REQUESTS)
 @pytest.mark.parametrize("dialect", [STANDARD, Dialect(ask_usage=False)])
-def test_law_1_request_survives_decode_and_encode_and_every_loss_is_reported(
-    wire: dict[str, Any], dialect: Dialect
-) -> None:
+def test_law_1_request_survives_decode_and_encode_and_every_loss_is_reported(wire, dialect) -> None:
     request = CHAT.decode_request(json.dumps(wire).encode())
     said, losses = CHAT.encode_request(request, dialect)
     again = CHAT.decode_request(said)

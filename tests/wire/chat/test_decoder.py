@@ -1,7 +1,6 @@
 """What no corpus shows of decoding: limits, garbage, when the end comes, events as they come."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,13 +32,13 @@ from tests.wire.chat.answering import (
 )
 
 
-def test_an_event_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_over_the_limit_is_a_fault(monkeypatch) -> None:
     monkeypatch.setattr(wire_sse, "MAX_EVENT", 1000)
     events = hear(sse(TEXT, done=False), b"data: " + b"x" * 2000, sse(STOP))
     assert "larger than 1000 bytes" in events[-1].fault.message
 
 
-def test_a_whole_answer_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_answer_over_the_limit_is_a_fault(monkeypatch) -> None:
     monkeypatch.setattr(wire_body, "MAX_ANSWER", 1000)
     data = whole({"content": "x" * 2000})
     for pieces in ([data], [data[:900], data[900:]]):
@@ -47,7 +46,7 @@ def test_a_whole_answer_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.binary(max_size=60))
-def test_garbage_ends_in_one_fault_and_never_in_an_exception(garbage: bytes) -> None:
+def test_garbage_ends_in_one_fault_and_never_in_an_exception(garbage) -> None:
     assert isinstance(hear(garbage)[-1], Failed)
 
 
@@ -86,13 +85,13 @@ def test_the_end_comes_at_once_where_usage_is_known_and_waits_for_it_where_not()
         (["x"], "stop"),
     ],
 )
-def test_r2_28_v11_one_table_of_reasons_for_whole_and_streamed(word: Any, read_as: str) -> None:
+def test_r2_28_v11_one_table_of_reasons_for_whole_and_streamed(word, read_as) -> None:
     assert heard(TEXT, chunk({}, word)).reasons == (read_as,)
     assert read(whole({"content": "Hi"}, word)).reasons == (read_as,)
 
 
 @given(st.data())
-def test_r2_33_a_call_whole_in_one_delta_is_the_same_as_in_pieces(data: st.DataObject) -> None:
+def test_r2_33_a_call_whole_in_one_delta_is_the_same_as_in_pieces(data) -> None:
     text = '{"a": "b{}\\"", "c": [1, 2]}'
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=5)))
     places = [0, *cuts, len(text)]
@@ -118,7 +117,7 @@ def test_v4_a_reader_knows_each_call_at_every_moment() -> None:
     assert isinstance(done, ItemDone)
 
 
-def test_v18_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_v18_nothing_is_printed(capfd) -> None:
     hear(sse(b"garbage", call(index=0, id="c", name="f", arguments="oops"), chunk({}, "x-y")))
     assert capfd.readouterr() == ("", "")
 

@@ -37,7 +37,7 @@ CASES = json.loads(Path(__file__).with_name("cases").joinpath("encoded.json").re
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_answer_is_encoded_as_expected_streamed_and_whole(case: Any) -> None:
+def test_answer_is_encoded_as_expected_streamed_and_whole(case) -> None:
     request = convert(to_builtins(ASKED) | case.get("asked", {}), Request)
     dialect = convert(case.get("dialect", {}), Dialect)
     if "events" in case:

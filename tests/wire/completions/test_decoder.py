@@ -33,7 +33,7 @@ def described(events: list[Event]) -> Any:
 
 
 @pytest.mark.parametrize("case", ANSWERS, ids=lambda case: case["name"])
-def test_answer_is_decoded_as_expected_in_any_pieces(case: Any) -> None:
+def test_answer_is_decoded_as_expected_in_any_pieces(case) -> None:
     data = case["raw"].encode()
     events = hear(data)
     assert described(events) == case["expect"]
@@ -58,7 +58,7 @@ def test_answer_is_decoded_as_expected_in_any_pieces(case: Any) -> None:
         ("content_filter", "content_filter"),
     ],
 )
-def test_r2_4_every_finish_word_is_decoded(word: Any, reason: str) -> None:
+def test_r2_4_every_finish_word_is_decoded(word, reason) -> None:
     for response in (heard(chunk("Hi"), chunk("", word)), fold(hear(whole(reason=word)))):
         assert response.reasons == (reason,)
         assert response.status == ("completed" if reason == "stop" else "incomplete")
@@ -82,7 +82,7 @@ def test_unknown_counts_are_preserved() -> None:
     assert encode_usage(both, "completions")["total_tokens"] == 3
 
 
-def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(body, "MAX_ANSWER", 10)
     assert "more than 10 bytes" in failed(b'{"choices": []}').message
     monkeypatch.setattr("dragoman.wire.sse.MAX_EVENT", 100)

@@ -19,7 +19,7 @@ REFUSED: Any = json.load((CASES / "refused.json").read_text())
 
 
 @pytest.mark.parametrize("case", TRANSLATIONS, ids=lambda case: case["name"])
-def test_request_is_decoded_and_encoded_as_expected(case: Any) -> None:
+def test_request_is_decoded_and_encoded_as_expected(case) -> None:
     request = convert(case["request"], Completion)
     if "body" in case:
         assert decode_request(json.dump(case["body"])) == request
@@ -29,9 +29,7 @@ def test_request_is_decoded_and_encoded_as_expected(case: Any) -> None:
 
 
 @pytest.mark.parametrize(("body", "param", "problem"), REFUSED)
-def test_invalid_or_unsupported_field_is_refused_by_its_path(
-    body: Any, param: str, problem: str
-) -> None:
+def test_invalid_or_unsupported_field_is_refused_by_its_path(body, param, problem) -> None:
     with pytest.raises(FaultError) as caught:
         decode_request(json.dump(body))
     fault = caught.value.fault

@@ -54,7 +54,7 @@ def heard(*events: Any) -> list[Event]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_stream_of_a_server_is_decoded_as_expected_in_any_pieces(name: str) -> None:
+def test_stream_of_a_server_is_decoded_as_expected_in_any_pieces(name) -> None:
     stream = stream_of(ROWS[name])
     events = hear(stream)
     check(events)
@@ -165,7 +165,7 @@ def test_model_and_unknown_fields_are_taken_from_the_upstream() -> None:
         ),
     ],
 )
-def test_usage_is_what_was_reported(said: Any, usage: Usage | None) -> None:
+def test_usage_is_what_was_reported(said, usage) -> None:
     last = heard({"type": "response.completed", "response": {"usage": said}})[-1]
     assert isinstance(last, Finished)
     assert last.usage == usage
@@ -243,7 +243,7 @@ def test_annotations_and_log_probabilities_are_decoded() -> None:
         ({"type": "error", "message": "x"}, True),
     ],
 )
-def test_decoder_has_ended_after_a_terminal_event(event: Any, ended: bool) -> None:
+def test_decoder_has_ended_after_a_terminal_event(event, ended) -> None:
     decoder = RESPONSES.decoder(Turn("1", 0, "m"))
     decoder.feed(sse.frame(json.dumps(event).encode()))
     assert decoder.ended is ended
@@ -314,7 +314,7 @@ RUNS: list[list[bytes]] = [
 
 @pytest.mark.parametrize("run", RUNS, ids=range(len(RUNS)))
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"], ids=["lf", "crlf"])
-def test_deltas_read_at_once_are_those_read_one_by_one(run: list[bytes], ends: bytes) -> None:
+def test_deltas_read_at_once_are_those_read_one_by_one(run, ends) -> None:
     stream = b"".join(sse.frame(each, "response.output_text.delta") for each in run)
     stream = stream.replace(b"\n", ends)
     byte_by_byte = hear(*(stream[n : n + 1] for n in range(len(stream))))
@@ -325,7 +325,7 @@ def test_deltas_read_at_once_are_those_read_one_by_one(run: list[bytes], ends: b
     assert hear(*frames) == byte_by_byte
 
 
-def test_an_answer_that_is_no_stream_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_no_stream_has_a_limit(monkeypatch) -> None:
     monkeypatch.setattr("dragoman.wire.json.MAX_ANSWER", 10)
     (failed,) = hear(b'{"output": [1, 2, 3]}')[-1:]
     assert "larger than 10 bytes" in failed.fault.message
