@@ -15,10 +15,10 @@ from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.engines.base import new_id, now
-from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange, Route, nothing_at
 from dragoman.server.limits import read_body
-from dragoman.server.settings import DIALECTS, Settings
+from dragoman.server.responder import Service
+from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError, named
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
@@ -94,14 +94,27 @@ def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list
 class Handlers:
     """What a client can ask of that which is stored."""
 
-    def __init__(
-        self, memory: Memory, settings: Settings, roster: InFlight, replay: Replay
-    ) -> None:
+    def __init__(self, service: Service, memory: Memory, replay: Replay) -> None:
+        self._service = service
         self._memory = memory
         self._store = memory.store
-        self._settings = settings
-        self._roster = roster
         self._replay = replay
+
+    def routes(self) -> tuple[Route, ...]:
+        """The routes to what is stored."""
+        return (
+            Route("GET", RESPONSES_PATH, self.get_response),
+            Route("POST", RESPONSES_PATH, self.cancel),
+            Route("DELETE", RESPONSES_PATH, partial(self.delete, RESPONSES)),
+            Route("GET", COMPLETIONS_PATH, self.list_completions),
+            Route("GET", f"{COMPLETIONS_PATH}/", self.get_completion),
+            Route("POST", f"{COMPLETIONS_PATH}/", self.change_completion),
+            Route("DELETE", f"{COMPLETIONS_PATH}/", partial(self.delete, CHAT)),
+            Route("POST", CONVERSATIONS_PATH, self.create_conversation),
+            Route("GET", f"{CONVERSATIONS_PATH}/", self.get_conversation),
+            Route("POST", f"{CONVERSATIONS_PATH}/", self.change_conversation),
+            Route("DELETE", f"{CONVERSATIONS_PATH}/", self.delete_conversation),
+        )
 
     # ---- responses -----------------------------------------------------------------------
 
@@ -253,7 +266,7 @@ class Handlers:
         exchange.reply(200, encode_conversation(found.id, found.created_at, found.metadata))
 
     async def _body(self, exchange: Exchange) -> bytes:
-        return await read_body(exchange, self._settings, self._roster)
+        return await read_body(exchange, self._service.settings, self._service.roster)
 
     # ---- completions ---------------------------------------------------------------------
 
@@ -338,23 +351,3 @@ def _listing(shown: list[dict[str, Any]], more: bool) -> bytes:
         "has_more": more,
     }
     return json.dump(page)
-
-
-def routes(
-    memory: Memory, settings: Settings, roster: InFlight, replay: Replay
-) -> tuple[Route, ...]:
-    """The routes to what is stored."""
-    each = Handlers(memory, settings, roster, replay)
-    return (
-        Route("GET", RESPONSES_PATH, each.get_response),
-        Route("POST", RESPONSES_PATH, each.cancel),
-        Route("DELETE", RESPONSES_PATH, partial(each.delete, RESPONSES)),
-        Route("GET", COMPLETIONS_PATH, each.list_completions),
-        Route("GET", f"{COMPLETIONS_PATH}/", each.get_completion),
-        Route("POST", f"{COMPLETIONS_PATH}/", each.change_completion),
-        Route("DELETE", f"{COMPLETIONS_PATH}/", partial(each.delete, CHAT)),
-        Route("POST", CONVERSATIONS_PATH, each.create_conversation),
-        Route("GET", f"{CONVERSATIONS_PATH}/", each.get_conversation),
-        Route("POST", f"{CONVERSATIONS_PATH}/", each.change_conversation),
-        Route("DELETE", f"{CONVERSATIONS_PATH}/", each.delete_conversation),
-    )
