@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -26,7 +27,7 @@ from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import Endpoints
 from .exchange import Entry, Exchange, MethodNotAllowedError, Route, Router, fault_of
-from .limits import Gate
+from .limits import Gate, read_body
 from .responder import Answers, Service
 from .settings import Settings
 from .state.handlers import Handlers
@@ -79,7 +80,8 @@ class App:
             handler = (answers if wire.conversation else prompts).over(wire)
             routes.append(Route("POST", BASE + wire.path, handler))
         if memory is not None:
-            routes += Handlers(service, memory, answers.replay).routes()
+            read = partial(read_body, settings=settings, roster=self._roster)
+            routes += Handlers(memory, read, answers.replay).routes()
         self._router = Router(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -16,8 +16,6 @@ from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.engines.base import new_id, now
 from dragoman.server.exchange import Exchange, Route, nothing_at
-from dragoman.server.limits import read_body
-from dragoman.server.responder import Service
 from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError, named
 from dragoman.wire import json
@@ -40,6 +38,8 @@ from .resolve import bare, no_conversation, understand
 from .run import unstarted
 from .service import ENCODER_VERSION, Memory
 
+Read = Callable[[Exchange], Awaitable[bytes]]
+"""Reads the body of a request."""
 Replay = Callable[[Record, int, Exchange, Caller], None]
 """Sends the events of a record from the frame with this number on."""
 
@@ -94,10 +94,10 @@ def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list
 class Handlers:
     """What a client can ask of that which is stored."""
 
-    def __init__(self, service: Service, memory: Memory, replay: Replay) -> None:
-        self._service = service
+    def __init__(self, memory: Memory, read: Read, replay: Replay) -> None:
         self._memory = memory
         self._store = memory.store
+        self._read = read
         self._replay = replay
 
     def routes(self) -> tuple[Route, ...]:
@@ -193,7 +193,7 @@ class Handlers:
 
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Make a conversation."""
-        items, metadata = decode_opening(await self._body(exchange))
+        items, metadata = decode_opening(await self._read(exchange))
         id, moment = new_id(), now()
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=moment, metadata=metadata or None
@@ -225,7 +225,7 @@ class Handlers:
     async def change_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Change a conversation's metadata, or add items."""
         id, rest = _place(exchange)
-        data = await self._body(exchange)
+        data = await self._read(exchange)
         if not rest:
             metadata = decode_metadata(data)
             if not await self._store.set_conversation_metadata(caller.tenant, bare(id), metadata):
@@ -264,9 +264,6 @@ class Handlers:
         if found is None:
             raise FaultError(no_conversation(id))
         exchange.reply(200, encode_conversation(found.id, found.created_at, found.metadata))
-
-    async def _body(self, exchange: Exchange) -> bytes:
-        return await read_body(exchange, self._service.settings, self._service.roster)
 
     # ---- completions ---------------------------------------------------------------------
 
@@ -309,7 +306,7 @@ class Handlers:
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
         record = await self._find_whole(CHAT, exchange, caller)
-        metadata = decode_metadata(await self._body(exchange))
+        metadata = decode_metadata(await self._read(exchange))
         await self._store.set_metadata(caller.tenant, record.id, metadata)
         exchange.reply(200, json.dump(_completion(replace(record, metadata=metadata))))
 
