@@ -279,13 +279,13 @@ class Handlers:
         while more and left > 0:
             paging = replace(query.paging("asc"), after=after, limit=query.limit + 1)
             page = await self._store.list_responses(caller.tenant, CHAT.name, paging)
-            for record in page.records:
+            for record in page.items:
                 of_model = query.model in (None, record.request.model)
                 labelled = query.metadata.items() <= (record.metadata or {}).items()
                 if left and record.response is not None and of_model and labelled:
                     left -= 1
                     yield record
-            more, after = page.more, page.records[-1].id if page.records else None
+            more, after = page.more, page.items[-1].id if page.items else None
 
     async def get_completion(self, exchange: Exchange, caller: Caller) -> None:
         """A completion, or the messages it was asked with."""

@@ -467,14 +467,13 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
 
 _MEDIA: dict[type, str] = {Image: "image", Audio: "audio", File: "file"}
 """Parts that cannot stand in the result of a tool."""
-_TEXTUAL = frozenset((Text, Refusal))
 
 
 def _encode_parts(
     content: tuple[Part, ...], dialect: Dialect, notes: list[Note], index: int
 ) -> JSON:
     """Parts as this server takes them: a list that is all text may have to be a string."""
-    if dialect.content_parts or not _TEXTUAL.issuperset(map(type, content)):
+    if dialect.content_parts or not {Text, Refusal}.issuperset(map(type, content)):
         return encode_content(content)
     if len(content) > 1:
         why = "the text is sent as one string; its parts are joined"
