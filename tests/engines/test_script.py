@@ -23,18 +23,13 @@ from dragoman.core.item import (
 from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.script import Script, in_words, length, shortened, words
+from tests.answers import answer
 from tests.engines.stage import ASKED, answered, heard
 from tests.engines.test_chaos import CALLS
 
-WHOLE = Response(
-    id="r",
-    created_at=7,
-    model="m",
-    status="completed",
-    output=(
-        Reasoning((Thought("well then"),), id="a", status="completed"),
-        FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
-    ),
+WHOLE = answer(
+    Reasoning((Thought("well then"),), id="a", status="completed"),
+    FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
     reasons=("tool_calls",),
 )
 
