@@ -47,6 +47,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response
+from tests.answers import answer
 from tests.cases import cases
 
 USER = Message("user", "hi")
@@ -200,15 +201,11 @@ def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
 
 def heard(lowered: Lowered, *names: str) -> Response:
     """What the client sees of an answer that calls these."""
-    calls = tuple(
+    calls = (
         FunctionCall(f"c{n}", name, "{}", id=f"fc_{n}", status="completed")
         for n, name in enumerate(names)
     )
-    answer = Response(
-        id="1", created_at=0, model="m", status="completed", output=calls, reasons=("tool_calls",)
-    )
-    assert lowered.restore is not None
-    return fold(lowered.restore([*unfold(answer)]))
+    return fold(lowered.restore([*unfold(answer(*calls, reasons=("tool_calls",)))]))
 
 
 def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:

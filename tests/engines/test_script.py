@@ -21,7 +21,6 @@ from dragoman.core.item import (
     Token,
 )
 from dragoman.core.request import Request
-from dragoman.core.response import Response
 from dragoman.engines.script import Script, in_words, length, shortened, words
 from tests.answers import answer
 from tests.engines.stage import ASKED, answered, heard
@@ -52,9 +51,7 @@ async def test_a_text_with_tokens_is_played_in_tokens() -> None:
     spelled, misspelled = Text("unknown", tokens=tokens), Text("other", tokens=tokens)
     for part, pieces in ((spelled, ["un", "known"]), (misspelled, ["other"])):
         said = Message("assistant", (part,), id="m", status="completed")
-        whole = Response(
-            id="r", created_at=0, model="m", status="completed", output=(said,), reasons=("stop",)
-        )
+        whole = answer(said)
         events = await heard(Script(whole))
         assert [e.data for e in events if isinstance(e, Delta)] == pieces
         assert await answered(Script(whole)) == whole

@@ -186,16 +186,3 @@ def calls(*chunks: Any) -> list[tuple[str, str, str]]:
 def kinds(events: list[Event]) -> list[str]:
     """The names of events."""
     return [type(event).__name__ for event in events]
-
-
-def answer(*output: Item, reasons: tuple[str, ...] = ("stop",), **fields: Any) -> Response:
-    """A completed answer of these items."""
-    return Response(
-        id="R",
-        created_at=5,
-        model="m",
-        status="completed",
-        output=output,
-        reasons=reasons,
-        **fields,
-    )
