@@ -290,9 +290,6 @@ def test_loss_of_a_tool_has_its_position_in_the_client_list(limits, choice, lost
     assert lowered.client_losses(()) == ()
 
 
-OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)
-
-
 LOCAL = UpstreamLimits(hosted_tools=False)
 MIXED = Namespace("mixed", (SEARCH, READ))
 
@@ -330,7 +327,6 @@ def lowered(
     return result, [(loss.field, loss.action) for loss in ledger.losses()]
 
 
-PICTURE = Image("data:image/png;base64,AAAA")
 ALL: tuple[Modality, ...] = (Image, Audio, File)
 
 

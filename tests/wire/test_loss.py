@@ -63,7 +63,6 @@ def sampled(**fields: Any) -> Request:
 
 CHAT = {"chat": {"vendor": 1}}
 RESPONSES = {"responses": {"vendor": 1}}
-OF_CHAT = UnknownTool("chat", "search", {})
 HOSTED = UnknownTool("responses", "web_search", {})
 
 CASES = cases(__file__, "losses")
