@@ -69,6 +69,10 @@ class Markup:
         prompt.layout(layout.assistant.partition("{}")[0])
         return Prompt(tuple(prompt.pieces), losses.losses())
 
+    def starts_thinking(self, request: Request) -> bool:
+        """Whether the prompt ends inside the reasoning."""
+        return False
+
     def stops(self, request: Request) -> Stops:
         return Stops(self.profile.ends)
 
@@ -77,14 +81,11 @@ class Markup:
         request: Request,
         turn: Turn,
         tokenizer: Tokenizer | None = None,
-        *,
-        thinking: bool = False,
     ) -> MarkupParser:
-        """A parser for the answer; `thinking` says that the prompt ends inside the
-        reasoning."""
+        """A parser for the answer."""
         schemas_by_name = schemas(request)
         emitter, calls = Emitter(turn, schemas_by_name), bool(schemas_by_name)
-        start = "thought" if thinking else "start"
+        start = "thought" if self.starts_thinking(request) else "start"
         if tokenizer is None:
             return MarkupParser(self.profile, self._text_tables[calls], emitter, None, start)
         known = self._prepared  # the last one is kept, since a model has but one vocabulary
@@ -94,11 +95,13 @@ class Markup:
             self._prepared = known = (tokenizer, TokenTable(tokenizer), tables)
         return MarkupParser(self.profile, known[2][calls], emitter, known[1], start)
 
-    def grammar(self, request: Request, *, thinking: bool = False) -> Grammar | None:
+    def grammar(self, request: Request) -> Grammar | None:
         """The grammar of the answer; None where the request constrains nothing. Raises FaultError,
         naming the field, for a constraint that cannot be enforced."""
         asked = demand(request)
-        return None if asked is None else _GrammarBuilder(asked, self.profile, thinking).grammar()
+        if asked is None:
+            return None
+        return _GrammarBuilder(asked, self.profile, self.starts_thinking(request)).grammar()
 
 
 # ---- the prompt ----------------------------------------------------------------------------
