@@ -456,7 +456,7 @@ class TokenEngine:
         lowered, prompt, ids = self._lowered(request)
         asked = lowered.request
         ends, markers = self._ends_of(asked)
-        job = self._job(ids, asked, ends)
+        jobs = self._jobs(ids, asked, ends)
         try:
             requirement = self._enforcer.requirement(asked, self.format.grammar(asked), ends)
         except FaultError as error:
@@ -468,9 +468,11 @@ class TokenEngine:
             losses.append(Loss("parallel_tool_calls", "dropped", why))
         if lowered.grammar_described and default_guarantee(request):
             requirement = replace(requirement or Requirement(None, None), described=True)
+        if requirement is not None and requirement.constraint is not None:
+            jobs = tuple(replace(job, constraint=requirement.constraint()) for job in jobs)
         return Plan(
             request=asked,
-            jobs=_alternatives(job, requirement),
+            jobs=jobs,
             requirement=requirement,
             parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
             losses=(*losses, *self._unsupported_sampling(asked.sampling)),
@@ -484,14 +486,12 @@ class TokenEngine:
             if not 0 <= id < self.tokenizer.size:
                 raise FaultError(bad_request(f"{id} is no token id of this model", "prompt"))
         ends, _ = self._ends_of(request)
-        job = self._job(ids, request, ends, least=0 if echo else 1)
-        job = replace(job, scored=echo and bool(request.sampling.logprobs))
         text = prompt
         if not isinstance(text, str):
             text = b"".join(map(self.tokenizer.piece, ids)).decode("utf-8", "replace")
         return Plan(
             request=request,
-            jobs=_alternatives(job, None),
+            jobs=self._jobs(ids, request, ends, echo=echo),
             parser=lambda turn: RawParser(turn, self.tokenizer),
             losses=self._unsupported_sampling(request.sampling),
             echo=text if echo else None,
@@ -504,10 +504,14 @@ class TokenEngine:
         texts = (text for text in stops.controls if text not in controls)
         return self._ends.union(ids), (*stops.texts, *texts)
 
-    def _job(self, ids: list[int], request: Request, ends: frozenset[int], least: int = 1) -> Job:
-        """The sequence of a prompt. Raises FaultError for invalid limits and sampling fields, and
-        for a prompt that leaves no room for an answer."""
+    def _jobs(
+        self, ids: list[int], request: Request, ends: frozenset[int], *, echo: bool = False
+    ) -> tuple[Job, ...]:
+        """The sequences of a prompt, one for each choice, with a seed of its own. Raises FaultError
+        for invalid limits and sampling fields, and for a prompt that leaves no room for an
+        answer."""
         asked, sampling, context = request.max_output_tokens, request.sampling, self.context
+        least = 0 if echo else 1
         if asked is not None and asked < least:
             raise FaultError(bad_request(f"{asked} is less than {least}", "max_output_tokens"))
         if not ids:
@@ -532,13 +536,21 @@ class TokenEngine:
                 raise FaultError(Fault("invalid_request", problem, "client", upstream_code=code))
             left = context - len(ids)
             limit = left if asked is None else min(asked, left)
-        return Job(
+        count = 1 if sampling.n is None else sampling.n
+        if not 1 <= count <= MAX_CHOICES:
+            raise FaultError(bad_request(f"{count} is not between 1 and {MAX_CHOICES}", "n"))
+        job = Job(
             prompt=tuple(ids),
             sampling=sampling,
             ends=ends,
             limit=limit,
             size=self.tokenizer.size,
+            scored=echo and bool(sampling.logprobs),
         )
+        if sampling.seed is None:
+            return (job,) * count
+        seeds = range(sampling.seed, sampling.seed + count)
+        return tuple(replace(job, sampling=replace(sampling, seed=seed)) for seed in seeds)
 
     def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
         """The sampling fields that the model ignores."""
@@ -547,21 +559,6 @@ class TokenEngine:
         why = "the model chooses its tokens without it"
         asked = (name for name in _SAMPLING_FIELDS if getattr(sampling, name) is not None)
         return tuple(Loss(name, "dropped", why) for name in asked if name not in self._honoured)
-
-
-def _alternatives(job: Job, requirement: Requirement | None) -> tuple[Job, ...]:
-    """The job of each choice, with a seed and a constraint of its own."""
-    count = 1 if job.sampling.n is None else job.sampling.n
-    if not 1 <= count <= MAX_CHOICES:
-        raise FaultError(bad_request(f"{count} is not between 1 and {MAX_CHOICES}", "n"))
-    jobs = [job]
-    seed = job.sampling.seed
-    for number in range(1, count):
-        own = None if seed is None else seed + number
-        jobs.append(replace(job, sampling=replace(job.sampling, seed=own)))
-    if requirement is None or requirement.constraint is None:
-        return tuple(jobs)
-    return tuple(replace(each, constraint=requirement.constraint()) for each in jobs)
 
 
 async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -> Done:
