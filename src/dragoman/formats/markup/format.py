@@ -83,8 +83,8 @@ class Markup:
         tokenizer: Tokenizer | None = None,
     ) -> MarkupParser:
         """A parser for the answer."""
-        schemas_by_name = schemas(request)
-        emitter, calls = Emitter(turn, schemas_by_name), bool(schemas_by_name)
+        tools = schemas(request)
+        emitter, calls = Emitter(turn, tools), bool(tools)
         start = "thought" if self.starts_thinking(request) else "start"
         if tokenizer is None:
             return MarkupParser(self.profile, self._text_tables[calls], emitter, None, start)
