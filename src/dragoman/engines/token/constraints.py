@@ -265,22 +265,16 @@ class GrammarCompiler:
 
     def _markers(self, markers: Sequence[Marker], ends: frozenset[int]) -> Iterator[str]:
         """The rules of the markers, as this vocabulary has them."""
-        known = [m.text for m in markers if m.kind == "end" and m.text in self._controls]
+        known = [m.text for m in markers if m.end and m.text in self._controls]
         others = ",".join(map(str, sorted(ends)))
         for marker in markers:
             id = self._controls.get(marker.text)
             token = json.dumps(marker.text, ensure_ascii=False) if id is None else f"<[{id}]>"
-            match marker.kind:
-                case "end" if id is None and known:
-                    yield f"{marker.rule}: <[{self._controls[known[0]]}]>"
-                case "end" if id is None:
-                    yield f"{marker.rule}: " + (f"<[{others}]>" if others else '""')
-                case "after text" if id is None:
-                    yield f"{marker.rule}[lazy]: {marker.before} {token}"
-                case "after text":
-                    yield f"{marker.rule}: {marker.before} {token}"
-                case _:
-                    yield f"{marker.rule}: {token}"
+            if marker.end and id is None:
+                ids = self._controls[known[0]] if known else others
+                token = f"<[{ids}]>" if ids != "" else '""'
+            lazy = "[lazy]" if marker.before and id is None else ""
+            yield f"{marker.rule}{lazy}: {marker.before} {token}"
 
 
 class GrammarState:

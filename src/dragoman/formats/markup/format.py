@@ -48,9 +48,7 @@ class Markup:
         turns = messages(request, losses, self.profile.id_length)
         prompt = _PromptBuilder(self.profile)
         prompt.layout(layout.begin)
-        cutoff = setting.knowledge_cutoff and f"Knowledge cutoff: {setting.knowledge_cutoff}"
-        today = setting.today and f"Current date: {setting.today}"
-        preamble = "\n".join(filter(None, (setting.identity, cutoff, today)))
+        preamble = setting.preamble()
         system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
         offered = tools(request)
         if preamble or system or offered:
