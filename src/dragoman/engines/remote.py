@@ -213,7 +213,8 @@ class UpstreamAnswer:
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                 self._state = State.BODY
-            data = connection.take()
+            data = b"".join(connection.parts)
+            connection.parts.clear()
             if self._content is not None:
                 data = self._content.decode(data, end=connection.over and not connection.error)
             events = request.decoder.feed(data) if data else []

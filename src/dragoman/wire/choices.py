@@ -237,6 +237,7 @@ class ChoicesDecoder:
         self._started = False  # a chunk was read
         self._garbled = False  # an event was no JSON object
         self._ended = False  # `[DONE]` was read
+        self.ended = False  # that, or the answer is over; usage may still follow
         self._beside: dict[str, JSON] | None = None  # unknown fields of chunks so far
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
         self._choices: dict[int, Any] = {}  # what the wire remembers of each choice
@@ -244,11 +245,6 @@ class ChoicesDecoder:
         self._append: Callable[[list[str]], None] = turn.texts  # the strings of such chunks
         self._running = False  # such chunks are read here, and not by the SSE decoder
         self._rest = b""  # behind them: the beginning of another one
-
-    @property
-    def ended(self) -> bool:
-        """True once the answer is over; usage may still follow."""
-        return self._ended or self._turn.over
 
     # ---- what a wire adds ----------------------------------------------------------------
 
@@ -299,6 +295,7 @@ class ChoicesDecoder:
             self._whole += data
             if len(self._whole) > json.MAX_ANSWER:
                 self._fail(f"The model's server sent more than {json.MAX_ANSWER} bytes.")
+        self.ended = self._ended or turn.over
         events, turn.events = turn.events, []
         return events
 
@@ -316,6 +313,7 @@ class ChoicesDecoder:
                 self._event(name, data)
             self._garbled = garbled  # half an event is not garbage
             self._end()
+        self.ended = True
         events, turn.events = turn.events, []
         return events
 
