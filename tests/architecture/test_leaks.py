@@ -42,7 +42,7 @@ def searched_texts() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("rule", [MACHINE_PATH, SECRET], ids=["machine path", "secret"])
-def test_nothing_leaks(rule: re.Pattern[str]) -> None:
+def test_nothing_leaks(rule) -> None:
     found = [
         f"{name}:{number}"
         for name, text in searched_texts()
@@ -64,7 +64,7 @@ def test_rules_find_secrets_and_paths() -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
     """The wheel as a user gets it, built with the build back end of pyproject.toml."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]

@@ -62,7 +62,7 @@ def test_no_decision_on_a_providers_name() -> None:
         'while server.lower() != b"llama.cpp": pass',
     ],
 )
-def test_the_rule_sees_such_a_decision(code: str) -> None:
+def test_the_rule_sees_such_a_decision(code) -> None:
     assert any(names for _, names in conditionals(ast.parse(code)))
 
 

@@ -52,21 +52,19 @@ def run_sample(folder: Path, skips: str, *options: str) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
-def test_unlisted_skips_and_expected_failures_fail_the_session(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_unlisted_skips_and_expected_failures_fail_the_session(tmp_path, options) -> None:
     outcome = run_sample(tmp_path, "", *options)
     assert outcome.returncode == pytest.ExitCode.TESTS_FAILED, outcome.stdout
     for test in ("sample.py::test_skips[1]", "module.py", "failing.py::test_fails"):
         assert f"not listed in tests/skips.toml: tests/test_{test}" in outcome.stdout
 
 
-def test_listed_skips_are_allowed(tmp_path: Path) -> None:
+def test_listed_skips_are_allowed(tmp_path) -> None:
     outcome = run_sample(tmp_path, LISTED)
     assert outcome.returncode == pytest.ExitCode.OK, outcome.stdout
 
 
-def test_the_list_is_short_and_gives_reasons(tmp_path: Path) -> None:
+def test_the_list_is_short_and_gives_reasons(tmp_path) -> None:
     path = tmp_path / "skips.toml"
     for text, problem in (
         (LISTED * 2, "at most 5"),

@@ -45,7 +45,7 @@ def test_every_numbered_test_is_described() -> None:
         ("helper_v10_text", []),
     ],
 )
-def test_the_numbers_are_read_off_the_name(name: str, numbers: list[str]) -> None:
+def test_the_numbers_are_read_off_the_name(name, numbers) -> None:
     assert numbers_of(name) == numbers
 
 

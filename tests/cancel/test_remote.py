@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dragoman.core.event import Delta, Failed
+from dragoman.core.event import Delta
 from dragoman.core.request import Sampling
 from tests.cancel.phases import AT_ONCE, FIRST, TRIALS, closed_after, now
 from tests.engines.asking import asking, events, remote
@@ -14,7 +14,7 @@ from tests.mock import Asked, Reply, head, plain, stream
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_p26_closing_the_events_closes_the_upstream(wire: str) -> None:
+async def test_p26_closing_the_events_closes_the_upstream(wire) -> None:
     reply = stream(*FIRST[wire], done=False, hang=True)
     async with remote(reply, wire=wire) as (engine, up):
         for _ in range(TRIALS):
@@ -82,5 +82,4 @@ async def test_p26_closing_the_engine_fails_its_running_request() -> None:
         assert await closed_after(left, up.asked[0]) < AT_ONCE
         async with asyncio.timeout(10):
             end = (await task)[-1]
-        assert isinstance(end, Failed)
         assert end.fault.code in ("upstream_cut", "upstream_unreachable")

@@ -32,7 +32,7 @@ async def serving(phase: Phase) -> AsyncIterator[tuple[int, Mock]]:
 
 @pytest.mark.parametrize(("protocol", "how"), [("chat", "reset"), ("responses", "close")])
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
-async def test_p26_a_disconnect_closes_the_upstream(phase: Phase, protocol: str, how: str) -> None:
+async def test_p26_a_disconnect_closes_the_upstream(phase, protocol, how) -> None:
     async with serving(phase) as (port, up), asyncio.timeout(60):
         for _ in range(TRIALS):
             writer = await enter(port, protocol, phase, up)

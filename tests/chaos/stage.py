@@ -52,7 +52,6 @@ class Stage:
             whole = response(said("ok")) if "input" in asked.json else completion({"content": "ok"})
             return plain(200, whole)
         case = self.case
-        assert case is not None
         if case.warm and asked.connection in self._stale:
             self._stale.discard(asked.connection)
             return Reply([])

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dragoman.engines.remote import Remote
-from tests.chaos.cases import Case, load
+from tests.chaos.cases import load
 from tests.chaos.stage import Stage, perform, stage
 
 DEADLINE = 10.0
@@ -23,7 +23,7 @@ async def upstream() -> AsyncIterator[Stage]:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
 @pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
-async def test_row_gives_the_expected_response(upstream: Stage, case: Case, stream: bool) -> None:
+async def test_row_gives_the_expected_response(upstream: Stage, case, stream) -> None:
     engine = Remote(upstream.base_url, wire=case.wire, key="k")
     try:
         async with asyncio.timeout(DEADLINE):

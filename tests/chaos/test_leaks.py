@@ -63,9 +63,7 @@ def through_servers(stage: Stage) -> tuple[Play, list[App]]:
 
 
 @pytest.mark.parametrize("through", [through_engines, through_servers])
-async def test_many_rounds_leak_nothing(
-    through: Callable[[Stage], tuple[Play, list[Remote] | list[App]]],
-) -> None:
+async def test_many_rounds_leak_nothing(through) -> None:
     cases = load()
     calm = next(case for case in cases if case.name == CALM)
     async with stage() as playing:

@@ -3,7 +3,6 @@ nobody on the usual ports, and Ctrl-C as Python has it."""
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from dragoman.engines import discover
 
 
 @pytest.fixture(autouse=True)
-def nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_around(tmp_path, monkeypatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(discover, "PORTS", ())
     for key, address, _ in discover.KEYS:

@@ -19,7 +19,7 @@ def part(page: str, title: str) -> str:
 
 
 @pytest.mark.parametrize("key_env", [None, "MY_KEY"])
-def test_curl_lines_name_the_first_model(key_env: str | None) -> None:
+def test_curl_lines_name_the_first_model(key_env) -> None:
     words = shlex.split(part(banner(URL, ROWS, key_env=key_env), "curl").replace("\\\n", ""))
     assert words[:3] == ["curl", "-N", f"{URL}/chat/completions"]
     headers = [words[place + 1] for place, word in enumerate(words) if word == "-H"]
@@ -30,7 +30,7 @@ def test_curl_lines_name_the_first_model(key_env: str | None) -> None:
 
 
 @pytest.mark.parametrize(("key_env", "key"), [(None, "'none'"), ("MY_KEY", "os.environ['MY_KEY']")])
-def test_sdk_lines_are_python_and_hold_no_key(key_env: str | None, key: str) -> None:
+def test_sdk_lines_are_python_and_hold_no_key(key_env, key) -> None:
     code = ast.unparse(ast.parse(part(banner(URL, ROWS, key_env=key_env), "openai SDK")))
     assert f"OpenAI(base_url='{URL}', api_key={key})" in code
     assert ("import os" in code) == (key_env is not None)
@@ -38,7 +38,7 @@ def test_sdk_lines_are_python_and_hold_no_key(key_env: str | None, key: str) -> 
 
 
 @pytest.mark.parametrize("key_env", [None, "MY_KEY"])
-def test_codex_lines_are_valid_configuration(key_env: str | None) -> None:
+def test_codex_lines_are_valid_configuration(key_env) -> None:
     page = banner(URL, ROWS, key_env=key_env)
     provider = {"name": "Dragoman", "base_url": URL, "wire_api": "responses"}
     assert tomllib.loads(part(page, "Codex").removesuffix("Ctrl-C stops.")) == {

@@ -43,21 +43,19 @@ def test_ask_prints_the_text_only() -> None:
     assert seen("ask", "--at", "script", "count", "to", "3") == "1, 2, 3.\n"
 
 
-def test_question_is_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_question_is_read_from_standard_input(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Count\nto 2.\n"))
     assert seen("ask", "--at", "script") == "1, 2.\n"
 
 
-def test_empty_question_is_an_error_and_sends_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], up: Mock
-) -> None:
+def test_empty_question_is_an_error_and_sends_nothing(monkeypatch, capsys, up: Mock) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
     assert seen("ask", "--at", up.base_url, status=2) == ""
     assert "nothing was asked" in capsys.readouterr().err
     assert not up.asked
 
 
-def test_options_are_sent_with_the_question(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_sent_with_the_question(up: Mock, monkeypatch) -> None:
     monkeypatch.setenv("A_KEY", "canary")
     words = ["--model", "m", "--system", "Be brief.", "--effort", "low", "--key-env", "A_KEY"]
     assert seen("ask", "--at", up.base_url, *words, "Who", "are", "you?") == "Hello!\n"
@@ -126,7 +124,7 @@ def without_colours(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_each_kind_of_delta_is_rendered_with_colours_on_a_terminal_only(name: str) -> None:
+def test_each_kind_of_delta_is_rendered_with_colours_on_a_terminal_only(name) -> None:
     reply, look = LOOKS[name]
     with upstream(reply) as up:
         words = ("ask", "--at", up.base_url, "-m", "m", "Hi")
@@ -150,16 +148,14 @@ def painted(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_failed_answer_prints_its_fault_to_stderr(
-    up: Mock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_answer_prints_its_fault_to_stderr(up: Mock, capsys) -> None:
     up.handler = lambda asked: plain(429, {"error": {"message": "Slow down, please."}})
     shown = seen("ask", "--at", up.base_url, "Hi", status=1)
     assert "Slow down" not in shown
     assert capsys.readouterr().err == "dragoman: Slow down, please.\n"
 
 
-def test_cut_answer_prints_the_text_so_far(up: Mock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cut_answer_prints_the_text_so_far(up: Mock, capsys) -> None:
     up.handler = lambda asked: stream(chunk({"content": "Hel"}), done=False)
     assert seen("ask", "--at", up.base_url, "Hi", status=1) == "Hel\n"
     assert "ended the stream" in capsys.readouterr().err
@@ -168,40 +164,34 @@ def test_cut_answer_prints_the_text_so_far(up: Mock, capsys: pytest.CaptureFixtu
 # ---- whom to ask ---------------------------------------------------------------------------
 
 
-def test_discovered_server_is_asked(up: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discovered_server_is_asked(up: Mock, monkeypatch) -> None:
     monkeypatch.setattr(discover, "PORTS", (up.port,))
     monkeypatch.setenv("A_KEY", "canary")
     assert seen("ask", "--key-env", "A_KEY", "Hi") == "Hello!\n"
     assert up.asked[0].headers["authorization"] == "Bearer canary"
 
 
-def test_the_environment_names_a_server_and_its_key(
-    up: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_a_server_and_its_key(up: Mock, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", up.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "canary")
     assert seen("ask", "Hi") == "Hello!\n"
     assert up.asked[0].headers["authorization"] == "Bearer canary"
 
 
-def test_without_a_server_the_demo_engine_answers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_server_the_demo_engine_answers(monkeypatch, capsys) -> None:
     monkeypatch.setattr(local, "available", lambda: False)
     assert seen("ask", "Count to two.") == "1, 2.\n"
     said = "No model server found: this is a demo, not a model (script)."
     assert said in capsys.readouterr().err
 
 
-def test_without_a_server_the_pocket_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_server_the_pocket_model_answers(capsys) -> None:
     assert seen("ask", "Count to three.") == "1, 2, 3.\n"
     said = "No model server found: this is a demonstration model (pocket)."
     assert said in capsys.readouterr().err
 
 
-def test_model_that_cannot_run_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_that_cannot_run_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
     seen("ask", "--at", "pocket", "Hello!", status=1)
     assert "dragoman: The pocket model needs the local extra: pip" in capsys.readouterr().err
@@ -231,9 +221,7 @@ PROBLEMS: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("command", ["ask", "chat", "models"])
-def test_bad_target_or_key_is_reported(
-    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_target_or_key_is_reported(command, name, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi"))
     monkeypatch.setenv("BROKEN", "canary\nkey")
     words, problem = PROBLEMS[name]
@@ -241,15 +229,13 @@ def test_bad_target_or_key_is_reported(
     assert capsys.readouterr().err.startswith(f"dragoman: {problem}")
 
 
-def test_bad_url_in_the_environment_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_url_in_the_environment_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "localhost:9/v1")
     assert main(["ask", "Hi"]) == 1
     assert "'localhost:9/v1' is neither" in capsys.readouterr().err
 
 
-def test_unreachable_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server_is_reported(capsys) -> None:
     for words in (["ask", "-m", "m", "Hi"], ["models"]):
         assert main([*words, "--at", "http://127.0.0.1:9/v1"]) == 1
         told = capsys.readouterr().err
@@ -289,7 +275,7 @@ Typed = Callable[..., None]
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
+def typed(monkeypatch) -> Typed:
     """Type these lines, each when it is waited for, and then Ctrl-D."""
     return lambda *lines: monkeypatch.setattr(sys, "stdin", Keyboard(*lines))
 
@@ -307,9 +293,7 @@ def test_chat_sends_the_whole_conversation_until_ctrl_d(up: Mock, typed: Typed) 
     ]
 
 
-def test_failed_turn_is_left_out_of_the_conversation(
-    up: Mock, typed: Typed, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_turn_is_left_out_of_the_conversation(up: Mock, typed: Typed, capsys) -> None:
     replies = iter([plain(500, {"error": {"message": "Broken."}}), HELLO])
     up.handler = lambda asked: next(replies)
     typed("Hi", "Hello?")
@@ -319,7 +303,7 @@ def test_failed_turn_is_left_out_of_the_conversation(
 
 
 def test_ctrl_c_stops_the_answer_and_the_partial_text_stays(
-    up: Mock, monkeypatch: pytest.MonkeyPatch, typed: Typed
+    up: Mock, monkeypatch, typed: Typed
 ) -> None:
     replies = iter([stream(chunk({"content": "Hel"}), done=False, hang=True), HELLO])
     up.handler = lambda asked: next(replies)

@@ -50,9 +50,7 @@ def where(folder: Path) -> tuple[str, str]:
     return "--store", f"sqlite:{folder / 'store.db'}"
 
 
-def test_log_lists_requests_newest_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_lists_requests_newest_first(tmp_path, capsys) -> None:
     ids = asyncio.run(remember(tmp_path, "one", "two\n\x1b[31mthree"))
     assert main(["log", *where(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -64,14 +62,14 @@ def test_log_lists_requests_newest_first(
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_reading_creates_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reading_creates_no_store(tmp_path, capsys) -> None:
     for words in (["log"], ["tail", "resp_1"]):
         assert main([*words, *where(tmp_path)]) == 1
         assert f"There is no store at {tmp_path / 'store.db'}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_the_log_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_is_searched(tmp_path, capsys) -> None:
     ids = asyncio.run(remember(tmp_path, "a blue sky", "a green field"))
     assert main(["log", "--search", "BLUE", *where(tmp_path)]) == 0
     assert ids[0] in (out := capsys.readouterr().out)
@@ -80,9 +78,7 @@ def test_the_log_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "nothing was found" in capsys.readouterr().err
 
 
-def test_the_log_is_exported_as_lines_of_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_is_exported_as_lines_of_json(tmp_path, capsys) -> None:
     async def ask() -> None:
         async with storing(Stub(), SqliteStore(tmp_path / "store.db")) as server:
             await server.ask(input="Hi", metadata={"k": "v"})
@@ -102,7 +98,7 @@ def test_the_log_is_exported_as_lines_of_json(
     assert of["chat"]["response"]["choices"][0]["message"]["content"] == "Hello, world"
 
 
-def test_tail_replays_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_replays_an_answer(tmp_path, capsys) -> None:
     (id,) = asyncio.run(remember(tmp_path, "one"))
     assert main(["tail", id, *where(tmp_path)]) == 0
     assert capsys.readouterr().out == "Hello, world\n"
@@ -110,7 +106,7 @@ def test_tail_replays_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "no response 'resp_nothing'" in capsys.readouterr().err
 
 
-def test_tail_reports_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_reports_a_failure(tmp_path, capsys) -> None:
     failed = Fault("overloaded", "Too much.", "server")
     (id,) = asyncio.run(remember(tmp_path, "one", cues=(*OPENING, word("Hel"), Failed(failed))))
     assert main(["tail", id, *where(tmp_path)]) == 1
@@ -121,7 +117,7 @@ def test_tail_reports_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "one → Too much." in capsys.readouterr().out
 
 
-async def test_tail_follows_a_running_response(tmp_path: Path) -> None:
+async def test_tail_follows_a_running_response(tmp_path) -> None:
     go = asyncio.Event()
     *events, last = saying("Hello", ", world")
     path = tmp_path / "store.db"
@@ -137,9 +133,7 @@ async def test_tail_follows_a_running_response(tmp_path: Path) -> None:
         await reader.close()
 
 
-async def test_expired_events_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_expired_events_are_reported(tmp_path, capsys) -> None:
     (id,) = await remember(tmp_path, "one", stream=True)
     store = SqliteStore(tmp_path / "store.db", Retention(max_log_age=0.0))
     await store.sweep(time.time() + 5)
@@ -149,15 +143,13 @@ async def test_expired_events_are_reported(
 
 
 @pytest.mark.parametrize("word", ["none", "memory"])
-def test_store_without_history_is_an_error(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_without_history_is_an_error(word, capsys) -> None:
     Path("dragoman.toml").write_text(f'[server]\nstore = "{word}"\n')
     assert main(["log"]) == 1
     assert f"The store '{word}' has nothing" in capsys.readouterr().err
 
 
-def test_key_selects_its_tenant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_key_selects_its_tenant(tmp_path, monkeypatch, capsys) -> None:
     tenant = Keys([]).tenant(Secret("sesame")) or Keys([Secret("sesame")]).tenant(Secret("sesame"))
 
     async def keep() -> None:

@@ -31,13 +31,13 @@ def instead(monkeypatch: pytest.MonkeyPatch, name: str, ending: object = 0) -> l
 
 
 @pytest.mark.parametrize("words", [[], ["--port", "9"], ["--upstream", "http://a"], ["serve"]])
-def test_serve_is_the_default_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_is_the_default_command(words, monkeypatch) -> None:
     called = instead(monkeypatch, "serve")
     assert main(words) == 0
     assert [options.command for options in called] == ["serve"]
 
 
-def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_the_process_are_the_default(monkeypatch) -> None:
     called = instead(monkeypatch, "chat", 1)
     monkeypatch.setattr(sys, "argv", ["dragoman", "ask", "why", "so"])
     assert main() == 1
@@ -54,26 +54,24 @@ def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_expected_failure_prints_one_line(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_expected_failure_prints_one_line(error, monkeypatch, capsys) -> None:
     instead(monkeypatch, "serve", error)
     assert main([]) == 1
     assert capsys.readouterr() == ("", "dragoman: What happened.\n")
 
 
-def test_unexpected_failure_prints_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_failure_prints_a_traceback(monkeypatch) -> None:
     instead(monkeypatch, "serve", ValueError("a defect"))
     with pytest.raises(ValueError, match="a defect"):
         main([])
 
 
-def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_exits_with_130(monkeypatch) -> None:
     instead(monkeypatch, "serve", KeyboardInterrupt())
     assert main([]) == 130
 
 
-def test_closed_output_pipe_exits_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_output_pipe_exits_silently(monkeypatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
@@ -83,16 +81,14 @@ def test_closed_output_pipe_exits_silently(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.undo()
 
 
-def test_the_module_is_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_module_is_the_command(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["dragoman", "--version"])
     with pytest.raises(SystemExit, match=r"^0$"):
         runpy.run_module("dragoman", run_name="__main__")
     assert capsys.readouterr().out == f"dragoman {VERSION}\n"
 
 
-def test_importing_the_module_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_importing_the_module_runs_nothing(capsys) -> None:
     runpy.run_module("dragoman.__main__", run_name="imported")
     assert capsys.readouterr() == ("", "")
 
@@ -118,20 +114,18 @@ HELP = {
 
 
 @pytest.mark.parametrize("words", HELP)
-def test_help_lists_options_and_defaults(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_options_and_defaults(words, capsys) -> None:
     shown = output(words, capsys, "0")
     assert not [text for text in HELP[words] if text not in shown], shown
 
 
-def test_every_command_is_listed_and_has_its_own_help(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_command_is_listed_and_has_its_own_help(capsys) -> None:
     for command in ("serve", "models", "ask", "chat", "tokens"):
         assert command in output("--help", capsys, "0")
         assert "usage: dragoman " + command in output(f"{command} --help", capsys, "0")
 
 
-def test_version_option_prints_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_version(capsys) -> None:
     assert output("--version", capsys, "0") == f"dragoman {VERSION}"
 
 
@@ -152,9 +146,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_invalid_arguments_are_refused_by_name(
-    words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_arguments_are_refused_by_name(words, capsys) -> None:
     shown = output(words, capsys, "2")
     assert REFUSED[words] in shown
     assert "usage: dragoman" in shown

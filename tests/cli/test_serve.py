@@ -48,7 +48,7 @@ def ask(base_url: str, **more: Any) -> httpx2.Response:
 # ---- what is served ------------------------------------------------------------------------
 
 
-def test_with_nothing_found_it_serves_the_pocket_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_nothing_found_it_serves_the_pocket_model(capsys) -> None:
     served: list[str] = []
     shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
     assert served == ["pocket"]
@@ -56,9 +56,7 @@ def test_with_nothing_found_it_serves_the_pocket_model(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == LOOKING
 
 
-def test_with_nothing_found_and_no_extra_the_demo_engine_is_served(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_nothing_found_and_no_extra_the_demo_engine_is_served(monkeypatch, capsys) -> None:
     monkeypatch.setattr(local, "available", lambda: False)
     served: list[str] = []
     shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
@@ -70,9 +68,7 @@ def test_with_nothing_found_and_no_extra_the_demo_engine_is_served(
     )
 
 
-def test_discovered_servers_are_served(
-    up: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_discovered_servers_are_served(up: Mock, monkeypatch, capsys) -> None:
     monkeypatch.setattr(discover, "PORTS", (up.port,))
     served: list[str] = []
     shown = serve("--port", "0", then=lambda base_url: served.extend(models(base_url)))
@@ -94,9 +90,7 @@ def test_a_gguf_file_is_served_by_its_name() -> None:
     assert re.search(r"  tiny +http://127\.0\.0\.1:\d+/v1  \(llama\.cpp\)\n", shown)
 
 
-def test_the_environment_names_an_upstream_and_our_key_to_it(
-    up: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_an_upstream_and_our_key_to_it(up: Mock, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", up.base_url)
     monkeypatch.setenv("OPENAI_API_KEY", "canary")
     shown = serve("--port", "0", then=ask)
@@ -104,9 +98,7 @@ def test_the_environment_names_an_upstream_and_our_key_to_it(
     assert "canary" not in shown
 
 
-def test_named_upstreams_disable_discovery(
-    up: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_named_upstreams_disable_discovery(up: Mock, monkeypatch, capsys) -> None:
     monkeypatch.setenv("OUR_KEY", "canary")
     words = ["--upstream", up.base_url, "--upstream-key-env", "OUR_KEY", "--wire", "chat"]
     headers = {"authorization": "Bearer of-the-client"}
@@ -127,15 +119,13 @@ def test_retries_option_is_used() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--log"]], ids=["off", "on"])
-def test_log_option_logs_requests(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_option_logs_requests(words, capsys) -> None:
     serve("script", "--port", "0", *words, then=ask)
     logged = capsys.readouterr().err
     assert logged.count("\n") == logged.count("POST /v1/chat/completions ") == len(words)
 
 
-def test_target_disables_discovery(
-    up: Mock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_target_disables_discovery(up: Mock, tmp_path, capsys) -> None:
     configured(tmp_path, f'[[upstreams]]\nname = "up"\nurl = "{up.base_url}"\n')
     shown = serve("script", "--port", "0")
     assert "  script  this server" in shown
@@ -143,7 +133,7 @@ def test_target_disables_discovery(
     assert capsys.readouterr().err == ""
 
 
-def test_the_file_in_this_folder_is_read(up: Mock, tmp_path: Path) -> None:
+def test_the_file_in_this_folder_is_read(up: Mock, tmp_path) -> None:
     upstream = f'[[upstreams]]\nname = "up"\nurl = "{up.base_url}"\nmodels = ["second", "new"]\n'
     configured(tmp_path, f"[server]\nport = 0\n{upstream}")
     shown = serve()
@@ -152,7 +142,7 @@ def test_the_file_in_this_folder_is_read(up: Mock, tmp_path: Path) -> None:
     assert "first" not in shown
 
 
-def test_options_override_the_file(up: Mock, tmp_path: Path) -> None:
+def test_options_override_the_file(up: Mock, tmp_path) -> None:
     text = f'[server]\nport = 1\nqueue = 7\n[[upstreams]]\nname = "up"\nurl = "{NOBODY}"\n'
     path = configured(tmp_path, text, "other.toml")
     shown = serve("--config", path, "--port", "0", "--upstream", up.base_url)
@@ -187,7 +177,6 @@ def test_the_lines_for_the_sdk_work_when_pasted() -> None:
 def key_in(shown: str) -> str:
     """The key that was generated."""
     found = re.search(r"^export DRAGOMAN_KEY=(\S+)", shown)
-    assert found is not None
     return found[1]
 
 
@@ -207,7 +196,7 @@ def test_generated_key_is_printed_and_required() -> None:
     assert 'api_key=os.environ["DRAGOMAN_KEY"]' in shown
 
 
-def test_key_of_a_variable_is_required_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_a_variable_is_required_and_not_printed(monkeypatch) -> None:
     monkeypatch.setenv("CLIENT_KEY", "canary")
     statuses: list[int] = []
 
@@ -232,9 +221,7 @@ def test_unreachable_upstream_is_reported_and_served() -> None:
     assert answers[0].status_code == 502
 
 
-def test_slow_model_listing_does_not_delay_the_banner(
-    up: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_model_listing_does_not_delay_the_banner(up: Mock, monkeypatch) -> None:
     monkeypatch.setattr(command, "LISTING", 0.05)
     up.probed = lambda asked: Reply([], hang=True)
     shown = serve("--port", "0", "--upstream", up.base_url)
@@ -245,7 +232,7 @@ def test_slow_model_listing_does_not_delay_the_banner(
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def taken(monkeypatch) -> Iterator[int]:
     """A port that somebody has. It stands for the one that is taken by default."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -264,9 +251,7 @@ def test_taken_default_port_gives_the_next_one(taken: int) -> None:
     assert taken < int(found[0].rpartition(":")[2].removesuffix("/v1"))
 
 
-def test_taken_explicit_port_is_an_error(
-    taken: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_taken_explicit_port_is_an_error(taken: int, tmp_path, capsys) -> None:
     path = configured(tmp_path, f"[server]\nport = {taken}")
     for words in (["--port", str(taken)], ["--port", str(Settings().port)], ["--config", path]):
         assert main(["serve", "script", *words]) == 1
@@ -275,7 +260,7 @@ def test_taken_explicit_port_is_an_error(
         assert capsys.readouterr() == ("", told)
 
 
-def test_server_never_discovers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_never_discovers_itself(monkeypatch) -> None:
     """The environment that tells clients where Dragoman is may be that of Dragoman."""
     listener = bind(Settings(port=0), exact=True)
     monkeypatch.setattr(command, "bind", lambda settings, exact: listener)
@@ -285,7 +270,7 @@ def test_server_never_discovers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  pocket  this server  (a demonstration model)\n" in serve()
 
 
-def test_workers_option_runs_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_option_runs_workers(monkeypatch) -> None:
     asked: list[tuple[int, str, int]] = []
 
     def run(build: Callable[[], Any], settings: Settings, listener: socket.socket, _: Any) -> None:
@@ -366,9 +351,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_on_the_command_line_prints_one_line(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistake_on_the_command_line_prints_one_line(name, capsys) -> None:
     words, told = MISTAKES[name]
     assert main(["serve", "--port", "0", *words]) == 1
     shown = capsys.readouterr()
@@ -386,17 +369,13 @@ def test_mistake_on_the_command_line_prints_one_line(
         ("[server", "1: Expected ']' at the end of a table declaration"),
     ],
 )
-def test_mistake_in_the_file_is_reported_with_line_and_field(
-    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistake_in_the_file_is_reported_with_line_and_field(text, told, tmp_path, capsys) -> None:
     configured(tmp_path, text)
     assert main([]) == 1
     assert capsys.readouterr().err.startswith(f"dragoman: dragoman.toml:{told}")
 
 
-def test_bad_url_in_the_environment_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_url_in_the_environment_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "nonsense")
     assert main(["--port", "0"]) == 1
     assert "dragoman: nonsense: the URL must begin with http" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -22,14 +21,12 @@ NOWHERE = f"postgresql://ada:{SECRET}@127.0.0.1:1/notes"
 
 
 @pytest.fixture(autouse=True)
-def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_data(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_unreachable_database_is_reported_and_nothing_is_served(
-    workers: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_database_is_reported_and_nothing_is_served(workers, capsys) -> None:
     words = ["script", "--port", "0", "--workers", workers, "--store", NOWHERE]
     assert main(["serve", *words]) == 1
     shown = capsys.readouterr()
@@ -41,9 +38,7 @@ def test_unreachable_database_is_reported_and_nothing_is_served(
     assert SECRET not in shown.err
 
 
-def test_no_model_is_loaded_for_a_server_that_cannot_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_model_is_loaded_for_a_server_that_cannot_start(tmp_path, monkeypatch) -> None:
     loaded: list[object] = []
     monkeypatch.setattr(command, "assemble", lambda *words: loaded.append(words))
     (tmp_path / "store.db").write_bytes(b"not a database" * 100)
@@ -58,9 +53,7 @@ def test_reachable_database_is_used(postgres: Postgres) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_unusable_default_store_is_reported(
-    workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_default_store_is_reported(workers, tmp_path, capsys) -> None:
     path = tmp_path / "data" / "dragoman" / "store.db"
     path.parent.mkdir(parents=True)
     with sqlite3.connect(path) as connection:
@@ -75,7 +68,7 @@ def test_unusable_default_store_is_reported(
     assert "  script  this server" in serve("script", "--port", "0", "--store", "none")
 
 
-def test_serve_function_raises_before_the_port_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_function_raises_before_the_port_is_bound(monkeypatch) -> None:
     bound: list[object] = []
     monkeypatch.setattr(host, "bind", lambda settings, exact: bound.append(settings))
     with pytest.raises(StoreError, match="cannot be opened"):

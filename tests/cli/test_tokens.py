@@ -50,7 +50,7 @@ def test_question_is_rendered_without_tools() -> None:
     assert lines[-1].strip() == "completed (stop)"
 
 
-def test_unsupported_tools_are_shown_as_they_are_sent(tmp_path: Path) -> None:
+def test_unsupported_tools_are_shown_as_they_are_sent(tmp_path) -> None:
     file = tmp_path / "request.json"
     tools = [
         {"type": "web_search"},
@@ -66,7 +66,7 @@ def test_unsupported_tools_are_shown_as_they_are_sent(tmp_path: Path) -> None:
         assert any(line.startswith("lost: tools[0] (") for line in lines)
 
 
-def test_a_completion_is_parsed_beside_its_tokens(tmp_path: Path) -> None:
+def test_a_completion_is_parsed_beside_its_tokens(tmp_path) -> None:
     file = tmp_path / "completion.txt"
     file.write_text(CALL)
     lines = shown("--format", "harmony", "--completion", str(file))
@@ -77,25 +77,21 @@ def test_a_completion_is_parsed_beside_its_tokens(tmp_path: Path) -> None:
     assert lines[-1].strip() == "completed (tool_calls)"
 
 
-def test_without_a_vocabulary_words_stand_for_tokens(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_vocabulary_words_stand_for_tokens(capsys) -> None:
     lines = shown("--format", "harmony", "one two")
     assert "words stand for tokens" in capsys.readouterr().err
     assert {line[:7] for line in lines[1:]} == {" " * 7}
     assert rows(lines)[-6:-3] == [["control", "<|message|>"], ["text", "one"], ["text", "two"]]
 
 
-def test_f7_template_of_an_unknown_family_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_f7_template_of_an_unknown_family_is_warned_of(tmp_path, capsys) -> None:
     config = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     shown("--format", str(tmp_path), "Hi")
     assert "Warning: the chat template is of no known family" in capsys.readouterr().err
 
 
-def test_a_folder_names_vocabulary_and_format(tmp_path: Path) -> None:
+def test_a_folder_names_vocabulary_and_format(tmp_path) -> None:
     ids = tmp_path / "ids.json"
     ids.write_text("[2]")
     folder = str(pocket.FOLDER)
@@ -106,9 +102,7 @@ def test_a_folder_names_vocabulary_and_format(tmp_path: Path) -> None:
     assert forced[0].startswith("Prompt in mistral: ")
 
 
-def test_a_request_and_a_completion_come_from_standard_input(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_and_a_completion_come_from_standard_input(monkeypatch) -> None:
     request = {"input": "Bring me the moon."}
     typed = SimpleNamespace(buffer=io.BytesIO(json.dumps(request).encode()))
     monkeypatch.setattr(sys, "stdin", typed)
@@ -117,7 +111,7 @@ def test_a_request_and_a_completion_come_from_standard_input(
     assert "" not in lines
 
 
-def test_tokens_of_past_turns_have_kinds(tmp_path: Path) -> None:
+def test_tokens_of_past_turns_have_kinds(tmp_path) -> None:
     call = {"name": "add", "arguments": '{"a": 2}'}
     messages = [
         {"role": "user", "content": "Add 2 and 3"},
@@ -143,7 +137,7 @@ def test_colours_are_used_on_a_terminal_only() -> None:
     assert any("\x1b[35m<|im_start|>\x1b[0m" in line for line in coloured)
 
 
-def test_bytes_that_are_not_text_are_shown_as_bytes(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_shown_as_bytes(tmp_path) -> None:
     file = tmp_path / "completion.txt"
     file.write_text("☃")
     lines = shown("--tokenizer", str(pocket.FOLDER), "--completion", str(file), "Hi")
@@ -151,7 +145,7 @@ def test_bytes_that_are_not_text_are_shown_as_bytes(tmp_path: Path) -> None:
     assert lines[-1].strip() == "incomplete (length)"
 
 
-def test_losses_and_malformed_output_are_reported(tmp_path: Path) -> None:
+def test_losses_and_malformed_output_are_reported(tmp_path) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}
     file, said = tmp_path / "request.json", tmp_path / "completion.txt"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}))
@@ -182,16 +176,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_prints_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistake_prints_one_line(name, capsys) -> None:
     Path("ids.json").write_text("[1, 2]")
     words, told = MISTAKES[name]
     assert shown(*words, status=1) == []
     assert capsys.readouterr().err.startswith(f"dragoman: {told}")
 
 
-def test_missing_local_extra_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_local_extra_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
     assert shown(status=1) == []
     assert "pip install 'dragoman[local]'" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_sync_call_on_its_own_loop_is_refused() -> None:
         connect_sync(Nested("Hi")).models()
 
 
-def test_keyboard_interrupt_cancels_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyboard_interrupt_cancels_the_call(monkeypatch) -> None:
     engine = Endless()
 
     def interrupted(future: Future[None]) -> None:
@@ -99,7 +99,6 @@ def test_a_loop_that_is_stopped_is_closed() -> None:
     own = LoopThread()
     assert own.run(double, 1) == 2
     loop, thread = own._loop, own._thread
-    assert loop is not None
     assert thread is not None
     own._stop(loop, thread)
     assert loop.is_closed()

@@ -20,7 +20,7 @@ from dragoman.core.item import (
     Thought,
 )
 from dragoman.core.request import FunctionTool, JSONSchema, ReasoningOptions, Request, Sampling
-from dragoman.core.response import Response, Status, Usage
+from dragoman.core.response import Status, Usage
 from dragoman.engines.remote import Remote
 from dragoman.engines.script import Script
 from tests.engines.stage import answered
@@ -121,7 +121,7 @@ def test_dicts_are_items_as_the_official_sdk_has_them() -> None:
         ({"role": "user"}, r"^input.content: is missing"),
     ],
 )
-def test_invalid_item_is_a_type_error_that_names_its_place(said: Any, problem: str) -> None:
+def test_invalid_item_is_a_type_error_that_names_its_place(said, problem) -> None:
     with pytest.raises(TypeError, match=problem):
         build_request(said, {}, stream=True)
 
@@ -142,7 +142,7 @@ def test_invalid_item_is_a_type_error_that_names_its_place(said: Any, problem: s
         ("logit_bias", {"a": "b"}),
     ],
 )
-def test_a_setting_of_the_wrong_type_is_a_type_error_that_names_it(name: str, value: Any) -> None:
+def test_a_setting_of_the_wrong_type_is_a_type_error_that_names_it(name, value) -> None:
     settings: Any = {name: value}
     with pytest.raises(TypeError, match=f"^{name}: "):
         build_request("Hi", settings, stream=True)
@@ -265,8 +265,7 @@ CALL = FunctionCall("c", "f", '{"a": 1}')
 
 
 def answer(status: Status = "completed", *output: Any, **rest: Any) -> Answer:
-    response = Response(id="r", created_at=0, model="m", status=status, output=output, **rest)
-    return Answer(response, Spent())
+    return Answer(id="r", created_at=0, model="m", status=status, output=output, **rest)
 
 
 def test_r1_5_an_answer_is_text_calls_reasoning_refusal_and_usage() -> None:
@@ -296,7 +295,7 @@ def test_r1_5_an_answer_is_text_calls_reasoning_refusal_and_usage() -> None:
         (answer("in_progress"), "unfinished"),
     ],
 )
-def test_r1_w11_every_end_has_its_name(said: Answer, end: str) -> None:
+def test_r1_w11_every_end_has_its_name(said, end) -> None:
     assert said.end == end
 
 
@@ -309,7 +308,7 @@ def test_json_is_parsed_when_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("", {}), (" \n", {}), ("{}", {}), ('{"a":1}', {"a": 1})]
 )
-def test_r1_7_arguments_are_an_object(text: str, value: Any) -> None:
+def test_r1_7_arguments_are_an_object(text, value) -> None:
     assert arguments(FunctionCall("c", "f", text)) == value
 
 
@@ -321,7 +320,7 @@ def test_r1_7_arguments_are_an_object(text: str, value: Any) -> None:
         ("x" * 1000, "xxx…'"),
     ],
 )
-def test_r1_7_arguments_that_are_none_are_a_fault_that_quotes_them(text: str, problem: str) -> None:
+def test_r1_7_arguments_that_are_none_are_a_fault_that_quotes_them(text, problem) -> None:
     with pytest.raises(FaultError) as raised:
         arguments(FunctionCall("c", "f", text))
     assert problem in raised.value.fault.message

@@ -21,7 +21,7 @@ def asked(method: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 @pytest.mark.parametrize(("face", "behind"), [(SyncClient, Client), (SyncStream, Stream)])
-def test_sync_client_has_the_attributes_of_the_client(face: type, behind: type) -> None:
+def test_sync_client_has_the_attributes_of_the_client(face, behind) -> None:
     assert public(face) == public(behind) - OF_GENERATORS - {"acts_on"}
     for name in public(face):
         said, meant = inspect.getattr_static(face, name), inspect.getattr_static(behind, name)

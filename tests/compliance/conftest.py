@@ -43,9 +43,7 @@ TARGETS = {
 
 
 @pytest.fixture(scope="session", params=TARGETS)
-def target(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Target]:
+def target(request, tmp_path_factory) -> Iterator[Target]:
     """Each of the servers in turn."""
     setup = TARGETS[request.param]
     words, model = ["script"], "script"

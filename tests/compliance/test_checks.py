@@ -221,7 +221,7 @@ THOUGHTS = {"openai": "response.reasoning_text", "openresponses": "response.reas
 
 
 @pytest.mark.parametrize("target", ["demo", "demo-open"], indirect=True)
-def test_reasoning_has_the_event_names_of_the_dialect(target: Target) -> None:
+def test_reasoning_has_the_event_names_of_the_dialect(target) -> None:
     asked = {"model": target.model, "input": "Count to two.", "reasoning": {"effort": "high"}}
     *events, done = target.product.post("responses", {**asked, "stream": True}).data
     assert done == "[DONE]"

@@ -338,9 +338,7 @@ async def ask_local(engine: TokenEngine, body: dict[str, Any]) -> httpx2.Respons
 @pytest.mark.parametrize(
     ("format", "pieces", "calls"), [("hermes", HERMES_CALLS, 2), ("harmony", HARMONY_CALL, 1)]
 )
-async def test_p16_codex_turn_is_answered_by_a_token_model(
-    format: str, pieces: list[str], calls: int
-) -> None:
+async def test_p16_codex_turn_is_answered_by_a_token_model(format, pieces, calls) -> None:
     engine = local(format, pieces)
     items: list[dict[str, Any]] = []
     for _ in range(2):  # the second time with what came of the first
@@ -439,7 +437,7 @@ async def run_codex(home: Path, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(not CODEX.exists(), reason="needs npm, by which `make test` installs Codex")
 @pytest.mark.parametrize("transport", ["sse", "websocket"])
-async def test_codex_runs_a_command_and_finishes(transport: str, tmp_path: Path) -> None:
+async def test_codex_runs_a_command_and_finishes(transport, tmp_path) -> None:
     socket = transport == "websocket"
     home, work = tmp_path / "home", tmp_path / "work"
     work.mkdir()

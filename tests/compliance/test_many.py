@@ -48,7 +48,7 @@ async def test_streams_run_side_by_side(wire: str) -> None:
 
 @WIRES
 @pytest.mark.parametrize("upstream", ["chat", "responses"])
-async def test_prompt_of_800_kb_reaches_the_upstream_whole(upstream: str, wire: str) -> None:
+async def test_prompt_of_800_kb_reaches_the_upstream_whole(upstream, wire: str) -> None:
     assert len(BIG.encode()) > 800_000
     yes = {
         "chat": stream(chunk({"content": "Yes."}), chunk(finish="stop")),

@@ -1,13 +1,10 @@
 """The checker: every misstep it must catch, and that it names the place."""
 
-from typing import Any
-
 import pytest
 
 from dragoman.core.error import Fault
 from dragoman.core.event import (
     Delta,
-    Event,
     Failed,
     Finished,
     ItemAdded,
@@ -58,7 +55,7 @@ CALL = FunctionCall("c", "f", "", id="f")
          ItemDone(0, Message("assistant", (Image("u"),), id="m")), END],
     ],
 )  # fmt: skip
-def test_p17_legal_orders_pass(events: list[Event]) -> None:
+def test_p17_legal_orders_pass(events) -> None:
     check(events)
 
 
@@ -95,7 +92,7 @@ def test_p17_legal_orders_pass(events: list[Event]) -> None:
         ([START, ItemAdded(0, CustomToolCall("c", "f", "x"))], "item 0 was not empty"),
     ],
 )
-def test_p17_illegal_events_are_named(events: list[Event], problem: str) -> None:
+def test_p17_illegal_events_are_named(events, problem) -> None:
     with pytest.raises(LifecycleError, match=problem):
         check(events)
 
@@ -112,7 +109,7 @@ def test_p17_illegal_events_are_named(events: list[Event], problem: str) -> None
         (Audio(transcript="a"), {"kind": "transcript", "data": "a"}, Audio()),
     ],
 )
-def test_law_3_deltas_add_up_to_the_part(part: Any, delta: dict[str, Any], wrong: Any) -> None:
+def test_law_3_deltas_add_up_to_the_part(part, delta, wrong) -> None:
     blank = {Text: Text(""), Audio: Audio()}.get(type(part)) or type(part)("")
     thinking = isinstance(part, Thought | Summary)
     item = Reasoning(id="m") if thinking else MESSAGE

@@ -1,10 +1,8 @@
 """Requests are rewritten for what an upstream can take, and left alone where it can."""
 
 import gc
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,10 +44,10 @@ from dragoman.core.request import (
     Namespace,
     Request,
     TextFormat,
-    ToolChoice,
     UnknownTool,
 )
 from dragoman.core.response import Response
+from tests.cases import cases
 
 USER = Message("user", "hi")
 READ, WRITE = FunctionTool("read"), FunctionTool("write")
@@ -91,12 +89,12 @@ EVERYTHING = asked(
 )
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("lowered.json").read_text())
+CASES = cases(__file__, "lowered")
 """Requests, limits of an upstream, the fields that change for it, and the losses."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_request_is_lowered_as_expected(case: Any) -> None:
+def test_request_is_lowered_as_expected(case) -> None:
     request, limits = convert(case["request"], Request), convert(case["limits"], UpstreamLimits)
     if "refused" in case:
         with pytest.raises(FaultError) as refused:
@@ -153,9 +151,7 @@ TURNS = (USER, PARTS, FunctionCall("c", "tool_1", "{}"), FunctionCallOutput("c",
     ],
     ids=["long", "tools", "named", "custom", "hosted", "output", "format"],
 )
-def test_request_within_the_limits_costs_one_call_at_any_size(
-    request_: Request, limits: UpstreamLimits
-) -> None:
+def test_request_within_the_limits_costs_one_call_at_any_size(request_, limits) -> None:
     lowered, calls = counted(lambda: lower(request_, limits))
     assert lowered.request is request_
     assert calls == 1
@@ -178,9 +174,7 @@ def test_request_within_the_limits_costs_one_call_at_any_size(
     ],
     ids=["late", "image", "output"],
 )
-def test_item_beyond_the_limits_is_rewritten(
-    item: Item, limits: UpstreamLimits, lowered: Item
-) -> None:
+def test_item_beyond_the_limits_is_rewritten(item, limits, lowered) -> None:
     items = lower(asked(item), limits).request.items
     assert lowered in items
     assert items != (USER, item)
@@ -262,7 +256,7 @@ SCHEMA = JSONSchema("answer", {"type": "object"})
         images=st.none() | st.booleans(),
     )
 )
-def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: UpstreamLimits) -> None:
+def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits) -> None:
     longer = msgspec.structs.replace(
         EVERYTHING, items=(*EVERYTHING.items, CustomToolCall("c3", "patch", "y"), USER)
     )
@@ -292,9 +286,7 @@ def test_p31_a_longer_conversation_begins_with_the_same_bytes(limits: UpstreamLi
         ),
     ],
 )
-def test_loss_of_a_tool_has_its_position_in_the_client_list(
-    limits: UpstreamLimits, choice: ToolChoice | None, lost: str, told: str
-) -> None:
+def test_loss_of_a_tool_has_its_position_in_the_client_list(limits, choice, lost, told) -> None:
     lowered = lower(asked(tools=(READ, CRM, SEARCH, PATCH), tool_choice=choice), limits)
     (loss,) = lowered.client_losses((Loss(lost, "dropped", "no such thing"),))
     assert loss.field == told
@@ -309,7 +301,7 @@ MIXED = Namespace("mixed", (SEARCH, READ))
 
 
 @pytest.mark.parametrize("limits", [LOCAL, msgspec.structs.replace(OLD, hosted_tools=False)])
-def test_hosted_tools_that_cannot_run_are_dropped_and_reported(limits: UpstreamLimits) -> None:
+def test_hosted_tools_that_cannot_run_are_dropped_and_reported(limits) -> None:
     tools = (READ, SEARCH, MIXED, Namespace("only", (SEARCH,)), Namespace("empty", ()))
     lowered = lower(asked(tools=tools), limits)
     assert SEARCH not in lowered.request.tools

@@ -142,9 +142,7 @@ def called(draw: st.DrawFn) -> Response:
 
 
 @given(called(), st.booleans(), st.booleans())
-def test_p16_restored_answer_equals_the_original(
-    response: Response, custom: bool, namespaces: bool
-) -> None:
+def test_p16_restored_answer_equals_the_original(response, custom, namespaces) -> None:
     box = Toolbox((), custom=custom, namespaces=namespaces, losses=LossList())
 
     def lower(item: Item) -> Item:
@@ -208,13 +206,12 @@ def test_dropped_calls_change_the_reason_of_their_choice_only() -> None:
     for index, (item, choice) in enumerate([(READ, 0), (WRITE, 1), (SAID, 2)]):
         restore([ItemAdded(index, item, choice)])
     *said, end = restore([Finished("completed", ("tool_calls", "tool_calls", "stop"))])
-    assert isinstance(end, Finished)
     assert end.reasons == ("tool_calls", "stop", "stop")
     assert [event.choice for event in said if isinstance(event, ItemAdded)] == [1]
 
 
 @given(responses(), st.sets(word, max_size=2))
-def test_call_filter_drops_calls_and_nothing_else(response: Response, names: set[str]) -> None:
+def test_call_filter_drops_calls_and_nothing_else(response, names) -> None:
     def may(item: Item) -> bool:
         return not isinstance(item, FunctionCall | CustomToolCall) or item.name in names
 
@@ -240,7 +237,7 @@ def test_chained_restores_run_in_order() -> None:
 
 
 @given(responses())
-def test_open_reasoning_is_emitted_as_summary_and_events_stay_legal(response: Response) -> None:
+def test_open_reasoning_is_emitted_as_summary_and_events_stay_legal(response) -> None:
     seen = fold(restored(response, SummaryEmitter().feed))
     for item, own in zip(seen.output, response.output, strict=True):
         if isinstance(own, Reasoning) and isinstance(item, Reasoning) and not own.summary:

@@ -36,7 +36,7 @@ def test_catch_up_adds_the_missing_text_once() -> None:
 
 
 @given(st.binary(max_size=40), st.lists(st.integers(0, 60), max_size=5), st.booleans())
-def test_base64_cut_anywhere_is_one_base64(raw: bytes, cuts: list[int], padded: bool) -> None:
+def test_base64_cut_anywhere_is_one_base64(raw, cuts, padded) -> None:
     text = b64encode(raw).decode()
     text = text if padded else text.rstrip("=")
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
@@ -58,7 +58,7 @@ def test_pieces_of_base64_that_are_each_padded_are_joined() -> None:
 
 
 @pytest.mark.parametrize("noise", ["?", "=", "====", "A", "A===", "\u00e9", " QUJD\n", "_-"])
-def test_characters_that_are_not_base64_are_ignored(noise: str) -> None:
+def test_characters_that_are_not_base64_are_ignored(noise) -> None:
     pieces = Base64Buffer()
     pieces.add(noise)
     pieces.add("")
@@ -130,9 +130,7 @@ def split(text: str, size: int) -> list[Piece]:
         ),
     ],
 )
-def test_p5_think_tags_are_split_the_same_in_any_pieces(
-    text: str, expected: list[Piece], size: int
-) -> None:
+def test_p5_think_tags_are_split_the_same_in_any_pieces(text, expected, size) -> None:
     assert split(text, size) == expected
     assert "".join(piece for _, piece in split(text, size)) == text
 

@@ -4,8 +4,6 @@ Each row is what one kind of server does; the fragments go through a whole turn,
 compared is what a client sees.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from dragoman.core.item import FunctionCall
 from dragoman.core.lifecycle import check
 from dragoman.core.tool_calls import CallFragment, CallSorter, LooseCall
 from dragoman.core.turn import Turn
+from tests.cases import cases
 
 F = CallFragment
 Row = list[tuple[str, str]]
@@ -44,11 +43,11 @@ def called(*fragments: CallFragment, reason: str = "tool_calls") -> Row:
     ]
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("tool_calls.json").read_text())
+CASES = cases(__file__, "tool_calls")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_fragments_become_the_expected_calls(case: Any) -> None:
+def test_fragments_become_the_expected_calls(case) -> None:
     fragments = convert(case["fragments"], list[CallFragment])
     response = fold(events_of(*fragments, reason=case.get("reason", "tool_calls")))
     assert to_builtins(response.calls) == tuple(case["calls"])
@@ -104,10 +103,9 @@ def test_text_between_the_pieces_of_a_call_does_not_break_it() -> None:
 
 
 @pytest.mark.parametrize("size", [20_000])
-def test_long_arguments_are_scanned_once(size: int) -> None:
+def test_long_arguments_are_scanned_once(size) -> None:
     sorter = CallSorter()
     call = sorter.sort(F(name="f", arguments='{"a":"'))
-    assert call is not None
     call.pieces.append('{"a":"')
     for _ in range(size):
         assert sorter.sort(F(arguments="{}")) is call
@@ -121,9 +119,7 @@ def test_long_arguments_are_scanned_once(size: int) -> None:
     ids=["whole", "empty", "custom"],
 )
 @pytest.mark.parametrize("reasons", [1, 2000], ids=["one end", "an end after each"])
-def test_many_calls_cost_linear_time(
-    monkeypatch: pytest.MonkeyPatch, fragment: CallFragment, reasons: int
-) -> None:
+def test_many_calls_cost_linear_time(monkeypatch, fragment, reasons) -> None:
     looks = 0
     complete = LooseCall.complete.fget
     shut = Turn._close_call

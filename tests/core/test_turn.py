@@ -81,7 +81,6 @@ def test_r1_w11_cut_is_a_failure_and_output_so_far_remains() -> None:
     events = turn.take()
     check(events)
     response = fold(events)
-    assert isinstance(events[-1], Failed)
     assert events[-1].fault == CUT
     assert response.status == "failed"
     assert [item.text for item in response.output if isinstance(item, Message)] == ["Hel", "<th"]
@@ -155,7 +154,6 @@ def test_encrypted_content_is_attached_to_its_reasoning() -> None:
 def test_encrypted_content_is_ignored_outside_reasoning() -> None:
     def seal(turn: Turn) -> None:
         item = turn.item(0)
-        assert item is not None
         item.attach_reasoning({"chat": {"x": 1}}, "blob")
 
     assert answer(lambda t: t.text("Hi"), seal).output[0].extra is None
@@ -196,7 +194,6 @@ def test_r2_30_tokens_of_held_back_text_are_emitted() -> None:
     steps = [lambda t, k=k: t.text(k.text, 0, (k,)) for k in tokens]
     thought, message = answer(*steps, think="inline").output
     assert isinstance(thought, Reasoning)
-    assert isinstance(message, Message)
     kept = [p.tokens for p in (*thought.content, *message.parts) if isinstance(p, Thought | Text)]
     assert [token for part in kept for token in part] == tokens
     alone = answer(lambda t: t.text("", 0, (tokens[0],)), think="inline").output[0]
@@ -316,7 +313,6 @@ def test_parts_with_numbers_may_be_open_side_by_side() -> None:
 def test_delta_for_a_closed_part_is_ignored() -> None:
     def shut_part(turn: Turn) -> None:
         item = turn.item(0)
-        assert item is not None
         part = item.at("text", 0)[1]
         turn.emit(item.close_part(part, Text("abc")))
         turn.emit(item.close_part(part))

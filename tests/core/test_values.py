@@ -110,9 +110,7 @@ def test_guarantee_of_the_end_wins_over_that_of_the_start() -> None:
         (Request(model="m", tool_choice="none", tools=(FunctionTool("f", strict=True),)), None),
     ],
 )
-def test_default_guarantee_follows_the_constraints_of_the_request(
-    request_: Request, word: str | None
-) -> None:
+def test_default_guarantee_follows_the_constraints_of_the_request(request_, word) -> None:
     assert default_guarantee(request_) == word
 
 

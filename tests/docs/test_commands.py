@@ -24,7 +24,7 @@ OURS = re.compile(r"^\[server\]|^\[\[upstreams\]\]", re.M)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_understood(page: str) -> None:
+def test_commands_are_understood(page) -> None:
     for line in COMMAND.findall(PAGES[page].read_text().replace("\\\n", "")):
         words = shlex.split(line, comments=True)
         if words and words != ["--help"]:
@@ -32,7 +32,7 @@ def test_commands_are_understood(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_configurations_are_read(page: str) -> None:
+def test_configurations_are_read(page) -> None:
     for text in filter(OURS.search, TOML.findall(PAGES[page].read_text())):
         environ = dict.fromkeys(VARIABLE.findall(text), "some-key")
         configuration = read(text, page)

@@ -42,7 +42,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", commands())
-def test_command_lines_of_the_servers_parse(words: list[str]) -> None:
+def test_command_lines_of_the_servers_parse(words) -> None:
     options = parser().parse_args(words)
     assert options.store == "postgresql://dragoman@postgres/dragoman"
     assert options.api_key_env

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 from pytest_examples import EvalExample, find_examples
@@ -47,12 +46,7 @@ def server() -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a:DeprecationWarning")  # by the SDK
 @pytest.mark.parametrize("page", BY_PAGE)
-def test_pages(
-    page: str,
-    eval_example: EvalExample,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_pages(page, eval_example: EvalExample, request, capsys) -> None:
     """The examples of a page run one after the other, as if typed into one session."""
     known: dict[str, object] = {}
     for example in BY_PAGE[page]:
@@ -71,14 +65,14 @@ def test_pages(
 
 
 @pytest.mark.parametrize("module", DOCTESTED)
-def test_docstrings(module: str) -> None:
+def test_docstrings(module) -> None:
     outcome = doctest.testmod(importlib.import_module(module))
     assert outcome.attempted
     assert not outcome.failed
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_example_files(path: Path) -> None:
+def test_example_files(path) -> None:
     """Each ends well, warns of nothing, and prints what its last comment says."""
     command = [sys.executable, "-W", "error", str(path)]
     outcome = subprocess.run(

@@ -52,18 +52,15 @@ class Receiver:
             self.then(events)
 
     def cancel(self) -> None:
-        assert self.handle is not None
         self.cancelled = True
         self.handle.cancel()
 
     def pause(self) -> None:
-        assert self.handle is not None
         self.handle.pause()
         self.handle.pause()
 
     def resume(self) -> None:
         """Resume, and do nothing more with what is received."""
-        assert self.handle is not None
         self.then = None
         self.handle.resume()
         self.handle.resume()

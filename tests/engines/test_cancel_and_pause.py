@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dragoman.core.event import Failed, Started
+from dragoman.core.event import Started
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
@@ -46,9 +46,7 @@ PHASES = {
     ids=["streamed", "streamed, begun, warm", "whole"],
 )
 @pytest.mark.parametrize("reply", PHASES.values(), ids=PHASES)
-async def test_cancel_in_any_phase_closes_the_connection(
-    reply: Reply, warm: bool, begun: bool, stream: bool
-) -> None:
+async def test_cancel_in_any_phase_closes_the_connection(reply, warm, begun, stream) -> None:
     hold = 0.0 if begun else 5.0
     async with remote(_after(HELLO, reply, warm), retries=1, header_hold=hold) as (engine, up):
         async with nothing_left():
@@ -73,14 +71,13 @@ def _after(first: Reply, then: Reply, warm: bool) -> Callable[[object], Reply]:
 
 @both
 @pytest.mark.parametrize("turns", range(8))
-async def test_cancel_while_connecting_leaves_nothing(turns: int, stream: bool) -> None:
+async def test_cancel_while_connecting_leaves_nothing(turns, stream: bool) -> None:
     async with remote(Reply([], hang=True)) as (engine, _), nothing_left():
         sink = Receiver()
         sink.start(engine, asking(stream=stream))
         for _ in range(turns):
             await asyncio.sleep(0)
         sink.cancel()
-        assert sink.handle is not None
         sink.handle.pause()
         sink.handle.resume()
         await let_go(engine)
@@ -98,7 +95,7 @@ SPEAKING = {
 
 @both
 @pytest.mark.parametrize("reply", SPEAKING.values(), ids=SPEAKING)
-async def test_cancel_inside_receive_ends_delivery(reply: Reply, stream: bool) -> None:
+async def test_cancel_inside_receive_ends_delivery(reply, stream: bool) -> None:
     async with remote(reply, header_hold=0.0) as (engine, _), nothing_left():
         sink = Receiver(lambda events: None if sink.ended else sink.cancel())
         sink.start(engine, asking(stream=stream))
@@ -114,7 +111,6 @@ async def test_cancel_after_the_end_keeps_the_connection() -> None:
             sink.start(engine, asking())
             handle = sink.handle
             await sink.end()
-            assert handle is not None
             for _ in range(2):
                 handle.pause()
                 handle.resume()
@@ -147,7 +143,7 @@ async def stalled(pieces: Counted) -> None:
 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["plain", "coded"])
-async def test_pause_stalls_the_server(coded: bool) -> None:
+async def test_pause_stalls_the_server(coded) -> None:
     many = [chunk({"content": f"{n:09}" * 7000}) for n in range(200)]
     pieces = Counted(streamed(*many, chunk(finish="stop")).pieces)
     if coded:
@@ -169,7 +165,7 @@ async def test_pause_stalls_the_server(coded: bool) -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], [head()], SPOKEN], ids=len)
-async def test_timeouts_count_again_after_resume(pieces: list[bytes]) -> None:
+async def test_timeouts_count_again_after_resume(pieces) -> None:
     options = {"timeouts": Timeouts(first_byte=0.1, idle=0.1), "header_hold": 0.0}
     async with remote(Reply(pieces, hang=True), **options) as (engine, _), nothing_left():
         sink = Receiver(lambda events: sink.pause())
@@ -179,7 +175,6 @@ async def test_timeouts_count_again_after_resume(pieces: list[bytes]) -> None:
         assert not sink.ended
         sink.resume()
         *_, last = await sink.end()
-        assert isinstance(last, Failed)
         assert last.fault.code == "upstream_timeout"
 
 
@@ -195,7 +190,7 @@ async def test_pause_while_connecting_holds_until_resume() -> None:
         assert fold(await sink.end()).text == "Hello"
 
 
-async def test_late_usage_is_waited_for_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_usage_is_waited_for_while_paused(monkeypatch) -> None:
     monkeypatch.setattr(remote_module, "LATE_USAGE", 0.1)
     first, *rest = HELLO_STREAM.pieces
     late = streamed(COUNTED, done=False).pieces[1]

@@ -60,12 +60,12 @@ class Model(Script):
 
 
 @given(st.text())
-def test_encoded_summary_is_decoded(text: str) -> None:
+def test_encoded_summary_is_decoded(text) -> None:
     assert decode_summary(encode_summary(text)) == text
 
 
 @pytest.mark.parametrize("blob", ["", "gAAAA", "dragoman.summary.1.@@@", "dragoman.summary.1.a"])
-def test_foreign_summary_is_not_decoded(blob: str) -> None:
+def test_foreign_summary_is_not_decoded(blob) -> None:
     assert decode_summary(blob) is None
 
 
@@ -97,7 +97,7 @@ def test_summary_replaces_earlier_items() -> None:
         ([{"type": "compaction", "compact_threshold": 0}], None),
     ],
 )
-def test_threshold_is_read_from_the_request(rules: Any, limit: int | None) -> None:
+def test_threshold_is_read_from_the_request(rules, limit) -> None:
     assert threshold(Request(model="m", context_management=rules)) == limit
 
 
@@ -136,7 +136,7 @@ TRIGGER = Unknown("responses", "compaction_trigger", {})
 
 
 @pytest.mark.parametrize("rules", [None, AT_ONCE])
-async def test_trigger_as_last_item_is_answered_by_a_summary_alone(rules: Any) -> None:
+async def test_trigger_as_last_item_is_answered_by_a_summary_alone(rules) -> None:
     used = Usage(input_tokens=5, output_tokens=6)
     model = Model(replace(spoken("She is Ada."), usage=used))
     request = Request(model="m", items=(*TALK, TRIGGER), context_management=rules)
@@ -174,7 +174,7 @@ HIGH = [{"type": "compaction", "compact_threshold": 100_000}]
         ((Message("assistant", "a word " * 50),), AT_ONCE, (SUMMARY,)),
     ],
 )
-async def test_items_the_model_is_asked(items: Any, rules: Any, asked: Any) -> None:
+async def test_items_the_model_is_asked(items, rules, asked) -> None:
     model = Model()
     request = Request(model="m", items=items, context_management=rules)
     assert fold(await heard(Compacting(model), request)).text == "Ada."
@@ -190,12 +190,11 @@ FAULT = Fault("upstream_error", "It is broken.", "upstream")
     ("summary", "words"),
     [("  ", "no summary"), ((Started("1", 0, "m"), Failed(FAULT)), "broken")],
 )
-async def test_without_a_summary_the_answer_fails(summary: Any, words: str, items: Any) -> None:
+async def test_without_a_summary_the_answer_fails(summary, words, items) -> None:
     model = Model(summary)
     request = Request(model="m", items=items, context_management=AT_ONCE)
     events = await heard(Compacting(model), request)
     end = events[-1]
-    assert isinstance(end, Failed)
     assert words in end.fault.message
     with pytest.raises(FaultError, match=words):
         await summarise(Model(summary), request)
@@ -276,7 +275,6 @@ async def test_truncated_input_is_reported() -> None:
     (asked,) = small.asked
     assert 0 < len(asked.items) < len(LONG)
     assert asked.items == LONG[-len(asked.items) :]
-    assert isinstance(events[0], Started)
     (loss,) = events[0].losses
     assert (loss.field, loss.action) == ("input", "dropped")
     assert str(len(LONG) - len(asked.items)) in loss.why
@@ -291,15 +289,12 @@ async def test_truncated_input_is_reported() -> None:
         ("auto", 10_000, LONG[:2]),
     ],
 )
-async def test_input_is_truncated_only_where_allowed_and_needed(
-    truncation: str | None, context: int | None, items: tuple[Message, ...]
-) -> None:
+async def test_input_is_truncated_only_where_allowed_and_needed(truncation, context, items) -> None:
     small = Small()
     small.context = context
     request = Request(model="m", items=items, truncation=truncation)
     started = (await heard(Truncating(small), request))[0]
     assert small.asked[0].items == items
-    assert isinstance(started, Started)
     assert not started.losses
 
 

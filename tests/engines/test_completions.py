@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Event, Failed
+from dragoman.core.event import Event
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import (
@@ -111,7 +111,6 @@ async def test_conversation_is_rendered_requested_and_parsed() -> None:
         "stream_options": {"include_usage": True},
     }
     assert response.text == "It is 2."
-    assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.output_tokens) == (3, 3)
     assert response.model == "raw"
     assert response.losses == ()
@@ -139,9 +138,7 @@ ENDS: dict[str, tuple[Reply, tuple[str, str, tuple[str, ...]], str]] = {
 
 
 @pytest.mark.parametrize(("reply", "end", "error"), ENDS.values(), ids=ENDS)
-async def test_every_end_of_a_raw_answer_is_read(
-    reply: Reply, end: tuple[str, str, tuple[str, ...]], error: str
-) -> None:
+async def test_every_end_of_a_raw_answer_is_read(reply, end, error) -> None:
     response = await ask(reply, header_hold=0.01)
     assert (response.status, response.text, response.reasons) == end
     assert (error in response.error.message) if response.error else not error
@@ -150,7 +147,6 @@ async def test_every_end_of_a_raw_answer_is_read(
 async def test_unrenderable_item_is_refused_without_a_request() -> None:
     async with raw(pieces("x")) as (engine, up):
         response = await answered(engine, asking(Compaction("c", "x")))
-    assert response.error is not None
     assert (response.error.code, response.error.param) == ("unsupported", "items")
     assert up.asked == []
 
@@ -184,7 +180,7 @@ async def test_setting_may_be_a_function() -> None:
         ({"extra": {"chat": {"vendor": 1}}}, "vendor"),
     ],
 )
-async def test_unsupported_field_is_reported_once(fields: Any, field: str) -> None:
+async def test_unsupported_field_is_reported_once(fields, field) -> None:
     async with raw(pieces("x")) as (engine, up):
         response = await answered(engine, asking(**fields))
     assert [loss.field for loss in response.losses] == [field]
@@ -277,7 +273,7 @@ def echoing(asked: Any) -> Reply:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-async def test_bare_prompt_is_passed_on(behind: bool) -> None:
+async def test_bare_prompt_is_passed_on(behind) -> None:
     async with mock(echoing) as up:
         remote = Remote(up.base_url, wire="chat")
         engine: Any = Router([Route(remote, aliases={"nick": "m"})]) if behind else remote
@@ -319,7 +315,6 @@ async def test_engine_without_completions_is_reported() -> None:
     request = Completion(model="m", prompts=("x",))
     for engine in (demo(), Router([Route(demo())])):
         (last,) = await heard(engine, request)
-        assert isinstance(last, Failed)
         assert (last.fault.code, last.fault.param) == ("unsupported", "model")
         with pytest.raises(FaultError) as caught:
             await embed(engine, {"model": "m", "input": "x"})
@@ -330,7 +325,6 @@ async def test_unknown_model_is_reported() -> None:
     router = Router([Route(CompletionServer("http://127.0.0.1:9", format=PlainFormat()), ("m",))])
     (last,) = await heard(router, Completion(model="x", prompts=("x",)))
     await router.close()
-    assert isinstance(last, Failed)
     assert last.fault.code == "model_not_found"
 
 
@@ -358,7 +352,7 @@ async def test_embeddings_are_passed_on() -> None:
         (Reply([b"HTTP/1.1 200 X\r\ncontent-length: 9\r\n\r\n{"]), "upstream_cut"),
     ],
 )
-async def test_failed_embeddings_are_a_fault(reply: Reply, code: str) -> None:
+async def test_failed_embeddings_are_a_fault(reply, code) -> None:
     async with mock(reply) as up:
         engine = Remote(up.base_url)
         with pytest.raises(FaultError) as caught:
@@ -374,7 +368,7 @@ MARKS = ("<|eot_id|>", "<|eom_id|>")
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("word", ["stop", "eos", "length", None])
-async def test_r2_4_end_marker_at_the_end_of_a_text_is_removed(mark: str, word: str | None) -> None:
+async def test_r2_4_end_marker_at_the_end_of_a_text_is_removed(mark, word) -> None:
     async with mock(plain(200, piece(f"Hello.{mark}", word))) as up:
         engine = CompletionServer(up.base_url, format="llama")
         response = await answered(engine, asking(stream=False))
@@ -387,7 +381,7 @@ async def test_r2_4_end_marker_at_the_end_of_a_text_is_removed(mark: str, word: 
 
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("size", [1, 2, 5, 9, 100])
-async def test_r2_7_end_marker_is_removed_however_it_is_cut(mark: str, size: int) -> None:
+async def test_r2_7_end_marker_is_removed_however_it_is_cut(mark, size) -> None:
     text = f"Hello.{mark}"
     cut = [text[at : at + size] for at in range(0, len(text), size)]
     for reply in (
@@ -431,7 +425,7 @@ async def answered_as(format: str, text: str, size: int) -> tuple[Response, dict
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
 @pytest.mark.parametrize("format", CALLS)
-async def test_call_is_parsed_in_every_format(format: str, size: int) -> None:
+async def test_call_is_parsed_in_every_format(format, size) -> None:
     response, body = await answered_as(format, CALLS[format], size)
     calls = [item for item in response.output if isinstance(item, FunctionCall)]
     assert [(call.name, call.arguments.replace(" ", "")) for call in calls] == [("add", '{"a":1}')]

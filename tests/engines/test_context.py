@@ -48,7 +48,7 @@ from dragoman.engines.compaction import estimate, fit, weight
         (Unknown("chat", "x", {}), 17),
     ],
 )
-def test_estimate_of_an_item_follows_its_text(item: Item, tokens: int) -> None:
+def test_estimate_of_an_item_follows_its_text(item, tokens) -> None:
     assert weight(item) == pytest.approx(tokens, abs=1)
 
 
@@ -87,7 +87,7 @@ def pairs(items: tuple[Item, ...]) -> set[str]:
 
 
 @given(ITEMS, st.integers(0, 400))
-def test_fit_gives_the_latest_whole_turns(items: list[Item], budget: int) -> None:
+def test_fit_gives_the_latest_whole_turns(items, budget) -> None:
     kept = fit(items, budget)
     rules = [i for i in items if isinstance(i, Message) and i.role == "system"]
     assert [i for i in kept if isinstance(i, Message) and i.role == "system"] == rules
@@ -101,7 +101,7 @@ def test_fit_gives_the_latest_whole_turns(items: list[Item], budget: int) -> Non
 
 
 @given(ITEMS)
-def test_larger_budget_never_fits_less(items: list[Item]) -> None:
+def test_larger_budget_never_fits_less(items) -> None:
     sizes = [len(fit(items, budget)) for budget in range(0, 400, 25)]
     assert sizes == sorted(sizes)
 
@@ -146,7 +146,7 @@ def test_conversation_without_a_user_message_is_unchanged() -> None:
     assert fit(items, 1) == tuple(items)
 
 
-def test_fit_estimates_each_item_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_estimates_each_item_once(monkeypatch) -> None:
     counted = 0
     real = compaction.weight
 

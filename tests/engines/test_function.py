@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -105,7 +105,7 @@ async def whole(**asked: Any) -> dict[str, Any]:
         (lambda **asked: Chunk(WHOLE), "Hello"),
     ],
 )
-async def test_every_kind_of_callable_is_an_engine(answer: Callable[..., Any], text: str) -> None:
+async def test_every_kind_of_callable_is_an_engine(answer, text) -> None:
     response = await answered(Function(answer))
     assert (response.text, response.status) == (text, "completed")
 
@@ -156,7 +156,6 @@ async def fault_of(error: Exception) -> Any:
         raise error
 
     (failed,) = await heard(Function(answer))
-    assert isinstance(failed, Failed)
     assert "canary-key" not in repr(failed)
     return failed.fault
 
@@ -180,7 +179,6 @@ async def test_p45_other_exceptions_are_reported_by_type_only() -> None:
 async def test_wrong_return_value_is_a_fault() -> None:
     assert "NoneType" in (await answered(Function(lambda **asked: None))).error.message
     wrong = await answered(Function(lambda **asked: [3]))
-    assert wrong.error is not None
     assert wrong.error.code == "internal"
 
 
@@ -202,7 +200,7 @@ async def test_r1_w1_blocking_function_does_not_block_the_loop() -> None:
 
 
 @pytest.mark.parametrize("kind", [Source, AsyncSource])
-async def test_closing_the_answer_closes_its_source(kind: type[Source]) -> None:
+async def test_closing_the_answer_closes_its_source(kind) -> None:
     source = kind([HALF, REST])
     events = Function(lambda **asked: source).stream(ASKED)
     await anext(events)
@@ -234,9 +232,7 @@ async def test_cancel_closes_a_blocked_generator_when_it_returns() -> None:
 
 
 @pytest.mark.parametrize("kind", [Source, AsyncSource])
-async def test_cancelled_call_closes_what_it_returns_later(
-    kind: type[Source],
-) -> None:
+async def test_cancelled_call_closes_what_it_returns_later(kind) -> None:
     release, called, source = threading.Event(), threading.Event(), kind([HALF, REST])
 
     def answer(**asked: Any) -> Source:

@@ -15,12 +15,12 @@ from training.tiny.transcripts import HELLO
 
 
 @pytest.mark.parametrize("target", ["pocket", "script", "hf:a/b", "gguf:a.gguf", "gguf:"])
-def test_a_name_of_the_package_or_a_kind_is_local(target: str) -> None:
+def test_a_name_of_the_package_or_a_kind_is_local(target) -> None:
     assert is_local(target)
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1:9/v1", "moon", "a.gguf", ""])
-def test_anything_else_is_not(target: str) -> None:
+def test_anything_else_is_not(target) -> None:
     assert not is_local(target)
 
 
@@ -46,7 +46,7 @@ def test_a_client_of_a_file_is_one_line() -> None:
         assert client.respond("Hello!", temperature=0).text == HELLO
 
 
-def test_client_of_a_folder_reports_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_of_a_folder_reports_a_missing_extra(monkeypatch) -> None:
     monkeypatch.setattr(transformers, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'dragoman\[transformers\]'"):
         connect("hf:./nowhere")
@@ -69,18 +69,18 @@ def test_a_name_is_a_format() -> None:
     assert find_format("hermes").name == "hermes"
 
 
-def test_a_folder_brings_its_template(tmp_path: Path) -> None:
+def test_a_folder_brings_its_template(tmp_path) -> None:
     place = folder(tmp_path, CONFIG)
     assert is_format(place)
     assert find_format(place).render(ASKED).text == "<s><|user|>Hi."
 
 
-def test_a_template_in_a_file_of_its_own_comes_first(tmp_path: Path) -> None:
+def test_a_template_in_a_file_of_its_own_comes_first(tmp_path) -> None:
     place = folder(tmp_path, CONFIG, "{{ messages[0].content }}!")
     assert find_format(place).render(ASKED).text == "Hi.!"
 
 
-def test_unknown_format_is_reported(tmp_path: Path) -> None:
+def test_unknown_format_is_reported(tmp_path) -> None:
     assert not is_format("morse")
     with pytest.raises(ValueError, match="no format 'morse'"):
         find_format("morse")
@@ -90,9 +90,7 @@ def test_unknown_format_is_reported(tmp_path: Path) -> None:
         find_format(folder(tmp_path, {}))
 
 
-def test_f7_template_of_an_unknown_family_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_f7_template_of_an_unknown_family_is_warned_of(tmp_path, caplog) -> None:
     found = find_format(folder(tmp_path, CONFIG))
     assert found.name == "hermes"
     assert f"{tmp_path}: the chat template is of no known family" in caplog.text

@@ -66,7 +66,7 @@ BOTH, CHAT = ("responses", "chat"), ("chat",)
     ],
 )
 async def test_answers_to_the_probe_tell_profile_and_wires(
-    client: Client, listed: Reply, posted: Reply, profile: str, wires: tuple[str, ...], asks: int
+    client: Client, listed, posted, profile, wires, asks
 ) -> None:
     answer, up = await found(client, listed, posted)
     assert (answer.profile.name, answer.wires) == (profile, wires)
@@ -76,9 +76,7 @@ async def test_answers_to_the_probe_tell_profile_and_wires(
 @pytest.mark.parametrize(
     "silence", [Reply([], hang=True), Reply([b"HTTP/1.1 400 X\r\n"], hang=True)], ids=["no", "half"]
 )
-async def test_silence_for_a_second_means_chat(
-    client: Client, monkeypatch: pytest.MonkeyPatch, silence: Reply
-) -> None:
+async def test_silence_for_a_second_means_chat(client: Client, monkeypatch, silence) -> None:
     assert PROBE_TIMEOUT == 1.0
     monkeypatch.setattr(question, "__defaults__", (None, 0.05))
     answer, up = await found(client, plain(200, listing()), silence)
@@ -116,7 +114,7 @@ async def test_the_questions_are_free_and_carry_the_key(client: Client) -> None:
         (7, 0),
     ],
 )
-def test_a_listing_may_have_any_shape(value: Any, count: int) -> None:
+def test_a_listing_may_have_any_shape(value, count) -> None:
     assert len(entries(value)) == count
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dragoman.core.lower import UNLIMITED, UpstreamLimits
@@ -28,7 +26,7 @@ from dragoman.engines.profiles import BY_NAME, GENERIC, PROFILES, by_answers, by
         ("https://example.com/api.openai.com/v1", None),
     ],
 )
-def test_profile_of_an_address(base_url: str, name: str | None) -> None:
+def test_profile_of_an_address(base_url, name) -> None:
     profile = by_url(base_url)
     assert (profile and profile.name) == name
     assert profile is None or profile.wires, "a known address needs no question"
@@ -54,9 +52,7 @@ def test_profile_of_an_address(base_url: str, name: str | None) -> None:
         (None, [{"id": "m", "owned_by": ["unhashable"]}], None),
     ],
 )
-def test_profile_of_an_answer(
-    server: str | None, listing: list[dict[str, Any]], name: str | None
-) -> None:
+def test_profile_of_an_answer(server, listing, name) -> None:
     profile = by_answers(server, listing)
     assert (profile and profile.name) == name
 

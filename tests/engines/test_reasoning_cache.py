@@ -87,7 +87,7 @@ def test_p9_text_without_its_encrypted_content_is_completed() -> None:
         Reasoning((Thought("A clock."),), extra={"chat": {"reasoning_details": [1]}}),
     ],
 )
-def test_reasoning_of_the_client_is_not_replaced(brought: Reasoning) -> None:
+def test_reasoning_of_the_client_is_not_replaced(brought) -> None:
     asked = (ASK, brought, CALL, RESULT)
     assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
 
@@ -122,7 +122,7 @@ def test_restored_reasoning_begins_the_turn() -> None:
         replace(CALL, call_id="call_9"),
     ],
 )
-def test_another_call_with_the_same_id_restores_nothing(other: FunctionCall) -> None:
+def test_another_call_with_the_same_id_restores_nothing(other) -> None:
     """Some servers count their calls from 0 in every conversation."""
     asked = (ASK, other)
     assert cache(ENCRYPTED_ITEM, CALL).restore("ada", "m", asked) == (asked, ())
@@ -163,7 +163,7 @@ def test_p13_for_another_model_only_text_is_restored_and_loss_reported() -> None
     "opaque",
     [ENCRYPTED_ITEM, replace(OPEN, extra={"chat": {"reasoning_details": [{"signature": "s"}]}})],
 )
-def test_p13_encrypted_content_of_a_client_is_known_by_its_model(opaque: Reasoning) -> None:
+def test_p13_encrypted_content_of_a_client_is_known_by_its_model(opaque) -> None:
     kept = cache(opaque)
     asked = (ASK, opaque, SAID, ASK)
     assert kept.restore("ada", "m", asked) == (asked, ())
@@ -209,7 +209,7 @@ def history(turns: list[list[Item]], *, bare: bool) -> tuple[Item, ...]:
 
 
 @given(answers())
-def test_p13_restored_history_is_identical(turns: list[list[Item]]) -> None:
+def test_p13_restored_history_is_identical(turns) -> None:
     kept = ReasoningCache()
     for turn in turns:
         kept.store("ada", "m", turn)
@@ -220,9 +220,7 @@ def test_p13_restored_history_is_identical(turns: list[list[Item]]) -> None:
 
 
 @given(answers())
-def test_p13_another_model_gets_all_text_and_nothing_encrypted(
-    turns: list[list[Item]],
-) -> None:
+def test_p13_another_model_gets_all_text_and_nothing_encrypted(turns) -> None:
     kept = ReasoningCache()
     for turn in turns:
         kept.store("ada", "m", turn)
@@ -276,7 +274,6 @@ async def test_p13_change_of_model_is_reported() -> None:
     engine = CachingReasoning(model)
     await heard(engine, FIRST)
     started = (await heard(engine, replace(AGAIN, model="other")))[0]
-    assert isinstance(started, Started)
     assert [loss.field for loss in started.losses] == [ENCRYPTED]
 
 
@@ -294,7 +291,7 @@ async def test_every_choice_is_remembered_for_itself() -> None:
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["cut", "closed by the reader"])
-async def test_reasoning_before_a_cut_is_cached(left: bool) -> None:
+async def test_reasoning_before_a_cut_is_cached(left) -> None:
     events = [e for e in unfold(answered(ENCRYPTED_ITEM, CALL)) if type(e) is not Finished]
     engine = CachingReasoning(Script([*events, Failed(CUT)]))
     answer = engine.stream(FIRST)

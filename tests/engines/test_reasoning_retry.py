@@ -70,9 +70,7 @@ async def ask(engine: Any, request: Request, caller: Caller = ANYONE) -> list[Ev
 
 
 @pytest.mark.parametrize("fault", [INVALID, UNSUPPORTED, SIGNED])
-async def test_p12_rejected_encrypted_content_is_dropped_on_retry(
-    fault: Fault,
-) -> None:
+async def test_p12_rejected_encrypted_content_is_dropped_on_retry(fault) -> None:
     server = Server(fault)
     answer = fold(await heard(RetryingReasoning(server), TALK))
     assert answer.text == "Hello."
@@ -99,7 +97,7 @@ def about_anything(request: Request) -> bool:
     ],
 )
 async def test_p12_only_a_refusal_of_encrypted_content_is_retried_and_once(
-    request_: Request, server: Server, asks: int
+    request_, server, asks
 ) -> None:
     server.asked.clear()
     answer = fold(await heard(RetryingReasoning(server), request_))
@@ -131,13 +129,11 @@ async def test_p12_begun_stream_continues_with_the_retry() -> None:
     events = await heard(RetryingReasoning(Slow(INVALID, STARTED)), TALK)
     assert [type(event) for event in events].count(Started) == 1
     assert fold(events).text == "Hello."
-    assert isinstance(events[-1], Finished)
     assert events[-1].losses == (RETRIED,)
 
 
 async def test_p12_refusal_with_the_first_event_is_not_sent() -> None:
     first, *_, last = await heard(RetryingReasoning(Server(INVALID, STARTED)), TALK)
-    assert isinstance(first, Started)
     assert first.losses == (RETRIED,)
     assert isinstance(last, Finished)
 
@@ -177,7 +173,7 @@ OWN = replace(TOOLS, include=(ENCRYPTED,))
     ],
 )
 async def test_p9_encrypted_reasoning_is_requested_where_the_client_cannot(
-    request_: Request, caller: Caller, added: bool, losses: list[str]
+    request_, caller, added, losses
 ) -> None:
     server = Server()
     answer = fold(await ask(RetryingReasoning(server), request_, caller))
@@ -189,9 +185,7 @@ async def test_p9_encrypted_reasoning_is_requested_where_the_client_cannot(
 
 @pytest.mark.parametrize("fault", [UNSUPPORTED, NO_FIELD, NO_FIELD_EITHER])
 @pytest.mark.parametrize("again", [True, False])
-async def test_p9_model_without_encryption_is_asked_without_it_from_then_on(
-    again: bool, fault: Fault
-) -> None:
+async def test_p9_model_without_encryption_is_asked_without_it_from_then_on(again, fault) -> None:
     server = Server(fault, refused=lambda request: ENCRYPTED in request.include)
     engine = RetryingReasoning(server, again=again)
     for _ in range(2):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dragoman.core.event import Event
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Engine
-from dragoman.core.item import Message, Reasoning, Summary, Thought
+from dragoman.core.item import Message, Summary, Thought
 from dragoman.core.loss import Loss
 from dragoman.core.request import ReasoningOptions, Request
 from dragoman.engines.completions import CompletionServer
@@ -89,10 +89,9 @@ async def answers(name: str, request: Request = ASKED) -> list[Event]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-async def test_open_reasoning_is_given_as_the_summary_and_reported(name: str) -> None:
+async def test_open_reasoning_is_given_as_the_summary_and_reported(name) -> None:
     answer = fold(await answers(name))
     thought, *_ = answer.output
-    assert isinstance(thought, Reasoning)
     assert thought.content == (Thought(THOUGHT),)
     assert thought.summary == (Summary(THOUGHT),)
     assert answer.text == ANSWER
@@ -101,12 +100,9 @@ async def test_open_reasoning_is_given_as_the_summary_and_reported(name: str) ->
 
 @pytest.mark.parametrize("options", [None, ReasoningOptions("low")], ids=["nothing", "effort"])
 @pytest.mark.parametrize("name", ENGINES)
-async def test_no_summary_is_given_where_none_is_asked_for(
-    name: str, options: ReasoningOptions | None
-) -> None:
+async def test_no_summary_is_given_where_none_is_asked_for(name, options) -> None:
     answer = fold(await answers(name, replace(ASKED, reasoning=options)))
     thought, *_ = answer.output
-    assert isinstance(thought, Reasoning)
     assert (thought.content, thought.summary) == ((Thought(THOUGHT),), ())
 
 
@@ -121,6 +117,5 @@ async def test_a_server_that_summarises_itself_is_left_alone() -> None:
     async with before(reply, lambda url: Remote(url, wire="responses")) as engine:
         answer = fold(await heard(engine, ASKED))
     thought, *_ = answer.output
-    assert isinstance(thought, Reasoning)
     assert thought.summary == (Summary("Multiplying."),)
     assert EMULATED not in answer.losses

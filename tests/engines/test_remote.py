@@ -64,7 +64,7 @@ async def test_r1_1_connecting_takes_a_base_url_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("tail", ["/v1", "/v1/", "/v1///"])
-async def test_r1_2_request_is_a_json_post_whatever_the_slashes_of_the_url(tail: str) -> None:
+async def test_r1_2_request_is_a_json_post_whatever_the_slashes_of_the_url(tail) -> None:
     async with remote(HELLO, key="local-token") as (first, up):
         base_url = f"http://127.0.0.1:{up.port}{tail}"
         engine = Remote(base_url, wire="chat", key="local-token")
@@ -148,7 +148,7 @@ async def test_p29_usage_is_always_requested_of_a_stream() -> None:
     ("profile", "field"),
     [("deepseek", "reasoning_content"), ("ollama", "reasoning"), ("vllm", "reasoning")],
 )
-async def test_p8_reasoning_is_sent_back_in_the_profiles_field(profile: str, field: str) -> None:
+async def test_p8_reasoning_is_sent_back_in_the_profiles_field(profile, field) -> None:
     history = (
         Message("user", "What is the time?"),
         Reasoning((Thought("I need the clock."),)),
@@ -170,7 +170,7 @@ async def test_schema_is_described_to_a_server_without_schemas() -> None:
 
 
 @pytest.mark.parametrize("hops", [0, 3])
-async def test_hop_header_is_counted_up(hops: int) -> None:
+async def test_hop_header_is_counted_up(hops) -> None:
     async with remote(HELLO) as (engine, up):
         await ask(engine, caller=Caller(hops=hops, trace="req_1"))
         headers = up.asked[0].headers
@@ -199,7 +199,6 @@ async def test_r1_5_unary_answer_keeps_unknown_fields() -> None:
     assert [(c.call_id, c.name) for c in response.calls] == [("call_a", "f")]
     assert response.reasons == ("tool_calls",)
     assert response.usage == Usage(input_tokens=3, output_tokens=2, total_tokens=5)
-    assert response.extra is not None
     assert response.extra["chat"]["vendor_field"] == [1]
     assert response.extra["upstream"] == {"id": "chatcmpl-1", "created": 1700000000}
     assert response.model == "mock"
@@ -259,7 +258,7 @@ async def test_r1_w1_connections_are_reused() -> None:
 
 
 @pytest.mark.parametrize("tail", ["data: [DONE]\n\n", ""])
-async def test_connection_is_reused_after_a_stream(tail: str) -> None:
+async def test_connection_is_reused_after_a_stream(tail) -> None:
     lines = f'data: {{"choices":[{{"delta":{{"content":"x"}},"finish_reason":"stop"}}]}}\n\n{tail}'
     whole = [head(200, f"content-length: {len(lines)}"), lines.encode()]
     async with remote(Reply(whole, keep=True)) as (engine, up):
@@ -291,7 +290,6 @@ async def test_models_of_the_server_are_listed() -> None:
     async with remote(HELLO, probed=plain(200, listing)) as (engine, _):
         models = await engine.models()
     assert [(m.id, m.owned_by, m.created) for m in models] == [("a", "me", 5), ("b", "unknown", 0)]
-    assert models[0].extra is not None
     assert models[0].extra["models"]["meta"] == {"n": 1}
 
 
@@ -303,7 +301,7 @@ async def test_models_of_the_server_are_listed() -> None:
         (plain(401, b"{}"), "upstream_authentication"),
     ],
 )
-async def test_failed_listing_is_a_fault(probed: Reply, code: str) -> None:
+async def test_failed_listing_is_a_fault(probed, code) -> None:
     async with remote(HELLO, probed=probed) as (engine, _):
         with pytest.raises(FaultError) as caught:
             await engine.models()
@@ -340,9 +338,7 @@ async def test_capabilities_are_those_of_the_profile() -> None:
 
 
 @pytest.mark.parametrize(("profile", "streams"), [("llama.cpp", True), ("generic", False)])
-async def test_unary_request_is_streamed_where_the_profile_says_so(
-    profile: str, streams: bool
-) -> None:
+async def test_unary_request_is_streamed_where_the_profile_says_so(profile, streams) -> None:
     async with remote(HELLO_STREAM if streams else HELLO, profile=profile) as (engine, up):
         assert (await ask(engine)).text == "Hello"
         assert up.asked[0].json.get("stream", False) is streams
@@ -361,9 +357,7 @@ async def test_unary_request_is_streamed_where_the_profile_says_so(
         (asking(extra={"chat": {"guided_regex": "a+"}}), "best-effort"),
     ],
 )
-async def test_p34_forwarded_demand_is_best_effort(
-    request_: Request, guarantee: str | None, stream: bool
-) -> None:
+async def test_p34_forwarded_demand_is_best_effort(request_, guarantee, stream) -> None:
     async with remote(HELLO_STREAM if stream else HELLO) as (engine, up):
         response = await ask(engine, replace(request_, stream=stream))
         (asked,) = up.asked
@@ -414,9 +408,7 @@ async def sent(models: Reply, request: Request) -> list[str]:
         (plain(404, b""), "m", ["text", "image_url", "input_audio"]),
     ],
 )
-async def test_parts_the_model_cannot_read_are_replaced_by_text(
-    models: Reply, model: str, kinds: list[str]
-) -> None:
+async def test_parts_the_model_cannot_read_are_replaced_by_text(models, model, kinds) -> None:
     assert await sent(models, showing(model, PIXEL, BEEP)) == kinds
 
 
@@ -443,7 +435,6 @@ async def test_p5_calls_in_streamed_text_are_parsed() -> None:
     text, call = answer.output
     assert isinstance(text, Message)
     assert text.text == "Look."
-    assert isinstance(call, FunctionCall)
     assert (call.name, call.arguments) == ("now", '{"zone": "UTC"}')
 
 
@@ -489,7 +480,7 @@ def test_lone_surrogate_in_a_refusal_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("key", ["plain-key-1", 'with"quote', "back\\slash"])
-def test_key_is_masked_in_every_field_of_a_fault(key: str) -> None:
+def test_key_is_masked_in_every_field_of_a_fault(key) -> None:
     fault = Fault("upstream_refused", f"No key {key}.", extra={"error": {"given": [key]}})
     shown = without(fault, Secret(key))
     assert shown.message == "No key ***."

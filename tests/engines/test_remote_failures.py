@@ -49,7 +49,7 @@ def chained(*replies: Reply) -> Any:
         (plain(200, {"choices": [{"index": 0}]}), "upstream_error", "without a message"),
     ],
 )
-async def test_r1_4_fault_names_what_was_wrong(reply: Reply, code: str, words: str) -> None:
+async def test_r1_4_fault_names_what_was_wrong(reply, code, words) -> None:
     async with remote(reply) as (engine, _):
         found = await fault(engine)
     assert found.code == code
@@ -107,7 +107,7 @@ async def test_r1_w12_fault_has_all_fields_of_the_error() -> None:
     ],
 )
 async def test_r1_w16_broken_answer_is_a_fault_and_never_raised(
-    reply: Reply, code: str, words: str, streamed: bool
+    reply, code, words, streamed
 ) -> None:
     timeouts = Timeouts(
         first_byte=0.05 if words == "no response headers" else 60,
@@ -128,9 +128,7 @@ async def test_slow_answer_does_not_time_out() -> None:
 
 
 @pytest.mark.parametrize("tail", ["endless", "silent"])
-async def test_refusal_that_does_not_end_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tail: str
-) -> None:
+async def test_refusal_that_does_not_end_is_reported(monkeypatch, tail) -> None:
     monkeypatch.setattr(upstream, "PATIENCE", 0.5)
     monkeypatch.setattr(upstream, "LONGEST_REFUSAL", 1000)
     words = [head(503, "retry-after: 4", type="text/plain"), b"full "]
@@ -146,7 +144,7 @@ async def test_refusal_that_does_not_end_is_reported(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_p25_refusal_is_passed_on_at_once_with_its_retry_after(status: int) -> None:
+async def test_p25_refusal_is_passed_on_at_once_with_its_retry_after(status) -> None:
     refusal = plain(status, {"error": {"message": "slow down"}}, "retry-after: 30")
     async with remote(refusal) as (engine, up):
         began = time.monotonic()
@@ -158,7 +156,7 @@ async def test_p25_refusal_is_passed_on_at_once_with_its_retry_after(status: int
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "plain"])
-async def test_p25_refusal_is_retried_where_configured(status: int, streamed: bool) -> None:
+async def test_p25_refusal_is_retried_where_configured(status, streamed) -> None:
     busy = plain(status, b"busy", "retry-after: 0")
     good = HELLO_STREAM if streamed else HELLO
     async with remote(chained(busy, busy, good), retries=2) as (engine, up):
@@ -175,7 +173,7 @@ async def test_p25_retries_are_limited() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 500, 502])
-async def test_p25_other_refusals_are_never_retried(status: int) -> None:
+async def test_p25_other_refusals_are_never_retried(status) -> None:
     async with remote(plain(status, b"no"), retries=5) as (engine, up):
         await fault(engine)
         assert len(up.asked) == 1
@@ -227,7 +225,7 @@ async def test_p25_refused_connection_is_retried_once(unused_port: int) -> None:
         ("nan", 0, 0.5),
     ],
 )
-def test_wait_before_a_retry(said: str | None, attempt: int, wait: float) -> None:
+def test_wait_before_a_retry(said, attempt, wait) -> None:
     assert upstream.wait(said, attempt) == wait
 
 
@@ -237,7 +235,7 @@ REFUSED = {"error": {"message": f"Incorrect API key provided: {CANARY}.", "code"
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_refused_configured_key_is_a_server_fault(status: int) -> None:
+async def test_refused_configured_key_is_a_server_fault(status) -> None:
     async with remote(plain(status, REFUSED), key=CANARY) as (engine, up):
         found = await fault(engine)
     assert (found.code, found.blame) == ("upstream_authentication", "server")
@@ -248,7 +246,7 @@ async def test_refused_configured_key_is_a_server_fault(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_missing_key_is_reported_with_its_option(status: int) -> None:
+async def test_missing_key_is_reported_with_its_option(status) -> None:
     no = plain(status, REFUSED)
     async with remote(no, probed=no) as (engine, _):
         answered = await fault(engine)
@@ -261,7 +259,7 @@ async def test_missing_key_is_reported_with_its_option(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_refused_client_key_is_a_client_fault(status: int) -> None:
+async def test_refused_client_key_is_a_client_fault(status) -> None:
     caller = Caller(key=Secret("sk-client"))
     async with remote(plain(status, {"error": {"message": "no"}}), pass_client_key=True) as (
         engine,
@@ -300,9 +298,7 @@ async def test_configured_key_is_the_default_for_clients_without_one() -> None:
         stream(chunk({"content": "x"}), done=False),
     ],
 )
-async def test_p45_a_key_is_in_no_fault_log_or_traceback(
-    reply: Reply, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_p45_a_key_is_in_no_fault_log_or_traceback(reply, caplog, capsys) -> None:
     caplog.set_level(logging.DEBUG)
     caller = Caller(key=Secret(CANARY))
     async with remote(reply, key=CANARY, pass_client_key=True, profile="ollama") as (engine, _):
@@ -314,14 +310,14 @@ async def test_p45_a_key_is_in_no_fault_log_or_traceback(
 
 
 @pytest.mark.parametrize("key", [f"{CANARY}\nx-evil: 1", f"{CANARY}\u0416", f"{CANARY}\x00"])
-async def test_p45_invalid_key_is_refused_and_not_shown(key: str) -> None:
+async def test_p45_invalid_key_is_refused_and_not_shown(key) -> None:
     with pytest.raises(ValueError, match="key") as caught:
         Remote("http://127.0.0.1:1/v1", key=key)
     assert "canary" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("wire", ["auto", "chat"])
-async def test_invalid_client_key_is_a_client_fault(wire: str) -> None:
+async def test_invalid_client_key_is_a_client_fault(wire) -> None:
     bad, good = Caller(key=Secret(f"{CANARY}\x01")), Caller(key=Secret("sk-client"))
     async with remote(HELLO, wire=wire, pass_client_key=True) as (engine, up):
         found = await fault(engine, caller=bad)
@@ -351,7 +347,7 @@ async def test_engine_is_usable_after_a_failure() -> None:
         assert (await ask(engine, asking(stream=True))).text == "Hello"
 
 
-async def test_event_over_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_over_the_limit_is_a_fault(monkeypatch) -> None:
     from dragoman.wire import sse
 
     monkeypatch.setattr(sse, "MAX_EVENT", 1000)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError
 from dragoman.core.event import ItemDone
 from dragoman.core.interfaces import Caller
-from dragoman.core.item import Message, Reasoning, Summary, Text
+from dragoman.core.item import Message, Summary, Text
 from dragoman.core.request import Sampling
 from dragoman.engines import profiles, upstream
 from dragoman.engines.profiles import BY_NAME
@@ -47,7 +47,7 @@ def questions(up: Mock) -> list[tuple[str, bytes]]:
     [(400, "Responses"), (422, "Responses")]
     + [(status, "Chat") for status in (200, 401, 403, 404, 405, 500, 503)],
 )
-async def test_auto_asks_once_for_free_and_remembers(status: int, wire: str) -> None:
+async def test_auto_asks_once_for_free_and_remembers(status, wire) -> None:
     answers = probed(plain(status, {"error": {"message": "?"}}))
     async with remote(both, wire="auto", probed=answers) as (engine, up):
         assert (await ask(engine)).text == wire
@@ -100,7 +100,7 @@ async def test_unreachable_server_is_probed_again() -> None:
         await engine.close()
 
 
-async def test_failed_probe_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_probe_is_not_remembered(monkeypatch) -> None:
     async def look(*args: Any) -> upstream.Found:
         raise RuntimeError("a mistake of ours")
 
@@ -112,7 +112,7 @@ async def test_failed_probe_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_auto_reports_connection_errors_like_a_fixed_wire(scheme: str) -> None:
+async def test_auto_reports_connection_errors_like_a_fixed_wire(scheme) -> None:
     """Over https there is one who speaks no TLS; over http nobody is there any more."""
 
     async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,7 +137,7 @@ async def test_auto_reports_connection_errors_like_a_fixed_wire(scheme: str) -> 
 
 
 @pytest.mark.parametrize("name", ["openai", "azure", "openrouter", "deepseek"])
-async def test_known_address_is_not_probed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_known_address_is_not_probed(name, monkeypatch) -> None:
     known = [replace(p, hosts=("127.0.0.1",)) for p in profiles.PROFILES if p.name == name]
     monkeypatch.setattr(profiles, "PROFILES", tuple(known))
     async with remote(both, wire="auto") as (engine, up):
@@ -147,7 +147,7 @@ async def test_known_address_is_not_probed(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_configured_wire_is_not_probed(wire: str) -> None:
+async def test_configured_wire_is_not_probed(wire) -> None:
     async with remote(both, wire=wire, probed=REFUSES) as (engine, up):
         assert (await ask(engine)).text.lower() == wire
         assert not up.probes
@@ -164,7 +164,7 @@ async def test_configured_wire_is_not_probed(wire: str) -> None:
         ("me", ("server: llama.cpp",), "llama.cpp"),
     ],
 )
-async def test_probe_recognises_the_profile(owner: str, fields: tuple[str, ...], name: str) -> None:
+async def test_probe_recognises_the_profile(owner, fields, name) -> None:
     async with remote(both, wire="auto", probed=probed(REFUSES, owner, *fields)) as (engine, up):
         assert (await ask(engine)).text == "Chat"
         assert engine.profile is BY_NAME[name]
@@ -196,7 +196,7 @@ async def test_listing_recognises_the_profile() -> None:
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_o1_server_of_both_wires_is_asked_on_the_callers(wire: str) -> None:
+async def test_o1_server_of_both_wires_is_asked_on_the_callers(wire) -> None:
     async with remote(both, wire="auto", profile="openai") as (engine, up):
         await ask(engine, caller=Caller(wire=wire))
         assert up.asked[0].path.endswith("/responses") is (wire == "responses")
@@ -215,7 +215,6 @@ async def test_o1_responses_server_is_asked_on_responses() -> None:
         assert up.asked[0].path == "/v1/responses"
         assert up.asked[0].json["input"]
     item = answer.output[0]
-    assert isinstance(item, Reasoning)
     assert (item.id, item.encrypted, item.summary) == ("rs_1", "gAAAA", (Summary("**Hm**"),))
 
 

@@ -94,9 +94,7 @@ ADDED = ItemAdded(0, Message("assistant", id="x"))
         ((START, FaultError(FAULT)), [START, Failed(FAULT)]),
     ],
 )
-async def test_p15_one_beginning_and_one_end_on_every_path(
-    given: tuple[Event | Exception, ...], events: list[Event]
-) -> None:
+async def test_p15_one_beginning_and_one_end_on_every_path(given, events) -> None:
     made = [replace(e, id="r", created_at=0) if isinstance(e, Started) else e
             for e in await enforced(*given)]  # fmt: skip
     assert made == events
@@ -104,7 +102,6 @@ async def test_p15_one_beginning_and_one_end_on_every_path(
 
 async def test_p45_exception_is_reported_by_type_only() -> None:
     (failed,) = await enforced(ValueError("key canary-1"))
-    assert isinstance(failed, Failed)
     assert failed.fault.code == "internal"
     assert failed.fault.message.startswith("The engine failed with ValueError;")
     assert "canary" not in failed.fault.message
@@ -196,7 +193,6 @@ class Tagged(Wrapper):
     def prepare(self, request: Request, caller: Caller) -> Prepared:
         def tagged(events: list[Event]) -> list[Event]:
             first, *rest = events
-            assert isinstance(first, Started)
             return [replace(first, model=first.model + self._tag.upper()), *rest]
 
         return Prepared(replace(request, model=request.model + self._tag), tagged)
@@ -242,9 +238,7 @@ SEVERAL = (
 
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("fields", SEVERAL, ids=lambda fields: "-".join(fields) or "plain")
-async def test_middleware_that_would_do_something_is_asked(
-    fields: dict[str, Any], stored: bool
-) -> None:
+async def test_middleware_that_would_do_something_is_asked(fields, stored) -> None:
     request, caller = replace(ASKED, **fields), replace(ANYONE, stored=stored)
     cipher = ReasoningCipher(lambda: b"k" * 32)
     short = Compacting(Truncating(RetryingReasoning(Direct())))
@@ -269,11 +263,10 @@ async def test_middleware_that_would_do_something_is_asked(
 
 
 @pytest.mark.parametrize("middle", [Tagged, Awaited])
-async def test_middleware_prepares_inwards_and_maps_outwards(middle: type[Tagged]) -> None:
+async def test_middleware_prepares_inwards_and_maps_outwards(middle) -> None:
     engine = Direct()
     started, _ = await received(Tagged(middle(Tagged(engine, "c"), "b"), "a"), ASKED)
     assert engine.requests[-1].model == "scriptabc"
-    assert isinstance(started, Started)
     assert started.model == "scriptabcCBA"
 
 
@@ -340,7 +333,6 @@ async def test_a_map_that_raises_fails_the_answer_once() -> None:
             return Prepared(request, broken)
 
     (failed,) = await received(Broken(Script("Hi")), ASKED)
-    assert isinstance(failed, Failed)
     assert failed.fault.code == "internal"
 
 
@@ -356,9 +348,7 @@ async def test_map_may_drop_a_whole_batch() -> None:
 @pytest.mark.parametrize(
     "base", [Wrapper, Truncating, Compacting, CachingReasoning, RetryingReasoning]
 )
-async def test_a_subclass_of_middleware_that_overrides_stream_is_not_bypassed(
-    base: type[Wrapper],
-) -> None:
+async def test_a_subclass_of_middleware_that_overrides_stream_is_not_bypassed(base) -> None:
     engine = type("Own", (Changing, base), {})(Direct())
     assert await received(engine, ASKED) == [END]
 
@@ -395,9 +385,7 @@ WITH_SOMETHING_TO_DO: dict[str, tuple[Callable[[Engine], Engine], dict[str, obje
 @pytest.mark.parametrize(
     ("wrap", "fields"), WITH_SOMETHING_TO_DO.values(), ids=WITH_SOMETHING_TO_DO
 )
-async def test_middleware_with_something_to_do_is_not_bypassed(
-    wrap: Callable[[Engine], Engine], fields: dict[str, object], deep: bool
-) -> None:
+async def test_middleware_with_something_to_do_is_not_bypassed(wrap, fields, deep) -> None:
     inner = Direct()
     engine = wrap(inner)
     engine = Wrapper(Truncating(Wrapper(engine))) if deep else engine

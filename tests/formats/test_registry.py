@@ -11,7 +11,7 @@ from dragoman.formats.template import strftime
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_format_is_called_what_it_is_found_by(name: str) -> None:
+def test_a_format_is_called_what_it_is_found_by(name) -> None:
     assert by_name(name).name == name
 
 
@@ -21,7 +21,7 @@ def test_unknown_format_name_is_an_error_that_lists_the_known() -> None:
 
 
 @given(st.dates(date(1000, 1, 1)))
-def test_dates_are_written_as_everybody_writes_them(day: date) -> None:
+def test_dates_are_written_as_everybody_writes_them(day) -> None:
     form = "%A %a %d %m %Y %y %B %b %j %% %e %F"
     assert strftime(form, day.isoformat()) == day.strftime(form)
     assert strftime("%-d %-m %H:%M:%S %q", day.isoformat()) == f"{day.day} {day.month} 00:00:00 %q"

@@ -97,14 +97,14 @@ BOTH = {**ENGINES, **{name: lambda w=wrap: w(demo(0)) for name, wrap in WRAPPERS
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_law_4_every_engine_gives_legal_events(name: str) -> None:
+async def test_law_4_every_engine_gives_legal_events(name) -> None:
     events = await heard(BOTH[name](), RICH)
     assert fold(events).output
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("inside", ENGINES)
-async def test_law_8_a_wrapper_with_nothing_to_do_is_the_engine(name: str, inside: str) -> None:
+async def test_law_8_a_wrapper_with_nothing_to_do_is_the_engine(name, inside) -> None:
     engine = ENGINES[inside]
     assert _nameless(await heard(WRAPPERS[name](engine()), RICH)) == _nameless(
         await heard(engine(), RICH)
@@ -112,7 +112,7 @@ async def test_law_8_a_wrapper_with_nothing_to_do_is_the_engine(name: str, insid
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_law_6_cancel_at_any_event_leaves_nothing_running(name: str) -> None:
+async def test_law_6_cancel_at_any_event_leaves_nothing_running(name) -> None:
     total = len(await heard(BOTH[name](), RICH))
     for last in range(total):
         reading = asyncio.ensure_future(_read(BOTH[name](), last))
@@ -127,7 +127,6 @@ async def test_law_6_cancel_at_any_event_leaves_nothing_running(name: str) -> No
 async def _read(engine: Engine, last: int) -> None:
     """Read so many events, say so, and read on for ever."""
     task = asyncio.current_task()
-    assert task is not None
     async with aclosing(engine.stream(RICH)) as events:
         count = 0
         async for _ in events:
@@ -138,7 +137,7 @@ async def _read(engine: Engine, last: int) -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_law_6_close_at_any_event_leaves_nothing_running(name: str) -> None:
+async def test_law_6_close_at_any_event_leaves_nothing_running(name) -> None:
     total = len(await heard(BOTH[name](), RICH))
     for last in range(total):
         seen: list[Event] = []

@@ -4,22 +4,21 @@ from hypothesis import given
 
 from dragoman.core.fold import Fold, fold, unfold
 from dragoman.core.lifecycle import check
-from dragoman.core.response import Response
 from tests.strategies import responses
 
 
 @given(responses())
-def test_law_3_fold_inverts_unfold(response: Response) -> None:
+def test_law_3_fold_inverts_unfold(response) -> None:
     assert fold(unfold(response)) == response
 
 
 @given(responses())
-def test_law_4_unfold_is_legal(response: Response) -> None:
+def test_law_4_unfold_is_legal(response) -> None:
     check(unfold(response))
 
 
 @given(responses())
-def test_law_3_fold_can_be_read_at_any_event(response: Response) -> None:
+def test_law_3_fold_can_be_read_at_any_event(response) -> None:
     total = Fold()
     for event in unfold(response):
         total.feed(event)

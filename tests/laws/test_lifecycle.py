@@ -7,8 +7,7 @@ from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemD
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import FunctionCall
 from dragoman.core.lifecycle import FirstChoice, ItemSerializer, check
-from dragoman.core.response import Response
-from tests.laws.loose import Step, anything, play
+from tests.laws.loose import anything, play
 from tests.strategies import responses
 
 
@@ -18,7 +17,7 @@ def serialised(events: list[Event]) -> list[Event]:
 
 
 @given(st.lists(anything, max_size=12))
-def test_p4_serialised_answer_is_legal_the_same_and_one_item_at_a_time(steps: list[Step]) -> None:
+def test_p4_serialised_answer_is_legal_the_same_and_one_item_at_a_time(steps) -> None:
     events = play(steps)
     ordered = serialised(events)
     check(ordered)
@@ -52,7 +51,7 @@ def test_interleaved_items_are_serialised_each_as_soon_as_it_may() -> None:
 
 
 @given(responses())
-def test_first_choice_alone_is_legal_and_whole(response: Response) -> None:
+def test_first_choice_alone_is_legal_and_whole(response) -> None:
     first = FirstChoice()
     events = [e for event in unfold(response) if (e := first.feed(event)) is not None]
     check(events)
@@ -63,7 +62,7 @@ def test_first_choice_alone_is_legal_and_whole(response: Response) -> None:
 
 
 @given(responses())
-def test_first_choice_taken_up_later_keeps_the_indices_before(response: Response) -> None:
+def test_first_choice_taken_up_later_keeps_the_indices_before(response) -> None:
     events = list(unfold(response))
     before = [e for e in events if getattr(e, "index", None) in (None, 0)]
     first = FirstChoice(1)

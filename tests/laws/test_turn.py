@@ -13,7 +13,6 @@ from dragoman.core.fold import fold
 from dragoman.core.item import FunctionCall, Message, Reasoning
 from dragoman.core.lifecycle import check
 from dragoman.core.tool_calls import CallFragment
-from dragoman.core.turn import Think
 from tests.laws.loose import Step, anything, calling, pieces, play, saying, thinks
 from tests.strategies import text
 
@@ -21,21 +20,19 @@ said = st.text(st.sampled_from("ab \n😀é<>/thinkd"), max_size=20)
 
 
 @given(st.lists(anything, max_size=12), thinks, st.booleans())
-def test_law_4_any_deltas_become_legal_events(steps: list[Step], think: Think, end: bool) -> None:
+def test_law_4_any_deltas_become_legal_events(steps, think, end) -> None:
     events = play(steps, think, end)
     check(events)
     assert isinstance(events[-1], Finished | Failed)
 
 
 @given(st.lists(anything, max_size=10), thinks)
-def test_law_7_same_deltas_give_the_same_events(steps: list[Step], think: Think) -> None:
+def test_law_7_same_deltas_give_the_same_events(steps, think) -> None:
     assert play(steps, think) == play(steps, think)
 
 
 @given(st.data(), st.lists(st.tuples(st.sampled_from(["text", "reasoning", "refusal"]), said)))
-def test_law_2_text_cut_anywhere_folds_to_the_same(
-    data: st.DataObject, segments: list[tuple[str, str]]
-) -> None:
+def test_law_2_text_cut_anywhere_folds_to_the_same(data, segments) -> None:
     whole = [(kind, [words]) for kind, words in segments]
     cut = [(kind, data.draw(pieces(words))) for kind, words in segments]
     assert fold(play(_steps(whole))).output == fold(play(_steps(cut))).output
@@ -43,7 +40,7 @@ def test_law_2_text_cut_anywhere_folds_to_the_same(
 
 @given(st.data(), said, said, st.sampled_from(["", "\n", "\r\n\n", " ", "\n" * 70, " " * 70]))
 def test_p5_think_tags_split_the_same_wherever_the_text_is_cut(
-    data: st.DataObject, thought: str, answer: str, blanks: str
+    data, thought, answer, blanks
 ) -> None:
     words = f"{blanks}<think>{blanks}{thought}{blanks}</think>{blanks}{answer}"
     whole, cut = _steps([("text", [words])]), _steps([("text", data.draw(pieces(words)))])
@@ -52,9 +49,7 @@ def test_p5_think_tags_split_the_same_wherever_the_text_is_cut(
 
 
 @given(st.data(), st.dictionaries(text, text, min_size=1), st.dictionaries(text, text, min_size=1))
-def test_p4_interleaved_calls_fold_to_the_same_as_one_after_the_other(
-    data: st.DataObject, first: dict[str, str], second: dict[str, str]
-) -> None:
+def test_p4_interleaved_calls_fold_to_the_same_as_one_after_the_other(data, first, second) -> None:
     queues = [
         [CallFragment(number, f"call_{number}", "f")]
         + [

@@ -76,7 +76,6 @@ class Peer:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self.accepted += 1

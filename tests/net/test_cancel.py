@@ -70,7 +70,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
     ids=["headers", "after 100", "inside headers", "body", "in body", "reused", "reused, in body"],
 )
-async def test_r1_w1_cancelling_closes_the_connection(steps: list[bytes | None]) -> None:
+async def test_r1_w1_cancelling_closes_the_connection(steps) -> None:
     silent = Silent(*steps)
     async with Peer(silent.serve) as peer, Client() as client:
         if steps.count(None) == 2:
@@ -89,7 +89,7 @@ async def test_r1_w1_cancelling_inside_the_tls_handshake() -> None:
 @pytest.mark.parametrize(
     "steps", [[None], [None, b"HTTP/1.1 200 OK\r\n"], [None, HEAD[:17] + b"\r\n"]]
 )
-async def test_r1_w1_cancelling_inside_the_tunnel(steps: list[bytes | None]) -> None:
+async def test_r1_w1_cancelling_inside_the_tunnel(steps) -> None:
     """The last: the tunnel stands, the TLS handshake inside it does not come."""
     silent = Silent(*steps)
     async with (
@@ -173,7 +173,7 @@ async def test_r1_w1_cancelling_while_waiting_for_a_place() -> None:
 
 
 @pytest.mark.parametrize("leave", ["break", "raise", "unread"])
-async def test_r1_w1_leaving_the_block_closes_the_connection(leave: str) -> None:
+async def test_r1_w1_leaving_the_block_closes_the_connection(leave) -> None:
     silent = Silent(None, HEAD + b"5\r\nhello\r\n")
     async with Peer(silent.serve) as peer, Client() as client:
         with contextlib.suppress(LookupError):

@@ -88,7 +88,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_is_the_same_in_any_two_pieces_and_byte_by_byte(name: str) -> None:
+async def test_an_answer_is_the_same_in_any_two_pieces_and_byte_by_byte(name) -> None:
     answer, body = ANSWERS[name]
     halves = [(answer[:cut], answer[cut:]) for cut in range(len(answer) + 1)]
     for pieces in (*halves, [bytes([byte]) for byte in answer]):
@@ -104,7 +104,7 @@ async def test_an_answer_is_the_same_in_any_two_pieces_and_byte_by_byte(name: st
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_answer_cut_anywhere_is_an_error_that_names_the_phase(name: str) -> None:
+async def test_answer_cut_anywhere_is_an_error_that_names_the_phase(name) -> None:
     answer, body = ANSWERS[name]
     for cut in range(len(answer)):
         connection, _ = connected()
@@ -140,7 +140,7 @@ async def test_data_before_a_cut_is_returned_first() -> None:
     ],
 )
 @pytest.mark.parametrize("end", ["eof", "lost"])
-async def test_a_body_without_framing_ends_with_the_connection(head: bytes, end: str) -> None:
+async def test_a_body_without_framing_ends_with_the_connection(head, end) -> None:
     connection, _ = asked()
     connection.data_received(head + b"hel")
     reading = asyncio.ensure_future(whole(connection))
@@ -172,7 +172,7 @@ async def test_a_body_without_framing_is_cut_by_a_reset() -> None:
         plain(b"hello", "Connection: close") + b"more",
     ],
 )
-async def test_a_connection_that_must_not_be_used_again_is_closed(answer: bytes) -> None:
+async def test_a_connection_that_must_not_be_used_again_is_closed(answer) -> None:
     connection, wire = asked()
     connection.data_received(answer)
     assert await whole(connection) == b"hello"
@@ -229,7 +229,7 @@ async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection() -> 
         b"HTTP/1.1 101 Switching Protocols\r\n\r\nzz",
     ],
 )
-async def test_bytes_that_are_no_http_answer_are_a_protocol_error(answer: bytes) -> None:
+async def test_bytes_that_are_no_http_answer_are_a_protocol_error(answer) -> None:
     connection, wire = asked()
     connection.data_received(answer)
     with pytest.raises(RemoteProtocolError, match="peer:80"):
@@ -239,7 +239,7 @@ async def test_bytes_that_are_no_http_answer_are_a_protocol_error(answer: bytes)
 
 
 @pytest.mark.parametrize("bad", [b"zz\r\nhello\r\n", b"3\r\nhello\r\n", b"-1\r\n"])
-async def test_a_bad_chunk_is_a_protocol_error_after_what_came_before(bad: bytes) -> None:
+async def test_a_bad_chunk_is_a_protocol_error_after_what_came_before(bad) -> None:
     connection, _ = asked()
     connection.data_received(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n" + bad
@@ -267,7 +267,7 @@ LONG = b"x" * 300
         [CHUNKED + b"0\r\n", *[b"A: b\r\n"] * 60],
     ],
 )
-async def test_all_that_is_not_body_is_bounded(pieces: list[bytes]) -> None:
+async def test_all_that_is_not_body_is_bounded(pieces) -> None:
     connection, wire = connected(Limits(header_bytes=256, header_count=10))
     connection.send(b"")
     for piece in pieces:
@@ -419,7 +419,7 @@ async def test_close_callback_runs_once() -> None:
 
 
 @pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
-async def test_a9_a_body_shorter_than_its_content_length_was_cut(more: bytes) -> None:
+async def test_a9_a_body_shorter_than_its_content_length_was_cut(more) -> None:
     connection, _ = connected()
     connection.send(b"GET / HTTP/1.1\r\n\r\n")
     connection.data_received(b"HTTP/1.1 200 OK\r\n" + more + b"Content-Length: 9\r\n\r\nhello")

@@ -228,7 +228,7 @@ async def test_cancelled_waiter_takes_no_place() -> None:
 
 
 @pytest.mark.parametrize("handed", [True, False])
-async def test_connection_handed_to_a_cancelled_waiter_goes_to_the_next(handed: bool) -> None:
+async def test_connection_handed_to_a_cancelled_waiter_goes_to_the_next(handed) -> None:
     async def serve(line: Line) -> None:
         await line.request()
         await line.write(plain(b"hello", *([] if handed else ["Connection: close"])))

@@ -172,7 +172,7 @@ async def test_a_pinned_address_always_gets_a_tunnel_to_that_address() -> None:
 
 
 @pytest.mark.parametrize("status", [407, 403, 502])
-async def test_a_tunnel_refused(status: int) -> None:
+async def test_a_tunnel_refused(status) -> None:
     answer = plain(b"no", status=f"{status} No")
     async with Peer(answering(answer)) as proxy, Client(proxies=through(proxy, "u:p@")) as client:
         with pytest.raises(ProxyError, match=f"refused the tunnel with status {status}") as caught:
@@ -182,7 +182,7 @@ async def test_a_tunnel_refused(status: int) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0\r\n", b"HTTP/1.1 200"])
-async def test_a_proxy_that_does_not_answer_in_http(answer: bytes) -> None:
+async def test_a_proxy_that_does_not_answer_in_http(answer) -> None:
     async with Peer(answering(answer)) as proxy, Client(proxies=through(proxy)) as client:
         with pytest.raises(ProxyError, match="the proxy 127") as caught:
             await get(client, f"https://{NAME}/")
@@ -228,9 +228,7 @@ class Loop:
         """Gives no transport."""
 
 
-async def test_peer_that_closes_as_the_handshake_ends_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_peer_that_closes_as_the_handshake_ends_is_an_error(monkeypatch) -> None:
     loop = Loop()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     async with Peer(answering(plain(b"hello"))) as peer, Client(connect_retries=0) as client:
@@ -239,9 +237,7 @@ async def test_peer_that_closes_as_the_handshake_ends_is_an_error(
                 pass
 
 
-async def test_a_system_without_settings_for_keepalive_will_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_system_without_settings_for_keepalive_will_do(monkeypatch) -> None:
     monkeypatch.delattr(socket, "TCP_KEEPIDLE")
     async with (
         Peer(answering(plain(b"hello"))) as peer,

@@ -61,7 +61,7 @@ def test_a_url_is_taken_apart(text, scheme, host, port, authority, target) -> No
         "http://a.example/" + "x" * 8192,
     ],
 )
-def test_invalid_url_is_refused_without_being_quoted(text: str) -> None:
+def test_invalid_url_is_refused_without_being_quoted(text) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         parse_url(text)
     assert not text or text not in str(caught.value)
@@ -96,7 +96,7 @@ def chosen(environ: dict[str, str], url: str) -> str | None:
         ({"ALL_PROXY": "http://p:1", "NO_PROXY": "*"}, None, None),
     ],
 )
-def test_variables(environ: dict[str, str], http: str | None, https: str | None) -> None:
+def test_variables(environ, http, https) -> None:
     assert chosen(environ, "http://a.example/") == http
     assert chosen(environ, "https://a.example/") == https
 
@@ -126,7 +126,7 @@ def test_variables(environ: dict[str, str], http: str | None, https: str | None)
         ("", "http://127.0.0.1.example/", False),
     ],
 )
-def test_hosts_reached_directly(entries: str, url: str, direct: bool) -> None:
+def test_hosts_reached_directly(entries, url, direct) -> None:
     environ = {"ALL_PROXY": "http://p:1", "NO_PROXY": entries}
     assert (chosen(environ, url) is None) is direct
 

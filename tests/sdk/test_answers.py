@@ -86,9 +86,7 @@ async def test_responses_answer_is_the_same_streamed_and_whole(name: str, face: 
         ),
     ],
 )
-async def test_cut_answer_names_its_reason(
-    reason: str, text: str, detail: str, raised: type[Exception], face: Face
-) -> None:
+async def test_cut_answer_names_its_reason(reason, text, detail, raised, face) -> None:
     scene = Scene({"content": text}, ({"content": text},), {}, [], reason)
     async with behind(scene.handler, face=face) as server:
         (choice,) = (await server.whole("chat")).choices

@@ -70,9 +70,7 @@ async def talk(server: Behind, *, streamed: bool, shown: bool) -> str:
 
 
 @pytest.mark.parametrize(("streamed", "shown"), [(False, True), (True, False)])
-async def test_p9_encrypted_reasoning_is_restored_for_a_chat_client(
-    streamed: bool, shown: bool
-) -> None:
+async def test_p9_encrypted_reasoning_is_restored_for_a_chat_client(streamed, shown) -> None:
     async with behind(thinking, wire="responses") as server:
         answer = await talk(server, streamed=streamed, shown=shown)
         asked = [each.json for each in server.up.asked]
@@ -113,7 +111,7 @@ def _chat(asked: Asked, said: JSON, finish: str) -> Reply:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_p8_required_reasoning_is_restored_for_a_client_that_drops_it(streamed: bool) -> None:
+async def test_p8_required_reasoning_is_restored_for_a_client_that_drops_it(streamed) -> None:
     async with behind(wordy, profile="deepseek") as server:
         messages: list[JSON] = [{"role": "user", "content": "What is the time?"}]
         for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.mock import chunk, completion, mock, plain, stream
-from tests.sdk.behind import Behind, Face, behind, by_form
+from tests.sdk.behind import Behind, behind, by_form
 from tests.sdk.scenes import SCENES, USAGE
 from tests.sdk.speaking import answering, custom_call, message
 
@@ -51,7 +51,7 @@ def sent(server: Behind) -> Any:
 
 
 @pytest.mark.parametrize("face", ["async", "sync"])
-async def test_structured_output_is_parsed_over_both_wires(face: Face) -> None:
+async def test_structured_output_is_parsed_over_both_wires(face) -> None:
     async with behind(saying(SOLVED_JSON), face=face) as server:
         answer = await server.parsed("chat", response_format=Solution)
         assert answer.choices[0].message.parsed == SOLVED
@@ -81,7 +81,7 @@ async def test_refusal_of_structured_output_is_not_parsed() -> None:
 
 
 @pytest.mark.parametrize("face", ["async", "sync"])
-async def test_strict_tool_calls_are_parsed_by_the_sdk(face: Face) -> None:
+async def test_strict_tool_calls_are_parsed_by_the_sdk(face) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "Weather", "arguments": ""}}
     whole = completion(
         {
@@ -168,7 +168,7 @@ async def test_p16_custom_tool_passes_to_a_server_that_has_them() -> None:
 
 @pytest.mark.parametrize("upstream", ["chat", "responses"])
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_p44_v16_image_url_is_passed_on_and_never_fetched(wire: str, upstream: str) -> None:
+async def test_p44_v16_image_url_is_passed_on_and_never_fetched(wire, upstream) -> None:
     yes = {"chat": saying("A dot."), "responses": answering(message("A dot."))}
     async with mock(plain(500, b"")) as pictures, behind(yes[upstream], wire=upstream) as server:
         url = f"http://127.0.0.1:{pictures.port}/picture.png"
@@ -197,7 +197,7 @@ async def test_p29_usage_is_shown_only_to_clients_that_asked() -> None:
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_forced_tool_wins_over_the_response_format(wire: str) -> None:
+async def test_forced_tool_wins_over_the_response_format(wire) -> None:
     """Some get structured output by a forced tool, and send the form besides."""
     scene = SCENES["call"]
     form = {"type": "json_schema", "name": "f", "schema": {"type": "object"}, "strict": False}

@@ -39,7 +39,7 @@ TOOLS = [_tool("weather"), _tool("clock"), {"type": "custom", "name": "apply_pat
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-async def test_responses_output_passes_unchanged(name: str) -> None:
+async def test_responses_output_passes_unchanged(name) -> None:
     output = OUTPUTS[name]
     async with behind(answering(*output), wire="responses") as server:
         whole = await server.whole("responses", tools=TOOLS)
@@ -72,7 +72,7 @@ CHAT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CHAT)
-async def test_chat_client_gets_text_refusal_reasoning_and_calls(name: str) -> None:
+async def test_chat_client_gets_text_refusal_reasoning_and_calls(name) -> None:
     async with behind(answering(*OUTPUTS[name]), wire="responses") as server:
         whole = await server.whole("chat")
         _, final = await server.streamed("chat", stream_options={"include_usage": True})

@@ -37,7 +37,7 @@ async def caught(ask: Callable[[], Any]) -> openai.APIStatusError:
 
 
 @pytest.mark.parametrize(("wire", "upstream"), [("chat", "responses"), ("responses", "chat")])
-async def test_upstream_status_becomes_the_sdks_exception(wire: str, upstream: str) -> None:
+async def test_upstream_status_becomes_the_sdks_exception(wire, upstream) -> None:
     status = 0
 
     def refuse(asked: Asked) -> Reply:

@@ -4,6 +4,6 @@ import pytest
 
 
 @pytest.fixture(params=["chat", "responses"])
-def wire(request: pytest.FixtureRequest) -> str:
+def wire(request) -> str:
     """The name of a wire."""
     return request.param

@@ -39,12 +39,7 @@ def at(up: Mock, **more: object) -> Upstream:
         (("script", "pocket"), True, ["script", "pocket"]),
     ],
 )
-async def test_targets_are_served(
-    targets: tuple[str, ...],
-    local_extra: bool,
-    models: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_targets_are_served(targets, local_extra, models, monkeypatch) -> None:
     monkeypatch.setattr(local, "available", lambda: local_extra)
     engine = assemble((), targets, SETTINGS, {})
     assert [model.id for model in await engine.models()] == models
@@ -55,9 +50,7 @@ async def test_targets_are_served(
     await engine.close()
 
 
-def test_target_with_a_missing_extra_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_target_with_a_missing_extra_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(pocket, "available", lambda: False)
     problem = r"needs the local extra: pip install 'dragoman\[local\]'\.$"
     with pytest.raises(ConfigurationError, match=problem):
@@ -127,7 +120,7 @@ MISTAKES: dict[str, tuple[Upstream, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_invalid_upstream_is_reported(name: str) -> None:
+def test_invalid_upstream_is_reported(name) -> None:
     upstream, problem = MISTAKES[name]
     with pytest.raises(ConfigurationError) as caught:
         assemble([upstream], (), SETTINGS, {"EMPTY": " ", "BROKEN": "canary\nkey"})
@@ -163,6 +156,6 @@ def test_discovered_servers_become_upstreams() -> None:
         ("http://example.com/v1", True),
     ],
 )
-def test_the_server_that_we_are_is_no_upstream(url: str, is_another: bool) -> None:
+def test_the_server_that_we_are_is_no_upstream(url, is_another) -> None:
     upstreams = [Upstream(name="it", url=url)]
     assert others(upstreams, "http://127.0.0.1:8000") == upstreams * is_another

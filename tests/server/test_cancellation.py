@@ -1,7 +1,6 @@
 """The watch: it cancels for its reasons and for no other, and cleans up after itself."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -134,9 +133,7 @@ async def test_draining_waits_for_what_ends_and_stops_what_does_not() -> None:
     assert roster.closing
 
 
-async def test_engine_that_raises_on_cancellation_is_ignored(
-    wire: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_engine_that_raises_on_cancellation_is_ignored(wire: str, caplog) -> None:
     class Stubborn(Stub):
         async def stream(self, request, caller=None):
             for event in OPENING:
@@ -159,9 +156,7 @@ async def test_engine_that_raises_on_cancellation_is_ignored(
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_one_timer_serves_watches_that_are_due_at_once_and_later(
-    loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
+def test_one_timer_serves_watches_that_are_due_at_once_and_later(loop) -> None:
     async def stopped(roster: InFlight, seconds: float) -> bool:
         try:
             with Watch(roster) as watch:

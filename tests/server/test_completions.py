@@ -90,7 +90,7 @@ async def test_prompts_are_choices() -> None:
         (VECTORS, {"input": "a"}, "model"),
     ],
 )
-async def test_invalid_field_is_named(path: str, body: Any, param: str) -> None:
+async def test_invalid_field_is_named(path, body, param) -> None:
     answer = await call(Prompting(), path, body)
     assert answer.status == 400
     assert answer.json["error"]["param"] == param
@@ -106,7 +106,7 @@ async def test_invalid_field_is_named(path: str, body: Any, param: str) -> None:
         (VECTORS, {"model": "stub", "input": "a"}),
     ],
 )
-async def test_engine_without_the_ability_is_reported(path: str, body: Any) -> None:
+async def test_engine_without_the_ability_is_reported(path, body) -> None:
     engine = Stub()
     answer = await call(engine, path, body)
     assert answer.status == 400
@@ -248,7 +248,7 @@ async def test_sdk_raises_for_a_cut_stream(face: Face) -> None:
 
 @FACES
 @pytest.mark.parametrize("spelt", ["AAAAPwAAgL8=", [0.5, -1.0]])
-async def test_sdk_reads_embeddings_in_either_encoding(face: Face, spelt: Any) -> None:
+async def test_sdk_reads_embeddings_in_either_encoding(face: Face, spelt) -> None:
     answer = {
         "object": "list",
         "model": "e",
@@ -297,7 +297,7 @@ async def asked(model: Any, **fields: Any) -> Call:
         ({"stop": " a"}, " upon", "stop"),
     ],
 )
-async def test_prompt_is_completed_by_a_token_model(fields: Any, text: str, finish: str) -> None:
+async def test_prompt_is_completed_by_a_token_model(fields, text, finish) -> None:
     answer = (await asked(Says(" upon a time"), **fields)).json
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == (text, finish)

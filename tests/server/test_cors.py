@@ -27,7 +27,7 @@ BORROWED = [
 
 
 @pytest.mark.parametrize("host", [*OWN, *BORROWED])
-async def test_only_names_of_this_machine_are_served_without_a_key(host: str) -> None:
+async def test_only_names_of_this_machine_are_served_without_a_key(host) -> None:
     call = await ask(OPEN, host=host)
     assert call.status == (200 if host in OWN else 403)
     assert host in OWN or call.json["error"]["type"] == "permission_error"
@@ -51,7 +51,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("origin", [*LOCAL, *FOREIGN])
-async def test_only_local_pages_and_applications_are_served(origin: str) -> None:
+async def test_only_local_pages_and_applications_are_served(origin) -> None:
     call = await ask(OPEN, origin=origin)
     assert call.status == (200 if origin in LOCAL else 403)
     assert "access-control-allow-origin" not in call.headers
@@ -66,7 +66,7 @@ async def test_the_page_of_an_allowed_host_may_use_it() -> None:
 
 @pytest.mark.parametrize("listed", ["https://app.example", "*"])
 @pytest.mark.parametrize("settings", [OPEN, GUARDED])
-async def test_cors_lets_listed_pages_in(settings: Settings, listed: str) -> None:
+async def test_cors_lets_listed_pages_in(settings, listed) -> None:
     open_to_pages = Settings(keys=settings.keys, cors_origins=(listed,))
     call = await ask(open_to_pages, origin="https://app.example", x_api_key="key")
     assert call.status == 200

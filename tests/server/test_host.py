@@ -26,13 +26,13 @@ from tests.server.stubs import OPENING, PATHS, Stub, asking, closing, exchange, 
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my.box", ""])
-def test_other_addresses_than_loopback_need_a_key(host: str) -> None:
+def test_other_addresses_than_loopback_need_a_key(host) -> None:
     with pytest.raises(HostError, match="--generate-key"):
         bind(Settings(host=host, port=0), exact=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.9"])
-def test_loopback_needs_none(host: str) -> None:
+def test_loopback_needs_none(host) -> None:
     with bind(Settings(host=host, port=0), exact=True) as listener:
         assert listener.getsockname()[1]
 
@@ -93,7 +93,7 @@ BAD_HTTP = {
 
 
 @pytest.mark.parametrize("name", BAD_HTTP)
-async def test_bad_http_is_4xx_in_the_protocols_shape(name: str) -> None:
+async def test_bad_http_is_4xx_in_the_protocols_shape(name) -> None:
     async with served(App(Stub(), Settings())) as port:
         answer = await exchange(port, BAD_HTTP[name])
     assert answer.startswith(b"HTTP/1.1 4")
@@ -112,7 +112,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-async def test_a_huge_head_is_431(name: str) -> None:
+async def test_a_huge_head_is_431(name) -> None:
     async with served(App(Stub(), Settings())) as port:
         answer = await exchange(port, *HUGE[name])
     assert answer.startswith(b"HTTP/1.1 431 "), answer
@@ -145,7 +145,7 @@ HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
 
 @pytest.mark.parametrize("before", [b"", HALF + b"\r\n"])
-async def test_half_a_head_is_408_in_time(before: bytes) -> None:
+async def test_half_a_head_is_408_in_time(before) -> None:
     settings = Settings(read_time=0.1)
     async with served(App(Stub(), settings), settings) as port:
         answer = await exchange(port, before, HALF)
@@ -179,7 +179,7 @@ async def test_stray_bytes_do_not_keep_a_connection_open() -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [(PATHS["responses"], 101), (PATHS["chat"], 404)])
-async def test_an_upgrade_is_taken_where_there_is_a_socket(path: str, status: int) -> None:
+async def test_an_upgrade_is_taken_where_there_is_a_socket(path, status) -> None:
     request = (
         f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n"
         "upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -220,7 +220,7 @@ READY = b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-async def test_answer_over_the_drain_time_is_cancelled_and_reported(wire: str, sig: int) -> None:
+async def test_answer_over_the_drain_time_is_cancelled_and_reported(wire: str, sig) -> None:
     stub = Stub(*OPENING, word("a"), asyncio.Event())
     settings = Settings(drain=0.02 if sig == signal.SIGTERM else 1000)
     async with serving(stub, settings) as (server, port):
@@ -241,9 +241,7 @@ async def test_answer_over_the_drain_time_is_cancelled_and_reported(wire: str, s
 BEHIND = {"model": "stub", "input": "Hi", "background": True}
 
 
-async def test_draining_lets_answers_in_the_background_end_and_says_so(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_draining_lets_answers_in_the_background_end_and_says_so(capsys) -> None:
     gate, store = asyncio.Event(), MemoryStore()
     stub = Stub(*OPENING, word("a"), gate, *closing("a"))
     async with serving(stub, Settings(drain=10), Memory(store)) as (server, port):
@@ -258,7 +256,7 @@ async def test_draining_lets_answers_in_the_background_end_and_says_so(
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-async def test_background_answer_over_the_drain_time_is_cancelled_and_stored(sig: int) -> None:
+async def test_background_answer_over_the_drain_time_is_cancelled_and_stored(sig) -> None:
     stub, store = Stub(*OPENING, word("a"), asyncio.Event()), MemoryStore()
     settings = Settings(drain=0.02 if sig == signal.SIGTERM else 1000)
     async with serving(stub, settings, Memory(store)) as (server, port):
@@ -340,7 +338,7 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("workers", "sig"), [("1", signal.SIGTERM), ("3", signal.SIGINT)])
-async def test_a_signal_ends_it_after_the_last_answer(workers: str, sig: int) -> None:
+async def test_a_signal_ends_it_after_the_last_answer(workers, sig) -> None:
     with running(workers) as process:
         port = int(await asyncio.to_thread(process.stdout.readline))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

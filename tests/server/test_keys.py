@@ -42,7 +42,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_p46_every_route_asks_for_the_key(method: str, path: str) -> None:
+async def test_p46_every_route_asks_for_the_key(method, path) -> None:
     call = await Call(App(Stub(), GUARDED), path, asking(), method=method)()
     assert call.status == 401
     assert call.headers["www-authenticate"] == "Bearer"
@@ -51,7 +51,7 @@ async def test_p46_every_route_asks_for_the_key(method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_p46_only_health_is_open(path: str) -> None:
+async def test_p46_only_health_is_open(path) -> None:
     assert (await Call(App(Stub(), GUARDED), path, method="GET")()).status == 200
 
 
@@ -64,7 +64,7 @@ async def test_p46_only_health_is_open(path: str) -> None:
         {"authorization": "Bearer of-another-service", "x-api-key": CANARY},
     ],
 )
-async def test_any_of_the_keys_opens_in_either_header(wire: str, headers: dict[str, str]) -> None:
+async def test_any_of_the_keys_opens_in_either_header(wire: str, headers) -> None:
     call = await Call(App(Stub(), GUARDED), PATHS[wire], asking(wire), headers=headers)()
     assert call.status == 200
 
@@ -82,7 +82,7 @@ async def test_any_of_the_keys_opens_in_either_header(wire: str, headers: dict[s
         {"x-api-key": ""},
     ],
 )
-async def test_every_other_key_is_refused(wire: str, headers: dict[str, str]) -> None:
+async def test_every_other_key_is_refused(wire: str, headers) -> None:
     stub = Stub()
     call = await Call(App(stub, GUARDED), PATHS[wire], asking(wire), headers=headers)()
     assert call.status == 401
@@ -147,11 +147,7 @@ def _with_upstream(upstream: Engine) -> Stub:
     ids=[case[0] for case in TENANTS],
 )
 async def test_stored_responses_are_there_only_for_the_tenant_of_the_key(
-    settings: Settings,
-    upstream: Engine,
-    first: dict[str, str],
-    second: dict[str, str],
-    shared: bool,
+    settings, upstream, first, second, shared
 ) -> None:
     app = App(_with_upstream(upstream), settings, Memory(MemoryStore()))
     path = PATHS["responses"]
@@ -194,9 +190,7 @@ def test_p45_a_secret_does_not_print() -> None:
             encode(Caller(key=secret))
 
 
-async def test_p45_the_canary_shows_nowhere(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_p45_the_canary_shows_nowhere(caplog, capfd) -> None:
     """A key that opens, and one that does not, through good, bad and broken requests."""
     caplog.set_level(logging.DEBUG)
     seen = b""
@@ -229,7 +223,7 @@ async def test_p45_the_canary_shows_nowhere(
 HEADERS = ["content-type: application/json", "connection: close"]
 
 
-def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_key_is_compared_in_constant_time(monkeypatch) -> None:
     """So that the time of a refusal says neither which key was close nor how close."""
     compared: list[tuple[bytes, bytes]] = []
     compare = hmac.compare_digest

@@ -77,20 +77,12 @@ LINES: list[tuple[Stub, str, dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("stub", "path", "options", "logged"), LINES)
-async def test_request_leaves_one_line(
-    stub: Stub,
-    path: str,
-    options: dict[str, Any],
-    logged: list[str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_request_leaves_one_line(stub, path, options, logged, capsys) -> None:
     assert await lines(capsys, stub, path, **options, headers=ID) == logged
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 499), (True, 200)])
-async def test_disconnect_is_logged(
-    stream: bool, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_disconnect_is_logged(stream, status, capsys) -> None:
     stub = Stub(*OPENING, word("Hello"), asyncio.Event())
     call = Call(App(stub, LOUD), body=asking(stream=stream), headers=ID)
     task = asyncio.ensure_future(call())
@@ -103,7 +95,7 @@ async def test_disconnect_is_logged(
     assert line.startswith(f"POST {PATHS['chat']} {status} cancelled ")
 
 
-async def test_p45_neither_keys_nor_words_are_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_p45_neither_keys_nor_words_are_in_a_line(capsys) -> None:
     settings = Settings(request_log=True, keys=(Secret("canary"),))
     headers = {"authorization": "Bearer canary", **ID}
     (line,) = await lines(capsys, counted(), headers=headers, settings=settings)

@@ -65,9 +65,7 @@ async def test_headers_are_sent_after_the_hold_and_a_later_failure_ends_the_stre
 
 
 @pytest.mark.parametrize("agent", ["codex_cli_rs/1", "another"])
-async def test_p27_silence_is_filled_with_heartbeats_of_the_clients_kind(
-    wire: str, agent: str
-) -> None:
+async def test_p27_silence_is_filled_with_heartbeats_of_the_clients_kind(wire: str, agent) -> None:
     gate = asyncio.Event()
     stub = Stub(*OPENING, word("a"), gate, *closing("a"))
     packet = request(wire, f"user-agent: {agent}", stream=True)
@@ -92,7 +90,7 @@ async def test_lively_stream_has_no_heartbeat(wire: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
-async def test_answer_over_the_deadline_fails(wire: str, stream: bool, begun: bool) -> None:
+async def test_answer_over_the_deadline_fails(wire: str, stream, begun) -> None:
     cues = (*(OPENING if begun else ()), *([word("a")] if begun else []), asyncio.Event())
     async with asking(Stub(*cues), request(wire, stream=stream), deadline=0.1) as (_, talk):
         answer = await talk.answer()
@@ -118,7 +116,7 @@ PHASES: dict[str, tuple[tuple[Any, ...], bool, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_p26_a_disconnect_cancels_the_engine(wire: str, phase: str) -> None:
+async def test_p26_a_disconnect_cancels_the_engine(wire: str, phase) -> None:
     cues, stream, options = PHASES[phase]
     stub = Stub(*cues, asyncio.Event())
     packet = request(wire, stream=stream)
@@ -203,9 +201,7 @@ async def test_a_paused_answer_ends_at_shutdown(wire: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_disconnect_with_a_pipelined_request_cancels_the_first(
-    wire: str, stream: bool
-) -> None:
+async def test_disconnect_with_a_pipelined_request_cancels_the_first(wire: str, stream) -> None:
     stub = Stub(*OPENING, word("a"), asyncio.Event())
     async with asking(stub, request(wire, stream=stream) * 2) as (app, talk):
         await within(stub.begun.wait())
@@ -227,7 +223,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("behind", GARBAGE)
-async def test_refusal_is_not_written_into_a_running_answer(wire: str, behind: str) -> None:
+async def test_refusal_is_not_written_into_a_running_answer(wire: str, behind) -> None:
     stub = Stub(*OPENING, word("a"), asyncio.Event())
     async with asking(stub, request(wire, stream=True)) as (app, talk):
         await talk.head()
@@ -241,9 +237,7 @@ async def test_refusal_is_not_written_into_a_running_answer(wire: str, behind: s
 
 @pytest.mark.parametrize("behind", GARBAGE)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_refusal_before_the_answer_cancels_the_engine(
-    wire: str, behind: str, stream: bool
-) -> None:
+async def test_refusal_before_the_answer_cancels_the_engine(wire: str, behind, stream) -> None:
     stub = Stub(asyncio.Event())
     async with asking(stub, request(wire, stream=stream)) as (app, talk):
         await within(stub.begun.wait())
@@ -254,7 +248,7 @@ async def test_refusal_before_the_answer_cancels_the_engine(
 
 
 @pytest.mark.parametrize("behind", GARBAGE)
-async def test_garbage_after_a_request_in_one_packet_refuses_both(wire: str, behind: str) -> None:
+async def test_garbage_after_a_request_in_one_packet_refuses_both(wire: str, behind) -> None:
     stub = Stub()
     async with asking(stub, request(wire) + GARBAGE[behind]) as (app, talk):
         assert " 400 " in (await talk.answer()).status
@@ -265,7 +259,7 @@ async def test_garbage_after_a_request_in_one_packet_refuses_both(wire: str, beh
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_shutdown_ends_every_answer_once(wire: str, phase: str) -> None:
+async def test_shutdown_ends_every_answer_once(wire: str, phase) -> None:
     cues, stream, options = PHASES[phase]
     options = {name: value for name, value in options.items() if name != "heartbeat"}
     stub = Stub(*cues, asyncio.Event())
@@ -285,7 +279,7 @@ async def test_shutdown_ends_every_answer_once(wire: str, phase: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_connection_whose_end_cannot_be_written_is_dropped(
-    wire: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+    wire: str, stream, monkeypatch
 ) -> None:
     write, start = HTTPExchange.write, HTTPExchange.start
 
@@ -353,9 +347,7 @@ async def test_ended_answers_leave_nothing_for_the_collector(wire: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_disconnected_clients_leave_nothing_for_the_collector(
-    wire: str, stream: bool
-) -> None:
+async def test_disconnected_clients_leave_nothing_for_the_collector(wire: str, stream) -> None:
     stub = Stub(*OPENING, word("a"), asyncio.Event())
     app = App(stub, Settings(concurrency=1))
     async with served(app) as port:
@@ -471,9 +463,7 @@ async def test_empty_piece_is_not_written() -> None:
     protocol.connection_lost(None)
 
 
-async def test_a_heartbeat_that_cannot_be_encoded_ends_the_stream(
-    wire: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_heartbeat_that_cannot_be_encoded_ends_the_stream(wire: str, monkeypatch) -> None:
     def broken(self: Stream) -> None:
         raise ValueError("on purpose")
 

@@ -33,7 +33,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(("method", "path"), EVERYWHERE)
-async def test_every_response_has_server_and_request_id_headers(method: str, path: str) -> None:
+async def test_every_response_has_server_and_request_id_headers(method, path) -> None:
     call = await get(path, method)
     assert call.headers["server"] == f"dragoman/{VERSION}"
     assert call.headers["x-dragoman"] == VERSION
@@ -52,7 +52,7 @@ async def test_every_response_has_server_and_request_id_headers(method: str, pat
         ("", False),
     ],
 )
-async def test_a_sane_request_id_is_the_clients_own(given: str, kept: bool) -> None:
+async def test_a_sane_request_id_is_the_clients_own(given, kept) -> None:
     call = await get("/healthz", headers={"x-request-id": given})
     assert (call.headers["x-request-id"] == given) is kept
 
@@ -136,7 +136,7 @@ async def test_head_is_get_without_the_body() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_unknown_path_is_404_in_the_protocols_shape(path: str, method: str) -> None:
+async def test_unknown_path_is_404_in_the_protocols_shape(path, method) -> None:
     call = await get(path, method)
     assert call.status == 404
     error = call.json["error"]
@@ -157,7 +157,7 @@ async def test_unknown_path_is_404_in_the_protocols_shape(path: str, method: str
     ],
 )
 async def test_a_method_that_is_not_taken_is_405_and_names_those_that_are(
-    method: str, path: str, allow: str
+    method, path, allow
 ) -> None:
     call = await get(path, method)
     assert call.status == 405
@@ -183,7 +183,7 @@ async def test_hops_are_counted_for_the_engine(wire: str) -> None:
 
 
 @pytest.mark.parametrize("hops", [str(MAX_HOPS + 1), "9" * 5000])
-async def test_request_over_the_hop_limit_is_refused(wire: str, hops: str) -> None:
+async def test_request_over_the_hop_limit_is_refused(wire: str, hops) -> None:
     stub = Stub()
     call = await Call(app(stub), PATHS[wire], asking(wire), headers={HOPS_HEADER: hops})()
     assert call.status == 400
@@ -219,7 +219,7 @@ async def test_the_engine_is_closed_with_the_server() -> None:
     assert stub.closed
 
 
-async def test_a_handler_that_breaks_is_our_mistake(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handler_that_breaks_is_our_mistake(caplog) -> None:
     class Broken(Stub):
         async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
             raise ZeroDivisionError("by accident")

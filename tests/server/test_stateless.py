@@ -17,7 +17,7 @@ async def ask(wire: str = "responses", stub: Stub | None = None, **fields: Any) 
 
 
 @pytest.mark.parametrize("store", [True, False, None])
-async def test_store_is_accepted_and_answered_with_false(wire: str, store: bool | None) -> None:
+async def test_store_is_accepted_and_answered_with_false(wire: str, store) -> None:
     stub = Stub()
     call = await ask(wire, stub, store=store)
     assert call.status == 200
@@ -55,9 +55,7 @@ async def test_a_response_that_is_not_stored_is_not_found() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_field_that_needs_a_store_is_refused_by_name(
-    fields: dict[str, Any], param: str, stream: bool
-) -> None:
+async def test_field_that_needs_a_store_is_refused_by_name(fields, param, stream) -> None:
     call = await ask(**fields, stream=stream)
     assert call.status == 400
     assert call.json["error"]["param"] == param

@@ -131,9 +131,7 @@ ENDINGS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_p15_every_path_has_one_terminal_event(
-    wire: str, ending: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_p15_every_path_has_one_terminal_event(wire: str, ending, caplog) -> None:
     caplog.set_level(logging.CRITICAL)
     call = await streaming(Stub(*ENDINGS[ending]), wire)()
     assert call.whole
@@ -147,7 +145,7 @@ BAD_ENDS = ("error", "response.failed")
 
 @pytest.mark.parametrize("ending", ["failed", "raised", "raised after a wait", "stopped"])
 async def test_p24_o5_cut_stream_is_a_failure_that_keeps_its_text(
-    wire: str, ending: str, caplog: pytest.LogCaptureFixture
+    wire: str, ending, caplog
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     call = await streaming(Stub(*ENDINGS[ending]), wire)()
@@ -166,7 +164,7 @@ async def test_p24_o5_cut_stream_is_a_failure_that_keeps_its_text(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_engine_without_events_is_an_upstream_error(wire: str, stream: bool) -> None:
+async def test_engine_without_events_is_an_upstream_error(wire: str, stream) -> None:
     stub = Stub(0)
     call = await Call(App(stub, Settings()), PATHS[wire], asking(wire, stream=stream))()
     assert call.status == 502
@@ -174,9 +172,7 @@ async def test_engine_without_events_is_an_upstream_error(wire: str, stream: boo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_exception_is_500_with_the_id_of_its_traceback(
-    wire: str, stream: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_exception_is_500_with_the_id_of_its_traceback(wire: str, stream, caplog) -> None:
     stub = Stub(RuntimeError("an inner secret"))
     call = await Call(App(stub, Settings()), PATHS[wire], asking(wire, stream=stream))()
     assert call.status == 500
@@ -289,9 +285,7 @@ FORMATS: dict[str, dict[str, Any]] = {
         (False, None, None, None, None),
     ],
 )
-async def test_p34_guarantee_is_in_a_header(
-    wire: str, bound: bool, start: Any, end: Any, plain: str | None, streamed: str | None
-) -> None:
+async def test_p34_guarantee_is_in_a_header(wire: str, bound, start, end, plain, streamed) -> None:
     _, *events, _ = saying("{}")
     stub = Stub(replace(STARTED, guarantee=start), *events, replace(FINISHED, guarantee=end))
     for stream, header in ((False, plain), (True, streamed)):

@@ -95,7 +95,7 @@ async def test_closing_a_stream_stops_the_engine() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_cancelling_a_request_stops_the_engine(streamed: bool) -> None:
+async def test_cancelling_a_request_stops_the_engine(streamed) -> None:
     stub = Stub(asyncio.Event())
     async with client(stub) as sdk:
         task = asyncio.create_task(sdk.responses.create(model="stub", input="Hi", stream=streamed))
@@ -168,9 +168,7 @@ def test_closing_a_client_that_was_never_used_is_nothing() -> None:
         pass
 
 
-def test_missing_httpx2_is_reported_with_its_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_httpx2_is_reported_with_its_install_command(monkeypatch) -> None:
     import importlib
     import sys
 

@@ -30,7 +30,7 @@ def inner() -> Iterator[Product]:
 
 
 @pytest.fixture(scope="module", params=["auto", "responses"])
-def outer(inner: Product, request: pytest.FixtureRequest) -> Iterator[Product]:
+def outer(inner: Product, request) -> Iterator[Product]:
     with dragoman("--upstream", inner.base_url, "--wire", request.param) as product:
         yield product
 
@@ -68,9 +68,7 @@ async def test_one_knows_the_other_by_its_answers(inner: Product) -> None:
     assert engine.profile.name == "dragoman"
 
 
-async def test_discovery_never_takes_one_of_us(
-    inner: Product, outer: Product, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_discovery_never_takes_one_of_us(inner: Product, outer: Product, monkeypatch) -> None:
     monkeypatch.setattr(room, "PORTS", (inner.port, outer.port))
     assert await discover({}) == ()
 
@@ -100,7 +98,7 @@ async def _stop(server: Server, running: asyncio.Task[None]) -> None:
 
 @pytest.mark.parametrize("between", ["auto", "responses"])
 @pytest.mark.parametrize("size", [1, 2])
-async def test_loop_of_servers_is_refused(size: int, between: str) -> None:
+async def test_loop_of_servers_is_refused(size, between) -> None:
     async with ring(size, between) as base_url, httpx2.AsyncClient(timeout=60) as client:
         host = base_url.removesuffix("/v1")
         bodies = [(wire, asking(wire, stream=stream)) for wire in PATHS for stream in (False, True)]

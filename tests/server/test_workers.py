@@ -54,12 +54,7 @@ def handlers() -> Iterator[dict[int, object]]:
 
 
 @pytest.mark.parametrize(("ending", "status"), [(None, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
-def test_worker_exits_with_its_status(
-    ending: type[BaseException] | None,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_worker_exits_with_its_status(ending, status, monkeypatch, capsys) -> None:
     worked: list[tuple[int, int]] = []
 
     def work(number: int, lifeline: int) -> None:
@@ -78,7 +73,7 @@ def test_worker_exits_with_its_status(
     assert ("ValueError: why" in capsys.readouterr().err) == bool(status)
 
 
-def test_without_forks_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_forks_there_is_one_worker(monkeypatch) -> None:
     monkeypatch.delattr(os, "fork")
     with pytest.raises(HostError, match="Use one"):
         run_workers(nothing, 2)

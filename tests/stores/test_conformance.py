@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -28,13 +27,13 @@ from dragoman.stores.base import (
     Paging,
     Record,
     Retention,
-    Store,
     StoredAnswer,
     StoreError,
     call_digest,
 )
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 
@@ -42,7 +41,7 @@ RETENTION = Retention(max_age=100.0, max_log_age=10.0, max_responses=3)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def store(request, tmp_path) -> AsyncIterator[Store]:
     opened: Store
     if request.param == "memory":
         opened = MemoryStore(RETENTION)
@@ -88,7 +87,7 @@ async def test_begun_response_is_found_only_by_its_tenant(store: Store) -> None:
 
 
 @pytest.mark.parametrize("id", ["nothing", "", "nul\0", "half \ud83d", "x" * 10_000])
-async def test_unknown_id_gives_nothing(store: Store, id: str) -> None:
+async def test_unknown_id_gives_nothing(store: Store, id) -> None:
     assert await store.get("t", id) is None
     assert await store.chain("t", id) == ()
     assert await store.find_item("t", id) is None
@@ -100,7 +99,7 @@ async def test_unknown_id_gives_nothing(store: Store, id: str) -> None:
 
 
 @pytest.mark.parametrize("id", ["nul\0", "half \ud83d"])
-async def test_item_with_odd_id_is_stored_and_found(store: Store, id: str) -> None:
+async def test_item_with_odd_id_is_stored_and_found(store: Store, id) -> None:
     said = Message("user", "odd", id=id)
     await store.begin(record("a", request=Request(model="m", items=(said,))))
     assert await store.find_item("t", id) == said
@@ -192,7 +191,7 @@ async def test_wait_returns_on_append_on_finish_and_after_its_timeout(store: Sto
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_pages_follow_one_another_without_gaps(store: Store, order: str) -> None:
+async def test_pages_follow_one_another_without_gaps(store: Store, order) -> None:
     for place, id in enumerate("abcde"):
         await store.begin(record(id, created_at=place // 2))
     await store.begin(record("z", tenant="other"))
@@ -581,7 +580,7 @@ async def test_deltas_of_every_kind_come_back_as_they_were(store: Store) -> None
 
 
 @pytest.mark.parametrize("lease", [50.0, 52.0])
-async def test_run_is_no_orphan_until_its_lease_ends(store: Store, lease: float) -> None:
+async def test_run_is_no_orphan_until_its_lease_ends(store: Store, lease) -> None:
     await store.begin(record("a", owner="me", lease=lease))
     assert await store.take_orphans("you", 50.0, 99.0) == ()
     await store.begin(record("b", owner="dead", lease=49.0))

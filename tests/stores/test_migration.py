@@ -19,13 +19,13 @@ from dragoman.stores.base import (
     OutboxMessage,
     Paging,
     Record,
-    Store,
     StoredAnswer,
     call_digest,
 )
 from dragoman.stores.postgres import PostgresStore
 from dragoman.stores.schema import POSTGRES, SQLITE
 from dragoman.stores.serialize import pack
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.postgres import Postgres
 
@@ -132,7 +132,7 @@ async def _earlier_database(address: str, version: int = VERSION) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def store(request, tmp_path) -> AsyncIterator[Store]:
     opened: Store
     if request.param == "sqlite":
         _earlier_file(tmp_path / "store.db")
@@ -197,7 +197,7 @@ async def test_live_run_of_an_earlier_version_continues(store: Store) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 async def test_store_of_the_first_steps_takes_all_that_follow(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, version: int
+    request, tmp_path, kind, version
 ) -> None:
     store: Store
     if kind == "sqlite":

@@ -27,7 +27,6 @@ async def error_of(word: str) -> str:
     """The message of the error for a store that cannot be opened."""
     with pytest.raises(StoreError) as caught:
         store = open_store(word, Retention(), os.environ)
-        assert store is not None
         try:
             async with asyncio.timeout(BOUND):
                 await store.ready()
@@ -50,7 +49,7 @@ async def test_refused_connection_is_explained() -> None:
     )
 
 
-async def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_server_times_out(monkeypatch) -> None:
     monkeypatch.setattr(pg, "PATIENCE", 0.1)
     over = asyncio.Event()
 
@@ -65,9 +64,7 @@ async def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be opened: no answer came in time. See that a PostgreSQL server" in message
 
 
-async def test_rejected_user_is_explained(
-    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rejected_user_is_explained(postgres: Postgres, monkeypatch) -> None:
     monkeypatch.setenv("PGPASSWORD", SECRET)
     message = await error_of(postgres.url("guarded"))
     assert "(database 'guarded', user 'postgres') cannot be opened: password auth" in message
@@ -126,7 +123,7 @@ async def test_invalid_option_is_explained_without_its_value() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_each_error_has_its_advice(error: Exception, words: str) -> None:
+def test_each_error_has_its_advice(error, words) -> None:
     assert str(unopened("db", error)).startswith(f"The store at db cannot be opened: {words}")
     assert str(failed("db", error)) == f"The store at db failed: {words.partition('. ')[0]}."
 
@@ -142,9 +139,7 @@ def test_each_error_has_its_advice(error: Exception, words: str) -> None:
         ("postgresql://ada@db", "db (database 'ada', user 'ada')"),
     ],
 )
-def test_place_is_named_without_its_password(
-    address: str, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_place_is_named_without_its_password(address, place, monkeypatch) -> None:
     for name in ("PGHOST", "PGDATABASE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PGUSER", "me")
@@ -152,15 +147,13 @@ def test_place_is_named_without_its_password(
 
 
 @pytest.mark.parametrize("password", ["12/34", "12?34", "12#34", "12@34", "a:b/c", "1?a=2", "x]"])
-def test_address_broken_by_its_password_is_not_shown(password: str) -> None:
+def test_address_broken_by_its_password_is_not_shown(password) -> None:
     with pytest.raises(StoreError) as caught:
         place_of(f"postgresql://ada:{password}@db/notes")
     assert str(caught.value) == NO_URL
 
 
-def test_process_without_user_name_needs_user_in_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_without_user_name_needs_user_in_address(monkeypatch) -> None:
     for name in ("PGUSER", "LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", dict[int, object]().__getitem__)
@@ -204,7 +197,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-async def test_unusable_file_is_explained(kind: str, tmp_path: Path) -> None:
+async def test_unusable_file_is_explained(kind, tmp_path) -> None:
     spoil, words = FILES[kind]
     path = tmp_path / "deep" / "store.db"
     path.parent.mkdir()
@@ -214,7 +207,7 @@ async def test_unusable_file_is_explained(kind: str, tmp_path: Path) -> None:
     assert "choose with --store: sqlite:PATH is another file, and none keeps nothing." in message
 
 
-def test_read_only_file_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_file_is_explained(tmp_path, monkeypatch) -> None:
     def reading(path: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
 

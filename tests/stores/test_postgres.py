@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -30,13 +29,13 @@ def record(id: str) -> Record:
 @pytest.mark.parametrize(
     "word", [f"postgress://user:{SECRET}@host/db", f"postgresql://user:{SECRET}@host:port/db"]
 )
-def test_invalid_address_is_not_repeated(word: str) -> None:
+def test_invalid_address_is_not_repeated(word) -> None:
     with pytest.raises(StoreError) as caught:
         open_store(word, Retention(), {})
     assert SECRET not in str(caught.value)
 
 
-def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     for name in [name for name in sys.modules if name.startswith("dragoman.stores.postgres")]:
         monkeypatch.delitem(sys.modules, name)
@@ -55,7 +54,7 @@ async def test_servers_that_start_together_migrate_once(postgres: Postgres) -> N
 
 @pytest.mark.parametrize("ending", [False, True])
 async def test_write_on_one_server_wakes_waiter_on_another(
-    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: bool
+    postgres: Postgres, tmp_path, monkeypatch, ending
 ) -> None:
     monkeypatch.setattr(PostgresStore, "POLL", 1_000.0)
     here, there = (PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(2))

@@ -23,7 +23,7 @@ from dragoman.stores.sqlite import SqliteStore
 BOUND = 10.0
 
 
-async def test_sqlite_error_becomes_store_error(tmp_path: Path) -> None:
+async def test_sqlite_error_becomes_store_error(tmp_path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     other = sqlite3.connect(tmp_path / "store.db")
     other.execute("DROP TABLE outbox")
@@ -33,7 +33,7 @@ async def test_sqlite_error_becomes_store_error(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_closed_store_fails_at_once(tmp_path: Path) -> None:
+async def test_closed_store_fails_at_once(tmp_path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     await store.close()
     async with asyncio.timeout(BOUND):
@@ -44,7 +44,7 @@ async def test_closed_store_fails_at_once(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_sweep_in_many_transactions_deletes_only_the_oldest(tmp_path: Path) -> None:
+async def test_sweep_in_many_transactions_deletes_only_the_oldest(tmp_path) -> None:
     retention = Retention(max_age=100.0, max_log_age=10.0, max_responses=2 * SWEPT)
     store = SqliteStore(tmp_path / "store.db", retention)
     request = Request(model="m", items=(Message("user", "ask", id="msg"),))
@@ -68,7 +68,7 @@ async def test_sweep_in_many_transactions_deletes_only_the_oldest(tmp_path: Path
     await store.close()
 
 
-def test_new_file_is_opened_by_many_processes_at_once(tmp_path: Path) -> None:
+def test_new_file_is_opened_by_many_processes_at_once(tmp_path) -> None:
     for trial in range(5):
         path = tmp_path / f"{trial}.db"
         words = (
@@ -79,7 +79,7 @@ def test_new_file_is_opened_by_many_processes_at_once(tmp_path: Path) -> None:
         assert [process.wait(60) for process in opening] == [0] * 4
 
 
-def test_file_that_stays_locked_fails_after_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_stays_locked_fails_after_its_timeout(monkeypatch) -> None:
     class Locked:
         tries = 0
 
@@ -120,7 +120,7 @@ def counted(path: Path, table: str) -> int:
 
 
 async def test_history_sent_again_takes_no_room_and_is_deleted_with_its_last_response(
-    tmp_path: Path,
+    tmp_path,
 ) -> None:
     path = tmp_path / "store.db"
     store = SqliteStore(path)
@@ -139,7 +139,7 @@ async def test_history_sent_again_takes_no_room_and_is_deleted_with_its_last_res
     await store.close()
 
 
-async def test_unary_answer_is_one_row(tmp_path: Path) -> None:
+async def test_unary_answer_is_one_row(tmp_path) -> None:
     path = tmp_path / "store.db"
     store = SqliteStore(path)
     request = Request(model="m", items=(Message("user", "Hi"),))
@@ -149,7 +149,7 @@ async def test_unary_answer_is_one_row(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+async def test_file_is_readable_by_its_user_alone(tmp_path) -> None:
     path = tmp_path / "deep" / "store.db"
     store = SqliteStore(path)
     await store.put(whole("a"))
@@ -159,14 +159,14 @@ async def test_file_is_readable_by_its_user_alone(tmp_path: Path) -> None:
     await store.close()
 
 
-def test_every_connection_syncs_so_that_a_power_cut_leaves_the_file_whole(tmp_path: Path) -> None:
+def test_every_connection_syncs_so_that_a_power_cut_leaves_the_file_whole(tmp_path) -> None:
     with closing(sqlite.connect(tmp_path / "store.db")) as connection:
         normal, wal = connection.execute("PRAGMA synchronous").fetchone(), "wal"
         assert normal == (1,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == (wal,)
 
 
-async def test_writes_of_one_turn_share_a_commit(tmp_path: Path) -> None:
+async def test_writes_of_one_turn_share_a_commit(tmp_path) -> None:
     store = SqliteStore(tmp_path / "store.db")
     statements: list[str] = []
     store._writing.set_trace_callback(statements.append)
@@ -175,7 +175,7 @@ async def test_writes_of_one_turn_share_a_commit(tmp_path: Path) -> None:
     assert statements.count("COMMIT") == 1
 
 
-async def test_commit_that_fails_fails_all_its_writes(tmp_path: Path) -> None:
+async def test_commit_that_fails_fails_all_its_writes(tmp_path) -> None:
     path = tmp_path / "store.db"
     store = SqliteStore(path)
     with closing(sqlite3.connect(path)) as other:
@@ -190,7 +190,7 @@ async def test_commit_that_fails_fails_all_its_writes(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_store_is_used_by_several_event_loops(tmp_path: Path) -> None:
+async def test_store_is_used_by_several_event_loops(tmp_path) -> None:
     store = SqliteStore(tmp_path / "store.db")
 
     async def put() -> None:

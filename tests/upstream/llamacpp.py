@@ -180,7 +180,6 @@ def address(process: subprocess.Popen[str], log: TextIO) -> tuple[str, int]:
 
 def stop(process: subprocess.Popen[str]) -> None:
     """End the server: it leaves when its stdin closes, and is killed if it does not."""
-    assert process.stdin is not None
     process.stdin.close()
     try:
         process.wait(5)

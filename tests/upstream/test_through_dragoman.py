@@ -89,7 +89,7 @@ def respond_stream(sdk: OpenAI, input: Any, **fields: Any) -> tuple[list[Any], A
         ("Quote a path.", 'The path is "C:\\temp\\new".'),
     ],
 )
-def test_text_whole_and_streamed_over_both_wires(sdk: OpenAI, question: str, answer: str) -> None:
+def test_text_whole_and_streamed_over_both_wires(sdk: OpenAI, question, answer) -> None:
     assert chat(sdk, question).choices[0].message.content == answer
     chunks, final = chat_stream(sdk, question)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
@@ -126,7 +126,7 @@ def test_reasoning_over_both_wires(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_one_call(sdk: OpenAI, choice: str) -> None:
+def test_one_call(sdk: OpenAI, choice) -> None:
     question = "What is the weather in Paris?"
     asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice}
     for completion in (chat(sdk, question, **asked), chat_stream(sdk, question, **asked)[1]):
@@ -167,7 +167,7 @@ def test_a_tool_that_must_not_be_called_is_not(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_two_calls_and_their_results_over_responses(sdk: OpenAI, streamed: bool) -> None:
+def test_two_calls_and_their_results_over_responses(sdk: OpenAI, streamed) -> None:
     asked = {"tools": [WEATHER_ITEM], "parallel_tool_calls": True}
     ask = (lambda *a, **k: respond_stream(*a, **k)[1]) if streamed else respond
     calls = ask(sdk, BOTH, **asked).output
@@ -212,7 +212,7 @@ def test_dropped_image_is_reported(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_its_own_errors_arrive_as_they_are(sdk: OpenAI, streamed: bool) -> None:
+def test_its_own_errors_arrive_as_they_are(sdk: OpenAI, streamed) -> None:
     for ask in (chat, respond):
         with pytest.raises(openai.BadRequestError) as caught:
             ask(sdk, LONG, stream=streamed)
@@ -234,7 +234,7 @@ def test_unknown_model_name_is_passed_to_the_upstream(sdk: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("ask", [chat, respond])
-def test_disconnect_frees_the_slot_of_llamacpp(sdk: OpenAI, llamacpp: Llamacpp, ask: Any) -> None:
+def test_disconnect_frees_the_slot_of_llamacpp(sdk: OpenAI, llamacpp: Llamacpp, ask) -> None:
     llamacpp.wait_busy(0, seconds=60)
     before = llamacpp.predicted()
     stream = ask(sdk, "Sing for ever.", stream=True)

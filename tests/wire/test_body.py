@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from msgspec import Meta, Raw, Struct
@@ -15,13 +15,14 @@ from dragoman.wire import json as body
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import Wire
 from dragoman.wire.responses import RESPONSES
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
     ("value", "number"),
     [(7, 7), (2.0, 2), (0, 0), (True, None), ("7", None), (None, None), (float("inf"), None)],
 )
-def test_a_count_is_a_number_that_can_be_counted_with(value: Any, number: int | None) -> None:
+def test_a_count_is_a_number_that_can_be_counted_with(value, number) -> None:
     assert body.whole(value) == number
 
 
@@ -44,9 +45,7 @@ _NESTS = {
 
 @pytest.mark.parametrize("inner", ["1", "[]", "{}"])
 @pytest.mark.parametrize("nest", _NESTS.values(), ids=_NESTS)
-def test_nesting_at_the_limit_loads_and_one_level_more_is_an_error(
-    nest: tuple[str, str], inner: str
-) -> None:
+def test_nesting_at_the_limit_loads_and_one_level_more_is_an_error(nest, inner) -> None:
     start, end = nest
     levels = 2 if nest is _NESTS["spaced"] else 1
     most = (body.MAX_DEPTH - (inner != "1")) // levels
@@ -61,7 +60,7 @@ def test_nesting_at_the_limit_loads_and_one_level_more_is_an_error(
 
 @pytest.mark.parametrize("half", [False, True], ids=["whole characters", "half a character"])
 @pytest.mark.parametrize("depth", [900, sys.getrecursionlimit(), 9_000, _DEEP])
-def test_hostile_nesting_is_an_error_that_names_it(depth: int, half: bool) -> None:
+def test_hostile_nesting_is_an_error_that_names_it(depth, half) -> None:
     said = '["\\ud83d", ' if half else '["", '
     for start, end in _NESTS.values():
         for body_ in (said + start * depth + "1" + end * depth + "]", said + start * depth):
@@ -78,7 +77,7 @@ def test_a_truncated_shallow_body_is_not_called_deep() -> None:
 @pytest.mark.parametrize(
     "field", ["model", "messages", "input", "tools", "metadata", "response_format", "vendor"]
 )
-def test_a_request_nested_without_end_in_any_field_is_refused(wire: Wire, field: str) -> None:
+def test_a_request_nested_without_end_in_any_field_is_refused(wire, field) -> None:
     asked = json.dumps({"model": "m", wire_input(wire): "Hi"})[:-1]
     for start, end in _NESTS.values():
         said = f'{asked}, "{field}": {start * _DEEP}1{end * _DEEP}}}'
@@ -87,7 +86,7 @@ def test_a_request_nested_without_end_in_any_field_is_refused(wire: Wire, field:
 
 
 @pytest.mark.parametrize("field", ["choices", "usage", "vendor"])
-def test_an_answer_nested_without_end_is_a_fault_of_the_upstream(field: str) -> None:
+def test_an_answer_nested_without_end_is_a_fault_of_the_upstream(field) -> None:
     nest = "[" * _DEEP + "]" * _DEEP
     said = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]})
     decoder = CHAT.decoder(Turn("1", 0, "m"))
@@ -108,7 +107,7 @@ def test_lone_surrogate_beside_raw_json_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("texts", [["a"], ["a", "b\n", "é"], ["a", "half \ud83d", "b"]])
-def test_many_values_are_encoded_each_on_a_line(texts: list[str]) -> None:
+def test_many_values_are_encoded_each_on_a_line(texts) -> None:
     assert body.dump_all(texts) == b"\n".join(map(body.dump, texts))
 
 
@@ -133,39 +132,21 @@ def test_a_number_beyond_all_numbers_ends_no_answer() -> None:
 
 
 @pytest.mark.parametrize("wire", [CHAT, RESPONSES], ids=lambda wire: wire.name)
-def test_answer_without_an_end_is_not_buffered(wire: Wire) -> None:
+def test_answer_without_an_end_is_not_buffered(wire) -> None:
     decoder = wire.decoder(Turn("1", 0, "m"))
     piece = b" " * (body.MAX_ANSWER // 4)
     events = decoder.feed(b"{")
     for _ in range(4):
         events += decoder.feed(piece)
     assert decoder.ended
-    assert isinstance(events[-1], Failed)
     assert events[-1].fault.code == "upstream_error"
     assert decoder.feed(piece) == decoder.close() == []
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"{}", "p.name: is missing"),
-        (b'{"name": null}', "p.name: is missing"),
-        (b'{"name": ""}', "p.name: is empty"),
-        (b'{"name": 7}', "p.name: is a number, and must be a string"),
-        (b'{"name": "a", "n": 0}', "p.n: must be at least 1"),
-        (b'{"name": "a", "n": 10}', "p.n: must be at most 9"),
-        (b'{"name": "a", "n": "x"}', "p.n: is a string, and must be a number"),
-        (b'{"name": "a", "each": ["b", {}]}', "p.each[1]: is an object, and must be a string"),
-        (b"[]", "p: is an array, and must be an object"),
-        (b'{"name": "a", "kind": 1}', "p.kind: is a number, and must be a string"),
-        (b'{"name": "a", "kind": "x"}', "p.kind: is 'x', which is not one of its values"),
-    ],
-)
-def test_a_struct_that_does_not_fit_is_an_error_that_names_the_field(
-    data: bytes, message: str
-) -> None:
+@pytest.mark.parametrize(("data", "message"), cases(__file__, "fields"))
+def test_a_struct_that_does_not_fit_is_an_error_that_names_the_field(data, message) -> None:
     with pytest.raises(FaultError) as caught:
-        body.Reader(Sample).read(data, "p")
+        body.Reader(Sample).read(data.encode(), "p")
     assert caught.value.fault.message == message
 
 
@@ -216,9 +197,7 @@ def test_a_cache_keeps_the_first_value_of_a_key() -> None:
         (3, "is 3, and must be between 0 and 2"),
     ],
 )
-def test_number_of_another_kind_or_out_of_bounds_is_an_error_that_names_it(
-    value: Any, problem: str
-) -> None:
+def test_number_of_another_kind_or_out_of_bounds_is_an_error_that_names_it(value, problem) -> None:
     high = None if value == -0.5 else 2
     with pytest.raises(FaultError, match=f"p.n: {problem}"):
         body.Fields({"n": value}, "p").number("n", 0, high)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.wire.chat import CHAT
-from dragoman.wire.protocol import STANDARD, Wire
+from dragoman.wire.protocol import STANDARD
 from dragoman.wire.responses import RESPONSES
 
 ADDRESSES = [
@@ -41,7 +41,7 @@ WIRES = [CHAT, RESPONSES]
         "data:image/png;base64,{}".format
     ),
 )
-def test_r2_26_an_image_travels_as_it_was_given(source: Wire, target: Wire, url: str) -> None:
+def test_r2_26_an_image_travels_as_it_was_given(source, target, url) -> None:
     request = source.decode_request(json.dumps(BODIES[source.name](url)).encode())
     value = json.loads(target.encode_request(request, STANDARD)[0])
     image = (value.get("messages") or value["input"])[0]["content"][0]["image_url"]

@@ -6,7 +6,6 @@ import time
 import timeit
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -43,6 +42,7 @@ from dragoman.core.response import Response, Status, Usage
 from dragoman.wire.losses import OTHER, Losses, Row, Table, header, judge
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from tests.architecture.tree import ROOT
+from tests.cases import cases
 from tests.samples import samples
 
 USER = Message("user", "hi")
@@ -65,7 +65,7 @@ RESPONSES = {"responses": {"vendor": 1}}
 OF_CHAT = UnknownTool("chat", "search", {})
 HOSTED = UnknownTool("responses", "web_search", {})
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("losses.json").read_text())
+CASES = cases(__file__, "losses")
 """Requests and answers with what each loses on a wire, and requests that both wires carry."""
 REQUESTS = [(wire, convert(asked, Request), *rest) for wire, asked, *rest in CASES["requests"]]
 ANSWERS = [(wire, convert(answer, Response), *rest) for wire, answer, *rest in CASES["answers"]]
@@ -86,9 +86,7 @@ def lost(request: Request, target: str) -> list[Loss]:
 @pytest.mark.parametrize(
     ("target", "request_", "field", "action"), REQUESTS, ids=[f"{c[0]}: {c[2]}" for c in REQUESTS]
 )
-def test_p37_each_field_is_treated_as_its_row_says(
-    target: str, request_: Request, field: str, action: str
-) -> None:
+def test_p37_each_field_is_treated_as_its_row_says(target, request_, field, action) -> None:
     if action == "refused":
         with pytest.raises(FaultError) as raised:
             lost(request_, target)
@@ -116,7 +114,7 @@ def reason(request: Request, target: str) -> list[str]:
 
 
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_every_row_that_loses_something_has_a_case(target: str) -> None:
+def test_every_row_that_loses_something_has_a_case(target) -> None:
     met = {
         why for wire, request, *_ in REQUESTS if wire == target for why in reason(request, target)
     }
@@ -150,9 +148,7 @@ def test_a_bare_prompt_is_refused_where_only_conversations_are_taken() -> None:
         ({"extra": CHAT}, "vendor", "dropped"),
     ],
 )
-def test_fields_without_a_form_in_completions_are_dropped_or_refused(
-    fields: dict[str, Any], field: str, action: str
-) -> None:
+def test_fields_without_a_form_in_completions_are_dropped_or_refused(fields, field, action) -> None:
     prompt = Completion(model="m", prompts=("Once",), **fields)
     try:
         losses = [(loss.field, loss.action) for loss in judge(prompt, WIRES["completions"].losses)]
@@ -163,7 +159,7 @@ def test_fields_without_a_form_in_completions_are_dropped_or_refused(
 
 @pytest.mark.parametrize("asked", CASES["carried"], ids=range(len(CASES["carried"])))
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_request_that_both_wires_carry_loses_nothing(asked: Any, target: str) -> None:
+def test_request_that_both_wires_carry_loses_nothing(asked, target) -> None:
     assert lost(convert(asked, Request), target) == []
 
 
@@ -184,9 +180,7 @@ def members(hint: object) -> Iterator[type[Struct]]:
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize(("root", "side"), [(Request, "request"), (Response, "answer")])
-def test_every_field_of_the_core_has_a_row_on_every_wire(
-    root: type[Struct], side: str, wire: str
-) -> None:
+def test_every_field_of_the_core_has_a_row_on_every_wire(root, side, wire) -> None:
     """Law 5. What goes whole with the field that holds it needs no rows of its own."""
     table: Table = getattr(WIRES[wire].losses, side)
     rows = {row.field for row in table.rows}
@@ -252,7 +246,7 @@ def test_a_plain_request_is_judged_in_no_time() -> None:
 
 
 @pytest.mark.parametrize("action", ["carried", "emulated", "dropped", "refused"])
-def test_p37_a_change_of_action_is_a_change_of_one_word(action: str) -> None:
+def test_p37_a_change_of_action_is_a_change_of_one_word(action) -> None:
     losses = Losses("toy", Table((Row("Sampling.seed", action, "why"),)), Table())
     if action == "refused":
         with pytest.raises(FaultError, match="seed: cannot be carried: why"):
@@ -324,9 +318,7 @@ def is_known(wire: str, name: str) -> bool:
         ("openresponses", "CreateResponseBody", "responses"),
     ],
 )
-def test_p37_every_published_field_of_a_request_is_one_of_the_core(
-    document: str, schema: str, wire: str
-) -> None:
+def test_p37_every_published_field_of_a_request_is_one_of_the_core(document, schema, wire) -> None:
     """Fields of the core have a row on every wire, so these all have."""
     schemas = published(document)
     names = properties(schemas[schema], schemas)
@@ -342,7 +334,7 @@ def test_every_published_value_of_include_has_a_row() -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("side", ["request", "answer"])
-def test_every_row_has_one_action_a_reason_and_a_condition_in_words(wire: str, side: str) -> None:
+def test_every_row_has_one_action_a_reason_and_a_condition_in_words(wire, side) -> None:
     rows = getattr(WIRES[wire].losses, side).rows
     for row in rows:
         assert re.fullmatch(r"[^|\n]{4,70}", row.why), row
@@ -371,7 +363,7 @@ def lost_of_answer(response: Response, target: str) -> list[Loss]:
     ("target", "response", "field", "action"), ANSWERS, ids=[f"{c[0]}: {c[2]}" for c in ANSWERS]
 )
 def test_p37_each_field_of_an_answer_is_treated_as_its_row_says(
-    target: str, response: Response, field: str, action: str
+    target, response, field, action
 ) -> None:
     assert [(loss.field, loss.action) for loss in lost_of_answer(response, target)] == [
         (field, action)
@@ -379,7 +371,7 @@ def test_p37_each_field_of_an_answer_is_treated_as_its_row_says(
 
 
 @pytest.mark.parametrize("target", WIRES)
-def test_every_row_that_loses_something_of_an_answer_has_a_case(target: str) -> None:
+def test_every_row_that_loses_something_of_an_answer_has_a_case(target) -> None:
     met = {
         loss.why
         for wire, answer, *_ in ANSWERS
@@ -404,7 +396,7 @@ def test_an_answer_cannot_be_refused() -> None:
 
 
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_answer_that_both_wires_carry_loses_nothing(target: str) -> None:
+def test_answer_that_both_wires_carry_loses_nothing(target) -> None:
     cited = Text("a", (Annotation("url_citation", url="https://example.com"),), (Token("a"),))
     items = (
         Reasoning((Thought("hm"),)),
@@ -418,7 +410,7 @@ def test_answer_that_both_wires_carry_loses_nothing(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["chat", "responses"])
-def test_answer_loses_nothing_on_its_own_wire(target: str) -> None:
+def test_answer_loses_nothing_on_its_own_wire(target) -> None:
     for other, response, field, _ in ANSWERS:
         # Sound that has a transcript is text too, and a part of no wire is lost on all.
         if other != target and other != "completions" and field != "output[0].content[0]":
@@ -499,7 +491,7 @@ def test_the_names_of_the_core_are_put_in_the_clients_words() -> None:
         ("guided_regex", "guided_regex", "guided_regex"),
     ],
 )
-def test_fault_names_the_field_of_the_clients_wire(param: str, chat: str, responses: str) -> None:
+def test_fault_names_the_field_of_the_clients_wire(param, chat, responses) -> None:
     request = said(Message("assistant", "hello"))
     for wire, name in ((None, param), ("chat", chat), ("responses", responses)):
         fault = spell_fault(bad_request("is wrong", param), request, wire)

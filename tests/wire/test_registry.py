@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,12 +37,12 @@ LOSSES = Losses(
     "toy",
     Table(
         rows("carried", "as `say`", "Request.items model stream"),
-        Row("Sampling.seed", "dropped", "a toy has no seed"),
-        Row("Sampling.stop", "refused", "a toy stops by itself"),
+        rows("dropped", "a toy has no seed", "Sampling.seed"),
+        rows("refused", "a toy stops by itself", "Sampling.stop"),
     ),
     Table(
         rows("carried", "as `said`", "Message", "Text"),
-        Row("Reasoning", "dropped", "a toy does not think"),
+        rows("dropped", "a toy does not think", "Reasoning"),
     ),
 )
 
@@ -138,7 +137,7 @@ WIRE = Wire(
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wire:
+def toy(tmp_path, monkeypatch) -> Wire:
     """The toy wire, in a package of its own, added to the registry."""
     (tmp_path / "toy_wire").mkdir()
     (tmp_path / "toy_wire" / "__init__.py").write_text(TOY)

@@ -33,7 +33,7 @@ def read(*pieces: bytes) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_r1_11_all_line_ends_comments_ids_names_and_a_byte_order_mark(end: bytes) -> None:
+def test_r1_11_all_line_ends_comments_ids_names_and_a_byte_order_mark(end) -> None:
     stream = STREAM.replace(b"\n", end)
     assert read(stream) == EVENTS
     assert read(*(stream[n : n + 1] for n in range(len(stream)))) == EVENTS
@@ -43,7 +43,7 @@ def test_r1_11_all_line_ends_comments_ids_names_and_a_byte_order_mark(end: bytes
     ends=st.lists(st.sampled_from([b"\n", b"\r\n", b"\r"]), min_size=8, max_size=8),
     cuts=st.lists(st.integers(0, 200), max_size=12),
 )
-def test_r1_11_any_split_and_any_mix_of_line_ends(ends: list[bytes], cuts: list[int]) -> None:
+def test_r1_11_any_split_and_any_mix_of_line_ends(ends, cuts) -> None:
     lines = STREAM.split(b"\n")
     stream = b"".join(line + ends[n % 8] for n, line in enumerate(lines[:-1])) + lines[-1]
     # Two mixed ends may melt into one (CR before LF), so the whole is the measure of its pieces.
@@ -98,6 +98,6 @@ def test_a_frame_is_one_block_of_lines_with_lf_only() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b.c"]), st.binary().map(bytes.hex))))
-def test_framed_events_are_read_again(events: list[tuple[str, str]]) -> None:
+def test_framed_events_are_read_again(events) -> None:
     said = [(name, data.encode()) for name, data in events]
     assert read(b"".join(frame(data, name or None) for name, data in said)) == said

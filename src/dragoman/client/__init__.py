@@ -4,9 +4,8 @@ The synchronous client drives the same object on an event loop in a thread. Prot
 are the business of the engine inside.
 """
 
-from .answer import Answer, AnswerError, Spent, arguments
+from .answer import Answer, AnswerError, Spent, Stream, arguments
 from .client import Client, SyncClient, SyncStream, connect, connect_sync
-from .stream import Stream
 
 __all__ = [
     "Answer",

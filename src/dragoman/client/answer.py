@@ -1,18 +1,23 @@
-"""The answer as plain attributes: its text and calls, how it ended, and what it took.
+"""An answer: the stream of its events, and as a value: how it ended, and what it took.
 
-A failed answer is an error that still holds what had come.
+A stream is read once, by one task. Any task may close it, which cancels the answer. A failed answer
+is an error that still holds what had come.
 """
 
 from __future__ import annotations
 
-from typing import Literal, cast
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Literal, Self, cast
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.item import JSON, Call, FunctionCall, Item
-from dragoman.core.response import Response, Status, Usage
+from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded
+from dragoman.core.fold import Fold
+from dragoman.core.item import JSON, FunctionCall
+from dragoman.core.response import Response, Usage
 
 End = Literal[
     "stop",  # the model finished
@@ -38,66 +43,36 @@ class Spent(Usage, frozen=True, omit_defaults=True, kw_only=True):
     latency: float = 0.0
 
 
-class Answer(Struct, frozen=True):
-    """An answer, or as much of it as came. `response` has all of it.
+class Answer(Response, frozen=True, omit_defaults=True, kw_only=True):
+    """An answer, or as much of it as came: the response, how it ended, and what it took.
 
-    >>> answer = Answer(Response(id="1", created_at=0, model="m", status="completed"), Spent())
+    Its `output` is what to append to the conversation.
+
+    >>> answer = Answer(id="1", created_at=0, model="m", status="completed")
     >>> answer.text, answer.end
     ('', 'stop')
     """
 
-    response: Response
-    usage: Spent
+    usage: Spent = Spent()
 
     @property
-    def text(self) -> str:
-        """The text."""
-        return self.response.text
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """The tools the model asks for, in order."""
-        return self.response.calls
-
-    @property
-    def reasoning(self) -> str:
-        """The reasoning, or a summary of it."""
-        return self.response.reasoning
-
-    @property
-    def refusal(self) -> str:
-        """The refusal, or the empty string."""
-        return self.response.refusal
-
-    @property
-    def output(self) -> tuple[Item, ...]:
-        """All items, to be appended to the conversation."""
-        return self.response.output
-
-    @property
-    def status(self) -> Status:
-        """Completed, incomplete, failed or cancelled; in progress before the end."""
-        return self.response.status
-
-    @property
-    def error(self) -> Fault | None:
-        """What went wrong, where the status is failed."""
-        return self.response.error
+    def response(self) -> Response:
+        """All of it."""
+        return self
 
     @property
     def end(self) -> End:
         """How the answer ended."""
-        response = self.response
-        match response.status:
+        match self.status:
             case "failed":
-                cut = response.error is not None and response.error.code == "upstream_cut"
+                cut = self.error is not None and self.error.code == "upstream_cut"
                 return "truncated" if cut else "error"
             case "cancelled":
                 return "cancelled"
             case "in_progress":
                 return "unfinished"
-        reason = response.reasons[0] if response.reasons else "stop"
-        if reason == "stop" and response.refusal:
+        reason = self.reasons[0] if self.reasons else "stop"
+        if reason == "stop" and self.refusal:
             return "refused"
         return cast(End, reason) if reason in _REASONS else "stop"
 
@@ -151,3 +126,123 @@ def _parsed(text: str, what: str, *, object: bool = False) -> JSON:
         problem = f"{what} are {json.kind(value)}, and must be an object."
         raise FaultError(Fault("upstream_error", problem, "upstream"))
     return value
+
+
+class Stream(AsyncGenerator[Event, None]):
+    """The events of an answer; iterate it, or iterate its `text`.
+
+    Use it with `async with`, so that an answer that is not read to its end is cancelled.
+    """
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        self._events = events
+        self._fold = Fold()
+        self._choices: list[int] = []
+        self._began: float | None = None
+        self._first: float | None = None
+        self._ended: float | None = None
+        self._over = False
+        self._closing = False
+        self._reader: asyncio.Task[Any] | None = None
+        self._left: asyncio.Future[None] | None = None  # resolved when the reader has stopped
+
+    # ---- reading -------------------------------------------------------------------------
+
+    async def __anext__(self) -> Event:
+        if self._cancelled():
+            raise StopAsyncIteration
+        if self._began is None:
+            self._began = time.perf_counter()
+        reader = self._reader = asyncio.current_task()
+        try:
+            event = await anext(self._events)
+        except asyncio.CancelledError:
+            if not self._cancelled() or reader is None or reader.uncancel():
+                raise
+            raise StopAsyncIteration from None  # cancelled by `close`, not by the reader's own task
+        finally:
+            self._reader = None
+            if self._left is not None:
+                self._left.set_result(None)
+        self._fold.feed(event)
+        match event:
+            case Delta() if self._first is None:
+                self._first = time.perf_counter()
+            case ItemAdded(choice=choice):
+                self._choices.append(choice)
+            case Finished() | Failed():
+                self._over = True
+                self._ended = time.perf_counter()
+        return event
+
+    @property
+    def text(self) -> AsyncIterator[str]:
+        """The pieces of text of the first choice. Raises AnswerError when the answer fails."""
+        return self._text()
+
+    async def _text(self) -> AsyncGenerator[str, None]:
+        async for event in self:
+            match event:
+                case Delta(kind="text", data=str(data)) if data and not self._choices[event.index]:
+                    yield data
+                case Failed(fault=fault):
+                    raise AnswerError(fault, self.answer)
+
+    async def finish(self) -> Answer:
+        """Read on to the end and give the whole answer, a failed one too."""
+        async for _ in self:
+            pass
+        return self.answer
+
+    # ---- what has come so far ------------------------------------------------------------
+
+    @property
+    def response(self) -> Response:
+        """All that has come so far."""
+        response = self._fold.response
+        cancelled = self._closing and not self._over
+        return replace(response, status="cancelled") if cancelled else response
+
+    @property
+    def answer(self) -> Answer:
+        """The same, with usage and times."""
+        response, began, ended, took = self.response, self._began, self._ended, Spent()
+        if began is not None:
+            first = None if self._first is None else self._first - began
+            latency = (time.perf_counter() if ended is None else ended) - began
+            took = spent(response.usage, first, latency)
+        return Answer(**asdict(response) | {"usage": took})
+
+    def _cancelled(self) -> bool:
+        return self._closing
+
+    # ---- closing -------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Cancel the answer; its reader sees it end. Returns when no work on it is left."""
+        self._closing = True
+        self._ended = self._ended or time.perf_counter()
+        if self._reader is not None and self._reader is not asyncio.current_task():
+            self._left = self._left or asyncio.get_running_loop().create_future()
+            self._reader.cancel()
+            await self._left
+        await self._events.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    # An engine's stream is an asynchronous generator; these make this class one.
+
+    async def asend(self, value: None) -> Event:
+        """The next event."""
+        return await self.__anext__()
+
+    async def athrow(self, *error: Any) -> Event:
+        """Close, and raise the error."""
+        await self.close()
+        raise error[0]
+
+    aclose = close

@@ -37,8 +37,7 @@ from dragoman.core.request import (
 from dragoman.core.response import Response
 from dragoman.engines.base import Wrapper
 
-from .answer import Answer, AnswerError
-from .stream import Stream
+from .answer import Answer, AnswerError, Stream
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -17,12 +17,14 @@ from collections.abc import (
     Collection,
     Hashable,
     Iterator,
+    Sequence,
 )
 from contextlib import aclosing
 from functools import cache, partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Fault, FaultError, unsupported
 from dragoman.core.event import Event, Failed, Finished, Started
@@ -337,24 +339,14 @@ def receive_last(events: list[Event], sink: Sink) -> None:
         fault_from(error)
 
 
-class Deferred(Generic[T]):
-    """The handle of an answer that something must be awaited for before `begin` can start it."""
+class Relay:
+    """A handle that controls another one, which may come late or be replaced."""
 
-    def __init__(
-        self, awaited: Awaitable[T], begin: Callable[[T], Handle], caller: Caller, sink: Sink
-    ) -> None:
-        self._begin = begin
-        self._key = caller.key
-        self._sink = sink
-        self._handle: Handle | None = None
-        self._paused = False
-        self._future: asyncio.Future[T] = asyncio.ensure_future(awaited)
-        self._future.add_done_callback(self._on_done)
+    _handle: Handle | None = None
+    _paused = False
 
     def cancel(self) -> None:
-        """Cancel what is awaited, or the answer."""
-        self._future.remove_done_callback(self._on_done)
-        self._future.cancel()
+        """Cancel the answer."""
         if self._handle is not None:
             self._handle.cancel()
 
@@ -372,14 +364,41 @@ class Deferred(Generic[T]):
 
     async def wait_closed(self) -> None:
         """Wait until what was cancelled has cleaned up."""
-        await asyncio.wait((self._future,))
         await wait_closed(self._handle)
+
+    def control(self, handle: Handle) -> None:
+        """Control this one from now on."""
+        self._handle = handle
+        if self._paused:
+            handle.pause()
+
+
+class Deferred(Relay, Generic[T]):
+    """The handle of an answer that something must be awaited for before `begin` can start it."""
+
+    def __init__(
+        self, awaited: Awaitable[T], begin: Callable[[T], Handle], caller: Caller, sink: Sink
+    ) -> None:
+        self._begin = begin
+        self._key = caller.key
+        self._sink = sink
+        self._future: asyncio.Future[T] = asyncio.ensure_future(awaited)
+        self._future.add_done_callback(self._on_done)
+
+    def cancel(self) -> None:
+        """Cancel what is awaited, or the answer."""
+        self._future.remove_done_callback(self._on_done)
+        self._future.cancel()
+        super().cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until what was cancelled has cleaned up."""
+        await asyncio.wait((self._future,))
+        await super().wait_closed()
 
     def _on_done(self, future: asyncio.Future[T]) -> None:
         try:
-            self._handle = self._begin(future.result())
-            if self._paused:
-                self._handle.pause()
+            self.control(self._begin(future.result()))
         except Exception as error:
             receive_last([Failed(fault_from(error, self._key))], self._sink)
 
@@ -462,6 +481,15 @@ class Prepared(Struct, frozen=True):
     map: Map | None = None
     start: Callable[[Caller, Sink], Handle] | None = None
     engine: Engine | None = None
+
+
+def with_losses(events: list[Event], losses: Sequence[Loss], without: str = "") -> list[Event]:
+    """A batch whose beginning, where it is in it, reports these losses too, and none of the field
+    `without`."""
+    if isinstance(started := events[0], Started) and (losses or started.losses):
+        found = [loss for loss in started.losses if loss.field != without]
+        return [replace(started, losses=(*found, *losses)), *events[1:]]
+    return events
 
 
 class Wrapper:

@@ -7,7 +7,6 @@ Turns are dropped whole: no output without its call, no reasoning without the me
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -17,18 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dragoman.core.error import Fault, FaultError
-from dragoman.core.event import (
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    ItemAdded,
-    ItemDone,
-    PartAdded,
-    PartDone,
-    Progress,
-    Started,
-)
+from dragoman.core.event import Event, Failed, Finished, ItemAdded, ItemDone, Progress, Started
 from dragoman.core.fold import Fold
 from dragoman.core.interfaces import ANYONE, Caller, Engine
 from dragoman.core.item import (
@@ -54,7 +42,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
 from dragoman.core.response import Usage
 
-from .base import Driver, Prepared, Wrapper, new_id, now
+from .base import Driver, Prepared, Wrapper, new_id, now, with_losses
 from .fan_out import add_usage
 
 # ---- estimates -------------------------------------------------------------------------------
@@ -163,14 +151,8 @@ class Truncating(Wrapper):
             return None
         dropped = "the earliest item was" if missing == 1 else f"the {missing} earliest items were"
         why = f"{dropped} left out, so that the rest fits the model's context"
-        loss = Loss("input", "dropped", why)
-
-        def reported(events: list[Event]) -> list[Event]:
-            if isinstance(started := events[0], Started):
-                return [replace(started, losses=(*started.losses, loss)), *events[1:]]
-            return events
-
-        return Prepared(replace(request, items=items), reported)
+        losses = (Loss("input", "dropped", why),)
+        return Prepared(replace(request, items=items), partial(with_losses, losses=losses))
 
 
 def fit(items: Sequence[Item], budget: int) -> tuple[Item, ...]:
@@ -359,9 +341,9 @@ def decode_summary(content: str) -> str | None:
         return None
     try:
         summary = base64.b64decode(content[len(MARK) :], b"-_", validate=True)
-        return summary.decode("utf-8", "replace")
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None
+    return summary.decode("utf-8", "replace")
 
 
 def _as_message(summary: str) -> Message:
@@ -380,21 +362,11 @@ def _last_turn(items: Sequence[Item]) -> Iterable[Item]:
 def _moved(event: Event, used: Usage | None, begun: Started) -> Event:
     """An event of the answer, one place further on, as the summary stands before it. What its own
     beginning reported, which is not shown, is reported at its end."""
-    match event:
-        case Finished() | Failed():
-            usage = add_usage([each for each in (event.usage, used) if each is not None])
-            if isinstance(event, Failed):
-                return replace(event, usage=usage)
-            losses, guarantee = begun.losses + event.losses, event.guarantee or begun.guarantee
-            return replace(event, usage=usage, losses=losses, guarantee=guarantee)
-        case (
-            ItemAdded(index=int(index))
-            | PartAdded(index=int(index))
-            | Delta(index=int(index))
-            | PartDone(index=int(index))
-            | ItemDone(index=int(index))
-            | Progress(index=int(index))
-        ):
-            return replace(event, index=index + 1)
-        case _:
-            return event
+    if isinstance(event, Finished | Failed):
+        usage = add_usage([each for each in (event.usage, used) if each is not None])
+        if isinstance(event, Failed):
+            return replace(event, usage=usage)
+        losses, guarantee = begun.losses + event.losses, event.guarantee or begun.guarantee
+        return replace(event, usage=usage, losses=losses, guarantee=guarantee)
+    index: int | None = getattr(event, "index", None)
+    return event if index is None else replace(event, index=index + 1)

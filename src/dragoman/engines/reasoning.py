@@ -8,7 +8,6 @@ encrypted reasoning and asks again without where one refuses.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -30,7 +29,7 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.wire.registry import WIRES
 
-from .base import ENDS, LRU, Prepared, Wrapper, start, wait_closed
+from .base import ENDS, LRU, Prepared, Relay, Wrapper, start, with_losses
 
 ENCRYPTED = "reasoning.encrypted_content"
 """What a request includes to get reasoning in a form it can bring back."""
@@ -170,7 +169,7 @@ class ReasoningCipher:
         cipher, prefix = self._ready
         try:
             data = base64.b64decode(encrypted[len(prefix) :], b"-_", validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             return None
         plain = cipher.decrypt(data, json.dumps([tenant, model]).encode())
         if plain is None:
@@ -207,17 +206,14 @@ class EncryptingReasoning(Wrapper):
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
         """Nothing to do where no encrypted reasoning is requested or brought."""
         encrypts = ENCRYPTED in request.include
-        brought = Reasoning in map(type, request.items)
-        plain, losses = self._decrypted(request, caller) if brought else (request, ())
+        items, losses = self._decrypted(request, caller)
+        plain = request if items == list(request.items) else replace(request, items=tuple(items))
         if not (encrypts or losses):
             return None if plain is request else Prepared(plain)
 
         def encrypted(events: list[Event]) -> list[Event]:
-            if isinstance(started := events[0], Started):
-                found = started.losses
-                if encrypts:  # what was requested is done, whatever the upstream's wire carries
-                    found = tuple(loss for loss in found if loss.field != ASKING)
-                events = [replace(started, losses=(*found, *losses)), *events[1:]]
+            # What was requested is done, whatever the upstream's wire carries.
+            events = with_losses(events, losses, without=ASKING if encrypts else "")
             if encrypts and ItemDone in map(type, events):
                 events = [self._encrypted(event, request, caller) for event in events]
             return events
@@ -233,22 +229,18 @@ class EncryptingReasoning(Wrapper):
         content = self._cipher.encrypt(item, caller.tenant, request.model)
         return replace(event, item=replace(item, encrypted=content))
 
-    def _decrypted(self, request: Request, caller: Caller) -> tuple[Request, tuple[Loss, ...]]:
-        """The request with our content decrypted; the same one, where it has none."""
-        items: list[Item] = []
-        changed = lost = False
+    def _decrypted(self, request: Request, caller: Caller) -> tuple[list[Item], tuple[Loss, ...]]:
+        """The items with our content decrypted, and what was lost."""
+        items: list[Item | None] = []
+        losses: tuple[Loss, ...] = ()
         for item in request.items:
-            if not isinstance(item, Reasoning) or not self._cipher.is_ours(item.encrypted or ""):
-                items.append(item)
-                continue
-            changed = True
-            held = self._cipher.decrypt(item.encrypted or "", caller.tenant, request.model)
-            lost = lost or held is None
-            known = replace(held, id=item.id, status=item.status) if held else readable(item)
-            items += [] if known is None else [known]
-        if not changed:
-            return request, ()
-        return replace(request, items=tuple(items)), (NOT_DECRYPTED,) if lost else ()
+            known: Item | None = item
+            if isinstance(item, Reasoning) and self._cipher.is_ours(item.encrypted or ""):
+                held = self._cipher.decrypt(item.encrypted or "", caller.tenant, request.model)
+                losses = losses if held else (NOT_DECRYPTED,)
+                known = replace(held, id=item.id, status=item.status) if held else readable(item)
+            items.append(known)
+        return [item for item in items if item is not None], losses
 
 
 # ---- the cache -------------------------------------------------------------------------------
@@ -511,9 +503,7 @@ class CachingReasoning(Wrapper):
                 for index in sorted(done):
                     if first is None or index < first:
                         recordings[choices[index]].add(done.pop(index))
-            if losses and isinstance(started := events[0], Started):
-                return [replace(started, losses=(*started.losses, *losses)), *events[1:]]
-            return events
+            return with_losses(events, losses) if losses else events
 
         return Prepared(asked, recorded)
 
@@ -542,7 +532,7 @@ class _Attempt(Struct, frozen=True):
 
     request: Request
     asking: bool = False
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[Loss, ...] = ()  # of a second one
 
 
 class RetryingReasoning(Wrapper):
@@ -589,7 +579,7 @@ class RetryingReasoning(Wrapper):
             about = _REFUSED.search(fault.message) or (asking and _UNKNOWN.search(fault.message))
             if not (refused and about):
                 return None
-        request, losses = first.request, first.losses
+        request, losses = first.request, tuple[Loss, ...]()
         if asking and fault.upstream_code != CODE:
             self.give_up(request.model)
             include = tuple(value for value in request.include if value != ENCRYPTED)
@@ -600,7 +590,7 @@ class RetryingReasoning(Wrapper):
                 for item in request.items
             )
             request = replace(request, items=tuple(item for item in plain if item is not None))
-            losses = (*losses, RETRIED)
+            losses = (RETRIED,)
         return None if request is first.request else _Attempt(request, asking, losses)
 
 
@@ -608,7 +598,7 @@ def _has_opaque(request: Request) -> bool:
     return any(isinstance(item, Reasoning) and is_opaque(item) for item in request.items)
 
 
-class _Attempts:
+class _Attempts(Relay):
     """The sink of up to two attempts, and the handle of the answer they give."""
 
     def __init__(
@@ -619,27 +609,8 @@ class _Attempts:
         self._caller = caller
         self._sink = sink
         self._begun = False
-        self._paused = False
         self.receive: Callable[[list[Event]], None] = self._receive_first
         self._handle = start(wrapper.engine, first.request, caller, self)
-
-    def cancel(self) -> None:
-        """Cancel the attempt."""
-        self._handle.cancel()
-
-    def pause(self) -> None:
-        """Pause the attempt, and one that follows it."""
-        self._paused = True
-        self._handle.pause()
-
-    def resume(self) -> None:
-        """Resume the attempt."""
-        self._paused = False
-        self._handle.resume()
-
-    async def wait_closed(self) -> None:
-        """Wait until the attempt has cleaned up."""
-        await wait_closed(self._handle)
 
     def _receive_first(self, events: list[Event]) -> None:
         begin, end = events[0], events[-1]
@@ -648,9 +619,7 @@ class _Attempts:
             if second is not None:
                 self._attempt = second
                 self.receive = self._receive_second
-                self._handle = start(self._wrapper.engine, second.request, self._caller, self)
-                if self._paused:
-                    self._handle.pause()
+                self.control(start(self._wrapper.engine, second.request, self._caller, self))
                 return
         if end is not begin or not isinstance(begin, Started):
             self.receive = self._sink.receive  # it is answered: nothing is left to be done
@@ -673,11 +642,8 @@ class _Attempts:
         """A batch whose beginning has the losses of the attempt, and none that was not asked for by
         the client."""
         begin, attempt = events[0], self._attempt
-        if not isinstance(begin, Started):
+        if not isinstance(begin, Started) or not (begin.losses or attempt.losses):
             return events
-        losses = begin.losses
-        if attempt.asking and losses:
-            losses = tuple([loss for loss in losses if loss.field != ASKING])
-            if len(losses) < len(begin.losses):  # its wire cannot say it, and never will
-                self._wrapper.give_up(attempt.request.model)
-        return [replace(begin, losses=(*losses, *attempt.losses)), *events[1:]]
+        if attempt.asking and ASKING in [loss.field for loss in begin.losses]:
+            self._wrapper.give_up(attempt.request.model)  # its wire cannot say it, and never will
+        return with_losses(events, attempt.losses, without=ASKING if attempt.asking else "")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from msgspec import Struct
@@ -55,6 +56,15 @@ class ByteTokenizer:
         return self._pieces[id] if 0 <= id < self.size else b""
 
 
+class Control(Struct, frozen=True):
+    """A control token, by its text."""
+
+    text: str
+
+
+Piece = str | Control
+
+
 class Marks:
     """Fixed texts, to be found in a text that comes in pieces of any size.
 
@@ -66,14 +76,25 @@ class Marks:
     def __init__(self, marks: Iterable[str]) -> None:
         longest_first = sorted(marks, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._prefixes = frozenset(m[:size] for m in longest_first for size in range(1, len(m)))
+        self.prefixes = frozenset(m[:size] for m in longest_first for size in range(1, len(m)))
         self._first = frozenset(mark[0] for mark in longest_first)
-        self._longest = max(map(len, longest_first), default=1) - 1
+        self.longest = max(map(len, longest_first), default=1) - 1
 
     def find(self, text: str, at: int) -> tuple[int, int]:
         """The span of the next mark; beyond the text if there is none."""
         found = self.pattern.search(text, at)
         return found.span() if found else (len(text), len(text))
+
+    def split(self, text: str) -> Iterator[Piece]:
+        """The text in pieces, each mark in it as a control token."""
+        at = 0
+        for found in self.pattern.finditer(text):
+            if at < found.start():
+                yield text[at : found.start()]
+            yield Control(found[0])
+            at = found.end()
+        if at < len(text):
+            yield text[at:]
 
     def touches(self, text: str) -> bool:
         """Whether the text has a character that a mark begins with."""
@@ -81,19 +102,28 @@ class Marks:
 
     def held(self, text: str, at: int = 0) -> int:
         """Where at the end of the text a mark may be beginning."""
-        for start in range(max(at, len(text) - self._longest), len(text)):
-            if text[start] in self._first and text[start:] in self._prefixes:
+        for start in range(max(at, len(text) - self.longest), len(text)):
+            if text[start] in self._first and text[start:] in self.prefixes:
                 return start
         return len(text)
 
 
-class Control(Struct, frozen=True):
-    """A control token, by its text."""
+class TokenTable(dict[int, str | bytes | Control]):
+    """The meaning of each id: text, bytes of an incomplete character, or a control token. Filled in
+    as the ids occur."""
 
-    text: str
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__((id, Control(text)) for text, id in tokenizer.controls.items())
+        self.controls = tokenizer.controls
+        self._piece = tokenizer.piece
 
-
-Piece = str | Control
+    def __missing__(self, id: int) -> str | bytes:
+        piece = self._piece(id)
+        known: str | bytes = piece
+        with suppress(UnicodeDecodeError):
+            known = piece.decode()
+        self[id] = known
+        return known
 
 
 class Prompt(Struct, frozen=True):

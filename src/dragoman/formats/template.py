@@ -35,7 +35,7 @@ from .markup.format import Markup
 from .markup.parser import MarkupParser
 from .markup.profile import Profile
 from .messages import LIMITS, Messages, Verbatim, messages, tools
-from .prompt import Control, Piece, Prompt, Tokenizer
+from .prompt import Marks, Prompt, Tokenizer
 
 MAX_CHARACTERS = 16_000_000
 """Longer prompts are refused: no context is that long."""
@@ -74,8 +74,9 @@ class Template:
         controls: Iterable[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self._controls = sorted({each for each in controls if len(each) > 1}, key=len, reverse=True)
-        found = profile or profile_of(text, self._controls)
+        known = {each for each in controls if len(each) > 1}
+        self._marks = Marks(known)
+        found = profile or profile_of(text, known)
         self.recognised = found is not None
         self._markup = Markup(found or FALLBACK)
         self.profile = self._markup.profile
@@ -83,13 +84,8 @@ class Template:
         self._template = _compiled(text)
         self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
         self._variables = dict(variables or {})
-        any_control = "|".join(map(re.escape, self._controls)) or r"(?!)"
-        self._split = re.compile(f"({any_control})")
-        self._control_start = re.compile(f"(?=(?:{any_control}))(.)", re.DOTALL)
-        self._longest_control = len(self._controls[0]) if self._controls else 0
-        self._control_prefixes = {
-            each[:size] for each in self._controls for size in range(1, len(each))
-        }
+        pattern = self._marks.pattern.pattern
+        self._control_start = re.compile(f"(?=(?:{pattern}))(.)", re.DOTALL)
         self._starts_thinking: dict[str, bool] = {}
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
@@ -98,10 +94,10 @@ class Template:
         losses = LossList()
         turns = messages(request, losses, self.profile.id_length)
         text, separator = self._run(turns, tools(request), _options(request), setting)
-        pieces: list[Piece] = []
-        for place, piece in enumerate(self._split.split(text)):
-            if piece:
-                pieces.append(Control(piece) if place % 2 else piece.replace(separator, ""))
+        pieces = (
+            piece.replace(separator, "") if isinstance(piece, str) else piece
+            for piece in self._marks.split(text)
+        )
         return Prompt(tuple(pieces), losses.losses())
 
     def stops(self, request: Request) -> Stops:
@@ -173,8 +169,8 @@ class Template:
 
     def _separate(self, text: str, separator: str) -> str:
         text = self._control_start.sub(rf"\1{separator}", text)
-        for at in range(len(text) - 1, max(-1, len(text) - self._longest_control), -1):
-            if text[at:] in self._control_prefixes:
+        for at in range(len(text) - 1, max(-1, len(text) - self._marks.longest - 1), -1):
+            if text[at:] in self._marks.prefixes:
                 text = f"{text[: at + 1]}{separator}{text[at + 1 :]}"
         return text
 

@@ -248,11 +248,6 @@ class Headers:
                 return value.decode("latin-1")
         return None
 
-    def get_all(self, name: str) -> list[str]:
-        """Every value of `name`, in order."""
-        key = name.lower().encode()
-        return [value.decode("latin-1") for field, value in self.raw if field == key]
-
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for name, value in self.raw:
             yield name.decode("latin-1"), value.decode("latin-1")
@@ -288,21 +283,13 @@ class Response:
         """The headers that followed the body; known once it is read."""
         return Headers(self._connection.trailers)
 
-    def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """Iterate over the body: each chunk is all that had arrived, never empty.
 
         A coded body comes in pieces of bounded size.
         """
-        return self
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        chunk = await self.more()
-        if not chunk:
-            raise StopAsyncIteration
-        return chunk
+        while chunk := await self.more():
+            yield chunk
 
     async def read(self, limit: int | None = None) -> bytes:
         """The rest of the body, whole, of at most `limit` bytes when decoded.

@@ -18,7 +18,7 @@ from dragoman.core.interfaces import ANYONE, Caller
 from dragoman.core.item import Item
 from dragoman.core.request import Request
 from dragoman.engines.base import Wrapper, new_id, now
-from dragoman.stores.base import ItemPage, OutboxMessage, Paging, Record, Store, StoredAnswer
+from dragoman.stores.base import OutboxMessage, Record
 from dragoman.stores.memory import MemoryStore
 from dragoman.wire import error, json
 from dragoman.wire.responses import RESPONSES
@@ -48,48 +48,6 @@ def refusal(fault: Fault, lane: str | None) -> str:
 
 MOST = 64
 """Responses a connection remembers."""
-
-
-class ConnectionCache:
-    """What a connection remembers, in front of the server's store: a source for what is asked."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._records: dict[str, Record] = {}
-
-    async def put(
-        self,
-        record: Record,
-        items: Sequence[Item] = (),
-        messages: Sequence[OutboxMessage] = (),
-    ) -> None:
-        """Remember an answer that has ended, and forget the oldest of too many."""
-        self._records[record.id] = record
-        if len(self._records) > MOST:
-            del self._records[next(iter(self._records))]
-
-    def forget(self, id: str) -> None:
-        """What a failed turn went on from must not be gone on from again."""
-        self._records.pop(id, None)
-
-    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        record = self._records.get(id)  # its request is whole
-        return await self._store.chain(tenant, id) if record is None else (record,)
-
-    async def find_item(self, tenant: str, item: str) -> Item | None:
-        for record in self._records.values():
-            if (found := record.item(item)) is not None:
-                return found
-        return await self._store.find_item(tenant, item)
-
-    async def list_items(
-        self, tenant: str, id: str, paging: Paging | None = None
-    ) -> ItemPage | None:
-        return await self._store.list_items(tenant, id, paging)
-
-    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        # Those of this connection the reasoning cache of this process has anyway.
-        return await self._store.find_answers(tenant, digests)
 
 
 CREATE = "response.create"
@@ -233,7 +191,7 @@ class Connection:
         self._receive = receive
         self._send = send
         self._runs = runs
-        self._cache = ConnectionCache(runs.store)
+        self._recent: dict[str, Record] = {}
         self._lanes: dict[str | None, deque[tuple[Frame, Request]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: set[Turn] = set()
@@ -300,7 +258,8 @@ class Connection:
                 frame, request = queue.popleft()
                 previous = request.previous_response_id
                 if not await self._answer(frame, request) and previous is not None:
-                    self._cache.forget(bare(previous))
+                    # What a failed turn went on from must not be gone on from again.
+                    self._recent.pop(bare(previous), None)
         finally:
             del self._lanes[lane]
 
@@ -330,19 +289,27 @@ class Connection:
     def _plan(self, request: Request) -> Plan | Awaitable[Plan]:
         memory = self.service.memory
         if memory is not None and request.store is not False:
-            return memory.plan(RESPONSES.name, request, self.caller, self._cache)
+            return memory.plan(RESPONSES.name, request, self.caller, self._recent)
         return self._remembered(request)
 
     async def _remembered(self, request: Request) -> Plan:
         """The plan of a turn that only the connection remembers."""
         id, tenant = new_id(), self.caller.tenant
-        asked = await understand(request, self._cache, tenant)
+        asked = await understand(request, self._runs.store, tenant, recent=self._recent)
         record = Record(
             id=id, tenant=tenant, wire=RESPONSES.name, created_at=now(), request=asked.whole
         )
         losses = (NOT_STORED,) if request.store else ()
-        run = self._runs.open(record, (), self._cache.put)
+        run = self._runs.open(record, (), self._remember)
         return Plan(asked.whole, replace(request, store=False), losses, run)
+
+    async def _remember(
+        self, record: Record, items: Sequence[Item], messages: Sequence[OutboxMessage]
+    ) -> None:
+        """Remember an answer that has ended, and forget the oldest of too many."""
+        self._recent[record.id] = record
+        if len(self._recent) > MOST:
+            del self._recent[next(iter(self._recent))]
 
     # ---- frames --------------------------------------------------------------------------
 

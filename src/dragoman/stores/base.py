@@ -1,10 +1,4 @@
-"""What every store implements, and the values it stores: records, logs, conversations, messages.
-
-One conformance suite holds for all stores. A method that writes returns when what it wrote
-survives a crash of this process. A method that takes a tenant finds nothing of another tenant's;
-unknown ids give None or False, never an error. Ids are bare, without the prefix a wire puts before
-them, and times are Unix seconds.
-"""
+"""The values of a store: records, logs, conversations, messages; and pub/sub of their changes."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -247,145 +241,6 @@ def _number(text: str) -> float | int:
     """1.0 and 1 are the same argument: many clients write whole numbers without the point."""
     value = float(text)
     return int(value) if value.is_integer() else value
-
-
-# ---- the store -----------------------------------------------------------------------------
-
-
-class Source(Protocol):
-    """Where is looked up what a request goes on from."""
-
-    async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
-        """A response and all before it through `previous`, the earliest first; empty when one of
-        them is not known."""
-
-    async def find_item(self, tenant: str, item: str) -> Item | None:
-        """The item with this id in the input or output of any response."""
-
-    async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
-        """The responses with reasoning that made the calls with these digests, each once. Of
-        several that made the same call, it is the latest."""
-
-    async def list_items(
-        self, tenant: str, id: str, paging: Paging | None = None
-    ) -> ItemPage | None:
-        """A page of a conversation's items, or all of them in their order."""
-
-
-class Outbox(Protocol):
-    """Messages, until they are delivered."""
-
-    async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
-        """Take out messages that are due; one that is not settled is due again at `until`. Each
-        goes to one server only."""
-
-    async def settle(self, id: str, due: float | None = None) -> None:
-        """Delete a message, or have it sent again at another time."""
-
-
-class Store(Source, Outbox, Protocol):
-    """All that a server stores."""
-
-    # Responses, and the event log of each.
-
-    def begin(self, record: Record) -> Awaitable[None]:
-        """Store a run that is about to start."""
-
-    async def append(self, id: str, segment: LogSegment) -> None:
-        """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
-        so is one for a run that has ended or is not known."""
-
-    async def finish(
-        self,
-        id: str,
-        response: Response,
-        segment: LogSegment | None = None,
-        items: Sequence[Item] = (),
-        messages: Sequence[OutboxMessage] = (),
-    ) -> bool:
-        """End a run with its response, the last segment of its log, the items it adds to its
-        conversation, and the messages that announce its end, in one step. An item whose id is
-        taken in the conversation gets another. False, and nothing is written, when the run had
-        ended before or is not known."""
-
-    def put(
-        self,
-        record: Record,
-        items: Sequence[Item] = (),
-        messages: Sequence[OutboxMessage] = (),
-    ) -> Awaitable[None]:
-        """Store a response that has ended, whole and in one step: for answers that nobody could
-        follow while they were made. The log is the one that unfolding `record.response` gives."""
-
-    async def get(self, tenant: str, id: str) -> Record | None:
-        """A response."""
-
-    async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
-        """The log from this index on, in order; nothing at its end."""
-
-    async def wait(self, id: str, length: int, seconds: float) -> None:
-        """Return when the log is longer than this, when the run has ended, or when time is up."""
-
-    async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> RecordPage:
-        """The responses of a tenant (on one wire, or on all) by the time of their creation."""
-
-    async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
-        """Replace the metadata of a response."""
-
-    async def delete(self, tenant: str, id: str) -> bool:
-        """Delete a response and its log. Deleting a live run asks for its end as well."""
-
-    # Which server runs what, and until when it has promised to.
-
-    async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
-        """Extend the leases of these runs. Gives the ids of those that must stop, because somebody
-        asked for it, or has deleted or ended them."""
-
-    async def request_cancel(self, tenant: str, id: str) -> bool:
-        """Ask for the end of a run, wherever it runs; False when it is not known."""
-
-    async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
-        """Take over the runs whose lease has expired; each goes to one server only."""
-
-    # Conversations and their items.
-
-    async def create_conversation(
-        self, conversation: Conversation, items: Sequence[Item] = ()
-    ) -> None:
-        """Store a new conversation."""
-
-    async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
-        """A conversation."""
-
-    async def set_conversation_metadata(
-        self, tenant: str, id: str, metadata: dict[str, JSON]
-    ) -> bool:
-        """Replace the metadata of a conversation."""
-
-    async def delete_conversation(self, tenant: str, id: str) -> bool:
-        """Delete a conversation and its items."""
-
-    async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
-        """Add items, each with an id of its own, at the end."""
-
-    async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
-        """One item."""
-
-    async def remove_item(self, tenant: str, id: str, item: str) -> bool:
-        """Delete one item."""
-
-    # The store itself.
-
-    async def sweep(self, now: float) -> int:
-        """Delete what is older or more than the retention allows, the oldest first, and give the
-        number of responses deleted. Live runs stay."""
-
-    async def ready(self) -> None:
-        """Return when the store can be used. Raises StoreError, within a minute or so, that says
-        what is wrong and what to do about it."""
-
-    async def close(self) -> None:
-        """Write what is waiting and release everything."""
 
 
 # ---- notifications -------------------------------------------------------------------------

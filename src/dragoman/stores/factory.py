@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .base import Retention, Store, StoreError
+from .base import Retention, StoreError
 from .memory import MemoryStore
+from .sql import Store
 from .sqlite import SqliteStore
 
 DEFAULT = "sqlite"

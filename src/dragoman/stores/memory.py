@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from .base import Retention, Subscribers
-from .sql import Insert, Row, SqlStore, Steps
+from .sql import Insert, Row, Steps, Store
 from .sqlite import Write, commit, found, migrate, settle
 
 T = TypeVar("T")
 NO_FILE = Path(":memory:")
 
 
-class MemoryStore(SqlStore):
+class MemoryStore(Store):
     """Stores everything in memory; see `Store` for what its methods do.
+
+    What is stored can still be read once it is closed.
 
     >>> async def example():
     ...     store = MemoryStore()
@@ -51,9 +53,3 @@ class MemoryStore(SqlStore):
         commit(self._connection, [write])
         settle([write])
         return write.future
-
-    async def ready(self) -> None:
-        """Memory is always ready."""
-
-    async def close(self) -> None:
-        """What is stored can still be read."""

@@ -23,7 +23,7 @@ from asyncpg import Connection
 
 from .base import PubSub, Retention, StoreError
 from .schema import POSTGRES
-from .sql import Insert, Row, SqlStore, Steps, bound
+from .sql import Insert, Row, Steps, Store, bound
 
 T = TypeVar("T")
 
@@ -272,7 +272,7 @@ class PostgresPubSub(PubSub):
 # ---- the store -----------------------------------------------------------------------------
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(Store):
     """Stores everything in one schema of a database, which is made where it is missing.
 
     `address` is `postgresql://user@host:port/database`; what it leaves out, a password above all,
@@ -319,10 +319,6 @@ class PostgresStore(SqlStore):
                         result = end.value
         return result  # type: ignore[no-any-return]
 
-    async def ready(self) -> None:
-        """Connect, and make the tables where they are missing."""
-        await self._database.opened()
-
     async def close(self) -> None:
-        await self._pubsub.close()
+        await super().close()
         await self._database.close()

@@ -1,4 +1,4 @@
-"""The store in SQL: what SQLite and PostgreSQL do alike, which is nearly everything.
+"""What every store does, in SQL: what SQLite and PostgreSQL do alike, which is nearly everything.
 
 Statements are written once, in the SQL of PostgreSQL with its `$1`, `$2` …; SQLite leaves out the
 locks, because it has one writer. A transaction of several statements is a generator that yields
@@ -105,8 +105,14 @@ _LOCK_USES = "LOCK TABLE part_uses IN SHARE ROW EXCLUSIVE MODE"
 of parts, so that what looks unused is. Taken later, two deletions would deadlock."""
 
 
-class SqlStore(ABC):
-    """A store in a database; see `Store` for what its methods do."""
+class Store(ABC):
+    """All that a server stores, in a database.
+
+    One conformance suite holds for all stores. A method that writes returns when what it wrote
+    survives a crash of this process. A method that takes a tenant finds nothing of another
+    tenant's; unknown ids give None or False, never an error. Ids are bare, without the prefix a
+    wire puts before them, and times are Unix seconds.
+    """
 
     POLL: ClassVar[float]
     """Seconds between two looks at what another process may have written."""
@@ -136,9 +142,19 @@ class SqlStore(ABC):
         """Insert rows and take steps in one transaction; the result of the steps. What waits with
         others for its commit may be done again from the start, without them."""
 
+    async def ready(self) -> None:
+        """Return when the store can be used. Raises StoreError, within a minute or so, that says
+        what is wrong and what to do about it."""
+        await self._read("SELECT 1")
+
+    async def close(self) -> None:
+        """Write what is waiting and release everything."""
+        await self._pubsub.close()
+
     # ---- responses -----------------------------------------------------------------------
 
     def begin(self, record: Record) -> Awaitable[None]:
+        """Store a run that is about to start."""
         run = (_RUN, bound((record.id, record.owner, record.lease, record.conversation)))
         return self._transact([*_inserts(record), run])
 
@@ -148,6 +164,8 @@ class SqlStore(ABC):
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
     ) -> Awaitable[None]:
+        """Store a response that has ended, whole and in one step: for answers that nobody could
+        follow while they were made. The log is the one that unfolding `record.response` gives."""
         if record.response is None or record.status in RUNNING:
             raise ValueError(f"response {record.id} has not ended")
         steps = None
@@ -156,6 +174,8 @@ class SqlStore(ABC):
         return self._transact(_inserts(record), steps)
 
     async def append(self, id: str, segment: LogSegment) -> None:
+        """Add to the log of a run. A segment that is there already, or follows a gap, is an error;
+        so is one for a run that has ended or is not known."""
         if not await self._transact((), partial(_append, id, segment, pack_events(segment.events))):
             raise StoreError(f"No response {id} is being made.")
         self._pubsub.publish_soon(id)
@@ -168,6 +188,10 @@ class SqlStore(ABC):
         items: Sequence[Item] = (),
         messages: Sequence[OutboxMessage] = (),
     ) -> bool:
+        """End a run with its response, the last segment of its log, the items it adds to its
+        conversation, and the messages that announce its end, in one step. An item whose id is
+        taken in the conversation gets another. False, and nothing is written, when the run had
+        ended before or is not known."""
         data = pack(response)
         events = b"" if segment is None else pack_events(segment.events)
         others = [item.id for item in response.output if item.id and f"_{id}_" not in item.id]
@@ -192,10 +216,13 @@ class SqlStore(ABC):
         return is_over
 
     async def get(self, tenant: str, id: str) -> Record | None:
+        """A response."""
         found = await self._records("WHERE r.id = $1 AND r.tenant = $2", id, tenant)
         return found[0] if found else None
 
     async def chain(self, tenant: str, id: str) -> tuple[Record, ...]:
+        """A response and all before it through `previous`, the earliest first; empty when one of
+        them is not known."""
         statement = f"""
             WITH RECURSIVE chain (seq, previous, depth) AS (
                 SELECT seq, previous, 0 FROM responses WHERE id = $1 AND tenant = $2
@@ -212,6 +239,7 @@ class SqlStore(ABC):
         return tuple(records) if whole else ()
 
     async def find_item(self, tenant: str, item: str) -> Item | None:
+        """The item with this id in the input or output of any response."""
         key, last = index_key(item), ""
         where = """WHERE r.tenant = $1 AND (r.id = $2 OR r.seq IN (
                 SELECT seq FROM item_index WHERE tenant = $1 AND item = $2))
@@ -224,6 +252,8 @@ class SqlStore(ABC):
         return None
 
     async def find_answers(self, tenant: str, digests: Sequence[str]) -> tuple[StoredAnswer, ...]:
+        """The responses with reasoning that made the calls with these digests, each once. Of
+        several that made the same call, it is the latest."""
         found: dict[str, StoredAnswer] = {}
         statement = f"""SELECT r.id, r.record, coalesce(r.response, e.response)
             FROM responses r {_ENDS} WHERE r.seq IN (SELECT seq FROM calls
@@ -235,6 +265,7 @@ class SqlStore(ABC):
         return tuple(found.values())
 
     async def log(self, id: str, first: int = 0) -> tuple[LogSegment, ...]:
+        """The log from this index on, in order; nothing at its end."""
         statement = """SELECT s.first, s.events FROM segments s
             JOIN responses r ON r.seq = s.seq WHERE r.id = $1 AND s.first >= coalesce(
                 (SELECT max(first) FROM segments WHERE seq = s.seq AND first <= $2), 0)
@@ -248,6 +279,8 @@ class SqlStore(ABC):
         return tuple(segments_from(log, first))
 
     async def wait(self, id: str, length: int, seconds: float) -> None:
+        """Return when the log is longer than this, when the run has ended, or when time is up."""
+
         async def is_over() -> bool:
             rows = await self._read(f"SELECT {_LENGTH} {_LIVE}", id)
             return not rows or rows[0][0] > length
@@ -255,6 +288,7 @@ class SqlStore(ABC):
         await self._pubsub.wait(id, is_over, seconds, self.POLL)
 
     async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> RecordPage:
+        """The responses of a tenant (on one wire, or on all) by the time of their creation."""
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
         where = "WHERE r.tenant = $1"
@@ -269,10 +303,12 @@ class SqlStore(ABC):
         return RecordPage(tuple(found[: paging.limit]), len(found) > paging.limit)
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
+        """Replace the metadata of a response."""
         statement = "UPDATE responses SET metadata = $3 WHERE id = $1 AND tenant = $2 RETURNING id"
         return bool(await self._write(statement, id, tenant, pack(metadata)))
 
     async def delete(self, tenant: str, id: str) -> bool:
+        """Delete a response and its log. Deleting a live run asks for its end as well."""
         find = "SELECT seq, parts FROM responses WHERE id = $1 AND tenant = $2"
         gone = await self._transact((), partial(self._forget, find, (id, tenant)))
         self._pubsub.publish_soon(id)
@@ -301,6 +337,8 @@ class SqlStore(ABC):
     # ---- leases --------------------------------------------------------------------------
 
     async def renew_leases(self, ids: Sequence[str], until: float) -> tuple[str, ...]:
+        """Extend the leases of these runs. Gives the ids of those that must stop, because somebody
+        asked for it, or has deleted or ended them."""
         renewed: set[str] = set()
         for some in chunks(ids):
             statement = f"""UPDATE runs SET lease = $1 WHERE NOT cancelling AND seq IN (
@@ -310,10 +348,12 @@ class SqlStore(ABC):
         return tuple(id for id in ids if clean(id) not in renewed)
 
     async def request_cancel(self, tenant: str, id: str) -> bool:
+        """Ask for the end of a run, wherever it runs; False when it is not known."""
         statement = f"UPDATE runs SET cancelling = true WHERE seq IN ({_OWN}) RETURNING seq"
         return bool(await self._write(statement, id, tenant) or await self._read(_OWN, id, tenant))
 
     async def take_orphans(self, owner: str, now: float, until: float) -> tuple[Record, ...]:
+        """Take over the runs whose lease has expired; each goes to one server only."""
         if not await self._read("SELECT 1 FROM runs WHERE lease < $1 LIMIT 1", now):
             return ()  # and no writer was disturbed
         # SKIP LOCKED: a run whose row another server holds is just being taken, renewed or ended.
@@ -330,6 +370,7 @@ class SqlStore(ABC):
     async def create_conversation(
         self, conversation: Conversation, items: Sequence[Item] = ()
     ) -> None:
+        """Store a new conversation."""
         made = conversation
         row = (made.id, made.tenant, made.created_at, pack(made))
 
@@ -343,6 +384,7 @@ class SqlStore(ABC):
         await self._transact((), steps)
 
     async def get_conversation(self, tenant: str, id: str) -> Conversation | None:
+        """A conversation."""
         statement = "SELECT conversation FROM conversations WHERE id = $1 AND tenant = $2"
         rows = await self._read(statement, id, tenant)
         return unpack(rows[0][0], Conversation) if rows else None
@@ -350,6 +392,7 @@ class SqlStore(ABC):
     async def set_conversation_metadata(
         self, tenant: str, id: str, metadata: dict[str, JSON]
     ) -> bool:
+        """Replace the metadata of a conversation."""
         known = await self.get_conversation(tenant, id)
         if known is None:
             return False
@@ -359,6 +402,8 @@ class SqlStore(ABC):
         return bool(await self._write(statement, id, tenant, data))
 
     async def delete_conversation(self, tenant: str, id: str) -> bool:
+        """Delete a conversation and its items."""
+
         def steps() -> Steps[bool]:
             statement = "DELETE FROM conversations WHERE id = $1 AND tenant = $2 RETURNING id"
             if not (yield statement, (id, tenant)):
@@ -369,6 +414,8 @@ class SqlStore(ABC):
         return await self._transact((), steps)
 
     async def add_items(self, tenant: str, id: str, items: Sequence[Item]) -> bool:
+        """Add items, each with an id of its own, at the end."""
+
         def steps() -> Steps[bool]:
             if not (yield _HELD, (id, tenant)):
                 return False
@@ -380,6 +427,7 @@ class SqlStore(ABC):
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
     ) -> ItemPage | None:
+        """A page of a conversation's items, or all of them in their order."""
         if await self.get_conversation(tenant, id) is None:
             return None
         where = "WHERE conversation = $1"
@@ -397,11 +445,13 @@ class SqlStore(ABC):
         return ItemPage(items, len(rows) > paging.limit)
 
     async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
+        """One item."""
         statement = f"SELECT item FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}"
         rows = await self._read(statement, id, item, tenant)
         return unpack(rows[0][0], Item) if rows else None
 
     async def remove_item(self, tenant: str, id: str, item: str) -> bool:
+        """Delete one item."""
         statement = f"""DELETE FROM items WHERE conversation = $1 AND id = $2 AND {_OURS}
             RETURNING id"""
         return bool(await self._write(statement, id, item, tenant))
@@ -409,6 +459,8 @@ class SqlStore(ABC):
     # ---- outbox --------------------------------------------------------------------------
 
     async def take_due(self, now: float, until: float, most: int = 20) -> tuple[OutboxMessage, ...]:
+        """Take out messages that are due; one that is not settled is due again at `until`. Each
+        goes to one server only."""
         if not await self._read("SELECT 1 FROM outbox WHERE due <= $1 LIMIT 1", now):
             return ()  # and no writer was disturbed
         statement = """UPDATE outbox SET due = $1, attempts = attempts + 1 WHERE id IN
@@ -420,6 +472,7 @@ class SqlStore(ABC):
         )
 
     async def settle(self, id: str, due: float | None = None) -> None:
+        """Delete a message, or have it sent again at another time."""
         if due is None:
             await self._write("DELETE FROM outbox WHERE id = $1", id)
         else:
@@ -428,6 +481,8 @@ class SqlStore(ABC):
     # ---- deleting ------------------------------------------------------------------------
 
     async def sweep(self, now: float) -> int:
+        """Delete what is older or more than the retention allows, the oldest first, and give the
+        number of responses deleted. Live runs stay."""
         old, gone = now - self._retention.max_age, 0
         ((stored,),) = await self._read("SELECT count(*) FROM responses")
         excess = stored - self._retention.max_responses

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from .base import Retention, StoreError, Subscribers
 from .schema import SQLITE
-from .sql import Insert, Row, SqlStore, Steps, Values, bound
+from .sql import Insert, Row, Steps, Store, Values, bound
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class Write(Struct, eq=False):
     error: Exception | None = None
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(Store):
     """Stores everything in one file, which is made where it is missing.
 
     Raises StoreError, which says what to do, when the file cannot be used.
@@ -165,9 +165,6 @@ class SqliteStore(SqlStore):
         self._writing = connect(path)
         self._writer = threading.Thread(target=self._work, name="dragoman-store", daemon=True)
         self._writer.start()
-
-    async def ready(self) -> None:
-        """A file that was opened is ready."""
 
     async def close(self) -> None:
         """Write and read what is waiting, and end."""

@@ -27,7 +27,7 @@ STRANGE = (
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llamacpp]:
+def single(tmp_path_factory) -> Iterator[Llamacpp]:
     file = tmp_path_factory.mktemp("single") / "pocket.gguf"
     export(FOLDER, file, single=True)
     with run_llamacpp(model="pocket", slots=1, file=file, exact=True) as server:
@@ -35,7 +35,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llamacpp]:
 
 
 @pytest.mark.parametrize("prompt", STRANGE)
-def test_every_token_is_scored_alike(prompt: str, single: Llamacpp) -> None:
+def test_every_token_is_scored_alike(prompt, single: Llamacpp) -> None:
     _, model, vocabulary = load(FOLDER)
     ids = tokenized(single, prompt)
     slot = model.open(ids)
@@ -59,7 +59,7 @@ def test_every_token_is_scored_alike(prompt: str, single: Llamacpp) -> None:
 
 
 @pytest.mark.parametrize("prompt", STRANGE)
-def test_tokenizers_agree(prompt: str, single: Llamacpp) -> None:
+def test_tokenizers_agree(prompt, single: Llamacpp) -> None:
     _, _, vocabulary = load(FOLDER)
     if "<|" not in prompt:
         assert list(vocabulary.encode(prompt)) == tokenized(single, prompt)

@@ -34,7 +34,7 @@ def whole(network: Network, ids: Sequence[int]) -> Any:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-def test_a_prompt_read_in_stretches_is_the_same(network: Network, model: Pocket, size: int) -> None:
+def test_a_prompt_read_in_stretches_is_the_same(network: Network, model: Pocket, size) -> None:
     slot = model.open(ONE)
     for start in range(0, len(ONE), size):
         (scores,) = model.step([(slot, ONE[start : start + size])])
@@ -54,7 +54,7 @@ def test_sequences_read_together_do_not_mix(network: Network, model: Pocket) -> 
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_cached_tokens_are_not_read_again(network: Network, model: Pocket, closed: bool) -> None:
+def test_cached_tokens_are_not_read_again(network: Network, model: Pocket, closed) -> None:
     first = model.open(ONE)
     model.step([(first, ONE)])
     if closed:

@@ -41,7 +41,6 @@ class RandomModel(ScoringModel):
     def step(self, work: Sequence[tuple[Slot, Sequence[int]]]) -> Sequence[NDArray[Any]]:
         scores: list[NDArray[Any]] = []
         for slot, ids in work:
-            assert isinstance(slot, _Slot)
             slot.ids.extend(ids)
             last = self._embedding[slot.ids[-self._memory :]]
             mixed = np.tanh((last * self._mixing[-len(last) :]).sum(0) / 2)

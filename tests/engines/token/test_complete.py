@@ -29,7 +29,6 @@ async def test_a_text_is_written_on_and_its_control_tokens_are_read() -> None:
     async with serving(model) as engine:
         response = await completed(engine, "hi<|end|>", asked())
         assert response.text == "there"
-        assert response.usage is not None
         assert response.usage.input_tokens == 3
         assert model.opened[0].prompt == (104, 105, END)
         again = await completed(engine, [104, 105, END], asked())
@@ -40,7 +39,6 @@ async def test_ids_that_are_none_are_refused() -> None:
     async with serving(Says("")) as engine:
         for prompt in ([1, TOY.size], [-1], [], ""):
             response = await completed(engine, prompt, asked())
-            assert response.error is not None
             assert response.error.code == "invalid_request"
 
 
@@ -52,7 +50,6 @@ async def test_an_echo_comes_first_and_is_searched_for_no_stop() -> None:
         assert response.text == "x<|end|>+more"
         response = await completed(engine, "xyz", asked(max_tokens=0), echo=True)
         assert (response.text, response.reasons) == ("xyz", ("length",))
-        assert response.usage is not None
         assert response.usage.output_tokens == 0
         refused = [e async for e in engine.complete("xyz", asked(max_tokens=0))]
         assert isinstance(refused[-1], Failed)

@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.event import Failed, Started
-from dragoman.core.item import Message, Text
+from dragoman.core.item import Message
 from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
@@ -63,14 +62,13 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3])
-async def test_every_kind_of_model_is_served(kind: str, n: int) -> None:
+async def test_every_kind_of_model_is_served(kind, n) -> None:
     async with serving(KINDS[kind]()) as engine:
         response = await answered(engine, asked(n=n))
         ended = "stream" not in kind and kind != "pieces"  # those have no token for the end
         assert [_text(response, choice) for choice in range(n)] == ["Good dæy"] * n
         assert (response.status, response.reasons) == ("completed", ("stop",) * n)
         usage = response.usage
-        assert usage is not None
         assert usage.input_tokens == 3
         assert usage.output_tokens == n * (9 + ended)
         assert usage.total_tokens == 3 + n * (9 + ended)
@@ -81,25 +79,23 @@ def _text(response: Response, choice: int) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind: str) -> None:
+async def test_stop_strings_end_every_kind_at_the_token_that_completes_them(kind) -> None:
     async with serving(KINDS[kind]()) as engine:
         for n in (1, 2):
             response = await answered(engine, asked(stop=("d d", "od d"), n=n))
             assert [_text(response, choice) for choice in range(n)] == ["Go"] * n
             assert response.reasons == ("stop",) * n
-            assert response.usage is not None
             assert response.usage.output_tokens == 6 * n
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_r4_40_text_at_the_token_limit_is_kept(kind: str) -> None:
+async def test_r4_40_text_at_the_token_limit_is_kept(kind) -> None:
     async with serving(KINDS[kind]()) as engine:
         for limit in (1, 4, 7):
             response = await answered(engine, asked(max_tokens=limit))
             assert response.text == "Good dæy".encode()[:limit].decode("utf-8", "replace")
             assert (response.status, response.reasons) == ("incomplete", ("length",))
             assert response.output[-1].status == "incomplete"
-            assert response.usage is not None
             assert response.usage.output_tokens == limit
 
 
@@ -118,7 +114,6 @@ async def test_the_context_is_a_limit_too() -> None:
 async def test_a_prompt_longer_than_the_context_is_refused_in_tokens() -> None:
     async with serving(Says("", context=10)) as engine:
         (failed,) = await heard(engine, asked("x" * 11))
-        assert isinstance(failed, Failed)
         assert failed.fault.upstream_code == "context_length_exceeded"
         assert failed.fault.blame == "client"
         assert "12 tokens" in failed.fault.message
@@ -136,13 +131,10 @@ async def test_a_prompt_longer_than_the_context_is_refused_in_tokens() -> None:
         (Request(model="toy"), None),
     ],
 )
-async def test_invalid_request_is_refused_before_the_model_is_called(
-    request_: Request, param: str | None
-) -> None:
+async def test_invalid_request_is_refused_before_the_model_is_called(request_, param) -> None:
     model = Table()
     async with serving(model) as engine:
         (failed,) = await heard(engine, request_)
-        assert isinstance(failed, Failed)
         assert (failed.fault.code, failed.fault.param) == ("invalid_request", param)
         assert not model.opened
 
@@ -151,7 +143,6 @@ async def test_a_model_that_only_names_tokens_refuses_probabilities() -> None:
     for kind in ("next token", "new request", "step", "stream"):
         async with serving(KINDS[kind]()) as engine:
             (failed,) = await heard(engine, asked(logprobs=True))
-            assert isinstance(failed, Failed)
             assert (failed.fault.code, failed.fault.param) == ("unsupported", "logprobs")
 
 
@@ -159,13 +150,11 @@ async def test_settings_a_function_cannot_take_are_reported() -> None:
     request = asked(top_p=0.5, seed=1, temperature=0.5, logit_bias={"1": 2.0})
     async with serving(KINDS["new request"]()) as engine:
         started = (await heard(engine, request))[0]
-        assert isinstance(started, Started)
         why = "the model chooses its tokens without it"
         fields = ("top_p", "seed", "logit_bias")
         assert started.losses == tuple(Loss(name, "dropped", why) for name in fields)
     async with serving(KINDS["next token"]()) as engine:  # it is given the settings, and may obey
         started = (await heard(engine, request))[0]
-        assert isinstance(started, Started)
         assert not started.losses
 
 
@@ -214,7 +203,6 @@ async def test_ids_no_vocabulary_has_are_a_fault_of_the_model() -> None:
     for wrong in (-1, TOY.size, "x", 1.5):
         async with serving(from_next_token(lambda ids, sampling, wrong=wrong: wrong)) as engine:
             last = (await heard(engine, asked()))[-1]
-            assert isinstance(last, Failed)
             assert last.fault.code == "internal"
             assert "no id" in last.fault.message
     for right in (np.int64(END), True):
@@ -230,9 +218,7 @@ async def test_logprobs_are_exact_and_one_for_each_token() -> None:
         request = asked(logprobs=True, top_logprobs=2, seed=3, max_tokens=12, temperature=0.7)
         response = await answered(engine, request)
     (message,) = response.output
-    assert isinstance(message, Message)
     (part,) = message.parts
-    assert isinstance(part, Text)
     assert len(part.tokens) == 12
     ids = [*b"hi\n"]
     for token in part.tokens:
@@ -284,7 +270,6 @@ async def test_tokens_of_a_request_are_counted_exactly() -> None:
     async with serving(model) as engine:
         for text in ("", "hällo", "x" * 9_000):
             usage = (await answered(engine, asked(text))).usage
-            assert usage is not None
             assert await engine.count(asked(text)) == usage.input_tokens
 
 
@@ -302,9 +287,7 @@ async def test_listing_has_format_context_and_guarantees() -> None:
         assert model.extra == {"models": {"format": "plain", "guarantees": ["enforced"]}}
 
 
-async def test_listing_without_llguidance_promises_no_enforcement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_listing_without_llguidance_promises_no_enforcement(monkeypatch) -> None:
     monkeypatch.setattr("dragoman.engines.token.constraints._llguidance_installed", lambda: False)
     async with serving(Says("")) as engine:
         (model,) = await engine.models()
@@ -325,9 +308,7 @@ async def test_a_long_conversation_is_counted_away_from_the_loop() -> None:
     assert threads == [True, False]
 
 
-def test_missing_numpy_is_reported_with_its_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_numpy_is_reported_with_its_install_command(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ImportError, match=r"dragoman\[local\]"):
         TokenEngine(Plain(), Says(""), TOY)
@@ -358,9 +339,7 @@ class OnlyAB:
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-async def test_forced_tokens_are_written_without_a_model_step(
-    logprobs: bool,
-) -> None:
+async def test_forced_tokens_are_written_without_a_model_step(logprobs) -> None:
     model = Table()
     async with serving(model, constrain=OnlyAB) as engine:
         request = replace(asked(logprobs=logprobs), format=JSONSchema("x"))
@@ -372,9 +351,7 @@ async def test_forced_tokens_are_written_without_a_model_step(
     assert reads == ([3, 1, 1, 1, 1] if logprobs else [5, 1, 1])
     if logprobs:
         (message,) = response.output
-        assert isinstance(message, Message)
         (part,) = message.parts
-        assert isinstance(part, Text)
         assert [token.forced for token in part.tokens] == [True, True, False, False, False]
         assert all(token.logprob is not None and token.logprob < 0 for token in part.tokens)
 
@@ -389,7 +366,6 @@ async def test_a_format_whose_end_is_no_token_is_ended_by_its_text() -> None:
             response = await answered(engine, asked())
             assert response.text == f"Well.{end}"  # a parser knows its own markers, this one none
             assert response.reasons == ("stop",)
-            assert response.usage is not None
             assert response.usage.output_tokens == 5 + len(end)
 
 
@@ -414,7 +390,6 @@ async def test_counting_what_cannot_be_rendered_is_a_fault() -> None:
         with pytest.raises(FaultError):
             await engine.count(asked())
         (failed,) = await heard(engine, asked())
-        assert isinstance(failed, Failed)
         assert failed.fault.param == "input"
 
 
@@ -429,7 +404,6 @@ async def test_broken_stream_fails_and_keeps_its_text() -> None:
     async with serving(from_stream(broken)) as engine:
         response = await answered(engine, asked())
         assert (response.text, response.status) == ("A", "failed")
-        assert response.error is not None
         assert "ValueError" in response.error.message
         assert "secret" not in response.error.message
 
@@ -458,7 +432,7 @@ async def test_a_stream_is_closed_when_it_is_not_wanted_any_more() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_busy_stream_does_not_block_the_loop(n: int) -> None:
+async def test_busy_stream_does_not_block_the_loop(n) -> None:
     async def eager(ids: list[int], sampling: Sampling) -> AsyncIterator[int]:
         while True:
             yield 65

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from dragoman.core.event import Event, Failed
+from dragoman.core.event import Event
 from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import (
@@ -26,8 +26,6 @@ from dragoman.core.request import (
     FunctionTool,
     Namespace,
     Request,
-    Tool,
-    ToolChoice,
     UnknownTool,
 )
 from dragoman.engines.find_format import NAMES, by_name
@@ -45,7 +43,7 @@ ASKED = Request(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_plain_text_is_a_message_in_every_format(name: str) -> None:
+async def test_plain_text_is_a_message_in_every_format(name) -> None:
     format = by_name(name)
     words = "It is sunny in Rome." if name != "harmony" else "<|message|>It is sunny in Rome."
     (end, *_) = format.stops(ASKED).controls
@@ -57,10 +55,9 @@ async def test_plain_text_is_a_message_in_every_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "harmony"])
-async def test_unsupported_item_is_refused_by_the_callers_field_name(name: str) -> None:
+async def test_unsupported_item_is_refused_by_the_callers_field_name(name) -> None:
     items = (*ASKED.items, Message("assistant", "Hm."), Message("user", "And?"), Compaction("x"))
     (failed,) = await said(name, "", Request(model="m", items=items))
-    assert isinstance(failed, Failed)
     assert failed.fault.param == "input[3]"
     assert failed.fault.message == (
         "input[3]: this model's prompt cannot hold an item of type 'compaction'"
@@ -115,16 +112,14 @@ def pieces(text: str, tokenizer: ByteTokenizer) -> Iterator[Piece]:
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_p16_custom_tools_and_namespaces_of_a_token_engine_come_back_as_they_were(
-    name: str,
+    name,
 ) -> None:
     events = await said(name, CALLS[name], CODEX)
     calls = fold(events).calls
     patch = calls[0]
-    assert isinstance(patch, CustomToolCall)
     assert (patch.name, patch.input) == ("apply_patch", "a = 2")
     if name == "hermes":
         search = calls[1]
-        assert isinstance(search, FunctionCall)
         assert (search.namespace, search.name) == ("mcp__docs", "search")
         assert search.arguments == '{"q": "x"}'
     lost = {loss.field: loss.action for loss in fold(events).losses}
@@ -153,11 +148,8 @@ async def test_a_grammar_that_is_only_described_is_never_called_enforced() -> No
     ],
     ids=["named", "required", "allowed"],
 )
-async def test_a_hosted_tool_is_refused_only_where_it_is_forced(
-    name: str, choice: ToolChoice, tools: tuple[Tool, ...]
-) -> None:
+async def test_a_hosted_tool_is_refused_only_where_it_is_forced(name, choice, tools) -> None:
     (failed,) = await said(name, "", replace(CODEX, tool_choice=choice, tools=tools))
-    assert isinstance(failed, Failed)
     assert (failed.fault.code, failed.fault.param) == ("unsupported", "tool_choice")
     assert "cannot be run here" in failed.fault.message
 
@@ -167,16 +159,14 @@ async def test_a_fault_in_a_tool_names_its_place_in_the_clients_list() -> None:
     request = replace(CODEX, tools=(SEARCH, DOCS, wrong))
     for name in ("hermes", "harmony"):
         (failed,) = await said(name, "", request)
-        assert isinstance(failed, Failed)
         assert str(failed.fault.param).startswith("tools[2].parameters")
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_the_prompt_that_is_counted_is_the_one_that_is_sent(name: str) -> None:
+async def test_the_prompt_that_is_counted_is_the_one_that_is_sent(name) -> None:
     tokenizer = ByteTokenizer(by_name(name).stops(CODEX).controls)
     engine = TokenEngine(by_name(name), from_next_token(lambda ids, sampling: None), tokenizer)
     counted = await engine.count(CODEX)
     usage = fold([event async for event in engine.stream(CODEX)]).usage
     await engine.close()
-    assert usage is not None
     assert usage.input_tokens == counted

@@ -241,7 +241,7 @@ VOCABULARIES = {
 
 
 @pytest.fixture(params=[*VOCABULARIES, "pocket"])
-async def engine(request: pytest.FixtureRequest) -> AsyncIterator[TokenEngine]:
+async def engine(request) -> AsyncIterator[TokenEngine]:
     if request.param == "pocket":
         engine: TokenEngine = pocket()
     else:
@@ -300,9 +300,7 @@ def enough(statuses: Counter[str]) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_p34_every_complete_answer_fits_its_schema(
-    engine: TokenEngine, temperature: float
-) -> None:
+async def test_p34_every_complete_answer_fits_its_schema(engine: TokenEngine, temperature) -> None:
     statuses = Counter[str]()
     for seed in range(count(engine)):
         wanted = schema(random.Random(seed))
@@ -318,7 +316,7 @@ async def test_p34_every_complete_answer_fits_its_schema(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_r4_w21_every_call_that_is_required_is_made_and_fits(
-    engine: TokenEngine, temperature: float
+    engine: TokenEngine, temperature
 ) -> None:
     statuses, several = Counter[str](), 0
     for seed in range(count(engine)):
@@ -332,7 +330,6 @@ async def test_r4_w21_every_call_that_is_required_is_made_and_fits(
             assert response.calls
             several += len(response.calls) > 1
             for call in response.calls:
-                assert isinstance(call, FunctionCall)
                 jsonschema.validate(json.loads(call.arguments), schemas[call.name])
     assert enough(statuses)
     assert several or engine.format is not HERMES  # harmony ends at its first call
@@ -348,7 +345,6 @@ async def test_p35_beside_tools_an_answer_is_a_call_or_fits_the_schema(engine: T
         statuses[response.status] += 1
         if response.status == "completed":
             for call in response.calls:
-                assert isinstance(call, FunctionCall)
                 assert tool.parameters is not None
                 jsonschema.validate(json.loads(call.arguments), tool.parameters)
             if not response.calls:

@@ -232,7 +232,7 @@ async def test_f11_end_of_text_ends_a_harmony_answer() -> None:
 
 
 @pytest.mark.parametrize("end", ["<|return|>", "<|call|>"])
-async def test_r4_39_immediate_end_is_an_empty_response(end: str) -> None:
+async def test_r4_39_immediate_end_is_an_empty_response(end) -> None:
     for stream in (True, False):
         response = (await streamed(end))[-1]["response"] if stream else await whole(end)
         assert response["status"] == "completed"
@@ -320,13 +320,10 @@ async def test_r4_w23_tool_output_counts_as_input() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 7))
-def test_r4_44_output_tokens_are_those_sampled_the_stop_token_with_them(
-    limit: int, size: int
-) -> None:
+def test_r4_44_output_tokens_are_those_sampled_the_stop_token_with_them(limit, size) -> None:
     ids = raw_ids(EVERYTHING, VOCABULARY)
     request = Request(model="oss", items=(Message("user", "Hi"),), max_output_tokens=limit)
     usage = fold(asyncio.run(heard(speaking(EVERYTHING, size), request))).usage
-    assert usage is not None
     assert usage.output_tokens == min(limit, len(ids))
     assert usage.input_tokens is not None
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
@@ -379,9 +376,7 @@ async def test_r4_w14_cost_of_a_token_is_constant() -> None:
     assert counts[1] <= 4 * counts[0] + 100
 
 
-async def test_r4_w15_nothing_of_a_conversation_is_printed_or_logged(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_r4_w15_nothing_of_a_conversation_is_printed_or_logged(capfd, caplog) -> None:
     caplog.set_level(0)
     await streamed(SAYS, input="a secret question")
     shown = caplog.text + "".join(capfd.readouterr())
@@ -392,7 +387,7 @@ async def test_r4_w15_nothing_of_a_conversation_is_printed_or_logged(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from([*VOCABULARY.controls, "analysis", "final", " to=x", "é{", " "])))
 def test_r4_w16_whatever_the_model_writes_the_answer_ends_and_is_the_same_in_any_grouping(
-    pieces: list[str],
+    pieces,
 ) -> None:
     text = "".join(pieces)
     request = Request(model="oss", items=(Message("user", "Hi"),))

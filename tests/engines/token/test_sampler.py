@@ -55,13 +55,13 @@ def test_temperature_top_p_top_k_and_min_p_choose_among_the_right_tokens() -> No
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324])
-def test_a_temperature_close_to_zero_is_the_likeliest_token_too(temperature: float) -> None:
+def test_a_temperature_close_to_zero_is_the_likeliest_token_too(temperature) -> None:
     assert sampler(temperature=temperature).choose(SCORES) == 0
     assert sampler(temperature=temperature).choose(SCORES.astype(np.float32) * 100) == 0
 
 
 @pytest.mark.parametrize("score", [-np.inf, np.nan])
-def test_no_remaining_token_is_a_fault(score: float) -> None:
+def test_no_remaining_token_is_a_fault(score) -> None:
     with pytest.raises(FaultError, match="leave no token"):
         sampler().choose(np.full(6, score))
 
@@ -78,7 +78,7 @@ def test_temperature_zero_is_the_likeliest_token() -> None:
 
 
 @given(st.integers(-(2**70), 2**70))
-def test_a_seed_gives_the_same_tokens_every_time(seed: int) -> None:
+def test_a_seed_gives_the_same_tokens_every_time(seed) -> None:
     first, second = sampler(seed=seed), sampler(seed=seed)
     assert [first.choose(SCORES) for _ in range(20)] == [second.choose(SCORES) for _ in range(20)]
 
@@ -123,7 +123,7 @@ hundredths = st.integers(-5_000, 5_000).map(lambda value: value / 100)
 
 
 @given(st.lists(hundredths, min_size=2, max_size=40), st.integers(0, 8))
-def test_logprobs_are_those_of_the_models_own_distribution(scores: list[float], top: int) -> None:
+def test_logprobs_are_those_of_the_models_own_distribution(scores, top) -> None:
     logits = np.array(scores)
     one = sampler(temperature=0.1, top_p=0.1, logit_bias={"0": 5}, logprobs=True, top_logprobs=top)
     total = math.log(math.fsum(math.exp(s - max(scores)) for s in scores)) + max(scores)
@@ -161,7 +161,7 @@ def test_single_precision_vectors_do() -> None:
         ("logit_bias", {"6": 1.0}),
     ],
 )
-def test_invalid_settings_are_refused_by_name(field: str, value: object) -> None:
+def test_invalid_settings_are_refused_by_name(field, value) -> None:
     with pytest.raises(FaultError) as caught:
         check(Sampling(**{field: value}), 6)
     assert caught.value.fault.param == field

@@ -100,7 +100,7 @@ async def test_r4_w13_the_model_never_runs_on_the_event_loop() -> None:
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decoding", "inside a step"])
-async def test_r4_42_cancellation_in_any_phase_frees_the_slot(phase: str) -> None:
+async def test_r4_42_cancellation_in_any_phase_frees_the_slot(phase) -> None:
     model = Gated()
     async with serving(model, concurrency=1) as engine:
         blocker = None
@@ -166,7 +166,6 @@ async def test_a_slow_reader_holds_no_more_than_a_little() -> None:
         (slot,) = model.live
         await until(lambda: slot.length >= AHEAD)
         other = await answered(engine, asked("other", max_tokens=300))  # is not held up
-        assert other.usage is not None
         assert other.usage.output_tokens == 300
         assert slot.length <= len(slot.prompt) + 2 * AHEAD
         read = 0
@@ -184,7 +183,6 @@ async def test_full_queue_is_overloaded_with_retry_after() -> None:
         second = asyncio.ensure_future(answered(engine, asked("2", max_tokens=1)))
         await asyncio.sleep(0)
         (failed,) = await heard(engine, asked("3"))
-        assert isinstance(failed, Failed)
         assert (failed.fault.code, failed.fault.retry_after) == ("overloaded", "1")
         model.gate.set()
         await asyncio.gather(first, second)
@@ -205,9 +203,7 @@ class Failing(Table):
         return scores
 
 
-async def test_r4_w9_failing_request_fails_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_r4_w9_failing_request_fails_alone(caplog) -> None:
     async with serving(Failing()) as engine:
         good = [asked(f"good {k}", seed=k, max_tokens=60) for k in range(4)]
         alone = [(await answered(engine, each)).text for each in good]
@@ -215,7 +211,6 @@ async def test_r4_w9_failing_request_fails_alone(
         *fine, bad = await asyncio.gather(*answers, heard(engine, asked("bad!")))
         assert [response.text for response in fine] == alone
     last = bad[-1]
-    assert isinstance(last, Failed)
     assert "ValueError" in last.fault.message
     assert "bad!" not in last.fault.message + caplog.text
     assert "test_scheduler.py" in caplog.text  # the place, for whoever runs it
@@ -252,7 +247,7 @@ async def test_a_sequence_the_model_read_but_gave_no_scores_for_is_not_read_twic
         assert bytes(slot.ids[: len(slot.prompt)]) == bytes(slot.prompt)
 
 
-async def test_a_model_that_cannot_open_or_close_a_slot(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_that_cannot_open_or_close_a_slot(caplog) -> None:
     class Shut(Table):
         def open(self, ids: Sequence[int]) -> Slot:
             if len(ids) > 5:
@@ -285,7 +280,6 @@ async def test_dead_model_thread_fails_requests_and_is_replaced() -> None:
     model = Dies()
     async with serving(model) as engine:
         last = (await heard(engine, asked("!")))[-1]
-        assert isinstance(last, Failed)
         assert last.fault.code == "internal"
         assert (await answered(engine, asked(max_tokens=2))).status == "incomplete"
     # Its death is reported after its last letter: let that not fall into the next test.
@@ -304,7 +298,6 @@ async def test_close_fails_running_and_queued_requests() -> None:
     await closing
     for events in await asyncio.gather(writing, waiting):
         last = events[-1]
-        assert isinstance(last, Failed)
         assert last.fault.code == "shutting_down"
     (failed,) = await heard(engine, asked("c"))
     assert isinstance(failed, Failed)
@@ -312,9 +305,7 @@ async def test_close_fails_running_and_queued_requests() -> None:
     await engine.close()
 
 
-def test_hung_model_delays_neither_readers_nor_close(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hung_model_delays_neither_readers_nor_close(monkeypatch, caplog) -> None:
     monkeypatch.setattr("dragoman.engines.token.scheduler.GRACE", 0.5)
     model, before = Gated(), set(threading.enumerate())
 
@@ -434,7 +425,6 @@ async def test_one_of_two_that_stopped_does_not_stop_the_other() -> None:
         response = await answered(engine, asked(n=2, stop=("aaa",), max_tokens=40))
     assert response.reasons == ("stop", "length")
     assert response.text == ""
-    assert response.usage is not None
     assert response.usage.output_tokens == 3 + 40
 
 

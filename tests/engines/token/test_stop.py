@@ -23,9 +23,7 @@ def reference(text: str, stops: list[str]) -> tuple[str, bool]:
 
 
 @given(letters, stops, st.data())
-def test_any_split_gives_the_text_up_to_the_first_stop(
-    text: str, stops: list[str], data: st.DataObject
-) -> None:
+def test_any_split_gives_the_text_up_to_the_first_stop(text, stops, data) -> None:
     scanner, said, rest = StopScanner(stops), "", text
     while rest:
         size = data.draw(st.integers(1, len(rest)))
@@ -40,9 +38,7 @@ def test_any_split_gives_the_text_up_to_the_first_stop(
     [(["abcd", "bc"], "xa"), (["bc", "abcd"], "xa"), (["cd", "abcd"], "x"), (["abcd", "cd"], "x")],
 )
 @pytest.mark.parametrize("size", [1, 2, 9])
-def test_a13_of_nested_stop_strings_the_first_complete_one_ends_the_text(
-    stops: list[str], text: str, size: int
-) -> None:
+def test_a13_of_nested_stop_strings_the_first_complete_one_ends_the_text(stops, text, size) -> None:
     """A string inside another is complete before it; of two that end together the longer wins."""
     scanner = StopScanner(stops)
     fed = "xabcdx"
@@ -51,7 +47,7 @@ def test_a13_of_nested_stop_strings_the_first_complete_one_ends_the_text(
 
 
 @given(letters, stops)
-def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]) -> None:
+def test_no_more_is_held_back_than_may_become_a_stop(text, stops) -> None:
     scanner, fed, said = StopScanner(stops), "", ""
     for letter in text:
         fed += letter

@@ -69,7 +69,7 @@ def folder_of(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def test_ranks_merge_bytes_in_their_order(tmp_path: Path) -> None:
+def test_ranks_merge_bytes_in_their_order(tmp_path) -> None:
     vocabulary = ranks(tmp_path)
     assert vocabulary.encode("hello") == [259]
     assert vocabulary.encode("hell") == [258]
@@ -84,14 +84,14 @@ def test_ranks_merge_bytes_in_their_order(tmp_path: Path) -> None:
     assert vocabulary.controls == CONTROLS
 
 
-def test_ids_without_a_token_are_nothing(tmp_path: Path) -> None:
+def test_ids_without_a_token_are_nothing(tmp_path) -> None:
     vocabulary = ranks(tmp_path)
     assert [vocabulary.piece(id) for id in (-1, 265, 270, 999)] == [b"", b"", b"<|end|>", b""]
     assert from_ranks(tmp_path / "toy.tiktoken", CONTROLS, size=300).size == 300
 
 
 @pytest.mark.parametrize("kind", ["ranks", "folder"])
-def test_text_never_becomes_a_control_token(tmp_path: Path, kind: str) -> None:
+def test_text_never_becomes_a_control_token(tmp_path, kind) -> None:
     vocabulary = ranks(tmp_path) if kind == "ranks" else from_folder(folder_of(tmp_path))
     ids = set(vocabulary.controls.values())
     texts = [*vocabulary.controls, "".join(vocabulary.controls), "x<|end|>y", "<|end|>" * 3]
@@ -104,7 +104,7 @@ def test_text_never_becomes_a_control_token(tmp_path: Path, kind: str) -> None:
 
 
 @given(st.text(max_size=30))
-def test_encoding_round_trips(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_encoding_round_trips(tmp_path_factory, text) -> None:
     said = text.encode("utf-8", "replace")
     for vocabulary in _made(tmp_path_factory):
         assert b"".join(map(vocabulary.piece, vocabulary.encode(text))) == said
@@ -120,7 +120,7 @@ def _made(factory: pytest.TempPathFactory) -> list[Vocabulary]:
     return _kept
 
 
-def test_end_tokens_are_read_from_the_folder(tmp_path: Path) -> None:
+def test_end_tokens_are_read_from_the_folder(tmp_path) -> None:
     assert from_folder(folder_of(tmp_path)).ends == frozenset()
     config = {"eos_token": {"content": "<|end|>"}}
     assert from_folder(folder_of(tmp_path, tokenizer_config=config)).ends == {260}
@@ -132,16 +132,14 @@ def test_end_tokens_are_read_from_the_folder(tmp_path: Path) -> None:
     assert from_folder(folder_of(tmp_path, generation_config={})).ends == frozenset()
 
 
-def test_added_white_space_is_ordinary_text(tmp_path: Path) -> None:
+def test_added_white_space_is_ordinary_text(tmp_path) -> None:
     vocabulary = from_folder(folder_of(tmp_path))
     assert set(vocabulary.controls) == {"<|end|>", "<tool>"}
     assert vocabulary.encode("hello  he") == [259, 262, 256]
     assert vocabulary.piece(262) == b"  "
 
 
-def test_missing_llguidance_is_reported_with_its_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_llguidance_is_reported_with_its_install_command(monkeypatch) -> None:
     name = "dragoman.engines.token.vocabulary"
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.delitem(sys.modules, name)
@@ -149,7 +147,7 @@ def test_missing_llguidance_is_reported_with_its_install_command(
         importlib.import_module(name)
 
 
-def test_files_of_another_kind_are_named(tmp_path: Path) -> None:
+def test_files_of_another_kind_are_named(tmp_path) -> None:
     with pytest.raises(FileNotFoundError):
         from_folder(tmp_path)
     for wrong in ("[]", "{", '{"model": 1}'):

@@ -46,30 +46,26 @@ def chat(**fields: Any) -> Request:
         chat(priority=1),
     ],
 )
-def test_most_requests_demand_nothing(request_: Request) -> None:
+def test_most_requests_demand_nothing(request_) -> None:
     assert demand(request_) is None
     assert not default_guarantee(request_)
 
 
 def test_a_schema_binds_the_text() -> None:
     found = demand(asked(format=JSONSchema("x", SCHEMA, strict=True)))
-    assert found is not None
-    assert isinstance(found.text, JSONBody)
     assert found.text.schema == {**SCHEMA, "additionalProperties": False}
     assert (found.tools, found.strict) == ((), True)
 
 
 @pytest.mark.parametrize("format", [JSONObject(), JSONSchema("x", SCHEMA), JSONSchema("x")])
-def test_without_strict_a_text_that_does_not_fit_is_still_an_answer(format: Any) -> None:
+def test_without_strict_a_text_that_does_not_fit_is_still_an_answer(format) -> None:
     found = demand(asked(format=format))
-    assert found is not None
     assert isinstance(found.text, JSONBody)
     assert not found.strict
 
 
 def test_p35_a_schema_beside_tools_leaves_the_choice_to_the_model() -> None:
     found = demand(asked(format=JSONSchema("x", SCHEMA), tools=(ROLL,), tool_choice="auto"))
-    assert found is not None
     assert isinstance(found.text, JSONBody)
     assert [tool.name for tool in found.tools] == ["roll"]
     assert found.several
@@ -85,12 +81,9 @@ def test_p35_a_schema_beside_tools_leaves_the_choice_to_the_model() -> None:
         (AllowedTools("required", (NamedTool("roll"), NamedTool("read"))), ["roll", "read"], True),
     ],
 )
-def test_choice_selects_tools_and_whether_one_must_be_called(
-    choice: Any, names: list[str], must: bool
-) -> None:
+def test_choice_selects_tools_and_whether_one_must_be_called(choice, names, must) -> None:
     request = asked(tools=(ROLL, STRICT, PATCH), tool_choice=choice, parallel_tool_calls=False)
     found = demand(request)
-    assert found is not None
     assert default_guarantee(request)
     assert [tool.name for tool in found.tools] == names
     assert (found.text is None) is must
@@ -100,7 +93,6 @@ def test_choice_selects_tools_and_whether_one_must_be_called(
 def test_strict_tools_bind_calls_and_leave_the_text_free() -> None:
     for tool in (STRICT, PATCH, Namespace("git", (STRICT,))):
         found = demand(asked(tools=(ROLL, tool)))
-        assert found is not None
         assert default_guarantee(asked(tools=(ROLL, tool)))
         assert isinstance(found.text, Anything)
         assert [each.strict for each in found.tools] == [False, True]
@@ -109,7 +101,6 @@ def test_strict_tools_bind_calls_and_leave_the_text_free() -> None:
 def test_tools_of_a_namespace_count_and_hosted_ones_do_not() -> None:
     group = Namespace("git", (ROLL, SEARCH, STRICT))
     found = demand(asked(tools=(SEARCH, group)))
-    assert found is not None
     assert [(tool.namespace, tool.name) for tool in found.tools] == [
         ("git", "roll"),
         ("git", "read"),
@@ -119,7 +110,6 @@ def test_tools_of_a_namespace_count_and_hosted_ones_do_not() -> None:
 def test_custom_tools_bring_their_grammars() -> None:
     tools = (CustomTool("a", syntax="regex", grammar="x+"), PATCH, CustomTool("c"))
     found = demand(asked(tools=tools, tool_choice="required"))
-    assert found is not None
     assert [tool.body for tool in found.tools] == [
         Regex("tools[0].grammar", "x+"),
         Lark("tools[1].grammar", "start: /a+/"),
@@ -139,7 +129,6 @@ def test_p34_a_strict_tool_with_a_keyword_that_cannot_be_enforced_is_refused() -
 
 def test_a_tool_that_is_not_strict_takes_any_object_then() -> None:
     found = demand(asked(tools=(FunctionTool("f", parameters=UNKNOWN),), tool_choice="required"))
-    assert found is not None
     assert found.tools[0].body == JSONBody("tools[0].parameters", {"type": "object"})
 
 
@@ -162,7 +151,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_", "param"), REFUSED, ids=[param for _, param in REFUSED])
-def test_p34_constraint_that_cannot_be_enforced_is_refused(request_: Request, param: str) -> None:
+def test_p34_constraint_that_cannot_be_enforced_is_refused(request_, param) -> None:
     with pytest.raises(FaultError) as raised:
         demand(request_)
     assert raised.value.fault.param == param
@@ -193,11 +182,8 @@ WHOLE = [
 @pytest.mark.parametrize(
     ("request_", "body"), WHOLE, ids=[type(body).__name__ for _, body in WHOLE]
 )
-def test_the_fields_that_other_servers_know_bind_the_whole_answer(
-    request_: Request, body: Any
-) -> None:
+def test_the_fields_that_other_servers_know_bind_the_whole_answer(request_, body) -> None:
     found = demand(request_)
-    assert found is not None
     assert (found.text, found.strict) == (body, True)
     assert default_guarantee(request_)
 
@@ -213,7 +199,7 @@ def test_the_fields_that_other_servers_know_bind_the_whole_answer(
         ("start: A\nA: ~/a/", False),
     ],
 )
-def test_operators_that_cost_without_bound_are_not_taken(grammar: str, taken: bool) -> None:
+def test_operators_that_cost_without_bound_are_not_taken(grammar, taken) -> None:
     if taken:
         assert lark("grammar", grammar).lark == grammar
         return

@@ -58,7 +58,7 @@ def harmony(text: str, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("lead", ["", THOUGHT, THOUGHT * 2])
-def test_r4_w21_harmony_binds_only_what_stands_in_the_final_message(lead: str) -> None:
+def test_r4_w21_harmony_binds_only_what_stands_in_the_final_message(lead) -> None:
     assert harmony(f'{lead}{FINAL}{{"t": "x"}}<|return|>', format=TEXT) == "whole"
     assert harmony(f'{lead}{FINAL}{{"t":"x"}}<|return|>', format=TEXT) == "whole"
     said = f'{lead}<|channel|>final <|constrain|>json<|message|>{{"t":"x"}}'
@@ -136,7 +136,7 @@ VOCABULARIES = [(*HERMES.profile.controls, *TAGS), HERMES.profile.controls, ("<|
 
 
 @pytest.fixture(params=VOCABULARIES, ids=["tags are tokens", "tags are text", "one end"])
-def hermes(request: pytest.FixtureRequest) -> Any:
+def hermes(request) -> Any:
     def check(text: str, **fields: Any) -> str:
         return verdict(made(HERMES, **fields), text, *request.param)
 
@@ -197,7 +197,7 @@ def test_a_regex_or_a_choice_in_place_of_the_text(hermes: Any) -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
-def test_every_family_has_a_grammar_of_its_own_calls(profile: Any) -> None:
+def test_every_family_has_a_grammar_of_its_own_calls(profile) -> None:
     """A call as the family writes it is what its grammar takes, with text before it or not."""
     writing, end = profile.syntax, profile.ends[0]
     arguments = "<parameter=n>\n7\n</parameter>\n" if writing.body == "xml" else '{"n": 7}'
@@ -262,7 +262,7 @@ def test_arguments_as_tags() -> None:
     "property",
     [True, {}, {"type": ["string", "null"]}, {"type": "string", "pattern": "a"}],
 )
-def test_property_that_tags_cannot_express_is_refused(property: Any) -> None:
+def test_property_that_tags_cannot_express_is_refused(property) -> None:
     tool = FunctionTool(
         "f", parameters={"type": "object", "properties": {"a": property}}, strict=True
     )

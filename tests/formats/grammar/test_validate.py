@@ -42,7 +42,7 @@ SCHEMAS: list[Any] = [
 
 
 @pytest.mark.parametrize("given", SCHEMAS, ids=json.dumps)
-def test_it_agrees_with_jsonschema(given: Any) -> None:
+def test_it_agrees_with_jsonschema(given) -> None:
     for value in VALUES:
         told = jsonschema.Draft202012Validator(given).is_valid(value)
         assert valid(value, given, judge) == told, value

@@ -83,7 +83,7 @@ def groups(ids: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 @given(answers)
-def test_rendered_items_are_parsed_to_the_same(answer: list[Item]) -> None:
+def test_rendered_items_are_parsed_to_the_same(answer) -> None:
     ids = Prompt(tuple(written(answer))).ids(BYTES)
     parsed = parse([[id] for id in ids])
     assert parsed.items == [plain(item) for item in answer]
@@ -95,7 +95,7 @@ SOUPS = 50
 
 @settings(max_examples=samples(5_000, 100_000) // SOUPS)
 @given(st.integers(0, 1 << 60), st.sampled_from(["stop", "length"]))
-def test_any_tokens_are_parsed_the_same_in_any_grouping(seed: int, reason: str) -> None:
+def test_any_tokens_are_parsed_the_same_in_any_grouping(seed, reason) -> None:
     random = Random(seed)
     for _ in range(SOUPS):
         ids = as_ids(random.choices(FRAGMENTS, k=random.randrange(16)))
@@ -107,7 +107,7 @@ def test_any_tokens_are_parsed_the_same_in_any_grouping(seed: int, reason: str) 
 
 
 @given(soup, st.lists(st.integers(0, 1 << 30), max_size=6))
-def test_text_is_read_the_same_however_it_is_cut(pieces: list[str], cuts: list[int]) -> None:
+def test_text_is_read_the_same_however_it_is_cut(pieces, cuts) -> None:
     text = "".join(pieces)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     chunks = [text[start:stop] for start, stop in pairwise(places)]
@@ -119,12 +119,12 @@ def test_text_is_read_the_same_however_it_is_cut(pieces: list[str], cuts: list[i
 
 
 @given(st.lists(st.integers(0, BYTES.size + 3), max_size=40))
-def test_any_ids_are_read(ids: list[int]) -> None:
+def test_any_ids_are_read(ids) -> None:
     parse([ids])
 
 
 @given(soup)
-def test_no_control_token_is_ever_emitted_as_text(pieces: list[str]) -> None:
+def test_no_control_token_is_ever_emitted_as_text(pieces) -> None:
     marks = [
         piece if piece in MARKS else piece.replace("<", "").replace(">", "") for piece in pieces
     ]
@@ -132,7 +132,7 @@ def test_no_control_token_is_ever_emitted_as_text(pieces: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(MARKS) | words, min_size=1, max_size=4))
-def test_text_of_a_client_is_never_a_control_token(pieces: list[str]) -> None:
+def test_text_of_a_client_is_never_a_control_token(pieces) -> None:
     text = "".join(["say ", *pieces])
     conversation = (Message("user", "x"), Message("assistant", "x"), FunctionCall("c", "x", "x"))
     spoken = (Message("user", text), Message("assistant", text), FunctionCall("c", text, text))

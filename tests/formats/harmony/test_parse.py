@@ -1,9 +1,5 @@
 """What a model writes in harmony, well or badly formed, and the items it becomes."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -30,6 +26,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines.token.engine import StoppingTurn
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
+from tests.cases import cases
 
 from .parsing import BYTES, PLAIN, TOOLS, called, parse, read, spelt
 
@@ -48,7 +45,7 @@ def thought(text: str, status: str = "completed") -> Reasoning:
     return Reasoning((Thought(text),), status=status)
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("answers.json").read_text())
+CASES = cases(__file__, "answers")
 
 
 def show(item: Item) -> list[str]:
@@ -66,7 +63,7 @@ def show(item: Item) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"])
-def test_p18_messages_well_and_badly_formed_are_parsed_as_well_as_can_be(case: Any) -> None:
+def test_p18_messages_well_and_badly_formed_are_parsed_as_well_as_can_be(case) -> None:
     parsed = parse(case["text"])
     assert [show(item) for item in parsed.items] == case["items"]
     if "warnings" in case:
@@ -79,7 +76,7 @@ def test_p18_messages_well_and_badly_formed_are_parsed_as_well_as_can_be(case: A
     ["", "<|channel|>analysis", "<|channel|>", CALL[:-11], "<|start|>", "assistant", " to=f"],
 )
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_p18_an_end_in_the_header_is_an_end(text: str, reason: str) -> None:
+def test_p18_an_end_in_the_header_is_an_end(text, reason) -> None:
     parsed = parse(text, reason=reason)
     assert [item.text for item in parsed.items] == [""]
     assert parsed.end.reasons == (reason,)
@@ -102,7 +99,7 @@ def test_items_complete_before_a_cut_header_remain() -> None:
         (CALL + '{"a', FunctionCall("", "f", '{"a', status="incomplete")),
     ],
 )
-def test_cut_message_is_incomplete(text: str, item: Item) -> None:
+def test_cut_message_is_incomplete(text, item) -> None:
     parsed = parse(text, reason="length")
     assert parsed.items == [item]
     assert (parsed.end.status, parsed.end.reasons) == ("incomplete", ("length",))
@@ -135,7 +132,7 @@ def test_r4_w4_a_preamble_is_a_message_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["functions.f", "f"])
 @pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
-def test_r4_w5_a_recipient_goes_before_the_channel(channel: str, name: str) -> None:
+def test_r4_w5_a_recipient_goes_before_the_channel(channel, name) -> None:
     text = f"<|channel|>{channel} to={name}<|message|>{{}}<|call|>"
     assert parse(text).items == [called("f", "{}")]
 
@@ -163,7 +160,7 @@ def test_unknown_recipients() -> None:
 
 @pytest.mark.parametrize("offered", [TOOLS, PLAIN], ids=["tools", "no tools"])
 @pytest.mark.parametrize("name", ["browser.search", "functions.browser.open", "python"])
-def test_call_of_a_built_in_tool_becomes_text_and_is_reported(name: str, offered: Request) -> None:
+def test_call_of_a_built_in_tool_becomes_text_and_is_reported(name, offered) -> None:
     call = f'<|channel|>analysis to={name} code<|message|>{{"query":"x"}}<|call|>'
     parsed = parse(f"{call}<|start|>assistant{call}", offered)
     assert parsed.items == [preamble('{"query":"x"}')] * 2
@@ -175,7 +172,7 @@ def test_call_of_a_built_in_tool_becomes_text_and_is_reported(name: str, offered
 
 
 @pytest.mark.parametrize("name", ["browser", "python"])
-def test_a_namespace_of_the_client_is_called_though_a_built_in_has_its_name(name: str) -> None:
+def test_a_namespace_of_the_client_is_called_though_a_built_in_has_its_name(name) -> None:
     request = Request(model="m", tools=(Namespace(name, (FunctionTool("f"),)),))
     text = f"<|channel|>commentary to={name}.f<|message|>{{}}<|call|>"
     assert parse(text, request).items == [called("f", "{}", name)]
@@ -208,7 +205,6 @@ def test_log_probabilities_go_with_the_text() -> None:
     tokens = [Token(str(place), -0.5, bytes((id % 256,)), id=id) for place, id in enumerate(ids)]
     (item,) = parse([[id] for id in ids], tokens=iter([[token] for token in tokens])).items
     begin = spelt(text).index(256 + 3) + 1
-    assert isinstance(item, Message)
     assert item.parts == (Text("€a", tokens=tuple(tokens[begin:-1])),)
     torn = [*spelt("<|channel|>analysis<|message|>"), 0xE2]
     last = Token("", -1.0)
@@ -318,12 +314,12 @@ def test_r4_w6_output_of_a_tool_is_no_item() -> None:
 
 # ---- openai-harmony as an oracle ---------------------------------------------------------------
 
-ORACLE = json.loads(Path(__file__).with_name("cases").joinpath("oracle.json").read_text())
+ORACLE = cases(__file__, "oracle")
 """What openai-harmony made of these, recorded by record_oracle.py."""
 
 
 @pytest.mark.parametrize("case", ORACLE["prompts"], ids=range(len(ORACLE["prompts"])))
-def test_prompt_is_that_of_openai_harmony(case: Any) -> None:
+def test_prompt_is_that_of_openai_harmony(case) -> None:
     messages = (Message(m["role"], m["text"], phase=m["phase"]) for m in case["messages"])
     request = Request(
         model="m",
@@ -336,6 +332,6 @@ def test_prompt_is_that_of_openai_harmony(case: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ORACLE["answers"], ids=range(len(ORACLE["answers"])))
-def test_answer_is_parsed_as_by_openai_harmony(case: Any) -> None:
+def test_answer_is_parsed_as_by_openai_harmony(case) -> None:
     parsed = parse(case["text"], Request(model="m", tools=(FunctionTool("f"),)))
     assert [show(item) for item in parsed.items] == case["items"]

@@ -1,9 +1,5 @@
 """A request as a harmony prompt, piece by piece."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 from msgspec import convert
 from msgspec.structs import replace
@@ -13,13 +9,13 @@ from dragoman.core.item import (
     Compaction,
     FunctionCall,
     FunctionCallOutput,
-    Item,
     ItemReference,
     Message,
 )
 from dragoman.core.request import NamedTool, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
+from tests.cases import cases
 
 from .parsing import BYTES, TOOLS
 
@@ -32,12 +28,12 @@ SYSTEM = (
     f"Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n{CHANNELS}<|end|>"
 )
 OUTPUT = FunctionCallOutput("c1", "ok")
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("prompts.json").read_text())
+CASES = cases(__file__, "prompts")
 """Requests and their prompts, where `$SYSTEM` is the system message of a plain request."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_request_is_rendered_as_expected_and_losses_are_reported(case: Any) -> None:
+def test_request_is_rendered_as_expected_and_losses_are_reported(case) -> None:
     setting = Setting(**case.get("setting", {}))
     prompt = HARMONY.render(convert(case["request"], Request), setting)
     assert prompt.text == case["prompt"].replace("$SYSTEM", SYSTEM)
@@ -45,7 +41,7 @@ def test_request_is_rendered_as_expected_and_losses_are_reported(case: Any) -> N
 
 
 @pytest.mark.parametrize("items", [(USER, OUTPUT), (USER, OUTPUT, FunctionCall("c1", "f", "{}"))])
-def test_r4_18_an_output_without_a_call_is_refused_by_name(items: tuple[Item, ...]) -> None:
+def test_r4_18_an_output_without_a_call_is_refused_by_name(items) -> None:
     with pytest.raises(FaultError) as refused:
         HARMONY.render(Request(model="m", items=items, instructions=(Message("system", "x"),)))
     fault = refused.value.fault
@@ -78,7 +74,7 @@ def test_r4_w21_a_named_tool_is_called_at_once() -> None:
     ("item", "kind"),
     [(ItemReference("x"), "item_reference"), (Compaction("x"), "compaction")],
 )
-def test_item_that_only_its_maker_can_resolve_is_refused(item: Item, kind: str) -> None:
+def test_item_that_only_its_maker_can_resolve_is_refused(item, kind) -> None:
     message = rf"^input\[1\]: the '{kind}' can only be resolved "
     with pytest.raises(FaultError, match=message) as refused:
         HARMONY.render(Request(model="m", items=(USER, item)))

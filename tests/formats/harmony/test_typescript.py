@@ -1,8 +1,6 @@
 """JSON schemas in the syntax of TypeScript, as harmony shows them."""
 
-import json
 import time
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -11,6 +9,7 @@ from hypothesis import given
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON
 from dragoman.formats.harmony.tools import free, function
+from tests.cases import cases
 from tests.strategies import json as values
 
 STRING = {"type": "string"}
@@ -23,11 +22,11 @@ def shape(schema: JSON) -> str:
     return text.removeprefix("type f = (_: {\n").removesuffix("\n}) => any;")
 
 
-TYPES = json.loads(Path(__file__).with_name("cases").joinpath("types.json").read_text())
+TYPES = cases(__file__, "types")
 
 
 @pytest.mark.parametrize(("schema", "text"), TYPES)
-def test_schema_becomes_a_type(schema: JSON, text: str) -> None:
+def test_schema_becomes_a_type(schema, text) -> None:
     assert shape(schema) == text
 
 
@@ -161,7 +160,7 @@ def test_too_deep_a_schema_ends_in_any() -> None:
 
 
 @given(values, values, values)
-def test_invalid_schema_is_written_without_an_error(one: JSON, two: JSON, three: JSON) -> None:
+def test_invalid_schema_is_written_without_an_error(one, two, three) -> None:
     for key in ("type", "enum", "anyOf", "allOf", "items", "$ref", "default", "required", "title"):
         shape({key: one, "properties": two, "description": three})
     function("f", "D", one)

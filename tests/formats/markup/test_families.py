@@ -1,9 +1,5 @@
 """What each family's parser makes of a text, and the layout of its prompts."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -22,14 +18,15 @@ from dragoman.formats.markup.emitter import schemas
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import State
+from tests.cases import cases
 from tests.formats.markup.parsing import NOW, TOOLS, parse, parse_ids, tokens
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("texts.json").read_text())
+CASES = cases(__file__, "texts")
 """What models of a family wrote, well or badly formed, and what is said in it."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_text_of_a_model_becomes_its_items_in_any_pieces_and_as_tokens(case: Any) -> None:
+def test_text_of_a_model_becomes_its_items_in_any_pieces_and_as_tokens(case) -> None:
     family, text, reason = case["family"], case["text"], case.get("reason", "stop")
     more = [FunctionTool(name) for name in case.get("tools", ())]
     tools = (*TOOLS, *more) if more or "tools" not in case else ()
@@ -58,7 +55,7 @@ def test_text_of_a_model_becomes_its_items_in_any_pieces_and_as_tokens(case: Any
 
 
 @pytest.mark.parametrize("choice", ["no tools", "none"])
-def test_where_no_tool_may_be_called_its_markup_is_text(choice: str) -> None:
+def test_where_no_tool_may_be_called_its_markup_is_text(choice) -> None:
     more = {"tools": ()} if choice == "no tools" else {"tool_choice": "none"}
     text = 'So: <tool_call>{"name": "now"}</tool_call>'
     assert parse("hermes", text, 1, **more).said == [("text", text)]
@@ -84,7 +81,6 @@ def test_callable_tools_of_a_request() -> None:
 def test_family_without_reasoning_has_a_grammar_without_it() -> None:
     silent = replace(BY_NAME["llama"], states={**BY_NAME["llama"].states, "start": State("start")})
     grammar = Markup(silent).grammar(Request(model="m", format=JSONObject()))
-    assert grammar is not None
     assert not any("think" in marker.text for marker in grammar.markers)
 
 
@@ -94,7 +90,6 @@ def test_marks_of_reasoning_are_found_after_other_marks() -> None:
     turned = replace(start, marks=dict(reversed(start.marks.items())))
     profile = replace(hermes, states={**hermes.states, "start": turned})
     grammar = Markup(profile).grammar(Request(model="m", format=JSONObject()))
-    assert grammar is not None
     assert [marker.text for marker in grammar.markers][:2] == ["</think>", "<think>"]
 
 

@@ -148,7 +148,7 @@ def test_rendered_items_are_parsed_to_the_same(family, thought, text, called, si
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_cost_grows_with_the_length_only(family: str, monkeypatch) -> None:
+def test_the_cost_grows_with_the_length_only(family, monkeypatch) -> None:
     from dragoman.formats.markup import parser as module
 
     steps = 0

@@ -56,12 +56,11 @@ def test_r2_12_an_answer_starts_once_and_ends_once() -> None:
     events = parse("llama", "Hi<|eot_id|>", 1).events
     assert isinstance(events[0], Started)
     assert [type(event) for event in events].count(Started) == 1
-    assert isinstance(events[-1], Finished)
     assert events[-1].reasons == ("stop",)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
-def test_r2_13_text_that_comes_with_the_end_is_emitted(reason: str) -> None:
+def test_r2_13_text_that_comes_with_the_end_is_emitted(reason) -> None:
     turn = TextToolCallTurn("1", 0, "m", markup="llama", request=asked())
     turn.text("Hel")
     turn.text("lo <")
@@ -100,7 +99,7 @@ def test_r2_19_call_ids_are_the_same_every_time() -> None:
         (FunctionCall("c", "now", '{"a":1}'), '{"name": "now", "parameters": {"a":1}}'),
     ],
 )
-def test_r2_20_calls_are_written_as_they_are_read(call: FunctionCall, written: str) -> None:
+def test_r2_20_calls_are_written_as_they_are_read(call, written) -> None:
     tools = (*TOOLS, SEARCH, CODE)
     items = (Message("user", "hi"), call)
     prompt = Markup("llama").render(Request(model="m", items=items))
@@ -161,7 +160,7 @@ def said(turn: TextToolCallTurn) -> list[tuple[str, str]]:
 
 
 @given(st.lists(st.integers(0, 1000), max_size=8))
-def test_p5_calls_in_the_text_are_found_however_it_is_cut(cuts: list[int]) -> None:
+def test_p5_calls_in_the_text_are_found_however_it_is_cut(cuts) -> None:
     turn = marked()
     for piece in pieces(f"<think>hm</think>\n\nLook. {CALL} Done", cuts):
         turn.text(piece)
@@ -174,7 +173,6 @@ def test_p5_calls_in_the_text_are_found_however_it_is_cut(cuts: list[int]) -> No
         ("text", "Look.Done"),
         CITY,
     ]
-    assert isinstance(events[-1], Finished)
     assert events[-1].reasons == ("tool_calls",)
 
 
@@ -223,7 +221,7 @@ def test_failed_answer_has_the_output_so_far() -> None:
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_a_stream_that_only_stops(end: bool) -> None:
+def test_a_stream_that_only_stops(end) -> None:
     turn = marked()
     turn.text(CALL)
     turn.end(complete=end)

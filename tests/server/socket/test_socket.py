@@ -92,7 +92,7 @@ async def test_turns_follow_one_another() -> None:
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("store", [False, True])
-async def test_p23_turn_continues_another_of_its_connection(memory: bool, store: bool) -> None:
+async def test_p23_turn_continues_another_of_its_connection(memory, store) -> None:
     engine = Stub()
     async with talking(engine, memory=memory) as socket:
         previous = None
@@ -107,9 +107,7 @@ async def test_p23_turn_continues_another_of_its_connection(memory: bool, store:
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("store", [None, False])
-async def test_p9_turns_of_a_connection_keep_encrypted_reasoning(
-    memory: bool, store: bool | None
-) -> None:
+async def test_p9_turns_of_a_connection_keep_encrypted_reasoning(memory, store) -> None:
     """The upstream keeps nothing, and refuses what it thought without its seal."""
     async with thinking("responses") as up:
         async with talking(Remote(up.base_url, wire="responses"), memory=memory) as socket:
@@ -183,7 +181,7 @@ async def test_failed_continuation_evicts_its_response() -> None:
         Fault("upstream_error", "It broke.", "upstream"),
     ],
 )
-async def test_error_before_the_first_event_has_a_code_that_is_a_string(fault: Fault) -> None:
+async def test_error_before_the_first_event_has_a_code_that_is_a_string(fault) -> None:
     async with talking(Stub(Failed(fault))) as socket:
         said = await turn(socket)
     assert said["error"]["code"] == (fault.upstream_code or fault.code)
@@ -192,7 +190,7 @@ async def test_error_before_the_first_event_has_a_code_that_is_a_string(fault: F
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_failure_of_the_model_evicts_too(late: bool) -> None:
+async def test_a_failure_of_the_model_evicts_too(late) -> None:
     fault = Fault("upstream_unreachable", "It is not there.", "upstream")
     engine = Stub()
     async with talking(engine) as socket:
@@ -209,7 +207,7 @@ async def test_a_failure_of_the_model_evicts_too(late: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False, None])
-async def test_stream_in_a_frame_is_accepted_and_changes_nothing(stream: bool | None) -> None:
+async def test_stream_in_a_frame_is_accepted_and_changes_nothing(stream) -> None:
     """Codex and the Agents SDK send the body they would POST; a socket streams whatever it says."""
     async with talking() as socket:
         await say(socket, stream=stream, stream_options={"include_obfuscation": False})
@@ -254,7 +252,7 @@ async def test_lanes_run_concurrently_and_are_labelled() -> None:
             assert event["type"] == "response.completed"
 
 
-async def test_too_many_lanes_and_turns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_lanes_and_turns_are_refused(monkeypatch) -> None:
     monkeypatch.setattr(websocket, "LANES", 1)
     monkeypatch.setattr(websocket, "WAITING", 1)
     async with talking(Stub(*OPENING, asyncio.Event())) as socket:
@@ -290,9 +288,7 @@ async def test_too_many_lanes_and_turns_are_refused(monkeypatch: pytest.MonkeyPa
         ("[" * 2000, None),
     ],
 )
-async def test_invalid_frame_is_an_error_and_the_socket_stays_open(
-    frame: str | bytes, param: str | None
-) -> None:
+async def test_invalid_frame_is_an_error_and_the_socket_stays_open(frame, param) -> None:
     async with talking() as socket:
         await socket.send(frame)
         error = json.loads(await socket.recv())
@@ -321,7 +317,7 @@ async def test_closing_the_websocket_cancels_the_engine() -> None:
     assert engine.running == 0
 
 
-async def test_a_connection_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_has_an_end(monkeypatch) -> None:
     monkeypatch.setattr(websocket.Connection.serve, "__defaults__", (0.05,))
     async with talking() as socket:
         error = json.loads(await socket.recv())
@@ -408,9 +404,7 @@ async def test_plain_get_is_426() -> None:
         (PATH, {"websocket.http.response": {}}, True, ("websocket.http.response.start", 503)),
     ],
 )
-async def test_refused_handshake_is_answered(
-    path: str, extensions: Any, draining: bool, answer: Any
-) -> None:
+async def test_refused_handshake_is_answered(path, extensions, draining, answer) -> None:
     app, sent = App(Stub(), Settings()), list[Any]()
     if draining:
         await app.drain(0)

@@ -1,17 +1,16 @@
 """What the tests of stored objects share: a new store of either kind, and a server around it."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from dragoman.stores.base import Store
+from dragoman.stores.sql import Store
 from tests.server.state.storing import Server, opened, storing
 from tests.server.stubs import Stub
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request, tmp_path) -> Store:
     return opened(request.param, tmp_path)
 
 

@@ -16,8 +16,8 @@ from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
 from dragoman.server.testing import Transport
-from dragoman.stores.base import Store
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.stubs import Call
 

@@ -111,9 +111,7 @@ async def test_unknown_conversation_is_refused_by_name(server: Server) -> None:
         ("/ID/items", {"items": [said("b", id="taken")]}, "items"),
     ],
 )
-async def test_invalid_conversation_field_is_named(
-    server: Server, path: str, body: dict[str, Any], param: str
-) -> None:
+async def test_invalid_conversation_field_is_named(server: Server, path, body, param) -> None:
     talk = await server.sdk.conversations.create(items=[said("a", id="taken")])
     call = await Call(server.app, f"/v1/conversations{path}".replace("ID", talk.id), body)()
     assert (call.status, call.json["error"]["param"]) == (400, param)

@@ -88,7 +88,7 @@ def identity(first: bytes) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trial", range(samples(2, 50)))
-def test_killed_server_loses_no_event_it_has_sent(tmp_path: Path, trial: int) -> None:
+def test_killed_server_loses_no_event_it_has_sent(tmp_path, trial) -> None:
     with dragoman(*words(tmp_path)) as first:
         done = read(first, "/v1/responses", {"model": "script", "input": "Say hello."})
         with opened(first, "/v1/responses", asked(background=True)) as response:
@@ -110,7 +110,7 @@ def test_killed_server_loses_no_event_it_has_sent(tmp_path: Path, trial: int) ->
         assert read(second, f"/v1/responses/{done['id']}") == done
 
 
-def test_workers_share_the_store(tmp_path: Path) -> None:
+def test_workers_share_the_store(tmp_path) -> None:
     # Neither is to take the other for dead where it was only stopped for a while.
     with dragoman(*words(tmp_path, lease=60), "--workers", "2") as server:
         for trial in range(samples(5, 200)):

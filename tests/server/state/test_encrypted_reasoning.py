@@ -2,7 +2,6 @@
 to clients that ask to see it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ async def answer_id(call: Call, *, stream: bool) -> str:
 @pytest.mark.parametrize("tools", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_p9_stored_chain_keeps_encrypted_reasoning_hidden_from_its_client(
-    stream: bool, tools: bool, tmp_path: Path
+    stream, tools, tmp_path
 ) -> None:
     fields: dict[str, Any] = {"stream": stream} if tools else {"stream": stream, "tools": []}
     async with thinking("responses") as up:
@@ -65,9 +64,7 @@ async def test_p9_stored_chain_keeps_encrypted_reasoning_hidden_from_its_client(
 
 
 @pytest.mark.parametrize("include", [(), (SEALED,)])
-async def test_p9_log_with_encrypted_reasoning_replays_byte_for_byte(
-    include: tuple[str, ...], tmp_path: Path
-) -> None:
+async def test_p9_log_with_encrypted_reasoning_replays_byte_for_byte(include, tmp_path) -> None:
     async with thinking("responses") as up:
         async with before(up, "responses", opened("sqlite", tmp_path)) as server:
             live = await ask(server, stream=True, include=list(include))
@@ -82,7 +79,7 @@ async def test_p9_log_with_encrypted_reasoning_replays_byte_for_byte(
             assert len(frames(whole.body)) == len(seen)
 
 
-async def test_p9_background_run_requests_encrypted_reasoning(tmp_path: Path) -> None:
+async def test_p9_background_run_requests_encrypted_reasoning(tmp_path) -> None:
     async with (
         thinking("responses") as up,
         before(up, "responses", opened("sqlite", tmp_path)) as server,

@@ -4,7 +4,6 @@ import pwd
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -25,14 +24,14 @@ def test_key_of_the_environment_decrypts_on_every_server() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", "too short"])
-def test_empty_key_variable_is_an_error(value: str | None) -> None:
+def test_empty_key_variable_is_an_error(value) -> None:
     environ = {} if value is None else {"KEY": value}
     with pytest.raises(ConfigurationError, match="KEY") as raised:
         open_memory(Settings(store="memory", encryption_key_env="KEY"), environ)
     assert value is None or not value or value not in str(raised.value)
 
 
-def test_a_file_is_made_when_needed_and_read_from_then_on(tmp_path: Path) -> None:
+def test_a_file_is_made_when_needed_and_read_from_then_on(tmp_path) -> None:
     environ, path = {"XDG_DATA_HOME": str(tmp_path)}, tmp_path / "dragoman" / FILE
     cipher = open_cipher(Settings(), environ)
     assert not path.exists()
@@ -43,14 +42,14 @@ def test_a_file_is_made_when_needed_and_read_from_then_on(tmp_path: Path) -> Non
     assert open_cipher(Settings(), environ).decrypt(blob, "ada", "m") == THOUGHT
 
 
-def test_servers_that_make_the_file_together_have_one_key(tmp_path: Path) -> None:
+def test_servers_that_make_the_file_together_have_one_key(tmp_path) -> None:
     with ThreadPoolExecutor(8) as pool:
         keys = list(pool.map(lambda _: file_key(tmp_path / FILE)(), range(32)))
     assert len(set(keys)) == 1
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_without_a_place_for_it_the_key_lives_as_long_as_the_process(tmp_path: Path) -> None:
+def test_without_a_place_for_it_the_key_lives_as_long_as_the_process(tmp_path) -> None:
     (tmp_path / "file").write_text("no folder")
     cipher = open_cipher(Settings(), {"XDG_DATA_HOME": str(tmp_path / "file")})
     assert cipher.decrypt(cipher.encrypt(THOUGHT, "", "m"), "", "m") == THOUGHT
@@ -58,21 +57,21 @@ def test_without_a_place_for_it_the_key_lives_as_long_as_the_process(tmp_path: P
     assert len(file_key(tmp_path / FILE)()) == 32
 
 
-def test_user_without_a_home_directory_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_directory_has_a_key(monkeypatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", dict[int, object]().__getitem__)
     cipher = open_cipher(Settings(), {})
     assert cipher.decrypt(cipher.encrypt(THOUGHT, "", "m"), "", "m") == THOUGHT
 
 
-def test_a_server_whose_memory_is_its_process_writes_no_file(tmp_path: Path) -> None:
+def test_a_server_whose_memory_is_its_process_writes_no_file(tmp_path) -> None:
     environ = {"XDG_DATA_HOME": str(tmp_path)}
     cipher = open_cipher(Settings(store="memory"), environ)
     assert cipher.is_ours(cipher.encrypt(THOUGHT, "", "m"))
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_store_has_a_cipher_and_no_store_has_none(tmp_path: Path) -> None:
+async def test_store_has_a_cipher_and_no_store_has_none(tmp_path) -> None:
     memory = open_memory(Settings(store=f"sqlite:{tmp_path / 'store.db'}"), {})
     assert memory.cipher is not None
     await memory.close()

@@ -1,7 +1,6 @@
 """Every run ends, in the store as for its client, whoever goes and whatever fails meanwhile."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ from dragoman.core.request import Request
 from dragoman.engines.base import now
 from dragoman.server.app import App
 from dragoman.server.state.service import Memory
-from dragoman.stores.base import Paging, Record, Store, StoreError
+from dragoman.stores.base import Paging, Record, StoreError
+from dragoman.stores.sql import Store
 from tests.server.state.storing import (
     BOUND,
     PATH,
@@ -72,7 +72,7 @@ async def test_disconnect_during_begin_leaves_no_record(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["finish", "append"])
 async def test_disconnect_while_the_end_is_stored_changes_nothing(
-    store: Store, name: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, name, monkeypatch
 ) -> None:
     monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
     slow: Any = Slow(store, name)
@@ -165,9 +165,7 @@ async def test_cancelled_stream_equals_the_stored_one(store: Store) -> None:
 
 
 @pytest.mark.parametrize("end", [(), (RuntimeError("broken"),)])
-async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(
-    store: Store, end: tuple[Exception, ...]
-) -> None:
+async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(store: Store, end) -> None:
     async with storing(Stub(STARTED, *end), store) as server:
         call = await asked(server.app)()
         assert b"event: response.failed" in call.body
@@ -178,7 +176,7 @@ async def test_an_answer_that_breaks_off_has_failed_in_the_store_too(
 @pytest.mark.parametrize("pause", [0.0, 0.02])
 @pytest.mark.parametrize("kind", ["unary", "stream", "background"])
 async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
-    store: Store, kind: str, pause: float, monkeypatch: pytest.MonkeyPatch
+    store: Store, kind, pause, monkeypatch
 ) -> None:
     monkeypatch.setattr("dragoman.server.state.run.BEHIND", 0.001)
     lost = Delta(7, 0, "text", "nobody opened this")
@@ -194,7 +192,7 @@ async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
         assert lost not in log
 
 
-async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path: Path) -> None:
+async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path) -> None:
     store = opened("sqlite", tmp_path)
     async with storing(Stub(), store) as server:
         await server.ask()

@@ -2,13 +2,13 @@
 where it has words for it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Paging, Retention, Store
+from dragoman.stores.base import Paging, Retention
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.server.state.storing import Server, frames, identity, opened, storing
 from tests.server.stubs import Call, Stub
@@ -39,7 +39,7 @@ async def test_chat_is_stored_on_request_only(server: Server) -> None:
     assert len(page.records) == 1
 
 
-async def test_r4_21_stored_response_outlives_the_server(tmp_path: Path) -> None:
+async def test_r4_21_stored_response_outlives_the_server(tmp_path) -> None:
     async with storing(Stub(), opened("sqlite", tmp_path)) as first:
         answer = await first.sdk.responses.create(model="stub", input="Hi")
     async with storing(Stub(), opened("sqlite", tmp_path)) as second:
@@ -162,7 +162,7 @@ async def test_input_items_are_listed_in_pages(server: Server) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=x", "limit=--5", "limit=101", "limit=" + "9" * 5000, "order=up"]
 )
-async def test_invalid_page_parameter_is_named(server: Server, query: str) -> None:
+async def test_invalid_page_parameter_is_named(server: Server, query) -> None:
     first = await server.ask()
     call = await server.get(f"/{first.json['id']}/input_items?{query}")
     assert (call.status, call.json["error"]["param"]) == (400, query.partition("=")[0])
@@ -228,7 +228,7 @@ async def kept_bytes(server: Server) -> list[int]:
     return [sum(len(item.text) for item in record.request.items) for record in page.records]
 
 
-async def test_o9_turn_is_stored_once(tmp_path: Path) -> None:
+async def test_o9_turn_is_stored_once(tmp_path) -> None:
     async with storing(Stub(), opened("sqlite", tmp_path)) as server:
         previous = None
         for _ in range(20):
@@ -238,7 +238,7 @@ async def test_o9_turn_is_stored_once(tmp_path: Path) -> None:
         assert await kept_bytes(server) == [1000] * 20
 
 
-async def test_p21_responses_are_stored_on_disk_within_stated_limits(tmp_path: Path) -> None:
+async def test_p21_responses_are_stored_on_disk_within_stated_limits(tmp_path) -> None:
     assert Settings().store == "sqlite"
     keeping = Retention(
         max_age=Settings().retention,
@@ -255,7 +255,7 @@ async def test_p21_responses_are_stored_on_disk_within_stated_limits(tmp_path: P
     assert sorted(found) == [200, 200, 200, 404, 404]
 
 
-async def test_p22_background_stream_resumes_for_the_stated_time(tmp_path: Path) -> None:
+async def test_p22_background_stream_resumes_for_the_stated_time(tmp_path) -> None:
     path, keeping = tmp_path / "store.db", Retention(max_log_age=100)
     async with storing(Stub(), SqliteStore(path, keeping)) as server:
         whole = await server.ask(stream=True, background=True)

@@ -3,13 +3,13 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dragoman.stores.base import Store, StoreError
+from dragoman.stores.base import StoreError
 from dragoman.stores.postgres import PostgresStore
+from dragoman.stores.sql import Store
 from dragoman.stores.sqlite import SqliteStore
 from tests.mock import Mock, completion, plain, response, said
 from tests.postgres import Postgres
@@ -38,7 +38,7 @@ Stores = Callable[[], Store]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
+def stores(request, tmp_path) -> Stores:
     """Opens the same store again and again."""
     if request.param == "sqlite":
         return lambda: opened("sqlite", tmp_path)
@@ -73,7 +73,7 @@ def same(up: Mock, wire: str) -> bool:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("client", ["chat", "responses"])
 async def test_p9_reasoning_of_calls_is_restored_after_a_restart(
-    client: str, upstream: str, stream: bool, stores: Stores
+    client, upstream: str, stream, stores: Stores
 ) -> None:
     async with thinking(upstream) as up:
         async with before(up, upstream, stores()) as server:
@@ -106,7 +106,7 @@ async def test_p9_chain_continues_from_items_without_reasoning(
 
 @WIRES
 async def test_p21_reasoning_is_shared_between_servers(
-    upstream: str, postgres: Postgres, tmp_path: Path
+    upstream: str, postgres: Postgres, tmp_path
 ) -> None:
     async with thinking(upstream) as up, AsyncExitStack() as stack:
         here, there = [
@@ -128,7 +128,7 @@ async def test_p21_reasoning_is_shared_between_servers(
 
 
 @pytest.fixture
-async def restarted(tmp_path: Path) -> AsyncIterator[tuple[Server, Mock]]:
+async def restarted(tmp_path) -> AsyncIterator[tuple[Server, Mock]]:
     """A server that was started again, before a Chat server that gave it a call."""
     async with thinking("chat") as up:
         async with before(up, "chat", opened("sqlite", tmp_path)) as server:
@@ -170,7 +170,7 @@ async def test_p13_another_model_gets_no_encrypted_content_after_a_restart(
 # ---- what leaves no trace --------------------------------------------------------------------
 
 
-async def test_p9_store_false_leaves_no_trace_on_disk(tmp_path: Path) -> None:
+async def test_p9_store_false_leaves_no_trace_on_disk(tmp_path) -> None:
     async with thinking("responses") as up:
         async with before(up, "responses", opened("sqlite", tmp_path)) as server:
             await ask(server, store=False)
@@ -186,7 +186,7 @@ async def test_p9_store_false_leaves_no_trace_on_disk(tmp_path: Path) -> None:
     assert len(up.asked) == 5
 
 
-async def test_p9_request_with_store_false_reads_no_store(tmp_path: Path) -> None:
+async def test_p9_request_with_store_false_reads_no_store(tmp_path) -> None:
     class Deaf(SqliteStore):
         async def find_answers(self, tenant: str, digests: Any) -> Any:
             raise AssertionError("nobody should ask")
@@ -198,7 +198,7 @@ async def test_p9_request_with_store_false_reads_no_store(tmp_path: Path) -> Non
         assert same(up, "chat")  # out of this process
 
 
-async def test_a_store_that_fails_costs_the_past_and_not_the_answer(tmp_path: Path) -> None:
+async def test_a_store_that_fails_costs_the_past_and_not_the_answer(tmp_path) -> None:
     class Failing(SqliteStore):
         async def find_answers(self, tenant: str, digests: Any) -> Any:
             raise StoreError("The disk is gone.")

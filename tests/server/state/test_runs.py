@@ -14,8 +14,9 @@ from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.server.state.run import Runs
 from dragoman.server.state.service import ENCODER_VERSION, Memory
-from dragoman.stores.base import LogSegment, Paging, Record, Store, StoreError
+from dragoman.stores.base import LogSegment, Paging, Record, StoreError
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.sql import Store
 from tests.server.state.storing import Server, all_ended, frames, identity, opened, storing
 from tests.server.stubs import OPENING, Call, Stub, closing, word
 
@@ -210,9 +211,7 @@ class Broken:
     ("names", "stream"),
     [(("begin",), True), (("finish",), True), (("append", "finish"), True), (("put",), False)],
 )
-async def test_failing_store_costs_the_record_and_not_the_answer(
-    names: tuple[str, ...], stream: bool
-) -> None:
+async def test_failing_store_costs_the_record_and_not_the_answer(names, stream) -> None:
     broken: Any = Broken(opened("memory", Path()), *names)
     async with storing(Stub(), broken) as server:
         call = await server.ask(stream=stream)
@@ -226,7 +225,7 @@ async def test_failing_store_costs_the_record_and_not_the_answer(
 # ---- other servers ---------------------------------------------------------------------------
 
 
-async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_path: Path) -> None:
+async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_path) -> None:
     store = opened("sqlite", tmp_path)
     async with storing(Stub(), store) as server:
         request = server.memory  # a server that remembers
@@ -256,9 +255,7 @@ async def test_r4_w12_o10_the_runs_of_a_dead_server_are_ended_by_another(tmp_pat
 
 @pytest.mark.parametrize("requeue", [False, True])
 @pytest.mark.parametrize("said", [False, True])
-async def test_orphan_without_events_is_requeued_where_configured(
-    tmp_path: Path, requeue: bool, said: bool
-) -> None:
+async def test_orphan_without_events_is_requeued_where_configured(tmp_path, requeue, said) -> None:
     store = opened("sqlite", tmp_path)
     async with storing(Stub(), store, requeue=requeue) as server:
         asked = Request(model="m", items=(Message("user", "Hi", id="m1"),), store=True)
@@ -286,9 +283,7 @@ async def test_orphan_without_events_is_requeued_where_configured(
         assert len(server.app._engine.asked) == again
 
 
-async def test_upkeep_continues_after_an_exception(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_upkeep_continues_after_an_exception(caplog, monkeypatch) -> None:
     runs = Runs(MemoryStore(), lease=0.01)
     trouble = [RuntimeError("odd"), StoreError("It is full."), StoreError("It is full.")]
     calm = asyncio.Event()
@@ -307,7 +302,7 @@ async def test_upkeep_continues_after_an_exception(
     assert caplog.text.count("It is full.") == 1
 
 
-async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_path: Path) -> None:
+async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_path) -> None:
     never = asyncio.Event()
     async with (
         storing(Stub(*OPENING, word("Hel"), never), opened("sqlite", tmp_path), lease=60.0) as one,
@@ -324,7 +319,7 @@ async def test_a_run_elsewhere_is_followed_and_cancelled_through_the_store(tmp_p
         assert one.app._engine.running == 0
 
 
-async def test_runs_are_ended_when_the_server_shuts_down(tmp_path: Path) -> None:
+async def test_runs_are_ended_when_the_server_shuts_down(tmp_path) -> None:
     async with storing(Stub(*OPENING, asyncio.Event()), opened("sqlite", tmp_path)) as server:
         id = (await server.ask(background=True)).json["id"]
         await server.app._engine.begun.wait()

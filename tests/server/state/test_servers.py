@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -47,7 +46,7 @@ def said(text: str) -> str:
 
 
 @pytest.fixture
-async def servers(postgres: Postgres, tmp_path: Path) -> AsyncIterator[list[Server]]:
+async def servers(postgres: Postgres, tmp_path) -> AsyncIterator[list[Server]]:
     async with AsyncExitStack() as stack:
         stores = [PostgresStore(postgres.address, schema=tmp_path.name) for _ in range(3)]
         opening = [storing(Parrot(), store, lease=20.0) for store in stores]
@@ -143,7 +142,7 @@ async def test_p21_any_server_answers_for_every_other_under_load(servers: list[S
 
 @pytest.mark.timeout(300)
 async def test_p22_stream_resumes_on_another_server_after_a_kill(
-    postgres: Postgres, tmp_path: Path
+    postgres: Postgres, tmp_path
 ) -> None:
     address = await postgres.database()
     file = tmp_path / "dragoman.toml"

@@ -5,8 +5,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.stores.base import Paging, Store
+from dragoman.stores.base import Paging
 from dragoman.stores.memory import MemoryStore
+from dragoman.stores.sql import Store
 from tests.server.state.storing import BOUND, frames, identity, storing
 from tests.server.state.test_ends import Slow
 from tests.server.stubs import OPENING, Stub, closing, word

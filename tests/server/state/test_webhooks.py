@@ -54,7 +54,7 @@ def telling(url: str, *events: str, allow: tuple[str, ...] = LOOPBACK) -> Webhoo
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soon(monkeypatch) -> None:
     monkeypatch.setattr(webhooks, "LOOK", 0.01)
     monkeypatch.setattr(webhooks, "DELAYS", (0.0, 0.0))
 
@@ -68,7 +68,7 @@ async def ask(server: Server, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_sdk_verifies_and_parses_the_webhook(kind: str, tmp_path: Path) -> None:
+async def test_sdk_verifies_and_parses_the_webhook(kind, tmp_path) -> None:
     async with (
         inbox() as box,
         storing(Stub(), opened(kind, tmp_path), webhooks=telling(box.url)) as server,
@@ -110,7 +110,7 @@ async def test_unsubscribed_event_sends_no_webhook() -> None:
             assert await server.memory.store.take_due(2e9 * 10, 0.0) == ()
 
 
-async def test_webhook_is_retried(tmp_path: Path) -> None:
+async def test_webhook_is_retried(tmp_path) -> None:
     async with inbox(503, 302, 200) as box:
         hooks = telling(box.url)
         async with storing(Stub(), webhooks=hooks) as server:
@@ -123,9 +123,7 @@ async def test_webhook_is_retried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(500, 3), (410, 1)])
-async def test_webhook_is_dropped_after_its_attempts(
-    status: int, attempts: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_webhook_is_dropped_after_its_attempts(status, attempts, capsys) -> None:
     async with inbox(status) as box, storing(Stub(), webhooks=telling(box.url)) as server:
         await ask(server)
         said = ""
@@ -137,9 +135,7 @@ async def test_webhook_is_dropped_after_its_attempts(
         assert await server.memory.store.take_due(2e10, 0.0) == ()
 
 
-async def test_webhook_to_a_private_address_is_not_sent(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_webhook_to_a_private_address_is_not_sent(capsys) -> None:
     async with inbox() as box:
         for url in (box.url, box.url.replace("127.0.0.1", "localhost")):
             async with storing(Stub(), webhooks=telling(url, allow=())) as server:
@@ -152,7 +148,7 @@ async def test_webhook_to_a_private_address_is_not_sent(
         assert box.came.empty()
 
 
-async def test_unsent_webhook_is_sent_by_the_next_server(tmp_path: Path) -> None:
+async def test_unsent_webhook_is_sent_by_the_next_server(tmp_path) -> None:
     async with inbox() as box:
         hooks = telling(box.url)
         async with storing(Stub(), opened("sqlite", tmp_path), webhooks=hooks) as first:
@@ -167,7 +163,7 @@ async def test_unsent_webhook_is_sent_by_the_next_server(tmp_path: Path) -> None
             assert json.loads(data)["data"]["id"] == id
 
 
-async def test_webhook_is_sent_for_an_orphaned_run(tmp_path: Path) -> None:
+async def test_webhook_is_sent_for_an_orphaned_run(tmp_path) -> None:
     async with inbox() as box:
         hooks = telling(box.url)
         first = storing(Stub(*OPENING, 60), opened("sqlite", tmp_path), lease=0.1)
@@ -206,9 +202,7 @@ async def test_message_without_receiver_is_deleted() -> None:
     await sender.close()
 
 
-async def test_silent_webhook_receiver_times_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_silent_webhook_receiver_times_out(monkeypatch, capsys) -> None:
     monkeypatch.setattr(webhooks, "PATIENCE", 0.05)
     held: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda reader, writer: held.append(writer), "127.0.0.1", 0)
@@ -252,7 +246,7 @@ def test_webhooks_are_read_from_the_file() -> None:
         ("ftp://x.test/", SECRET, "url cannot be used"),
     ],
 )
-def test_invalid_webhook_is_a_configuration_error(url: str, secret: str, problem: str) -> None:
+def test_invalid_webhook_is_a_configuration_error(url, secret, problem) -> None:
     hooks = [Webhook(url=url, secret_env="HOOK")]
     with pytest.raises(ConfigurationError, match=problem) as caught:
         open_memory(Settings(store="memory"), {"HOOK": secret}, hooks)

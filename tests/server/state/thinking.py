@@ -7,7 +7,7 @@ from typing import Any
 
 from dragoman.core.item import JSON
 from dragoman.engines.remote import Remote
-from dragoman.stores.base import Store
+from dragoman.stores.sql import Store
 from tests.mock import Asked, Mock, Reply, chunk, completion, mock, plain, response, said, stream
 from tests.server.state.storing import Server, storing
 from tests.server.stubs import Call

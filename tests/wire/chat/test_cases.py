@@ -1,7 +1,6 @@
 """The corpora: streams as servers send them, in any pieces and cut; requests both ways."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,14 @@ from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
 from tests.samples import samples
 from tests.wire.chat.answering import ASKED, body, chunks, gathered, hear, read, tell
 
-CASES = Path(__file__).with_name("cases")
-STREAMS = json.loads((CASES / "streams.json").read_text())
-ANSWERS = json.loads((CASES / "answers.json").read_text())
+STREAMS = cases(__file__, "streams")
+ANSWERS = cases(__file__, "answers")
 """More answers, whole and streamed, each with the behaviours it shows and how it is encoded."""
-REQUESTS = json.loads((CASES / "requests.json").read_text())
+REQUESTS = cases(__file__, "requests")
 ALL = Request(
     model="m",
     items=ASKED.items,
@@ -60,7 +59,7 @@ def data_of(case: Any) -> bytes:
 
 
 @pytest.mark.parametrize("case", STREAMS + ANSWERS, ids=lambda case: case["name"])
-def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(case: Any) -> None:
+def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(case) -> None:
     data, think = data_of(case), case.get("think", "inline")
     events = hear(data, think=think)
     assert described(events) == case["expect"]
@@ -87,9 +86,7 @@ def test_answer_is_decoded_as_expected_in_any_pieces_and_encoded_the_same_again(
 
 
 @pytest.mark.parametrize("case", STREAMS, ids=lambda case: case["name"])
-def test_r1_w11_p24_stream_cut_at_any_byte_fails_or_completes_and_keeps_what_came(
-    case: Any,
-) -> None:
+def test_r1_w11_p24_stream_cut_at_any_byte_fails_or_completes_and_keeps_what_came(case) -> None:
     data, think = stream(case["events"]), case.get("think", "inline")
     whole = hear(data, think=think)
     for place in range(0, len(data), samples(11, 1)):
@@ -152,9 +149,7 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("wire", REQUESTS)
 @pytest.mark.parametrize("dialect", [STANDARD, Dialect(ask_usage=False)])
-def test_law_1_request_survives_decode_and_encode_and_every_loss_is_reported(
-    wire: dict[str, Any], dialect: Dialect
-) -> None:
+def test_law_1_request_survives_decode_and_encode_and_every_loss_is_reported(wire, dialect) -> None:
     request = CHAT.decode_request(json.dumps(wire).encode())
     said, losses = CHAT.encode_request(request, dialect)
     again = CHAT.decode_request(said)

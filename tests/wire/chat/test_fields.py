@@ -1,7 +1,5 @@
 """Small values in Chat answers: usage, finish reasons, annotations and reasoning details."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 
@@ -54,9 +52,7 @@ def test_finish_reason_is_encoded_in_the_words_of_the_protocol() -> None:
         (7, None),
     ],
 )
-def test_r1_9_usage_is_decoded_under_the_names_of_every_server(
-    said: Any, read: Usage | None
-) -> None:
+def test_r1_9_usage_is_decoded_under_the_names_of_every_server(said, read) -> None:
     assert decode_usage(said, "chat") == read
 
 
@@ -72,7 +68,7 @@ def test_total_is_computed_from_both_counts_and_nothing_else_is() -> None:
 
 
 @given(usages)
-def test_p30_encoded_usage_decodes_to_the_same_with_zero_and_absent_apart(counts: Usage) -> None:
+def test_p30_encoded_usage_decodes_to_the_same_with_zero_and_absent_apart(counts) -> None:
     again = decode_usage(encode_usage(counts, "chat"), "chat")
     expected = {name: getattr(counts, name) for name in USAGE_NAMES}
     if expected["total_tokens"] is None and None not in (counts.input_tokens, counts.output_tokens):
@@ -98,7 +94,7 @@ def test_p30_encoded_usage_decodes_to_the_same_with_zero_and_absent_apart(counts
         ("x", None),
     ],
 )
-def test_annotations_are_decoded_in_every_shape(wire: Any, read: Annotation | None) -> None:
+def test_annotations_are_decoded_in_every_shape(wire, read) -> None:
     assert decode_annotation(wire) == read
 
 

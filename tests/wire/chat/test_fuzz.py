@@ -1,7 +1,6 @@
 """One value anywhere is replaced or removed: no request and no answer does worse than a fault."""
 
 import json
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ plenty = settings(max_examples=samples(100, 3_000))
 
 @plenty
 @given(st.sampled_from(REQUESTS).flatmap(damaged))
-def test_damaged_request_is_decoded_or_refused(wire: Any) -> None:
+def test_damaged_request_is_decoded_or_refused(wire) -> None:
     try:
         request = CHAT.decode_request(json.dumps(wire).encode())
     except FaultError as refused:
@@ -34,7 +33,7 @@ def test_damaged_request_is_decoded_or_refused(wire: Any) -> None:
 
 @plenty
 @given(st.sampled_from([case["events"] for case in STREAMS]).flatmap(damaged))
-def test_damaged_stream_ends_and_can_be_encoded_again(events: Any) -> None:
+def test_damaged_stream_ends_and_can_be_encoded_again(events) -> None:
     decoded = hear(stream(events))
     assert isinstance(decoded[-1], Finished | Failed)
     assert tell(decoded, ALL)

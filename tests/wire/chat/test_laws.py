@@ -45,7 +45,7 @@ def heard(response: Response, *pieces: bytes) -> Response:
 
 @some_examples
 @given(requests())
-def test_law_1_encoded_request_decodes_to_the_same(request: Request) -> None:
+def test_law_1_encoded_request_decodes_to_the_same(request) -> None:
     said, losses = CHAT.encode_request(request, PLAIN)
     assert CHAT.decode_request(said) == request
     assert losses == ()
@@ -53,7 +53,7 @@ def test_law_1_encoded_request_decodes_to_the_same(request: Request) -> None:
 
 @some_examples
 @given(requests())
-def test_p31_the_same_request_is_the_same_bytes(request: Request) -> None:
+def test_p31_the_same_request_is_the_same_bytes(request) -> None:
     said = CHAT.encode_request(request, STANDARD)[0]
     assert CHAT.encode_request(request, STANDARD)[0] == said
     again = CHAT.decode_request(said)
@@ -62,21 +62,19 @@ def test_p31_the_same_request_is_the_same_bytes(request: Request) -> None:
 
 @some_examples
 @given(responses())
-def test_law_1_streamed_answer_decodes_to_the_same(response: Response) -> None:
+def test_law_1_streamed_answer_decodes_to_the_same(response) -> None:
     assert heard(response, told(response, ALL)) == response
 
 
 @some_examples
 @given(responses())
-def test_law_1_whole_answer_decodes_to_the_same(response: Response) -> None:
+def test_law_1_whole_answer_decodes_to_the_same(response) -> None:
     assert heard(response, CHAT.encode_response(response, ALL, STANDARD)) == response
 
 
 @some_examples
 @given(responses(), st.data())
-def test_law_2_a_stream_split_at_any_bytes_gives_the_same_events(
-    response: Response, data: st.DataObject
-) -> None:
+def test_law_2_a_stream_split_at_any_bytes_gives_the_same_events(response, data) -> None:
     stream = told(response, ALL)
     cuts = data.draw(st.sets(st.integers(0, len(stream)), max_size=20))
     pieces = [stream[a:b] for a, b in pairwise([0, *sorted(cuts), len(stream)])]
@@ -85,9 +83,7 @@ def test_law_2_a_stream_split_at_any_bytes_gives_the_same_events(
 
 @some_examples
 @given(responses(), st.sampled_from([ASKED, ALL]))
-def test_law_3_the_plain_answer_is_what_a_reader_of_the_stream_gathers(
-    response: Response, request: Request
-) -> None:
+def test_law_3_the_plain_answer_is_what_a_reader_of_the_stream_gathers(response, request) -> None:
     streamed, plain = gathered(told(response, request)), body(response, request)
     for choice in streamed["choices"]:
         choice["message"].setdefault("annotations", [])

@@ -1,7 +1,6 @@
 """Requests are decoded and encoded as the corpora say; what is malformed is refused by its path."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from dragoman.core.item import (
     Image,
     ItemReference,
     Message,
-    Part,
     Refusal,
     Summary,
     Text,
@@ -28,11 +26,11 @@ from dragoman.wire.chat import CHAT
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
 from dragoman.wire.chat.request import encode_tools
 from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
 
-CASES = Path(__file__).with_name("cases")
-TRANSLATIONS = json.loads((CASES / "translations.json").read_text())
+TRANSLATIONS = cases(__file__, "translations")
 """Bodies, the requests they become, and the bodies that these become in some dialect."""
-REFUSED = json.loads((CASES / "refused.json").read_text())
+REFUSED = cases(__file__, "refused")
 PLAIN = Dialect(ask_usage=False)
 """Adds nothing of its own to a request."""
 USER = Message("user", "hello")
@@ -45,7 +43,7 @@ def decode(**fields: Any) -> Request:
 
 
 @pytest.mark.parametrize("case", TRANSLATIONS, ids=lambda case: case["name"])
-def test_request_is_decoded_and_encoded_as_expected(case: Any) -> None:
+def test_request_is_decoded_and_encoded_as_expected(case) -> None:
     request = convert(case["request"], Request)
     if "body" in case:
         assert CHAT.decode_request(json.dumps(case["body"]).encode()) == request
@@ -56,9 +54,7 @@ def test_request_is_decoded_and_encoded_as_expected(case: Any) -> None:
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
-def test_malformed_or_out_of_range_field_is_refused_by_its_path(
-    fields: dict[str, Any], param: str
-) -> None:
+def test_malformed_or_out_of_range_field_is_refused_by_its_path(fields, param) -> None:
     with pytest.raises(FaultError) as caught:
         decode(**fields)
     fault = caught.value.fault
@@ -69,7 +65,7 @@ def test_malformed_or_out_of_range_field_is_refused_by_its_path(
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"\xff", b'{"model":"m"}', b"[" * 9999]
 )
-def test_body_that_is_no_request_is_refused(body: bytes) -> None:
+def test_body_that_is_no_request_is_refused(body) -> None:
     with pytest.raises(FaultError) as caught:
         CHAT.decode_request(body)
     assert caught.value.fault.code == "invalid_request"
@@ -111,7 +107,7 @@ def test_of_two_fields_with_one_name_the_last_counts() -> None:
 
 
 @pytest.mark.parametrize("messages", [None, [], "hello", ["hello"], {}])
-def test_request_without_messages_is_refused(messages: Any) -> None:
+def test_request_without_messages_is_refused(messages) -> None:
     with pytest.raises(FaultError) as caught:
         decode(messages=messages)
     assert (caught.value.fault.param or "").startswith("messages")
@@ -168,7 +164,7 @@ def test_o6_hosted_calls_become_short_text_and_are_reported() -> None:
         (UnknownPart("responses", {}), "[part]"),
     ],
 )
-def test_part_without_a_form_is_described_in_words(part: Part, words: str) -> None:
+def test_part_without_a_form_is_described_in_words(part, words) -> None:
     assert describe(part) == words
 
 
@@ -182,7 +178,7 @@ def test_part_without_a_form_is_described_in_words(part: Part, words: str) -> No
         UnknownPart("responses", {"type": "input_video"}),
     ],
 )
-def test_part_without_a_form_is_encoded_as_text(part: Part) -> None:
+def test_part_without_a_form_is_encoded_as_text(part) -> None:
     assert encode_content((part,)) == [{"type": "text", "text": describe(part)}]
 
 

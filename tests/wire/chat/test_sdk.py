@@ -30,14 +30,14 @@ FILTERED = [chunk({"role": "assistant"}), chunk({}, "content_filter")]
 
 
 @pytest.fixture(params=[*NAMES, "filtered"])
-def events(request: pytest.FixtureRequest) -> list[Event]:
+def events(request) -> list[Event]:
     if request.param == "filtered":
         return hear(sse(*FILTERED))
     return hear(stream(CASES[request.param]["events"]))
 
 
 @pytest.fixture(params=[True, False], ids=["asking for usage", "not asking"])
-def request_(request: pytest.FixtureRequest, events: list[Event]) -> Request:
+def request_(request, events: list[Event]) -> Request:
     weighed = any(getattr(event, "tokens", ()) for event in events)
     return Request(
         model="m",
@@ -116,7 +116,7 @@ def test_failure_in_the_stream_is_an_sdk_error_with_its_message() -> None:
 @pytest.mark.parametrize(
     "body", [c["body"] for c in TRANSLATIONS if c["name"].startswith("field ")]
 )
-def test_encoded_request_fits_the_published_schema(body: Any) -> None:
+def test_encoded_request_fits_the_published_schema(body) -> None:
     request = CHAT.decode_request(json.dumps(body).encode())
     encoded = json.loads(CHAT.encode_request(request, STANDARD)[0])
     assert request_problems(encoded, "chat") == request_problems(body, "chat")

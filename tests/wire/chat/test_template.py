@@ -72,7 +72,7 @@ ARGUMENTS = (
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning_and_arguments_have_templates_too(name: str) -> None:
+def test_reasoning_and_arguments_have_templates_too(name) -> None:
     reasoning = template_of(PLAIN.replace(b"content", name.encode()) % b'"Hm"')
     assert reasoning[2:5] == ("reasoning", 0, None)
     arguments = template_of(ARGUMENTS % b'"{"')
@@ -113,7 +113,7 @@ def test_reasoning_and_arguments_have_templates_too(name: str) -> None:
         b'{"choices": [{"index": 0, "delta": {"content": "a"}}, {"index": 1, "delta": {}}]}',
     ],
 )
-def test_a_chunk_with_more_or_less_than_one_string_has_no_template(data: bytes) -> None:
+def test_a_chunk_with_more_or_less_than_one_string_has_no_template(data) -> None:
     assert learn(data, body.load(data)) is None
 
 
@@ -121,7 +121,7 @@ def test_a_chunk_with_more_or_less_than_one_string_has_no_template(data: bytes) 
     "literal",
     [b"7", b"null", b'"a', b'a"', b'"a"b"', b'"a" , "b"', b'"\xff"', b'"\\ud83d"', b'"\n"'],
 )
-def test_what_is_not_one_string_is_read_as_a_whole_chunk(literal: bytes) -> None:
+def test_what_is_not_one_string_is_read_as_a_whole_chunk(literal) -> None:
     assert not template_of(PLAIN % b'"a"').string(PLAIN % literal)
 
 
@@ -198,7 +198,7 @@ events_ = st.lists(runs, max_size=4).map(
 
 @settings(max_examples=samples(100, 2_000))
 @given(events_, st.booleans())
-def test_templates_change_no_event(chunks: list[tuple[bytes, bytes]], done: bool) -> None:
+def test_templates_change_no_event(chunks, done) -> None:
     stream = b"".join(
         b"data: " + template.replace(b"%s", literal).replace(b"\n", b" ") + b"\n\n"
         for template, literal in chunks
@@ -227,7 +227,7 @@ strings = st.sampled_from(
 
 
 @given(st.lists(strings.map(framed) | st.sampled_from(ODD), max_size=12))
-def test_a_burst_gives_the_events_of_chunk_by_chunk(chunks: list[bytes]) -> None:
+def test_a_burst_gives_the_events_of_chunk_by_chunk(chunks) -> None:
     stream = b"".join(chunk + b"\n\n" for chunk in [framed(b'"x"'), *chunks])
     single = CHAT.decoder(Turn("R", 5, "m"))
     alone = [
@@ -264,7 +264,7 @@ def texts(events: list[Event]) -> tuple[str, str]:
     st.booleans(),
 )
 def test_line_ends_beside_a_string_mean_what_they_mean_in_events(
-    first: bytes, chunks: list[bytes], cuts: list[int], broken: bool
+    first, chunks, cuts, broken
 ) -> None:
     if broken:
         chunks = [chunk.replace(b"data: {", b"data: {\n") for chunk in chunks]
@@ -287,7 +287,7 @@ def test_a_large_event_in_many_pieces_is_scanned_once() -> None:
 
 
 @pytest.mark.parametrize("between", [[], [b": alive"], [framed(b'""')], [framed(b'"')]])
-def test_another_event_ends_a_run_of_like_chunks(between: list[bytes]) -> None:
+def test_another_event_ends_a_run_of_like_chunks(between) -> None:
     template = template_of(PLAIN % b'"x"')
     chunks = [*[framed(b'"a"')] * 30, *between, framed(b'"b"'), b"data: [DONE]"]
     strings, rest = template.strings(b"".join(chunk + b"\n\n" for chunk in chunks))
@@ -296,9 +296,7 @@ def test_another_event_ends_a_run_of_like_chunks(between: list[bytes]) -> None:
     assert template.strings(b": alive\n\n" * 9) == ([], b": alive\n\n" * 9)
 
 
-def test_a_chunk_larger_than_an_event_may_be_is_left_to_the_sse_decoder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_chunk_larger_than_an_event_may_be_is_left_to_the_sse_decoder(monkeypatch) -> None:
     template, chunk = template_of(PLAIN % b'"x"'), framed(b'"a"') + b"\n\n"
     decoder = CHAT.decoder(Turn("R", 5, "m"))
     decoder.feed(chunk * 2)

@@ -1,7 +1,6 @@
 """What servers of raw text answer, in all the ways they have of it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from dragoman.core.event import Event, Progress
 from dragoman.core.fold import fold
 from dragoman.wire import json as body
 from dragoman.wire.usage import decode_usage, encode_usage
+from tests.cases import cases
 from tests.wire.completions.speaking import chunk, failed, hear, heard
 
 
@@ -18,7 +18,7 @@ def whole(text: str = "Hi", reason: Any = "stop", **more: Any) -> bytes:
     return json.dumps(chunk(text, reason, **more)).encode()
 
 
-ANSWERS = json.loads(Path(__file__).with_name("cases").joinpath("answers.json").read_text())
+ANSWERS = cases(__file__, "answers")
 
 
 def described(events: list[Event]) -> Any:
@@ -33,32 +33,15 @@ def described(events: list[Event]) -> Any:
 
 
 @pytest.mark.parametrize("case", ANSWERS, ids=lambda case: case["name"])
-def test_answer_is_decoded_as_expected_in_any_pieces(case: Any) -> None:
+def test_answer_is_decoded_as_expected_in_any_pieces(case) -> None:
     data = case["raw"].encode()
     events = hear(data)
     assert described(events) == case["expect"]
     assert hear(*(data[n : n + 1] for n in range(len(data)))) == events
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        ("stop", "stop"),
-        ("eos", "stop"),
-        ("eos_token", "stop"),
-        ("eom", "stop"),
-        ("stop_sequence", "stop"),
-        ("end_of_turn", "stop"),
-        ("tool_calls", "stop"),
-        ("who-knows", "stop"),
-        (7, "stop"),
-        ("length", "length"),
-        ("MAX-TOKENS", "length"),
-        ("out_of_tokens", "length"),
-        ("content_filter", "content_filter"),
-    ],
-)
-def test_r2_4_every_finish_word_is_decoded(word: Any, reason: str) -> None:
+@pytest.mark.parametrize(("word", "reason"), cases(__file__, "reasons"))
+def test_r2_4_every_finish_word_is_decoded(word, reason) -> None:
     for response in (heard(chunk("Hi"), chunk("", word)), fold(hear(whole(reason=word)))):
         assert response.reasons == (reason,)
         assert response.status == ("completed" if reason == "stop" else "incomplete")
@@ -74,7 +57,6 @@ def test_unknown_counts_are_preserved() -> None:
         "completion_tokens_details": "odd",
     }
     found = decode_usage(given, "completions")
-    assert found is not None
     assert (found.cached_tokens, found.reasoning_tokens) == (4, None)
     del given["nothing"]
     assert encode_usage(found, "completions") == given
@@ -83,7 +65,7 @@ def test_unknown_counts_are_preserved() -> None:
     assert encode_usage(both, "completions")["total_tokens"] == 3
 
 
-def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(body, "MAX_ANSWER", 10)
     assert "more than 10 bytes" in failed(b'{"choices": []}').message
     monkeypatch.setattr("dragoman.wire.sse.MAX_EVENT", 100)

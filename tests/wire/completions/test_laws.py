@@ -1,7 +1,6 @@
 """The laws that hold on this wire for all canonical values, and for any split of the bytes."""
 
 from itertools import pairwise
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +8,6 @@ from msgspec.structs import replace
 
 from dragoman.core.event import Failed
 from dragoman.core.fold import fold
-from dragoman.core.request import Completion
 from dragoman.core.response import Response
 from dragoman.wire import json
 from dragoman.wire.completions import decode_request, encode_request, encode_response
@@ -35,7 +33,7 @@ def again(response: Response, *pieces: bytes) -> Response:
 
 @some_examples
 @given(completions())
-def test_law_1_encoded_request_decodes_to_the_same(completion: Completion) -> None:
+def test_law_1_encoded_request_decodes_to_the_same(completion) -> None:
     said, losses = encode_request(completion, PLAIN)
     assert decode_request(said) == completion
     assert losses == ()
@@ -44,22 +42,20 @@ def test_law_1_encoded_request_decodes_to_the_same(completion: Completion) -> No
 
 @some_examples
 @given(responses())
-def test_law_1_streamed_answer_decodes_to_the_same(response: Response) -> None:
+def test_law_1_streamed_answer_decodes_to_the_same(response) -> None:
     assert again(response, told(response)) == response
 
 
 @some_examples
 @given(responses())
-def test_law_1_whole_answer_decodes_to_the_same(response: Response) -> None:
+def test_law_1_whole_answer_decodes_to_the_same(response) -> None:
     asked = replace(ALL, stream=False)
     assert again(response, encode_response(response, asked, STANDARD)) == response
 
 
 @some_examples
 @given(responses(), st.data())
-def test_law_2_a_stream_split_at_any_bytes_gives_the_same_events(
-    response: Response, data: st.DataObject
-) -> None:
+def test_law_2_a_stream_split_at_any_bytes_gives_the_same_events(response, data) -> None:
     stream = told(response)
     cuts = data.draw(st.sets(st.integers(0, len(stream)), max_size=20))
     pieces = [stream[a:b] for a, b in pairwise([0, *sorted(cuts), len(stream)])]
@@ -68,9 +64,7 @@ def test_law_2_a_stream_split_at_any_bytes_gives_the_same_events(
 
 @settings(max_examples=samples(5, 50))
 @given(responses())
-def test_law_2_a_stream_cut_anywhere_is_a_failure_or_complete_and_never_raises(
-    response: Response,
-) -> None:
+def test_law_2_a_stream_cut_anywhere_is_a_failure_or_complete_and_never_raises(response) -> None:
     stream = told(response)
     whole = hear(stream)
     for at in range(len(stream)):
@@ -84,7 +78,7 @@ def test_law_2_a_stream_cut_anywhere_is_a_failure_or_complete_and_never_raises(
 
 @some_examples
 @given(st.binary(max_size=200) | st.text(max_size=80).map(str.encode))
-def test_nothing_that_is_sent_makes_it_raise(data: bytes) -> None:
+def test_nothing_that_is_sent_makes_it_raise(data) -> None:
     hear(data)
     hear(b"data: " + data + b"\n\n")
     hear(b'data: {"choices":[{"text":"a"}]}\n\n' + data)
@@ -103,7 +97,7 @@ def test_nothing_that_is_sent_makes_it_raise(data: bytes) -> None:
         ),
     )
 )
-def test_no_json_makes_it_raise(value: Any) -> None:
+def test_no_json_makes_it_raise(value) -> None:
     hear(json.dump({"choices": value}))
     hear(json.dump({"choices": [{"text": "a", "logprobs": value}], "usage": value}))
     hear(b"data: " + json.dump({"choices": [value, {"text": value}], "error": value}) + b"\n\n")
@@ -113,7 +107,7 @@ def test_no_json_makes_it_raise(value: Any) -> None:
 @some_examples
 @given(responses(), st.sampled_from([ASKED, ALL]))
 def test_law_3_the_plain_answer_is_what_a_reader_of_the_stream_gathers(
-    response: Response, completion: Completion
+    response, completion
 ) -> None:
     *chunks, done = events(told(response, completion))
     assert done == b"[DONE]"

@@ -1,6 +1,5 @@
 """Requests for raw text: what is taken, what is refused, and what is asked of each server."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +11,14 @@ from dragoman.core.request import Completion, Request, completion_request
 from dragoman.wire import json
 from dragoman.wire.completions import decode_request, encode_request
 from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
 
-CASES = Path(__file__).with_name("cases")
-TRANSLATIONS = json.load((CASES / "translations.json").read_text())
-REFUSED: Any = json.load((CASES / "refused.json").read_text())
+TRANSLATIONS = cases(__file__, "translations")
+REFUSED: Any = cases(__file__, "refused")
 
 
 @pytest.mark.parametrize("case", TRANSLATIONS, ids=lambda case: case["name"])
-def test_request_is_decoded_and_encoded_as_expected(case: Any) -> None:
+def test_request_is_decoded_and_encoded_as_expected(case) -> None:
     request = convert(case["request"], Completion)
     if "body" in case:
         assert decode_request(json.dump(case["body"])) == request
@@ -29,9 +28,7 @@ def test_request_is_decoded_and_encoded_as_expected(case: Any) -> None:
 
 
 @pytest.mark.parametrize(("body", "param", "problem"), REFUSED)
-def test_invalid_or_unsupported_field_is_refused_by_its_path(
-    body: Any, param: str, problem: str
-) -> None:
+def test_invalid_or_unsupported_field_is_refused_by_its_path(body, param, problem) -> None:
     with pytest.raises(FaultError) as caught:
         decode_request(json.dump(body))
     fault = caught.value.fault

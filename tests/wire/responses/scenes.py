@@ -61,7 +61,6 @@ def text(turn: Turn) -> None:
 
 def _write(turn: Turn, index: int, part: Part, number: int) -> None:
     item = turn.item(index)
-    assert item is not None
     match part:
         case Text():
             turn.emit(item.at("text", number, Text(""))[0])

@@ -69,7 +69,7 @@ def told(events: list[Event], request: Request = ASKED, **dialect: Any) -> list[
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_p15_p17_r4_3_o2_o4_every_stream_is_in_order_valid_and_ends_once(scene: str) -> None:
+def test_p15_p17_r4_3_o2_o4_every_stream_is_in_order_valid_and_ends_once(scene) -> None:
     events = play(SCENES[scene])
     check(events)
     stream = say(events)
@@ -90,7 +90,7 @@ def test_p15_p17_r4_3_o2_o4_every_stream_is_in_order_valid_and_ends_once(scene: 
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_every_event_is_valid_for_open_responses(scene: str) -> None:
+def test_every_event_is_valid_for_open_responses(scene) -> None:
     request = Request(model="m")
     for event in told(play(SCENES[scene]), request, reasoning_events="reasoning"):
         if not _extension(event):
@@ -106,7 +106,7 @@ def _extension(event: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("scene", sorted(SCENES.keys() - FAILED))
-def test_r4_4_official_client_reads_the_same_answer_streamed_and_whole(scene: str) -> None:
+def test_r4_4_official_client_reads_the_same_answer_streamed_and_whole(scene) -> None:
     events = play(SCENES[scene])
     whole = RESPONSES.encode_response(fold(events), ASKED, STANDARD)
     assert json.loads(whole) == told(events)[-1]["response"]
@@ -153,7 +153,7 @@ def test_o3_every_snapshot_has_all_fields_and_values_where_values_are_wanted() -
         (CUT, "server_error"),
     ],
 )
-def test_o5_a_failure_in_mid_stream_has_a_code_of_the_protocol(fault: Fault, code: str) -> None:
+def test_o5_a_failure_in_mid_stream_has_a_code_of_the_protocol(fault, code) -> None:
     events = told([Started("1", 0, "m"), Failed(fault)])
     assert [event["type"] for event in events][2:] == ["response.failed"]
     assert events[-1]["response"]["error"]["code"] == code
@@ -215,7 +215,7 @@ def test_p16_a_custom_call_has_the_events_of_its_own_kind() -> None:
 
 @pytest.mark.parametrize("begun", [[], [Started("1", 0, "m")]], ids=["at once", "begun"])
 @pytest.mark.parametrize("code", get_args(Code))
-def test_p24_every_failure_is_done_but_for_a_cut(code: Code, begun: list[Event]) -> None:
+def test_p24_every_failure_is_done_but_for_a_cut(code, begun) -> None:
     done = say([*begun, Failed(Fault(code, "No."))]).endswith(b"data: [DONE]\n\n")
     assert done == (code != "upstream_cut")
 
@@ -262,7 +262,7 @@ def test_a_cancelled_answer_is_one_that_stopped_early() -> None:
         ((), "max_output_tokens"),
     ],
 )
-def test_why_an_answer_is_incomplete(reasons: tuple[str, ...], said: str) -> None:
+def test_why_an_answer_is_incomplete(reasons, said) -> None:
     last = told([Started("1", 0, "m"), Finished("incomplete", reasons)])[-1]
     assert last["response"]["incomplete_details"] == {"reason": said}
 
@@ -438,9 +438,7 @@ def test_half_a_character_in_a_delta_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("include", [(), ("reasoning.encrypted_content",)])
-def test_encrypted_reasoning_of_a_stored_answer_is_shown_where_it_is_included(
-    include: tuple[str, ...],
-) -> None:
+def test_encrypted_reasoning_of_a_stored_answer_is_shown_where_it_is_included(include) -> None:
     request = Request(model="m", store=True, include=include)
     output = (Reasoning(encrypted="x", id="rs_1"),)
     response = Response(id="1", created_at=0, model="m", status="completed", output=output)

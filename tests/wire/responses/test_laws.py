@@ -51,15 +51,13 @@ def _ours(event: Event) -> Event:
 
 
 @given(responses(), dialects)
-def test_law_1_streamed_answer_decodes_to_the_same_events(
-    response: Response, dialect: Dialect
-) -> None:
+def test_law_1_streamed_answer_decodes_to_the_same_events(response, dialect) -> None:
     events = list(unfold(response))
     assert hear(say(events, dialect), response.id, response.created_at) == events
 
 
 @given(responses())
-def test_law_1_whole_answer_decodes_to_the_same(response: Response) -> None:
+def test_law_1_whole_answer_decodes_to_the_same(response) -> None:
     whole = RESPONSES.encode_response(response, ASKED, STANDARD)
     events = hear([whole], response.id, response.created_at)
     check(events)
@@ -67,9 +65,7 @@ def test_law_1_whole_answer_decodes_to_the_same(response: Response) -> None:
 
 
 @given(responses(), st.data())
-def test_law_2_stream_split_at_any_bytes_decodes_to_the_same_events(
-    response: Response, data: st.DataObject
-) -> None:
+def test_law_2_stream_split_at_any_bytes_decodes_to_the_same_events(response, data) -> None:
     stream = b"".join(say(list(unfold(response))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     bounds = zip([0, *cuts], [*cuts, len(stream)], strict=True)
@@ -78,9 +74,7 @@ def test_law_2_stream_split_at_any_bytes_decodes_to_the_same_events(
 
 
 @given(values.responses(), dialects)
-def test_law_3_any_answer_is_encoded_in_order_and_like_the_whole(
-    response: Response, dialect: Dialect
-) -> None:
+def test_law_3_any_answer_is_encoded_in_order_and_like_the_whole(response, dialect) -> None:
     assume(not _open_side_by_side(response))
     stream = b"".join(say(list(unfold(response)), dialect))
     if dialect is STANDARD:
@@ -100,7 +94,7 @@ def _open_side_by_side(response: Response) -> bool:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_every_scene_is_decoded_as_it_was_played_in_any_pieces_and_cut(scene: str) -> None:
+def test_every_scene_is_decoded_as_it_was_played_in_any_pieces_and_cut(scene) -> None:
     events = play(SCENES[scene])
     pieces = say(events)
     stream, decoded = b"".join(pieces), hear(pieces)
@@ -118,7 +112,7 @@ def test_every_scene_is_decoded_as_it_was_played_in_any_pieces_and_cut(scene: st
 
 @given(st.sampled_from(sorted(SCENES)), st.data())
 def test_stream_with_missing_and_damaged_events_is_decoded_and_encoded_in_order(
-    scene: str, data: st.DataObject
+    scene, data
 ) -> None:
     told, _ = parse(b"".join(say(play(SCENES[scene]))))
     kept = data.draw(st.lists(st.sampled_from(told), max_size=20))

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,11 +40,11 @@ from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import decode_item
 from tests import oracle
+from tests.cases import cases
 from tests.wire.damage import damaged
 
-CASES = Path(__file__).with_name("cases")
-ACCEPTED: dict[str, Any] = json.loads((CASES / "accepted.json").read_text())
-REFUSED: list[tuple[Any, str | None]] = json.loads((CASES / "refused.json").read_text())
+ACCEPTED: dict[str, Any] = cases(__file__, "accepted")
+REFUSED = cases(__file__, "refused")
 
 
 def decode(body: Any) -> Request:
@@ -67,7 +66,7 @@ def asked(**fields: Any) -> Request:
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_r4_6_accepted_request_is_encoded_whole_and_valid_and_decoded_the_same(name: str) -> None:
+def test_r4_6_accepted_request_is_encoded_whole_and_valid_and_decoded_the_same(name) -> None:
     request = decode(ACCEPTED[name])
     body, losses = RESPONSES.encode_request(request, STANDARD)
     assert RESPONSES.decode_request(body) == request
@@ -92,16 +91,14 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["the least", "messages in every form", "tools of every kind"])
-def test_d8_encoded_request_has_only_the_given_fields(name: str) -> None:
+def test_d8_encoded_request_has_only_the_given_fields(name) -> None:
     again = said(decode(ACCEPTED[name]))
     assert again.keys() == ACCEPTED[name].keys()
     assert None not in again.values()
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED)
-def test_r4_8_a_request_that_makes_no_sense_is_a_400_that_names_the_field(
-    body: Any, param: str | None
-) -> None:
+def test_r4_8_a_request_that_makes_no_sense_is_a_400_that_names_the_field(body, param) -> None:
     with pytest.raises(FaultError) as caught:
         decode(body)
     fault = caught.value.fault
@@ -121,7 +118,7 @@ BEYOND_OPENAI = {
 
 
 @given(st.sampled_from(sorted(ACCEPTED)), st.data())
-def test_a_damaged_request_is_taken_or_refused(name: str, data: st.DataObject) -> None:
+def test_a_damaged_request_is_taken_or_refused(name, data) -> None:
     body = json.dumps(data.draw(damaged(ACCEPTED[name]))).encode()
     statuses = []
     try:
@@ -145,7 +142,7 @@ def test_r4_5_input_is_a_string_or_items_and_a_type_may_be_missing() -> None:
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
-def test_r4_7_every_effort_is_taken(effort: str) -> None:
+def test_r4_7_every_effort_is_taken(effort) -> None:
     assert said(asked(reasoning={"effort": effort}))["reasoning"] == {"effort": effort}
 
 
@@ -299,54 +296,24 @@ def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter() -> None:
     ],
     ids=["function", "allowed tools"],
 )
-def test_unknown_fields_of_a_choice_are_encoded_again(choice: dict[str, Any]) -> None:
+def test_unknown_fields_of_a_choice_are_encoded_again(choice) -> None:
     request = asked(tools=[{"type": "function", "name": "t"}], tool_choice=choice)
     body, losses = RESPONSES.encode_request(request, STANDARD)
     assert (json.loads(body)["tool_choice"], losses) == (choice, ())
 
 
-TYPED_ITEMS: list[dict[str, Any]] = [
-    {"type": "message", "role": "user", "content": "hi", "id": None, "status": "completed"},
-    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-    {
-        "type": "message",
-        "role": "assistant",
-        "phase": "commentary",
-        "content": [
-            {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
-            {"type": "output_text", "text": "b", "annotations": [{"type": "file_path"}]},
-        ],
-    },
-    {"role": "user", "content": [{"type": "input_image", "image_url": "u", "detail": "low"}]},
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "id": "rs_1"},
-    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]},
-    {"type": "reasoning", "encrypted_content": "x", "summary": []},
-    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"},
-    {"type": "function_call_output", "call_id": "c", "output": "ok"},
-    {
-        "type": "function_call_output",
-        "call_id": "c",
-        "output": [{"type": "input_text", "text": "ok"}],
-    },
-    {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "x", "id": "ctc_1"},
-    {"type": "custom_tool_call_output", "call_id": "d", "output": "ok"},
-    {
-        "type": "custom_tool_call_output",
-        "call_id": "d",
-        "output": [{"type": "input_text", "text": "ok"}],
-    },
-]
+TYPED_ITEMS = cases(__file__, "items")
 
 
 @pytest.mark.parametrize("odd", [{}, {"type": "web_search_call", "id": "ws_1"}])
-def test_items_decoded_typed_are_those_decoded_field_by_field(odd: dict[str, Any]) -> None:
+def test_items_decoded_typed_are_those_decoded_field_by_field(odd) -> None:
     items = [*TYPED_ITEMS, odd] if odd else TYPED_ITEMS
     typed = asked(input=items).items
     assert typed == tuple(map(decode_item, items))
 
 
 @pytest.mark.parametrize("wrong", [7, {"type": "function_call", "call_id": "", "name": "f"}])
-def test_an_item_of_the_wrong_type_is_named_after_typed_ones(wrong: Any) -> None:
+def test_an_item_of_the_wrong_type_is_named_after_typed_ones(wrong) -> None:
     with pytest.raises(FaultError) as raised:
         asked(input=[*TYPED_ITEMS, wrong])
     assert str(raised.value.fault.param).startswith(f"input[{len(TYPED_ITEMS)}]")
@@ -379,7 +346,7 @@ def test_reasoning_of_parts_that_are_no_reasoning_is_taken() -> None:
         ({"role": "tool", "content": "x"}, "role"),
     ],
 )
-def test_a_field_of_an_item_that_is_wrong_is_named(item: dict[str, Any], param: str) -> None:
+def test_a_field_of_an_item_that_is_wrong_is_named(item, param) -> None:
     with pytest.raises(FaultError) as caught:
         asked(input=[item])
     assert caught.value.fault.param == f"input[0].{param}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -27,7 +26,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines.base import fault_from, new_id, now, unsupported_fields
 from dragoman.engines.fan_out import Merge
 from dragoman.formats.format import PLAIN, Format, Parser, Setting
-from dragoman.formats.prompt import Prompt, Tokenizer
+from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
 from .constraints import Batches, Constrain, Enforcer, Requirement, with_guarantee
@@ -49,16 +48,7 @@ def raw_ids(prompt: str | Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """
     if not isinstance(prompt, str):
         return list(prompt)
-    controls = tokenizer.controls
-    longest_first = sorted(controls, key=len, reverse=True)
-    marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-    ids: list[int] = []
-    at = 0
-    for mark in marks.finditer(prompt):
-        ids += tokenizer.encode(prompt[at : mark.start()])
-        ids.append(controls[mark[0]])
-        at = mark.end()
-    return [*ids, *tokenizer.encode(prompt[at:])]
+    return Prompt(tuple(Marks(tokenizer.controls).split(prompt))).ids(tokenizer)
 
 
 class RawParser:

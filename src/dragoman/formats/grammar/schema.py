@@ -1,12 +1,10 @@
-"""Fits a JSON schema to the keywords of a validator, and validates values against one."""
+"""Fits a JSON schema to what a grammar can enforce, and validates values against one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-from msgspec import Struct
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
@@ -33,179 +31,102 @@ def find(root: JSON, pointer: JSON) -> JSON:
     return place
 
 
-# ---- fitting a schema to a validator -------------------------------------------------------
+# ---- fitting a schema to the grammars of token engines -------------------------------------
 
 _DEEPEST = 100
 """Levels of a schema that are read; deeper ones are refused."""
-_ONE = frozenset(
-    {"items", "additionalItems", "additionalProperties", "contains", "propertyNames"}
-    | {"not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"}
-)
+_ONE = frozenset({"items", "additionalItems", "additionalProperties"})
 _LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
-_MAP = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_VALUES = frozenset(
-    {"type", "enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "required", "dependencies"}
-    | {"minProperties", "maxProperties", "dependentRequired", "minItems", "maxItems"}
-    | {"uniqueItems", "minContains", "maxContains", "minLength", "maxLength", "pattern", "format"}
-    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_MAP = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+NOT_ENFORCED = frozenset(
+    {"contains", "minContains", "maxContains", "uniqueItems", "propertyNames", "dependencies"}
+    | {"not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"}
+    | {"dependentSchemas", "dependentRequired", "$dynamicRef", "$recursiveRef"}
 )
-_CONSTRAINTS = _ONE | _LIST | _MAP | _VALUES
-"""The keywords that constrain values; all others are annotations."""
-_KNOWN_FORMATS = frozenset(
+"""The keywords that constrain values and that llguidance does not have."""
+FORMATS = frozenset(
     {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-_FORMATS = (
-    _KNOWN_FORMATS
-    | {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"}
+_FORMATS_NOT_ENFORCED = frozenset(
+    {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template"}
     | {"json-pointer", "relative-json-pointer", "regex"}
 )
-"""The formats that JSON Schema defines. Any other is an annotation."""
-
-
-class Target(Struct, frozen=True):
-    """The keywords and formats of a validator.
-
-    `closed`: every property must be listed as required, and no others are allowed. Else objects
-    that list properties have no others unless the schema says so, so that a weak model comes to an
-    end; what fits is still what was asked for.
-    """
-
-    keywords: frozenset[str]
-    formats: frozenset[str]
-    closed: bool = False
-
-
-LLGUIDANCE = Target(
-    _CONSTRAINTS
-    - {"contains", "minContains", "maxContains", "uniqueItems", "propertyNames", "dependencies"}
-    - {"not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"}
-    - {"dependentSchemas", "dependentRequired", "$dynamicRef", "$recursiveRef"},
-    _KNOWN_FORMATS,
-)
-"""The grammars of token engines."""
-
-OPENAI_STRICT = Target(
-    frozenset({"type", "enum", "const", "$ref", "$defs", "definitions", "anyOf", "properties"})
-    | {"required", "additionalProperties", "items", "minItems", "maxItems", "pattern", "format"}
-    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-    _KNOWN_FORMATS - {"uri"},
-    closed=True,
-)
-"""OpenAI's `strict` schemas."""
-
-
-class Lost(Struct, frozen=True):
-    """A keyword that a target does not have, and its place (`properties.a.not`)."""
-
-    place: str
-    keyword: str
-    why: str = "cannot be enforced"
-
-
-class Fitted(Struct, frozen=True):
-    """The schema for a target, and its losses."""
-
-    schema: dict[str, JSON]
-    losses: tuple[Lost, ...]
-
-
-def fit(schema: Mapping[str, JSON], target: Target) -> Fitted:
-    """Rewrite a schema for a target. Keys keep their order, which is the order of the answer. The
-    caller decides about the losses: a grammar refuses, a remote server may be sent less.
-
-    >>> fitted = fit({"type": "array", "items": {"not": {}}, "uniqueItems": True}, LLGUIDANCE)
-    >>> fitted.schema
-    {'type': 'array', 'items': {}}
-    >>> [loss.place for loss in fitted.losses]
-    ['items.not', 'uniqueItems']
-    """
-    fitter = _Fitter(target, bound=not target.closed and not _joins(dict(schema)))
-    fitted = fitter.schema(dict(schema), "", 0)
-    return Fitted(fitted if isinstance(fitted, dict) else {}, tuple(fitter.losses))
-
-
-def enforceable(schema: Mapping[str, JSON], param: str) -> dict[str, JSON]:
-    """The schema for a grammar. Raises FaultError naming every keyword that cannot be enforced."""
-    fitted = fit(schema, LLGUIDANCE)
-    if fitted.losses:
-        first, *others = fitted.losses
-        also = f"; nor can {', '.join(loss.place for loss in others)}" if others else ""
-        raise FaultError(bad_request(f"{first.why}{also}", f"{param}.{first.place}"))
-    return fitted.schema
-
-
-class _Fitter:
-    def __init__(self, target: Target, *, bound: bool) -> None:
-        self._target = target
-        self._bound = bound
-        self.losses: list[Lost] = []
-
-    def schema(self, schema: JSON, place: str, depth: int) -> JSON:
-        """A schema, fitted; true and false are schemas too."""
-        if not isinstance(schema, dict):
-            if not isinstance(schema, bool):
-                self.losses.append(Lost(place, "", "is no schema"))
-            return schema
-        if depth > _DEEPEST:
-            self.losses.append(Lost(place, "", "is nested too deeply"))
-            return {}
-        fitted: dict[str, JSON] = {}
-        for keyword, value in schema.items():
-            where = f"{place}.{keyword}" if place else keyword
-            if keyword not in _CONSTRAINTS:
-                if keyword != "x-guidance":  # which would be taken for an order
-                    fitted[keyword] = value
-            elif keyword not in self._target.keywords:
-                if (keyword, value) not in _WITHOUT_EFFECT:
-                    self.losses.append(Lost(where, keyword))
-            elif keyword == "minProperties" and value not in (0, 1):
-                # nothing stops a model from repeating a property
-                self.losses.append(Lost(where, keyword))
-            elif keyword == "format" and str(value) not in self._target.formats:
-                if str(value) in _FORMATS:
-                    self.losses.append(Lost(where, keyword, f"{value} cannot be enforced"))
-            else:
-                fitted[keyword] = self._inside(keyword, value, where, depth + 1)
-        if self._bound and fitted.get("properties") and not fitted.keys() & _OPEN:
-            fitted["additionalProperties"] = False
-        return self._closed(fitted, place) if self._target.closed else fitted
-
-    def _inside(self, keyword: str, value: JSON, place: str, depth: int) -> JSON:
-        """The value of a keyword, with the schemas in it fitted."""
-        if keyword in _MAP and isinstance(value, dict):
-            return {n: self.schema(each, f"{place}.{n}", depth) for n, each in value.items()}
-        if keyword in _LIST and isinstance(value, list):
-            return [self.schema(v, f"{place}[{n}]", depth) for n, v in enumerate(value)]
-        return self.schema(value, place, depth) if keyword in _ONE else value
-
-    def _closed(self, schema: dict[str, JSON], place: str) -> dict[str, JSON]:
-        """An object whose properties are all required, the optional ones nullable, and no others
-        allowed."""
-        properties = schema.get("properties")
-        if not isinstance(properties, dict):
-            return schema
-        required = schema.get("required")
-        for name in properties.keys() - set(required if isinstance(required, list) else ()):
-            properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
-        if schema.get("additionalProperties") not in (None, False):
-            where = f"{place}.additionalProperties".lstrip(".")
-            self.losses.append(Lost(where, "additionalProperties"))
-        return {**schema, "required": list(properties), "additionalProperties": False}
-
-
 _WITHOUT_EFFECT = (("uniqueItems", False), ("unevaluatedProperties", True))
 _OPEN = frozenset({"additionalProperties", "patternProperties"})
 """Keywords that say which other properties an object may have."""
 
 
+def enforceable(schema: Mapping[str, JSON], param: str) -> dict[str, JSON]:
+    """The schema for a grammar. Keys keep their order, which is the order of the answer. Raises
+    FaultError naming, by its place (`properties.a.not`), every keyword that cannot be enforced.
+
+    Objects that list properties have no others unless the schema says so, so that a weak model
+    comes to an end; what fits is still what was asked for.
+
+    >>> enforceable({"properties": {"a": {}}, "minItems": 1}, "format.schema")
+    {'properties': {'a': {}}, 'minItems': 1, 'additionalProperties': False}
+    """
+    fitter = _Fitter(bound=not _joins(dict(schema)))
+    fitted = fitter.schema(dict(schema), "", 0)
+    if fitter.losses:
+        (place, why), *others = fitter.losses
+        also = f"; nor can {', '.join(place for place, _ in others)}" if others else ""
+        raise FaultError(bad_request(f"{why}{also}", f"{param}.{place}"))
+    return fitted if isinstance(fitted, dict) else {}
+
+
+class _Fitter:
+    def __init__(self, *, bound: bool) -> None:
+        self._bound = bound
+        self.losses: list[tuple[str, str]] = []  # the place of what is lost, and why
+
+    def schema(self, schema: JSON, place: str, depth: int) -> JSON:
+        """A schema, fitted; true and false are schemas too."""
+        if not isinstance(schema, dict):
+            if not isinstance(schema, bool):
+                self.losses.append((place, "is no schema"))
+            return schema
+        if depth > _DEEPEST:
+            self.losses.append((place, "is nested too deeply"))
+            return {}
+        fitted: dict[str, JSON] = {}
+        for keyword, value in schema.items():
+            where = f"{place}.{keyword}" if place else keyword
+            if keyword in NOT_ENFORCED:
+                if (keyword, value) not in _WITHOUT_EFFECT:
+                    self.losses.append((where, "cannot be enforced"))
+            elif keyword == "minProperties" and value not in (0, 1):
+                # nothing stops a model from repeating a property
+                self.losses.append((where, "cannot be enforced"))
+            elif keyword == "format" and str(value) not in FORMATS:
+                if str(value) in _FORMATS_NOT_ENFORCED:
+                    self.losses.append((where, f"{value} cannot be enforced"))
+            elif keyword in _MAP and isinstance(value, dict):
+                fitted[keyword] = {
+                    name: self.schema(each, f"{where}.{name}", depth + 1)
+                    for name, each in value.items()
+                }
+            elif keyword in _LIST and isinstance(value, list):
+                fitted[keyword] = [
+                    self.schema(each, f"{where}[{number}]", depth + 1)
+                    for number, each in enumerate(value)
+                ]
+            elif keyword in _ONE:
+                fitted[keyword] = self.schema(value, where, depth + 1)
+            elif keyword != "x-guidance":  # which would be taken for an order
+                fitted[keyword] = value
+        if self._bound and fitted.get("properties") and not fitted.keys() & _OPEN:
+            fitted["additionalProperties"] = False
+        return fitted
+
+
 def _joins(schema: JSON) -> bool:
     """Whether the properties of an object may come from several places: then none may exclude
     others."""
-    for value in objects(schema):
-        joined = "properties" in value and value.keys() & {"anyOf", "oneOf", "$ref"}
-        if joined or "allOf" in value:
-            return True
-    return False
+    return any(
+        "allOf" in value or ("properties" in value and value.keys() & {"anyOf", "oneOf", "$ref"})
+        for value in objects(schema)
+    )
 
 
 def objects(schema: JSON) -> Iterator[dict[str, JSON]]:

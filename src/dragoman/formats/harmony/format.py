@@ -42,10 +42,10 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import EITHER, Writer
-from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer
+from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer, TokenTable
 
 from . import parse
-from .parse import COMMENTARY_PHASE, Channel, HarmonyParser, Header, TokenTable
+from .parse import COMMENTARY_PHASE, Channel, HarmonyParser, Header
 from .tools import FUNCTIONS, Toolkit, comment
 
 START, MESSAGE, CHANNEL = Control(parse.START), Control(parse.MESSAGE), Control(parse.CHANNEL)

@@ -6,14 +6,14 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
 from dragoman.core.item import CustomToolCall, FunctionCall, Message, Reasoning, Token
 from dragoman.core.loss import Loss
 from dragoman.core.turn import Turn
-from dragoman.formats.prompt import Control, Marks, Tokenizer
+from dragoman.formats.prompt import Control, Marks, TokenTable
 
 from .tools import NOT_TOOLS, CalledTool, Toolkit
 
@@ -41,28 +41,6 @@ _ASSISTANT = re.compile(r"\s*assistant(?::[^\s<]*)?")
 _CONSTRAINT = re.compile(re.escape(CONSTRAIN) + r"\s*")
 _WORD = re.compile(r"\s*([^\s<]*)")
 _NAME = re.compile(r"[\w.-]+")
-
-
-class TokenTable(dict[int, str | bytes | Control]):
-    """The meaning of each id: text, bytes of an incomplete character, or a special token.
-
-    `marked` is whether the vocabulary has the special tokens; else they are searched in the text.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__((id, Control(text)) for text, id in tokenizer.controls.items())
-        self.marked = MESSAGE in tokenizer.controls
-        self._tokenizer = tokenizer
-
-    def __missing__(self, id: int) -> str | bytes:
-        piece = self._tokenizer.piece(id)
-        known: str | bytes
-        try:
-            known = piece.decode()
-        except UnicodeDecodeError:
-            known = piece
-        self[id] = known
-        return known
 
 
 # ---- headers -------------------------------------------------------------------------------
@@ -157,24 +135,25 @@ def _channel(name: str) -> Channel | None:
 Write = Callable[..., None]
 
 
-class Body(Protocol):
-    """The content of a message while it arrives.
+class Body:
+    """The content of a message while it arrives; this one discards it.
 
     `write` takes plain text once some has been added: the same as `add`, with fewer calls.
     """
 
-    write: Write | None
+    write: Write | None = None
 
-    def add(self, text: str, tokens: tuple[Token, ...]) -> None: ...
+    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
+        pass
 
-    def close(self, complete: bool) -> None: ...
+    def close(self, complete: bool) -> None:
+        pass
 
 
-class TextBody:
+class TextBody(Body):
     """A message or reasoning. A final message is emitted even if it is empty."""
 
     def __init__(self, turn: Turn, item: Message | Reasoning) -> None:
-        self.write: Write | None = None
         self._turn = turn
         self._item = item
 
@@ -193,7 +172,7 @@ class TextBody:
             self._turn.close_message()
 
 
-class CallBody:
+class CallBody(Body):
     """A call of one of the client's tools, its arguments exactly as the model writes them."""
 
     def __init__(self, turn: Turn, tool: CalledTool) -> None:
@@ -201,8 +180,7 @@ class CallBody:
         custom = tool.kind == "custom"
         kind = CustomToolCall if custom else FunctionCall
         self._index = index = turn.next_item(kind("", tool.name, "", tool.namespace))
-        self._write = partial(turn.write, index, "input" if custom else "arguments")
-        self.write: Write | None = self._write
+        self._write = self.write = partial(turn.write, index, "input" if custom else "arguments")
 
     def add(self, text: str, tokens: tuple[Token, ...]) -> None:
         self._write(text)
@@ -211,16 +189,6 @@ class CallBody:
         if (item := self._turn.item(self._index)) is not None:
             item.status = "completed" if complete else "incomplete"
         self._turn.close(self._index)
-
-
-class DiscardedBody:
-    write: Write | None = None
-
-    def add(self, text: str, tokens: tuple[Token, ...]) -> None:
-        pass
-
-    def close(self, complete: bool) -> None:
-        pass
 
 
 # ---- the parser ----------------------------------------------------------------------------
@@ -279,7 +247,8 @@ class HarmonyParser:
                 self._fast_path(piece)
                 return
         self._fast_path = None
-        parse = self._parse_text if table.marked else self.write
+        marked = MESSAGE in table.controls  # else special tokens are searched in the text
+        parse = self._parse_text if marked else self.write
         seen, pieces = self._token_count, list[str]()
         for place, id in enumerate(ids):
             piece = table[id]
@@ -301,7 +270,7 @@ class HarmonyParser:
         self._token_count = seen + len(ids)
         if pieces:
             parse("".join(pieces))
-        if self._body is not None and table.marked and not (self._partial or self._tokens):
+        if self._body is not None and marked and not (self._partial or self._tokens):
             self._fast_path = self._body.write
 
     def write(self, text: str) -> None:
@@ -437,7 +406,7 @@ class HarmonyParser:
         turn, recipient = self._turn, header.recipient or ""
         if header.other_role:
             self._warn("the model wrote a message of another role, which is dropped")
-            return DiscardedBody()
+            return Body()
         tool = self._tools.called_tool(recipient)
         phase = FINAL_PHASE
         if tool is not None and tool.kind != "built-in":

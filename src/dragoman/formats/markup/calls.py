@@ -8,7 +8,7 @@ import re
 from dragoman.core.item import JSON
 from dragoman.formats.grammar.schema import find
 
-from .emitter import Emitter
+from .emitter import Emitter, Segment
 
 _KINDS: dict[type, str] = {
     bool: "boolean",
@@ -490,7 +490,7 @@ _LONGEST = 256
 """The longest name, with the blanks around it."""
 
 
-class Calls:
+class Calls(Segment):
     """The text between the marks of calls.
 
     With `known` they must name one of these. `rejected` turns true where the text is no call at

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 from dragoman.core.item import JSON, Token
 from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request
 from dragoman.core.tool_calls import CallFragment
+from dragoman.core.turn import Turn
 
 Schemas = Mapping[str, JSON]
 """The tools of a request by name, each with the schema of its arguments, or None."""
 
-Emit = Callable[[str], None]
 
+class Segment:
+    """The text between two marks; this one discards it (the role of the next turn)."""
 
-class TurnLike(Protocol):
-    """The methods of a turn that an emitter calls."""
+    @property
+    def quoted(self) -> bool:
+        """Whether the position is inside a string, where a mark may be data."""
+        return False
 
-    def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
-    def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None: ...
-    def call(self, fragment: CallFragment, choice: int = 0) -> None: ...
-    def finish(self, reason: str, choice: int = 0) -> None: ...
-    def end(self, complete: bool) -> None: ...
+    def feed(self, text: str, at: int, end: int) -> int:
+        """Read text[at:end]; returns where the segment ended, if it did before that."""
+        return end
+
+    def leave(self, target: str | None) -> None:
+        """A mark was found that leads to a state of this kind, or (None) the text is over."""
 
 
 def schemas(request: Request) -> dict[str, JSON]:
@@ -44,15 +48,13 @@ def schemas(request: Request) -> dict[str, JSON]:
 class Emitter:
     """One answer, written into a turn."""
 
-    def __init__(self, turn: TurnLike, tools: Schemas) -> None:
+    def __init__(self, turn: Turn, tools: Schemas) -> None:
         self.tools = tools
         self.calls = 0
         self.truncated = False  # the open call was not ended by the model
         self.dropping = False  # the answer was cut in the head of a call: its text is no answer
         self.warnings: list[str] = []
         self.warn = self.warnings.append
-        self.plain_text: Emit = turn.text
-        self.plain_thought: Emit = turn.reasoning
         # What is known of a call before it begins, and of arguments that are tags.
         self.next_name = ""
         self.next_id: str | None = None

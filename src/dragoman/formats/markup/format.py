@@ -4,7 +4,6 @@ turns whose text contains it."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 
 from dragoman.core.error import Fault, FaultError, unsupported
@@ -17,13 +16,13 @@ from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Body, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import SPACED, Writer
 from dragoman.formats.messages import LIMITS, Messages, messages, tools
-from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer
+from dragoman.formats.prompt import Marks, Piece, Prompt, Tokenizer, TokenTable
 
 from .calls import bare
-from .emitter import Emitter, TurnLike, schemas
+from .emitter import Emitter, schemas
 from .families import BY_NAME
 from .parser import MarkupParser
-from .profile import MarkTable, Profile, TokenTexts, TurnLayout, all_marks, mark_tables
+from .profile import MarkTable, Profile, TurnLayout, all_marks, mark_tables
 
 
 class Markup:
@@ -39,7 +38,7 @@ class Markup:
         self.profile = BY_NAME[profile] if isinstance(profile, str) else profile
         self.name = self.profile.name
         self._text_tables = {calls: mark_tables(self.profile, calls) for calls in (False, True)}
-        self._prepared: tuple[Tokenizer, TokenTexts, dict[bool, dict[str, MarkTable]]] | None = None
+        self._prepared: tuple[Tokenizer, TokenTable, dict[bool, dict[str, MarkTable]]] | None = None
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt in the family's own layout, for models without a chat template. Raises
@@ -77,7 +76,7 @@ class Markup:
     def parser(
         self,
         request: Request,
-        turn: TurnLike,
+        turn: Turn,
         tokenizer: Tokenizer | None = None,
         *,
         thinking: bool = False,
@@ -93,7 +92,7 @@ class Markup:
         if known is None or known[0] is not tokenizer:
             controls = tokenizer.controls
             tables = {each: mark_tables(self.profile, each, controls) for each in (False, True)}
-            self._prepared = known = (tokenizer, TokenTexts(tokenizer, self.profile), tables)
+            self._prepared = known = (tokenizer, TokenTable(tokenizer), tables)
         return MarkupParser(self.profile, known[2][calls], emitter, known[1], start)
 
     def grammar(self, request: Request, *, thinking: bool = False) -> Grammar | None:
@@ -112,16 +111,15 @@ class _PromptBuilder:
     def __init__(self, profile: Profile) -> None:
         self.pieces: list[Piece] = []
         self._profile = profile
-        names = sorted(profile.controls, key=len, reverse=True)
-        self._controls = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+        self._controls = Marks(profile.controls)
 
     def layout(self, text: str) -> None:
         """Text of the layout, split at its control tokens."""
-        for place, piece in enumerate(self._controls.split(text)):
-            if place % 2:
-                self.pieces.append(Control(piece))
-            else:
+        for piece in self._controls.split(text):
+            if isinstance(piece, str):
                 self.text(piece)
+            else:
+                self.pieces.append(piece)
 
     def text(self, text: str) -> None:
         """Text of the conversation: never a control token."""
@@ -196,8 +194,7 @@ class _GrammarBuilder:
         self._profile = profile
         self._thinking = thinking
         self._writer = Writer(SPACED)
-        marks = sorted({*all_marks(profile), *profile.controls}, key=len, reverse=True)
-        self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")")
+        self._marks = Marks({*all_marks(profile), *profile.controls})
         leads = profile.states["text"].marks.items()
         kinds = {name: state.kind for name, state in profile.states.items()}
         self._call_marks = tuple(m for m, to in leads if kinds[to] not in ("header", "start"))
@@ -233,7 +230,7 @@ class _GrammarBuilder:
         syntax, writer = self._profile.syntax, self._writer
         call = writer.rule("call", writer.any_of(map(self._call, self._asked.tools)))
         lead = self._fixed(syntax.first + syntax.opening)
-        mark = self._marks.match(syntax.first + syntax.opening)
+        mark = self._marks.pattern.match(syntax.first + syntax.opening)
         if mark is not None and isinstance(self._asked.text, Anything):
             lead[0] = writer.until(mark[0], self._call_marks)
         more = self._fixed(syntax.between + syntax.opening)
@@ -254,9 +251,8 @@ class _GrammarBuilder:
         """Fixed text, split at its marks."""
         writer = self._writer
         return [
-            writer.marker(piece) if place % 2 else writer.text(piece)
-            for place, piece in enumerate(self._marks.split(text))
-            if piece
+            writer.text(piece) if isinstance(piece, str) else writer.marker(piece.text)
+            for piece in self._marks.split(text)
         ]
 
     def _parameters(self, body: JSONBody) -> str:
@@ -299,11 +295,12 @@ def _definitions(schema: Mapping[str, JSON]) -> dict[str, JSON]:
 # ---- markup in an upstream's text ----------------------------------------------------------
 
 
-class _Choice:
+class _Choice(Turn):
     """One choice: its parser, and the calls found in it or `given` by the server, by fragments.
     Those found wait for its end."""
 
     def __init__(self, turn: TextToolCallTurn, number: int) -> None:
+        super().__init__(turn.id, turn.created_at, turn.model)
         self._turn = turn
         self._number = number
         self.found: dict[int | str, list[CallFragment]] = {}
@@ -318,12 +315,6 @@ class _Choice:
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         self.found.setdefault(fragment.index or 0, []).append(fragment)
-
-    def finish(self, reason: str, choice: int = 0) -> None:
-        """Not used: the turn ends the choice."""
-
-    def end(self, complete: bool) -> None:
-        """Not used: the turn ends the choice."""
 
 
 class TextToolCallTurn(Turn):

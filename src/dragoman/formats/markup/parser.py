@@ -11,13 +11,13 @@ import json
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from dragoman.core.item import Token
+from dragoman.formats.prompt import Control, TokenTable
 
 from .calls import LEADING, Calls, Value, skip, typed
-from .emitter import Emit, Emitter
-from .profile import MarkTable, Profile, TokenTexts
+from .emitter import Emitter, Segment
+from .profile import MarkTable, Profile
 
 _BLANKS = 64
 """How many blanks before a mark belong to it; more are text, so that no text waits for long."""
@@ -27,38 +27,13 @@ _OPENING = re.compile(r"[{\[]")
 _JUNK = re.compile(r"[\s`]*")
 
 
-class Segment(Protocol):
-    """The text between two marks."""
-
-    @property
-    def quoted(self) -> bool:
-        """Whether the position is inside a string, where a mark may be data."""
-        ...
-
-    def feed(self, text: str, at: int, end: int) -> int:
-        """Read text[at:end]; returns where the segment ended, if it did before that."""
-        ...
-
-    def leave(self, target: str | None) -> None:
-        """A mark was found that leads to a state of this kind, or (None) the text is over."""
-        ...
-
-
-class TextSegment:
+class TextSegment(Segment):
     """Text or reasoning. Blanks wait, because blanks before a mark belong to it."""
 
-    quoted = False
-
-    def __init__(self, emit: Emit, plain: Emit, *, fresh: bool = False) -> None:
-        self.emit = emit
-        self.plain = plain
+    def __init__(self, emit: Callable[[str], None], *, fresh: bool = False) -> None:
         self.blanks = ""
+        self._emit = emit
         self._fresh = fresh  # blanks before it belong to the mark
-
-    @property
-    def flows(self) -> bool:
-        """Whether plain text may be emitted without a scan."""
-        return not (self.blanks or self._fresh)
 
     def feed(self, text: str, at: int, end: int) -> int:
         more = self.blanks + text[at:end]
@@ -70,22 +45,20 @@ class TextSegment:
         if len(self.blanks) > _BLANKS:
             text_part, self.blanks = more[:-_BLANKS], self.blanks[-_BLANKS:]
         if text_part:
-            self.emit(text_part)
+            self._emit(text_part)
         return end
 
     def leave(self, target: str | None) -> None:
         if self.blanks and target in (None, "over"):
-            self.emit(self.blanks)
+            self._emit(self.blanks)
         self.blanks = ""
 
 
-class LeadingBlanks:
+class LeadingBlanks(Segment):
     """The start of a message. It ends at the first character that is not blank.
 
     `blanks` are the blanks of the `first` message; those of others belong to what came before.
     """
-
-    quoted = False
 
     def __init__(self, emitter: Emitter, first: bool) -> None:
         self.blanks = ""
@@ -103,29 +76,22 @@ class LeadingBlanks:
             self._emitter.text(self.blanks)
 
 
-class Discarded:
-    """Text that is not emitted: the role of the next turn, or what follows the end."""
+class AfterEnd(Segment):
+    """Text after the end, which is discarded with a warning."""
 
-    quoted = False
-
-    def __init__(self, emitter: Emitter, after: bool) -> None:
+    def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
-        self._warns = after
+        self._warned = False
 
     def feed(self, text: str, at: int, end: int) -> int:
-        if self._warns and text[at:end].strip():
-            self._warns = False
+        if not self._warned and text[at:end].strip():
+            self._warned = True
             self._emitter.warn("the model wrote on after its end")
         return end
 
-    def leave(self, target: str | None) -> None:
-        pass
 
-
-class CollectedText:
+class CollectedText(Segment):
     """A short text that is needed whole: `use` gets it with the kind of the state that follows."""
-
-    quoted = False
 
     def __init__(self, emitter: Emitter, use: Callable[[Emitter, str, str | None], None]) -> None:
         self._emitter = emitter
@@ -217,21 +183,33 @@ class Name(CollectedText):
         return stop
 
 
-class Arguments:
-    """JSON, emitted as it arrives. It ends with its last brace; other text lasts to the mark."""
+class Arguments(Segment):
+    """JSON, emitted as it arrives. It ends with its last brace; other text lasts to the mark.
 
-    def __init__(self, emitter: Emitter) -> None:
+    With `named` a name stands before it, perhaps in a fence (DeepSeek's `function` type).
+    """
+
+    def __init__(self, emitter: Emitter, *, named: bool = False) -> None:
         self._emitter = emitter
+        self._name = ""
         self._value: Value | None = None
         self._raw = False
-        emitter.open_call(emitter.next_name, emitter.next_id)
-        emitter.next_name = ""
+        self._in_name = named
+        if not named:
+            self._begin()
 
     @property
     def quoted(self) -> bool:
         return self._value is not None and self._value.quoted
 
     def feed(self, text: str, at: int, end: int) -> int:
+        if self._in_name:
+            brace = text.find("{", at, end)
+            self._name += text[at : end if brace < 0 else brace]
+            if brace < 0:
+                return end
+            self._begin()
+            at = brace
         if self._value is None:
             at = skip(LEADING, text, at, end)
             if at == end:
@@ -245,39 +223,15 @@ class Arguments:
         return skip(_JUNK, text, stop, end) if stop < end else end
 
     def leave(self, target: str | None) -> None:
+        if self._in_name:
+            self._begin()
         self._emitter.close_call()
 
-
-class NamedArguments:
-    """DeepSeek's `function` type: a name, perhaps in a fence, before the arguments; then those."""
-
-    def __init__(self, emitter: Emitter) -> None:
-        self._emitter = emitter
-        self._name = ""
-        self._arguments: Arguments | None = None
-
-    @property
-    def quoted(self) -> bool:
-        return self._arguments is not None and self._arguments.quoted
-
-    def feed(self, text: str, at: int, end: int) -> int:
-        if self._arguments is None:
-            brace = text.find("{", at, end)
-            self._name += text[at : end if brace < 0 else brace]
-            if brace < 0:
-                return end
-            at = brace
-        return self._begun().feed(text, at, end)
-
-    def leave(self, target: str | None) -> None:
-        self._begun().leave(target)
-
-    def _begun(self) -> Arguments:
-        if self._arguments is None:
-            name = self._name.split("```")[0].strip()
-            self._emitter.next_name = name or self._emitter.next_name
-            self._arguments = Arguments(self._emitter)
-        return self._arguments
+    def _begin(self) -> None:
+        self._in_name = False
+        name = self._name.split("```")[0].strip()
+        self._emitter.open_call(name or self._emitter.next_name, self._emitter.next_id)
+        self._emitter.next_name = ""
 
 
 # ---- the parser ----------------------------------------------------------------------------
@@ -296,38 +250,37 @@ class MarkupParser:
         profile: Profile,
         table: Mapping[str, MarkTable],
         emitter: Emitter,
-        token_texts: TokenTexts | None = None,
+        token_table: TokenTable | None = None,
         start: str = "start",
     ) -> None:
         self._profile = profile
         self._table = table
         self._emitter = emitter
-        self._token_texts = token_texts
-        self._plain = token_texts.plain if token_texts else {}
+        self._token_table = token_table
         self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._partial = False  # bytes of an incomplete character
         self._begun = False
         self._held = ""
         self._replay = ""  # text to be parsed again
         self._ambiguous = False  # the held mark may be data of a string
-        self._fast_path: Emit | None = None  # where text goes that needs no scan
         self._thinking = False
         self.reasoning_tokens = 0
         self.warnings = emitter.warnings
         self._call_start = ("text", "", "")  # the state before a call, its blanks, the mark
         self._make: dict[str, Callable[[MarkTable], Segment]] = {
             "start": lambda _: LeadingBlanks(emitter, not self._begun),
-            "text": lambda _: TextSegment(emitter.text, emitter.plain_text),
-            "thought": lambda _: TextSegment(emitter.thought, emitter.plain_thought, fresh=True),
+            "text": lambda _: TextSegment(emitter.text),
+            "thought": lambda _: TextSegment(emitter.thought, fresh=True),
             "call": self._calls,
             "name": self._name,
             "id": lambda _: CollectedText(emitter, _use_id),
-            "typed": lambda _: NamedArguments(emitter),
+            "typed": lambda _: Arguments(emitter, named=True),
             "arguments": lambda _: Arguments(emitter),
             "gap": self._gap,
             "key": lambda _: CollectedText(emitter, _use_key),
             "value": lambda _: CollectedText(emitter, _use_value),
-            "header": lambda _: Discarded(emitter, False),
-            "over": lambda _: Discarded(emitter, True),
+            "header": lambda _: Segment(),
+            "over": lambda _: AfterEnd(emitter),
         }
         self._marks = table[start]
         self._segment: Segment
@@ -336,31 +289,14 @@ class MarkupParser:
     # ---- the protocol `Parser` -------------------------------------------------------------
 
     def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
-        if tokens:
-            for id, token in zip(ids, tokens, strict=False):
-                self._token(id, token)
-                self.reasoning_tokens += self._thinking
-            return
-        plain = self._plain.get
-        for id in ids:
-            if (emit := self._fast_path) is not None and (piece := plain(id)) is not None:
-                emit(piece)
-            else:
-                self._token(id)
+        for place, id in enumerate(ids):
+            self._token(id, tokens[place] if tokens else None)
             self.reasoning_tokens += self._thinking
 
     def write(self, text: str, tokens: Sequence[Token] = ()) -> None:
         """Parse text, from a source without ids; `tokens` are those it consists of."""
-        if tokens:
-            for token in tokens:
-                self._emitter.add_token(token, token.text)
-        elif (
-            (emit := self._fast_path)
-            and text
-            and not (text[-1].isspace() or self._marks.touches(text))
-        ):
-            emit(text)
-            return
+        for token in tokens:
+            self._emitter.add_token(token, token.text)
         for at in range(0, len(text), _BLOCK):
             self._parse_text(text[at : at + _BLOCK])
 
@@ -368,7 +304,7 @@ class MarkupParser:
         """Emit what is held back as what it turned out to be, and begin anew. Of an answer that was
         `cut`, the head of an unfinished call is dropped: markup must not be shown as text."""
         emitter = self._emitter
-        self._parse_text(self._decoder.decode(b"", final=True))
+        self._flush_partial_character()
         marks = self._marks
         emitter.dropping = cut and marks.kind in _CALL_KINDS and marks.name != "bare"
         self._release_held()
@@ -388,21 +324,24 @@ class MarkupParser:
     # ---- tokens --------------------------------------------------------------------------
 
     def _token(self, id: int, token: Token | None = None) -> None:
-        token_texts = self._token_texts
-        if token_texts is None:
+        if self._token_table is None:
             raise TypeError("this parser was made without a tokenizer, and parses text only")
-        control = token_texts.controls.get(id)
-        if control is not None:
-            self._parse_text(self._decoder.decode(b"", final=True))
-            self._decoder.reset()
-            self._control(control)
+        piece = self._token_table[id]
+        if isinstance(piece, Control):
+            self._flush_partial_character()
+            self._control(piece.text)
             return
-        text = self._decoder.decode(token_texts.piece(id))
+        if isinstance(piece, bytes) or self._partial:
+            piece = self._decoder.decode(piece if isinstance(piece, bytes) else piece.encode())
+            self._partial = bool(self._decoder.getstate()[0])
         if token is not None:
-            self._emitter.add_token(token, text)
-        self._parse_text(text)
-        if self._fast_path is not None and self._decoder.getstate()[0]:
-            self._fast_path = None  # the rest of a character comes first
+            self._emitter.add_token(token, piece)
+        self._parse_text(piece)
+
+    def _flush_partial_character(self) -> None:
+        if self._partial:
+            self._partial = False
+            self._parse_text(self._decoder.decode(b"", final=True))
 
     def _control(self, mark: str) -> None:
         """A control token: a mark, whatever stands around it, or else dropped."""
@@ -413,21 +352,17 @@ class MarkupParser:
             self._feed_rest(mark)  # the request has no tools: it is text
         else:
             self._emitter.warn(f"{mark} was not expected and is left out")
-        self._choose_fast_path()
 
     # ---- text ----------------------------------------------------------------------------
 
     def _parse_text(self, text: str) -> None:
-        if not text:
-            return
-        if self._fast_path is not None and not self._marks.touches(text):
-            self._segment.feed(text, 0, len(text))
-            self._choose_fast_path()
-            return
-        text, self._held = self._held + text, ""
-        self._ambiguous = False
-        self._run(text)
-        self._choose_fast_path()
+        segment = self._segment
+        if isinstance(segment, TextSegment) and not (self._held or self._marks.touches(text)):
+            segment.feed(text, 0, len(text))  # no mark is in it: it needs no scan
+        elif text:
+            text, self._held = self._held + text, ""
+            self._ambiguous = False
+            self._run(text)
 
     def _run(self, text: str) -> None:
         at = 0
@@ -545,7 +480,7 @@ class MarkupParser:
         if target is None:
             self._emitter.warn(f"{mark} does not belong there and is left out")
             return
-        self.reasoning_tokens += self._thinking and self._token_texts is not None
+        self.reasoning_tokens += self._thinking and self._token_table is not None
         self._begun = True
         kind, segment = self._table[target].kind, self._segment
         if kind in ("call", "name"):
@@ -559,7 +494,6 @@ class MarkupParser:
         self._marks = self._table[name]
         self._segment = self._make[self._marks.kind](self._marks)
         self._thinking = self._marks.kind == "thought"
-        self._choose_fast_path()
 
     def _calls(self, marks: MarkTable) -> Calls:
         if marks.name != "bare":
@@ -575,12 +509,3 @@ class MarkupParser:
         if (name := self._emitter.next_name) and not self._emitter.in_call:
             self._emitter.open_call(name)
         return CollectedText(self._emitter, _use_gap)
-
-    def _choose_fast_path(self) -> None:
-        """Whether plain text may be emitted without a scan."""
-        segment = self._segment
-        self._fast_path = (
-            segment.plain
-            if isinstance(segment, TextSegment) and segment.flows and not self._held
-            else None
-        )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct, field
 
-from dragoman.formats.prompt import Marks, Tokenizer
+from dragoman.formats.prompt import Marks
 
 Kind = Literal[
     "start",  # nothing yet: blanks, then text, or a call without a mark
@@ -110,7 +109,6 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 
 _TEXT_KINDS = ("start", "text", "thought")
-_BLANK_END = re.compile(r"\s\Z")
 
 
 class MarkTable(Marks):
@@ -124,31 +122,6 @@ class MarkTable(Marks):
         self.kind = state.kind
         self.leads = leads
         super().__init__(spelled)
-
-
-class TokenTexts:
-    """The texts of a vocabulary's tokens, filled in as they occur.
-
-    `plain` holds those that cannot be part of any mark.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, profile: Profile) -> None:
-        self.controls = {id: text for text, id in tokenizer.controls.items()}
-        self.plain: dict[int, str] = {}
-        self._tokenizer = tokenizer
-        firsts = {mark[0] for mark in all_marks(profile) if len(mark) > 1}
-        self._first = re.compile(f"[{re.escape(''.join(sorted(firsts)))}]")
-
-    def piece(self, id: int) -> bytes:
-        """The bytes of an ordinary token."""
-        raw = self._tokenizer.piece(id)
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            return raw
-        if text and not self._first.search(text) and not _BLANK_END.search(text):
-            self.plain[id] = text
-        return raw
 
 
 def all_marks(profile: Profile) -> frozenset[str]:

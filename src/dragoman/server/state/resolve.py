@@ -23,7 +23,8 @@ from dragoman.core.item import (
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
 from dragoman.engines.reasoning import ASKING, ENCRYPTED, ReasoningCache
-from dragoman.stores.base import Record, Source, StoredAnswer, StoreError, call_digest, named
+from dragoman.stores.base import Record, StoredAnswer, StoreError, call_digest, named
+from dragoman.stores.sql import Store
 
 NOT_STORED = Loss("store", "dropped", "this server stores no responses")
 NOT_ENCRYPTED = Loss(
@@ -65,6 +66,10 @@ def decided(extra: Extra | None) -> Extra | None:
     return left or None
 
 
+Recent = dict[str, Record]
+"""What a connection remembers, by its id; the request of each record is whole."""
+
+
 class Asked(Struct, frozen=True):
     """What a request asks for: `whole` is as the engine gets it, `conversation` the id of the one
     it belongs to, `answers` are those of the chain that it goes on from."""
@@ -76,18 +81,20 @@ class Asked(Struct, frozen=True):
 
 async def understand(
     request: Request,
-    store: Source,
+    store: Store,
     tenant: str,
     *,
     inherit: bool = False,
     id: str | None = None,
+    recent: Recent | None = None,
 ) -> Asked:
-    """Find what a request builds on. `inherit` says whether instructions left out are those of the
-    response before; with the `id` of its response the items have the ids that they are known by
-    here, for which an engine has no use.
+    """Find what a request builds on, in `recent` first. `inherit` says whether instructions
+    left out are those of the response before; with the `id` of its response the items have the ids
+    that they are known by here, for which an engine has no use.
 
     Raises FaultError, naming the field, when something it refers to is not there.
     """
+    recent = recent or {}
     given = request.conversation
     conversation: str | None = given["id"] if isinstance(given, dict) else given
     before: tuple[Item, ...] = ()
@@ -95,23 +102,24 @@ async def understand(
     instructions = request.instructions
     if (previous := request.previous_response_id) is not None:
         name = "previous_response_id"
-        records = await store.chain(tenant, bare(previous))
+        near = recent.get(bare(previous))
+        records = await store.chain(tenant, bare(previous)) if near is None else (near,)
         if not records:
             problem = f"{name}: there is no response {previous!r}, or no longer"
             raise FaultError(Fault("previous_response_not_found", problem, "client", name))
         if records[-1].running:
             problem = f"{previous!r} is still being made; wait until it has ended"
             raise FaultError(bad_request(problem, name))
-        before = await _history(store, tenant, records, ids=id is not None)
+        before = await _history(store, tenant, records, recent, ids=id is not None)
         if inherit and instructions is None:
             instructions = records[-1].request.instructions
     elif conversation is not None:
         page = await store.list_items(tenant, bare(conversation))
         if page is None:
             raise FaultError(no_conversation(conversation, "conversation"))
-        before = await _resolved(page.items, store, tenant)
+        before = await _resolved(page.items, store, tenant, recent)
     own = request.items if id is None else named(request.items, id)
-    items = before + await _resolved(own, store, tenant)
+    items = before + await _resolved(own, store, tenant, recent)
     if previous is not None or conversation is not None:
         check_outputs(items, len(before))
     whole = for_engine(request, items, instructions)
@@ -163,7 +171,7 @@ def check_outputs(items: Sequence[Item], start: int) -> None:
 
 
 async def _history(
-    store: Source, tenant: str, records: Sequence[Record], ids: bool
+    store: Store, tenant: str, records: Sequence[Record], recent: Recent, ids: bool
 ) -> tuple[Item, ...]:
     """All that was asked and answered in a chain, the earliest first."""
     items: list[Item] = []
@@ -177,16 +185,20 @@ async def _history(
             items.append(item)
     for record in records:
         given = named(record.request.items, record.id) if ids else record.request.items
-        items += await _resolved(given, store, tenant)
+        items += await _resolved(given, store, tenant, recent)
         items += record.response.output if record.response is not None else ()
     return tuple(items)
 
 
-async def _resolved(items: Sequence[Item], store: Source, tenant: str) -> tuple[Item, ...]:
+async def _resolved(
+    items: Sequence[Item], store: Store, tenant: str, recent: Recent
+) -> tuple[Item, ...]:
     """The items, with those they refer to in the place of references."""
     if ItemReference not in map(type, items):
         return tuple(items)
-    near = {item.id: item for item in items if not isinstance(item, ItemReference)}
+    records = recent.values()
+    near = {item.id: item for record in reversed(records) for item in record.items}
+    near |= {item.id: item for item in items if not isinstance(item, ItemReference)}
     found: list[Item] = []
     for place, item in enumerate(items):
         if isinstance(item, ItemReference):
@@ -217,7 +229,7 @@ def no_conversation(id: str, param: str | None = None) -> Fault:
     return Fault("not_found", f"There is no conversation {id!r}, or no longer.", "client", param)
 
 
-async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, tuple[Loss, ...]]:
+async def recalled(asked: Asked, store: Store, tenant: str) -> tuple[Request, tuple[Loss, ...]]:
     """The whole request with the thoughts that are missing in it, and what was left out because
     another model encrypted it. The same request, where nothing is to be done."""
     whole = asked.whole
@@ -227,7 +239,7 @@ async def recalled(asked: Asked, source: Source, tenant: str) -> tuple[Request, 
     calls = [i for i in whole.items if isinstance(i, FunctionCall | CustomToolCall)]
     if digests := dict.fromkeys([call_digest(call) for call in calls if id(call) not in near]):
         with suppress(StoreError):  # an answer without its past is better than none
-            answers += await source.find_answers(tenant, tuple(digests))
+            answers += await store.find_answers(tenant, tuple(digests))
     if not answers:
         return whole, ()
     cache = ReasoningCache()

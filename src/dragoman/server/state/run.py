@@ -27,7 +27,8 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.engines.base import Driver, fault_from, new_id, start
 from dragoman.server.cancellation import CANCELLED, TERMINAL, UNFINISHED, end_for
-from dragoman.stores.base import LogSegment, OutboxMessage, Record, Store, StoreError, named
+from dragoman.stores.base import LogSegment, OutboxMessage, Record, StoreError, named
+from dragoman.stores.sql import Store
 
 Batches = AsyncGenerator[list[Event], None]
 """Events, as many at a time as there are."""

@@ -24,11 +24,21 @@ from dragoman.net.errors import InvalidUrlError
 from dragoman.net.url import parse_url
 from dragoman.server.config import ConfigurationError, Webhook
 from dragoman.server.settings import Settings
-from dragoman.stores.base import Record, Retention, Source, Store, StoreError, named
+from dragoman.stores.base import Record, Retention, StoreError, named
 from dragoman.stores.factory import data_directory, open_store
+from dragoman.stores.sql import Store
 from dragoman.wire.registry import WIRES
 
-from .resolve import NOT_ENCRYPTED, RECALLING, REFERRING, bare, for_engine, recalled, understand
+from .resolve import (
+    NOT_ENCRYPTED,
+    RECALLING,
+    REFERRING,
+    Recent,
+    bare,
+    for_engine,
+    recalled,
+    understand,
+)
 from .run import LEASE, Run, Runs
 from .webhooks import Receiver, Sender, Webhooks
 
@@ -81,10 +91,10 @@ class Memory:
         self._sender.begin()
 
     def plan(
-        self, wire: str, request: Request, caller: Caller, source: Source | None = None
+        self, wire: str, request: Request, caller: Caller, recent: Recent | None = None
     ) -> Plan | Awaitable[Plan]:
         """How to answer a request; to be awaited only where something must be looked up: in
-        `source`, or else in the store. Raises FaultError for what cannot be answered, also when
+        `recent`, or else in the store. Raises FaultError for what cannot be answered, also when
         something the request names is not there."""
         stored = WIRES[wire].stored_by_default if request.store is None else request.store
         if request.background and not stored:
@@ -94,21 +104,25 @@ class Memory:
             or request.conversation is not None
             or not (RECALLING if stored else REFERRING).isdisjoint(map(type, request.items))
         ):
-            return self._look_up(wire, request, caller, stored, source or self.store)
+            return self._look_up(wire, request, caller, stored, recent or {})
         whole = for_engine(request, request.items, request.instructions)
         return self._planned(wire, caller, stored, request, whole)
 
     async def _look_up(
-        self, wire: str, request: Request, caller: Caller, stored: bool, source: Source
+        self, wire: str, request: Request, caller: Caller, stored: bool, recent: Recent
     ) -> Plan:
-        asked = await understand(request, source, caller.tenant, inherit=self._inherit)
-        whole, losses = await recalled(asked, source, caller.tenant)
+        asked = await understand(
+            request, self.store, caller.tenant, inherit=self._inherit, recent=recent
+        )
+        whole, losses = await recalled(asked, self.store, caller.tenant)
         previous = request.previous_response_id
-        if previous is not None and source is not self.store:
-            previous = bare(previous)
-            if await self.store.get(caller.tenant, previous) is None:
-                # Only the connection has what came before, so that the record must hold it.
-                request, previous = replace(request, items=asked.whole.items), None
+        if (
+            previous is not None
+            and bare(previous) in recent
+            and await self.store.get(caller.tenant, bare(previous)) is None
+        ):
+            # Only the connection has what came before, so that the record must hold it.
+            request, previous = replace(request, items=asked.whole.items), None
         conversation = asked.conversation
         return self._planned(wire, caller, stored, request, whole, previous, conversation, losses)
 

@@ -18,10 +18,11 @@ from dragoman.core.response import Response
 from dragoman.engines.base import new_id, now
 from dragoman.net.client import Client
 from dragoman.net.connection import Timeouts
+from dragoman.net.dial import resolve
 from dragoman.net.errors import NetError
-from dragoman.net.guard import resolve
 from dragoman.net.url import parse_url
-from dragoman.stores.base import Outbox, OutboxMessage, Record, StoreError
+from dragoman.stores.base import OutboxMessage, Record, StoreError
+from dragoman.stores.sql import Store
 from dragoman.wire import json
 from dragoman.wire.responses.response import SNAPSHOT_PREFIX
 
@@ -80,7 +81,7 @@ def signature(key: bytes, id: str, timestamp: int, data: bytes) -> str:
 class Sender:
     """Sends what is in the outbox, as long as it is not closed."""
 
-    def __init__(self, store: Outbox, webhooks: Webhooks) -> None:
+    def __init__(self, store: Store, webhooks: Webhooks) -> None:
         self._store = store
         self._webhooks = webhooks
         self._client = Client(timeouts=Timeouts(PATIENCE, PATIENCE, PATIENCE))
