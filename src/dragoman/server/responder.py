@@ -161,6 +161,7 @@ class Responder(ABC):
         if not self._paused and self._handle is not None:
             self._paused = True
             self._handle.pause()
+            self.schedule()  # what is due next is another thing
 
     def leave(self) -> None:
         """The answer is over."""
@@ -256,10 +257,8 @@ class Stream(Responder):
         caller: Caller,
         plan: Plan,
         wire: Wire,
-        *,
         dialect: Dialect,
-        stored: bool,
-        first: int = 0,
+        first: int | None = None,
     ) -> None:
         super().__init__(service, exchange, caller, plan, wire)
         self._encoder = wire.encoder(plan.echoed, dialect)
@@ -267,8 +266,9 @@ class Stream(Responder):
         self._guarantee: Guarantee | None = default_guarantee(plan.request)
         agent = exchange.header(b"user-agent").lower()
         # An event would take a number, and the stored ones would not fit any more.
+        stored = plan.run is not None or first is not None
         self._data = not stored and any(w in agent for w in service.settings.heartbeat_data)
-        self._skip = first
+        self._skip = first or 0
         self._since = asyncio.get_running_loop().time()  # of the last write
 
     def receive(self, events: list[Event]) -> None:
@@ -335,11 +335,6 @@ class Stream(Responder):
         exchange.write(data, more=False)
         exchange.end()
         self.leave()
-
-    def pause(self) -> None:
-        """The same; what is due next is another thing."""
-        super().pause()
-        self.schedule()
 
     def attach(self, handle: Handle) -> None:
         """The same; silence is filled from now on."""
@@ -410,16 +405,7 @@ class Answers:
         if self._service.memory is None:
             raise RuntimeError("only a server with a store has stored responses")
         plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
-        responder = Stream(
-            self._service,
-            exchange,
-            caller,
-            plan,
-            RESPONSES,
-            dialect=dialect,
-            stored=True,
-            first=first,
-        )
+        responder = Stream(self._service, exchange, caller, plan, RESPONSES, dialect, first)
         responder.attach(self._service.memory.runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
@@ -472,7 +458,7 @@ class Answers:
             raise RuntimeError("only a server with a store runs anything in the background")
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
         if plan.request.stream:
-            responder = self._stream(wire, plan, exchange, caller)
+            responder = Stream(service, exchange, caller, plan, wire, self._dialect)
             responder.attach(service.memory.runs.send(plan.run.record, responder))
         else:
             body = wire.encode_response(plan.run.snapshot, plan.echoed, self._dialect)
@@ -481,15 +467,9 @@ class Answers:
     def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:
         caller = replace(caller, wire=wire.name, stored=plan.run is not None)
         if plan.request.stream:
-            self._stream(wire, plan, exchange, caller).start()
+            Stream(self._service, exchange, caller, plan, wire, self._dialect).start()
         else:
             Unary(self._service, exchange, caller, plan, wire).start()
-
-    def _stream(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> Stream:
-        stored = plan.run is not None
-        return Stream(
-            self._service, exchange, caller, plan, wire, dialect=self._dialect, stored=stored
-        )
 
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
         """Carry out a run in the background once it is its turn; without a request, what the record
