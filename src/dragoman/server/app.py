@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -25,7 +26,6 @@ from .asgi import ASGIExchange, Receive, Scope, Send
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
 from .endpoints import COMPACTING_PATH as COMPACTING
-from .endpoints import COUNTING_PATH as COUNTING
 from .endpoints import EMBEDDINGS_PATH as EMBEDDINGS
 from .endpoints import Compactions, Counting, Embeddings, Models
 from .exchange import Entry, Exchange, MethodNotAllowedError, Route, Router, fault_of
@@ -67,12 +67,17 @@ class App:
         self._roster = InFlight()
         self._keys = Keys(settings.keys, passed=getattr(engine, "passes_client_key", False))
         self._browsers = Browsers(settings)
+        # The headers of clients that may travel to an upstream.
+        self._passed = frozenset(
+            name.encode() for wire in WIRES.values() for name in wire.request_headers
+        )
         gate = Gate(settings.concurrency, settings.queue, settings.queue_time)
         service = Service(engine, settings, self._roster, gate, memory)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
         models = Models(service)
         self._sockets = Sockets(service)
+        counted = [wire.count_path for wire in WIRES.values() if wire.count_path]
         listings = dict.fromkeys(BASE + wire.models_path for wire in WIRES.values())
         stored: tuple[Route, ...] = ()
         if memory is not None:
@@ -89,11 +94,11 @@ class App:
                 ),
                 *stored,
                 Route("POST", EMBEDDINGS, Embeddings(service).answer),
-                Route("POST", COUNTING, Counting(service).answer),
+                *(Route("POST", BASE + path, Counting(service).answer) for path in counted),
                 Route("POST", COMPACTING, Compactions(service).answer),
                 Route("GET", SOCKET, self._sockets.plain),
                 *(Route("GET", path, models.list) for path in listings),
-                *(Route("GET", f"{path}/", models.one) for path in listings),
+                *(Route("GET", f"{path}/", partial(models.one, f"{path}/")) for path in listings),
                 Route("GET", "/healthz", self._health, public=True),
                 Route("GET", "/readyz", self._readiness, public=True),
             )
@@ -196,7 +201,11 @@ class App:
             problem = f"has passed {hops} servers like this one; an upstream leads back to it"
             raise FaultError(bad_request(problem, HOPS_HEADER))
         tenant = "" if key is None else self._keys.tenant(key)
-        return Caller(tenant, key, trace=exchange.id, hops=hops)
+        passed: tuple[tuple[str, str], ...] = ()
+        if not self._passed.isdisjoint(headers):
+            names = sorted(self._passed.intersection(headers))
+            passed = tuple([(name.decode(), exchange.header(name)) for name in names])
+        return Caller(tenant, key, trace=exchange.id, hops=hops, headers=passed)
 
     def _health(self, exchange: Exchange, caller: Caller) -> None:
         exchange.reply(200, json.dump({"status": "ok"}))

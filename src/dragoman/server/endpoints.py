@@ -11,7 +11,6 @@ from dragoman.engines.base import new_id, now
 from dragoman.engines.compaction import count, encode_summary, summarise
 from dragoman.engines.router import embed
 from dragoman.wire import embeddings, json
-from dragoman.wire.registry import BASE, wire_at
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
@@ -32,15 +31,14 @@ class Models:
     async def list(self, exchange: Exchange, caller: Caller) -> None:
         """All models."""
         models = await self._models(exchange, caller)
-        exchange.reply(200, wire_at(exchange.path).encode_models(models))
+        exchange.reply(200, exchange.wire.encode_models(models))
 
-    async def one(self, exchange: Exchange, caller: Caller) -> None:
-        """The model named by the rest of the path, slashes and all."""
-        wire = wire_at(exchange.path)
-        name = exchange.path.removeprefix(f"{BASE}{wire.models_path}/")
+    async def one(self, listing: str, exchange: Exchange, caller: Caller) -> None:
+        """The model named by the path below that of a listing, slashes and all."""
+        name = exchange.path.removeprefix(listing)
         for model in await self._models(exchange, caller):
             if model.id == name:
-                exchange.reply(200, wire.encode_model(model))
+                exchange.reply(200, exchange.wire.encode_model(model))
                 return
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
@@ -70,7 +68,6 @@ class Embeddings:
         exchange.reply(200, json.dump(answer))
 
 
-COUNTING_PATH = f"/v1{RESPONSES.path}/input_tokens"
 ESTIMATED = Loss(
     "input_tokens", "dropped", "an estimate: the model's own tokens are not known here"
 )
@@ -84,13 +81,13 @@ class Counting:
 
     async def answer(self, exchange: Exchange, caller: Caller) -> None:
         """Count the tokens of a request and all that it builds on."""
-        service = self._service
+        service, wire = self._service, exchange.wire
         body = await read_body(exchange, service.settings, service.roster)
         with Watch(service.roster, exchange):
-            request = await whole(RESPONSES.decode_request(body), caller, service.memory)
+            request = await whole(wire.decode_request(body), caller, service.memory)
             tokens, exact = await count(service.engine, request)
-        answer = {"object": "response.input_tokens", "input_tokens": tokens}
-        exchange.reply(200, json.dump(answer), *report_headers(() if exact else (ESTIMATED,)))
+        losses = () if exact else (ESTIMATED,)
+        exchange.reply(200, wire.encode_count(tokens), *report_headers(losses))
 
 
 async def whole(request: Request, caller: Caller, memory: Memory | None) -> Request:
