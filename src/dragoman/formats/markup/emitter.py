@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
 
 from dragoman.core.item import JSON, Token
-from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request
+from dragoman.core.request import FunctionTool, Request, UnknownTool
 from dragoman.core.tool_calls import CallFragment
+from dragoman.core.tools import flat
 from dragoman.core.turn import Turn
+from dragoman.formats.grammar.schema import read_json
 
 Schemas = Mapping[str, JSON]
 """The tools of a request by name, each with the schema of its arguments, or None."""
@@ -37,12 +38,11 @@ def schemas(request: Request) -> dict[str, JSON]:
     >>> schemas(Request(model="m", tools=(FunctionTool("now"),)))
     {'now': None}
     """
-    known: dict[str, JSON] = {}
-    for tool in request.tools if request.tool_choice != "none" else ():
-        for each in tool.tools if isinstance(tool, Namespace) else (tool,):
-            if isinstance(each, FunctionTool | CustomTool):
-                known[each.name] = each.parameters if isinstance(each, FunctionTool) else None
-    return known
+    return {
+        tool.name: tool.parameters if isinstance(tool, FunctionTool) else None
+        for _, tool in flat(request.tools if request.tool_choice != "none" else ())
+        if not isinstance(tool, UnknownTool)
+    }
 
 
 class Emitter:
@@ -128,7 +128,7 @@ class Emitter:
         name, self._name = self._name, None
         arguments = "".join(self._arguments)
         if name:
-            if not is_object(arguments or "{}"):
+            if not isinstance(read_json(arguments or "{}"), dict):
                 self.warn(f"the arguments of {name} are not a JSON object")
             if not self.truncated:
                 missing = "" if arguments.strip() else "{}"
@@ -150,11 +150,3 @@ class Emitter:
         self.open_call(name, id)
         self.add_arguments(arguments)
         self.close_call()
-
-
-def is_object(text: str) -> bool:
-    """Whether a text is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
