@@ -206,9 +206,8 @@ async def question(
             raw, value = await reply.read(), None
             with suppress(ValueError):
                 value = json.load(raw)
-            fields = reply.headers
-            ours = fields.get(VERSION_HEADER) is not None
-            return Answer(reply.status, fields.get("server"), value, ours)
+            ours = reply.header(VERSION_HEADER) is not None
+            return Answer(reply.status, reply.header("server"), value, ours)
     except (ConnectError, TLSError, ProxyError) as error:
         return Answer(fault=broken(error))
     except (NetError, TimeoutError):
@@ -349,7 +348,7 @@ class Upstream:
                     body += data
                     if len(body) >= LONGEST_REFUSAL:
                         break
-        fault = wire_error.decode(response.status, body, response.headers.get("retry-after"))
+        fault = wire_error.decode(response.status, body, response.header("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
             return key_refused(self.url, response.status, self._key)
         if response.status in (401, 403):
