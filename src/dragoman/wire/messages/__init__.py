@@ -1,0 +1,36 @@
+"""Anthropic's Messages, `POST /messages`, as one value: requests and answers, both ways.
+
+Fields that this wire does not know are stored under its name in `extra` and encoded again on it.
+"""
+
+from dragoman.wire.protocol import Wire
+
+from .blocks import NAME
+from .losses import LOSSES, spelling
+from .request import decode_request, encode_request
+from .response import (
+    ID_PREFIX,
+    Encoder,
+    encode_error,
+    encode_model,
+    encode_models,
+    encode_response,
+)
+from .stream import Decoder
+
+MESSAGES = Wire(
+    name=NAME,
+    path="/messages",
+    decode_request=decode_request,
+    encode_request=encode_request,
+    encoder=Encoder,
+    encode_response=encode_response,
+    decoder=Decoder,
+    losses=LOSSES,
+    spelling=spelling,
+    encode_error=encode_error,
+    encode_models=encode_models,
+    encode_model=encode_model,
+    id_prefix=ID_PREFIX,
+)
+"""The wire as one value."""
