@@ -4,120 +4,117 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from dragoman.core.item import FunctionCallOutput, Message
 from dragoman.core.request import Request
 from dragoman.wire.losses import (
     ANSWERED,
+    NOT_TEXT,
     SAME,
     SEVERAL,
+    Case,
     Losses,
-    Row,
     Table,
     foreign,
     is_true,
-    not_text,
     rows,
 )
 
 _WIRE = "messages"
-_FOREIGN = "of another wire", foreign(_WIRE)
+_FOREIGN = foreign(_WIRE)
 _NO_STATE = "Messages stores no conversations"
 _NO_HOSTED = "Messages has no such tool"
+_NO_LOGPROBS = "Messages has no log-probabilities"
+_SPOKEN = Case("with a transcript", lambda part, _: bool(part.transcript))
+_SILENT = Case("without a transcript", lambda part, _: not part.transcript)
 _PARTS = (
-    rows("carried", "as a block", "Text.text", "Image.url file_id", "File.data url file_id"),
-    Row("File.filename", "carried", "as `title`"),
-    Row("Image.detail", "dropped", "Messages has no level of detail"),
-    Row("Refusal.text", "emulated", "said as text", "", is_true("text"), "refusal"),
-    Row(
-        "Text.annotations",
+    *rows("carried", "as a block", "Text.text", "Image.url file_id", "File.data url file_id"),
+    *rows("carried", "as `title`", "File.filename"),
+    *rows("dropped", "Messages has no level of detail", "Image.detail"),
+    *rows("emulated", "said as text", "Refusal.text", name="refusal"),
+    *rows(
         "dropped",
         "Messages cites in its own way only",
-        "of another wire",
-        lambda part, _: any(_WIRE not in (note.extra or ()) for note in part.annotations),
+        "Text.annotations",
+        case=Case(
+            "of another wire",
+            lambda part, _: any(_WIRE not in (note.extra or ()) for note in part.annotations),
+        ),
     ),
-    rows("carried", "as `citations`", "Annotation"),
-    rows("dropped", "Messages has no log-probabilities", "Text.tokens", "Refusal.tokens"),
-    rows("dropped", "Messages has no log-probabilities", "Thought.tokens", "Token"),
+    *rows("carried", "as `citations`", "Annotation"),
+    *rows("dropped", _NO_LOGPROBS, "Text.tokens", "Refusal.tokens", "Thought.tokens", "Token"),
+    *rows("emulated", "the transcript is given as text", "Audio", case=_SPOKEN, name="audio"),
 )
 _CALLS = (
     *rows("carried", "as `tool_use`", "FunctionCall.call_id name arguments"),
     *rows("dropped", "Messages has no namespaces", "FunctionCall.namespace"),
-    Row("CustomToolCall", "emulated", "as `tool_use` with one string `input`"),
+    *rows("emulated", "as `tool_use` with one string `input`", "CustomToolCall"),
 )
 
 
-def _unsigned(item: object, _: object) -> bool:
+def _unsigned(item: Any, _: Any) -> bool:
     """Reasoning that Anthropic's server has not signed, and so would refuse."""
-    fields = (getattr(item, "extra", None) or {}).get(_WIRE, {})
+    fields = (item.extra or {}).get(_WIRE, {})
     return not (fields.get("signature") or "data" in fields)
 
 
 _REQUEST = Table(
-    rows(
-        "carried",
-        SAME,
-        "Request.sampling stream model tools",
-        "Sampling.top_p top_k",
-        "FunctionTool",
-    ),
+    rows("carried", SAME, "Request.sampling stream model tools", "Sampling.top_p top_k"),
     rows("carried", "in `metadata`", "Request.user"),
-    Row("Request.items", "carried", "as `system` and `messages`"),
-    Row("Request.instructions", "carried", "as `system`"),
-    Row("Request.max_output_tokens", "carried", "as `max_tokens`, which is always sent"),
-    Row("Request.tool_choice", "carried", "`required` is `any`"),
+    rows("carried", "as `system` and `messages`", "Request.items", "Message.content"),
+    rows("carried", "as `system`", "Request.instructions"),
+    rows("carried", "as `max_tokens`, which is always sent", "Request.max_output_tokens"),
+    rows("carried", "`required` is `any`", "Request.tool_choice"),
     rows("carried", "by its name", "NamedTool"),
-    Row("AllowedTools", "emulated", "sent as `auto` or `any`"),
-    Row("Request.parallel_tool_calls", "carried", "as `disable_parallel_tool_use`"),
-    Row("Request.format", "carried", "as `output_config.format`"),
-    rows("carried", "as `output_config.format`", "TextFormat", "JSONSchema.schema strict"),
-    Row("JSONSchema.name", "carried", "a schema has no name", silent=True),
-    Row("JSONSchema.description", "dropped", "a schema has no description"),
-    Row("JSONObject", "emulated", "the model is told to answer with a JSON object"),
-    Row("Request.reasoning", "carried", "as `thinking` and `output_config.effort`"),
-    Row("ReasoningOptions.effort", "carried", "as `thinking` and `output_config.effort`"),
-    Row("ReasoningOptions.summary", "emulated", "the reasoning itself is given as its summary too"),
-    Row(
-        "Request.service_tier",
+    rows("emulated", "sent as `auto` or `any`", "AllowedTools"),
+    rows("carried", "as `disable_parallel_tool_use`", "Request.parallel_tool_calls"),
+    rows("carried", "as `output_config.format`", "Request.format", "TextFormat"),
+    rows("carried", "as `output_config.format`", "JSONSchema.schema strict"),
+    rows("dropped", "a schema has no name", "JSONSchema.name", silent=True),
+    rows("dropped", "a schema has no description", "JSONSchema.description"),
+    rows("emulated", "the model is told to answer with a JSON object", "JSONObject"),
+    rows("carried", "as `thinking` and `output_config.effort`", "Request.reasoning"),
+    rows("carried", "as `thinking` and `output_config.effort`", "ReasoningOptions.effort"),
+    rows(
+        "emulated",
+        "the reasoning itself is given as its summary too",
+        "ReasoningOptions.summary",
+    ),
+    rows(
         "dropped",
         "Messages has no such tier",
-        "neither `auto` nor `default`",
-        lambda request, _: request.service_tier not in (None, "auto", "default"),
+        "Request.service_tier",
+        case=Case(
+            "neither `auto` nor `default`",
+            lambda request, _: request.service_tier not in (None, "auto", "default"),
+        ),
     ),
-    Row("Sampling.stop", "carried", "as `stop_sequences`"),
-    Row(
-        "Sampling.temperature",
+    rows("carried", "as `stop_sequences`", "Sampling.stop"),
+    rows(
         "emulated",
         "1 is the highest there is",
-        "above 1",
-        lambda sampling, _: (sampling.temperature or 0) > 1,
+        "Sampling.temperature",
+        case=Case("above 1", lambda sampling, _: (sampling.temperature or 0) > 1),
     ),
     rows(
         "dropped",
         "Messages has no such sampling value",
         "Sampling.min_p frequency_penalty presence_penalty repetition_penalty seed",
     ),
-    Row(
-        "Sampling.logit_bias",
+    rows(
         "refused",
         "Messages cannot bias tokens",
-        "not empty",
-        is_true("logit_bias"),
+        "Sampling.logit_bias",
+        case=is_true("logit_bias", "not empty"),
     ),
-    Row(
-        "Sampling.logprobs",
-        "refused",
-        "Messages has no log-probabilities",
-        "true",
-        is_true("logprobs"),
-    ),
-    Row("Sampling.top_logprobs", "dropped", "Messages has no log-probabilities"),
-    Row(
-        "Sampling.n",
+    rows("refused", _NO_LOGPROBS, "Sampling.logprobs", case=is_true("logprobs")),
+    rows("dropped", _NO_LOGPROBS, "Sampling.top_logprobs"),
+    rows(
         "refused",
         "Messages gives one answer",
-        "more than 1",
-        lambda sampling, _: (sampling.n or 1) > 1,
+        "Sampling.n",
+        case=Case("more than 1", lambda sampling, _: (sampling.n or 1) > 1),
     ),
     rows(
         "dropped",
@@ -125,115 +122,104 @@ _REQUEST = Table(
         "Request.verbosity prediction metadata safety_identifier",
         "Request.prompt_cache_key prompt_cache_retention prompt_cache_options",
     ),
-    Row("Request.moderation", "dropped", "Messages has no such option"),
-    Row("Request.web_search", "dropped", "Messages searches by a tool of its own"),
-    Row("Request.max_tool_calls", "dropped", "Messages has no such limit"),
-    Row("Request.store", "dropped", _NO_STATE, "true", is_true("store")),
-    Row("Request.previous_response_id", "refused", _NO_STATE),
-    Row("Request.conversation", "refused", _NO_STATE),
-    Row("Request.prompt", "refused", "Messages stores no prompts"),
-    Row("Request.context_management", "dropped", "Messages has another form of it"),
-    Row(
-        "Request.background",
+    rows("dropped", "Messages has no such option", "Request.moderation"),
+    rows("dropped", "Messages searches by a tool of its own", "Request.web_search"),
+    rows("dropped", "Messages has no such limit", "Request.max_tool_calls"),
+    rows("dropped", _NO_STATE, "Request.store", case=is_true("store")),
+    rows("refused", _NO_STATE, "Request.previous_response_id conversation"),
+    rows("refused", "Messages stores no prompts", "Request.prompt"),
+    rows("dropped", "Messages has another form of it", "Request.context_management"),
+    rows(
         "refused",
         "Messages answers at once or not at all",
-        "true",
-        is_true("background"),
+        "Request.background",
+        case=is_true("background"),
     ),
-    Row(
-        "Request.truncation",
+    rows(
         "dropped",
         "Messages never cuts a conversation",
-        "not `disabled`",
-        lambda request, _: request.truncation not in (None, "disabled"),
+        "Request.truncation",
+        case=Case(
+            "not `disabled`", lambda request, _: request.truncation not in (None, "disabled")
+        ),
     ),
-    Row("Request.include", "dropped", "Messages cannot add this to an answer"),
-    Row("Request.modalities", "refused", "Messages answers in text only", "not text", not_text),
+    rows("dropped", "Messages cannot add this to an answer", "Request.include"),
+    rows("refused", "Messages answers in text only", "Request.modalities", case=NOT_TEXT),
     rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
-    Row("Request.stream_options", "carried", "usage is part of every answer"),
-    Row("StreamOptions.include_usage", "carried", "usage is part of every answer"),
-    Row("StreamOptions.include_obfuscation", "dropped", "Messages does not obfuscate"),
-    Row("Completion", "refused", "Messages takes conversations, no bare prompts", name="prompts"),
-    rows("carried", "as a message", "Message.content"),
-    Row(
-        "Message.role",
+    rows(
+        "carried",
+        "usage is part of every answer",
+        "Request.stream_options",
+        "StreamOptions.include_usage",
+    ),
+    rows("dropped", "Messages does not obfuscate", "StreamOptions.include_obfuscation"),
+    rows("refused", "Messages takes conversations, no bare prompts", "Completion", name="prompts"),
+    rows(
         "emulated",
         "sent as `system`",
-        "`developer`",
-        lambda message, _: message.role == "developer",
+        "Message.role",
+        case=Case("`developer`", lambda message, _: message.role == "developer"),
     ),
     rows("dropped", "Messages has no such field", "Message.name phase"),
-    *(
-        Row(f"{item}.{field}", "dropped", why)
-        for field, why in (
-            ("id", "Messages has no ids of items; a call keeps its `call_id`"),
-            ("status", "Messages has no status of items"),
-        )
-        for item in ("Message", "Reasoning", "FunctionCall", "FunctionCallOutput")
+    rows(
+        "dropped",
+        "Messages has none for items; a call keeps its `call_id`",
+        "Message.id status",
+        "Reasoning.id status",
+        "FunctionCall.id status",
+        "FunctionCallOutput.id status",
     ),
-    Row(
-        "Reasoning",
+    rows(
         "dropped",
         "thinking goes back with a signature of the same server only",
-        "without a signature",
-        _unsigned,
+        "Reasoning",
+        case=Case("without a signature", _unsigned),
     ),
-    Row("Reasoning.content", "carried", "as `thinking`"),
-    rows("carried", "as `thinking`", "Thought.text", "Summary.text", "Reasoning.summary"),
-    Row("Reasoning.encrypted", "dropped", "only the server that encrypted it can read it"),
+    rows("carried", "as `thinking`", "Reasoning.content summary", "Thought.text", "Summary.text"),
+    rows("dropped", "only the server that encrypted it can read it", "Reasoning.encrypted"),
     _CALLS,
     rows("carried", "as `tool_result`", "FunctionCallOutput.call_id output"),
-    Row("CustomToolCallOutput", "carried", "as `tool_result`"),
-    Row("Compaction", "refused", "only the server that made a compaction can read it"),
-    Row("ItemReference", "refused", "Messages stores no items to refer to"),
-    Row(
-        "Unknown",
+    rows("carried", "as `tool_result`", "CustomToolCallOutput"),
+    rows("refused", "only the server that made a compaction can read it", "Compaction"),
+    rows("refused", "Messages stores no items to refer to", "ItemReference"),
+    rows(
         "dropped",
         "only the last item can ask for a summary",
-        "`compaction_trigger`",
-        lambda item, _: item.kind == "compaction_trigger" and item.wire != _WIRE,
-    ),
-    Row(
         "Unknown",
+        case=Case(
+            "`compaction_trigger`",
+            lambda item, _: item.kind == "compaction_trigger" and item.wire != _WIRE,
+        ),
+    ),
+    rows(
         "emulated",
         "the model reads it as text",
-        "of another wire",
-        lambda item, _: item.kind != "compaction_trigger" and item.wire != _WIRE,
+        "Unknown",
+        case=Case(
+            "of another wire",
+            lambda item, _: item.kind != "compaction_trigger" and item.wire != _WIRE,
+        ),
     ),
-    *_PARTS,
-    Row(
-        "Audio",
-        "emulated",
-        "the transcript is given as text",
-        "with a transcript",
-        lambda part, _: bool(part.transcript),
-        "audio",
-    ),
-    Row(
-        "Audio",
-        "refused",
-        "Messages takes no audio",
-        "without a transcript",
-        lambda part, _: not part.transcript,
-        "input_audio",
-    ),
-    Row("UnknownPart", "refused", "Messages has no such block", *_FOREIGN),
-    Row("CustomTool", "dropped", "Messages has no free-form tools"),
-    Row("Namespace", "emulated", "its tools one by one"),
-    Row("UnknownTool", "dropped", _NO_HOSTED, *_FOREIGN),
-    Row("UnknownTool as a choice", "refused", _NO_HOSTED, *_FOREIGN),
+    _PARTS,
+    rows("refused", "Messages takes no audio", "Audio", case=_SILENT, name="input_audio"),
+    rows("refused", "Messages has no such block", "UnknownPart", case=_FOREIGN),
+    rows("carried", SAME, "FunctionTool"),
+    rows("dropped", "Messages has no free-form tools", "CustomTool"),
+    rows("emulated", "its tools one by one", "Namespace"),
+    rows("dropped", _NO_HOSTED, "UnknownTool", case=_FOREIGN),
+    rows("refused", _NO_HOSTED, "UnknownTool as a choice", case=_FOREIGN),
 )
 
 _ANSWER = Table(
     ANSWERED,
     _CALLS,
-    *_PARTS,
+    _PARTS,
     rows(
         "carried",
         SAME,
         "Usage.input_tokens output_tokens cached_tokens cache_write_tokens reasoning_tokens",
     ),
-    Row("Usage.total_tokens", "carried", "the sum of the others"),
+    rows("carried", "the sum of the others", "Usage.total_tokens"),
     rows(
         "dropped",
         "Messages does not split usage so",
@@ -241,30 +227,27 @@ _ANSWER = Table(
         "Usage.output_audio_tokens output_text_tokens",
         "Usage.accepted_prediction_tokens rejected_prediction_tokens",
     ),
-    Row("Message.role", "carried", SAME),
-    Row("Response.status", "carried", "as `stop_reason`, or as an error"),
-    Row("Response.error", "carried", "as an error object"),
-    rows("carried", "Messages has no times", "Response.created_at completed_at"),
-    Row("Response.reasons", "carried", "as `stop_reason`"),
-    Row("Response.output", "carried", "as `content`"),
-    Row("Response.output", "emulated", "joined into one message", SEVERAL),
-    Row("Response.choices", "dropped", "Messages gives one answer, the first"),
-    *(
-        Row(f"{item}.{field}", "carried", why)
-        for field, why in (
-            ("id", "the answer's id stands for all; a call keeps its `call_id`"),
-            ("status", "in `stop_reason`"),
-        )
-        for item in ("Message", "Reasoning", "FunctionCall")
+    rows("carried", SAME, "Message.role"),
+    rows("carried", "as `stop_reason`, or as an error", "Response.status error"),
+    rows("dropped", "Messages has no times", "Response.created_at completed_at", silent=True),
+    rows("carried", "as `stop_reason`", "Response.reasons"),
+    rows("carried", "as `content`", "Response.output"),
+    rows("emulated", "joined into one message", "Response.output", case=Case(SEVERAL)),
+    rows("dropped", "Messages gives one answer, the first", "Response.choices"),
+    rows(
+        "carried",
+        "the answer's id and `stop_reason` stand for all; a call keeps its `call_id`",
+        "Message.id status",
+        "Reasoning.id status",
+        "FunctionCall.id status",
     ),
-    Row("Message.phase", "dropped", "Messages has no phase"),
-    Row("Message.name", "dropped", "an answer has no name", silent=True),
-    Row("Reasoning.content", "carried", "as `thinking`"),
-    Row("Reasoning.summary", "emulated", "shown as `thinking`"),
-    Row("Reasoning.encrypted", "dropped", "Messages carries signatures of its own only"),
-    rows("carried", "as `thinking`", "Thought.text", "Summary.text"),
-    Row("Compaction", "dropped", "Messages has another form of it"),
-    Row("Unknown", "dropped", "Messages has no such block", *_FOREIGN),
+    rows("dropped", "Messages has no phase", "Message.phase"),
+    rows("dropped", "an answer has no name", "Message.name", silent=True),
+    rows("carried", "as `thinking`", "Reasoning.content", "Thought.text", "Summary.text"),
+    rows("emulated", "shown as `thinking`", "Reasoning.summary"),
+    rows("dropped", "Messages carries signatures of its own only", "Reasoning.encrypted"),
+    rows("dropped", "Messages has another form of it", "Compaction"),
+    rows("dropped", "Messages has no such block", "Unknown", case=_FOREIGN),
     rows(
         "dropped",
         "no part of an answer",
@@ -272,17 +255,9 @@ _ANSWER = Table(
         "CustomToolCallOutput",
         "ItemReference",
     ),
-    Row("Audio", "emulated", "the transcript is given as text", "", is_true("transcript"), "audio"),
-    Row(
-        "Audio",
-        "dropped",
-        "Messages has no sound",
-        "without a transcript",
-        lambda part, _: not part.transcript,
-        "audio",
-    ),
+    rows("dropped", "Messages has no sound", "Audio", case=_SILENT, name="audio"),
     rows("dropped", "Messages answers with text", "Image", "File"),
-    Row("UnknownPart", "dropped", "Messages has no such block", *_FOREIGN),
+    rows("dropped", "Messages has no such block", "UnknownPart", case=_FOREIGN),
 )
 
 LOSSES = Losses(_WIRE, _REQUEST, _ANSWER)
