@@ -31,7 +31,6 @@ _SILENT = Case("without a transcript", lambda part, _: not part.transcript)
 _PARTS = (
     *rows("carried", "as a block", "Text.text", "Image.url file_id", "File.data url file_id"),
     *rows("carried", "as `title`", "File.filename"),
-    *rows("dropped", "Messages has no level of detail", "Image.detail"),
     *rows("emulated", "said as text", "Refusal.text", name="refusal"),
     *rows(
         "dropped",
@@ -201,6 +200,7 @@ _REQUEST = Table(
         ),
     ),
     _PARTS,
+    rows("dropped", "Messages has no level of detail", "Image.detail"),
     rows("refused", "Messages takes no audio", "Audio", case=_SILENT, name="input_audio"),
     rows("refused", "Messages has no such block", "UnknownPart", case=_FOREIGN),
     rows("carried", SAME, "FunctionTool"),
@@ -236,7 +236,7 @@ _ANSWER = Table(
     rows("dropped", "Messages gives one answer, the first", "Response.choices"),
     rows(
         "carried",
-        "the answer's id and `stop_reason` stand for all; a call keeps its `call_id`",
+        "the answer's own; a call keeps its `call_id`",
         "Message.id status",
         "Reasoning.id status",
         "FunctionCall.id status",

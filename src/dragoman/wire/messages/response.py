@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from dragoman.core.error import Fault
 from dragoman.core.event import (
@@ -470,14 +469,32 @@ def encode_models(models: Sequence[Model]) -> bytes:
 
 
 def _model(model: Model) -> dict[str, JSON]:
-    created = datetime.fromtimestamp(max(model.created, 0), UTC)
     return {
         "type": "model",
         "id": model.id,
         "display_name": model.id,
-        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created_at": _date(model.created),
         "lifecycle": "active",
     }
+
+
+def _date(seconds: int) -> str:
+    """A time as RFC 3339 has it, without the module that also knows what time it is.
+
+    >>> _date(0), _date(1_767_225_599)
+    ('1970-01-01T00:00:00Z', '2025-12-31T23:59:59Z')
+    """
+    days, rest = divmod(max(seconds, 0), 86_400)
+    # Counted from the first of March of the year 0, so that a leap day is the last of its year.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1_460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day += 1 - (153 * month + 2) // 5
+    year += 400 * era + (month > 9)
+    month = month - 9 if month > 9 else month + 3
+    clock = f"{rest // 3_600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{year:04}-{month:02}-{day:02}T{clock}Z"
 
 
 def encode_count(tokens: int) -> bytes:
