@@ -1,10 +1,8 @@
 """Requests are rewritten for what an upstream can take, and left alone where it can."""
 
 import gc
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,6 +47,8 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response
+from tests.answers import answer
+from tests.cases import cases
 
 USER = Message("user", "hi")
 READ, WRITE = FunctionTool("read"), FunctionTool("write")
@@ -90,7 +90,7 @@ EVERYTHING = asked(
 )
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("lowered.json").read_text())
+CASES = cases(__file__, "lowered")
 """Requests, limits of an upstream, the fields that change for it, and the losses."""
 
 
@@ -201,15 +201,11 @@ def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
 
 def heard(lowered: Lowered, *names: str) -> Response:
     """What the client sees of an answer that calls these."""
-    calls = tuple(
+    calls = (
         FunctionCall(f"c{n}", name, "{}", id=f"fc_{n}", status="completed")
         for n, name in enumerate(names)
     )
-    answer = Response(
-        id="1", created_at=0, model="m", status="completed", output=calls, reasons=("tool_calls",)
-    )
-    assert lowered.restore is not None
-    return fold(lowered.restore([*unfold(answer)]))
+    return fold(lowered.restore([*unfold(answer(*calls, reasons=("tool_calls",)))]))
 
 
 def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:
@@ -294,9 +290,6 @@ def test_loss_of_a_tool_has_its_position_in_the_client_list(limits, choice, lost
     assert lowered.client_losses(()) == ()
 
 
-OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)
-
-
 LOCAL = UpstreamLimits(hosted_tools=False)
 MIXED = Namespace("mixed", (SEARCH, READ))
 
@@ -334,7 +327,6 @@ def lowered(
     return result, [(loss.field, loss.action) for loss in ledger.losses()]
 
 
-PICTURE = Image("data:image/png;base64,AAAA")
 ALL: tuple[Modality, ...] = (Image, Audio, File)
 
 

@@ -6,7 +6,6 @@ import time
 import timeit
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -39,10 +38,12 @@ from dragoman.core.request import (
     Sampling,
     UnknownTool,
 )
-from dragoman.core.response import Response, Status, Usage
+from dragoman.core.response import Response, Usage
 from dragoman.wire.losses import OTHER, Losses, Row, Table, header, judge
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
+from tests.answers import answer
 from tests.architecture.tree import ROOT
+from tests.cases import cases
 from tests.samples import samples
 
 USER = Message("user", "hi")
@@ -62,10 +63,9 @@ def sampled(**fields: Any) -> Request:
 
 CHAT = {"chat": {"vendor": 1}}
 RESPONSES = {"responses": {"vendor": 1}}
-OF_CHAT = UnknownTool("chat", "search", {})
 HOSTED = UnknownTool("responses", "web_search", {})
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("losses.json").read_text())
+CASES = cases(__file__, "losses")
 """Requests and answers with what each loses on a wire, and requests that both wires carry."""
 REQUESTS = [(wire, convert(asked, Request), *rest) for wire, asked, *rest in CASES["requests"]]
 ANSWERS = [(wire, convert(answer, Response), *rest) for wire, answer, *rest in CASES["answers"]]
@@ -344,11 +344,6 @@ def test_every_row_has_one_action_a_reason_and_a_condition_in_words(wire, side) 
 
 
 # ---- answers ---------------------------------------------------------------------------------
-
-
-def answer(*items: Item, status: Status = "completed", **fields: Any) -> Response:
-    fields = {"reasons": ("stop",), **fields}
-    return Response(id="1", created_at=0, model="m", status=status, output=items, **fields)
 
 
 def spoken(*parts: Any, **fields: Any) -> Message:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Code, Fault, FaultError, bad_request
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Model, Secret
-from dragoman.core.item import JSON
 from dragoman.core.lower import UpstreamLimits
 from dragoman.net.client import Client, HeaderFields, Response
 from dragoman.net.errors import (
@@ -160,32 +159,6 @@ Senses = dict[str, frozenset[str] | None]
 """What each listed model takes in (`text`, `image`, `audio` …); None where that is not known."""
 
 
-class Found(Struct, frozen=True):
-    """What an address turned out to be, the wires it speaks, best first, and what its
-    models take in. Where there is no connection there are no wires, and `fault` says why."""
-
-    profile: Profile
-    wires: tuple[str, ...]
-    senses: Senses
-    fault: Fault | None = None
-
-
-async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
-    """Find out what is at this address and which wires it speaks. Never raises for silence."""
-    listing = await question(client, "GET", f"{base_url}/models", headers)
-    if listing.fault is not None:
-        return Found(GENERIC, (), {}, listing.fault)
-    profile, taken = recognise(listing), senses(entries(listing.value))
-    if profile is not None and profile.wires:
-        return Found(profile, profile.wires, taken)
-    reply = await question(client, "POST", f"{base_url}/responses", headers, b"{}")
-    profile = profile or by_answers(reply.server)
-    if profile is not None and profile.wires:
-        return Found(profile, profile.wires, taken)
-    speaks = reply.status in (400, 422)
-    return Found(profile or GENERIC, ("responses", "chat") if speaks else ("chat",), taken)
-
-
 def recognise(listing: Answer) -> Profile | None:
     """The profile a model listing gives away."""
     return by_answers(listing.server, entries(listing.value))
@@ -242,21 +215,16 @@ async def question(
         headers = (*headers, ("content-type", "application/json"))
     try:
         async with asyncio.timeout(patience), client.stream(method, url, headers, content) as reply:
-            raw = await reply.read()
+            raw, value = await reply.read(), None
+            with suppress(ValueError):
+                value = json.load(raw)
             fields = reply.headers
             ours = fields.get(VERSION_HEADER) is not None
-            return Answer(reply.status, fields.get("server"), _json(raw), ours)
+            return Answer(reply.status, fields.get("server"), value, ours)
     except (ConnectError, TLSError, ProxyError) as error:
         return Answer(fault=broken(error))
     except (NetError, TimeoutError):
         return Answer()
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.load(raw)
-    except ValueError:
-        return None
 
 
 LISTING = 5.0
@@ -290,21 +258,30 @@ class Upstream:
         self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self.server_header = b""  # the last one that was looked at
         self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
-        self._looking: asyncio.Task[Found] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
 
     async def find_out(self, caller: Caller) -> None:
-        """Look once, however many ask at the same time. Raises FaultError where no connection to
-        the server can be had; the next caller looks again."""
-        headers = self.headers(caller)
+        """Look once, however many ask at the same time, what kind of server it is and which wires
+        it speaks. Silence is no error. Raises FaultError where no connection to the server can be
+        had; the next caller looks again."""
         if self._looking is None:
-            self._looking = asyncio.ensure_future(look(self.client, self.url, headers))
+            self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
             self._looking.add_done_callback(self._looked)
-        found = await asyncio.shield(self._looking)
-        if found.fault is not None:
-            raise FaultError(found.fault)
-        self._recognise(found.profile if found.profile is not GENERIC else None)
-        self.wires, self.senses = found.wires, found.senses
+        await asyncio.shield(self._looking)
+
+    async def _look(self, headers: HeaderFields) -> None:
+        listing = await question(self.client, "GET", f"{self.url}/models", headers)
+        if listing.fault is not None:
+            raise FaultError(listing.fault)
+        profile, wires = recognise(listing), list[str]()
+        if profile is None or not profile.wires:
+            reply = await question(self.client, "POST", f"{self.url}/responses", headers, b"{}")
+            profile = profile or by_answers(reply.server)
+            wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
+        self._recognise(profile)
+        self.wires = (profile and profile.wires) or tuple(wires)
+        self.senses = senses(entries(listing.value))
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
@@ -325,19 +302,18 @@ class Upstream:
         self._recognise(recognise(answer))
         listing = entries(answer.value)
         self.senses = senses(listing)
-        return tuple(
-            Model(
-                entry["id"],
-                _text(entry.get("owned_by")),
-                _whole(entry.get("created")),
-                {
-                    "models": entry | _sized(context(entry)),
-                    "upstream": {"url": self.url, "kind": self.profile.name},
-                },
-            )
-            for entry in listing
-            if isinstance(entry.get("id"), str)
-        )
+        models = []
+        for entry in listing:
+            owner, created, size = entry.get("owned_by"), entry.get("created"), context(entry)
+            extra = {
+                "models": entry if size is None else entry | {"context_window": size},
+                "upstream": {"url": self.url, "kind": self.profile.name},
+            }
+            if not isinstance(owner, str):
+                owner = "unknown"
+            if isinstance(name := entry.get("id"), str):
+                models.append(Model(name, owner, created if type(created) is int else 0, extra))
+        return tuple(models)
 
     def limits(self, model: str) -> UpstreamLimits:
         """What a model can take. A server that lists one model answers every name with that."""
@@ -393,10 +369,9 @@ class Upstream:
         if self._own_client:
             await self.client.aclose()
 
-    def _looked(self, looking: asyncio.Task[Found]) -> None:
-        """Forget a look that found nothing, for whatever reason: the next may find more."""
-        failed = looking.cancelled() or looking.exception() is not None
-        if failed or looking.result().fault is not None:
+    def _looked(self, looking: asyncio.Task[None]) -> None:
+        """Forget a look that failed, for whatever reason: the next may find more."""
+        if looking.cancelled() or looking.exception() is not None:
             self._looking = None
 
     def _recognise(self, profile: Profile | None) -> None:
@@ -406,15 +381,3 @@ class Upstream:
 
     def _passes(self, caller: Caller) -> bool:
         return self.passes_client_key and caller.key is not None
-
-
-def _sized(context: int | None) -> dict[str, JSON]:
-    return {} if context is None else {"context_window": context}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "unknown"
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
