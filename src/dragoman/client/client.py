@@ -202,12 +202,10 @@ def _decoded(given: object, place: str, *, tool: bool = False) -> Any:
     if not isinstance(given, dict):
         return given
     # Imported where it is used: `import dragoman` alone needs no wire.
-    from dragoman.wire.json import Fields
-    from dragoman.wire.responses.items import decode_item
-    from dragoman.wire.responses.request import TOOLS
+    from dragoman.wire.responses import items, request
 
     try:
-        return TOOLS.decode(Fields(given, place)) if tool else decode_item(given, place)
+        return (request.decode_tool if tool else items.decode_item)(given, place)
     except FaultError as error:
         raise TypeError(error.fault.message) from None
 

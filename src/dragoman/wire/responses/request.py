@@ -257,6 +257,12 @@ def _decode(data: bytes) -> Request:
     )
 
 
+def decode_tool(value: dict[str, JSON], path: str) -> Tool:
+    """One tool. Raises FaultError naming the field that is wrong."""
+    tool: Tool = TOOLS.decode(Fields(value, path))
+    return tool
+
+
 def _options(reader: Reader[Any], data: Raw, path: str) -> tuple[Any, dict[str, JSON]] | None:
     """An object of options and its unknown fields; None where it is null."""
     return None if bytes(data) == b"null" else reader.read(data, path)
