@@ -11,6 +11,7 @@ from .request import decode_request, encode_request
 from .response import (
     ID_PREFIX,
     Encoder,
+    encode_count,
     encode_error,
     encode_model,
     encode_models,
@@ -32,5 +33,11 @@ MESSAGES = Wire(
     encode_models=encode_models,
     encode_model=encode_model,
     id_prefix=ID_PREFIX,
+    count_path="/messages/count_tokens",
+    encode_count=encode_count,
+    client_header="anthropic-version",
+    request_id_header="request-id",
+    request_headers=("anthropic-beta",),
+    upstream_headers=(("anthropic-version", "2023-06-01"),),
 )
 """The wire as one value."""

@@ -432,9 +432,10 @@ _TYPES = {
 OVERLOADED = 529
 
 
-def encode_error(fault: Fault) -> tuple[int, bytes]:
+def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
     """The status and the body of an answer that is this fault."""
-    return _status(fault), json.dump({"type": "error", "error": error_object(fault)})
+    body = {"type": "error", "error": error_object(fault), "request_id": request_id}
+    return _status(fault), json.dump(body)
 
 
 def error_object(fault: Fault) -> dict[str, JSON]:
