@@ -240,7 +240,8 @@ class SequenceDecoder:
         self._echo = plan.echo
         self._scored = plan.jobs[0].scored
         # Finds the ends of a format in a vocabulary that has no tokens for them.
-        self._markers = StopScanner(plan.markers) if plan.markers else None
+        self._markers = StopScanner(plan.markers)
+        self._stepwise = bool(plan.markers or stops)
         self._decode = _utf8("replace").decode
         self._piece = piece
         self._over = False
@@ -252,15 +253,13 @@ class SequenceDecoder:
             # Not scanned: stop strings count only in what the model adds.
             Turn.text(self._turn, self._echo, 0, tuple(new.prompt or ()))
             self._echo = None
-        if self._markers is not None or isinstance(self._turn, StoppingTurn):
+        if self._stepwise:
             # One token after the other, so as to count none after the one that ends the answer.
             for place, id in enumerate(new.ids):
                 self._parser.feed((id,), new.tokens[place : place + 1])
                 self._count += 1
-                if self._markers is not None:
-                    self._markers.feed(self._decode(self._piece(id)))
-                found = self._markers is not None and self._markers.found
-                if found or (isinstance(self._turn, StoppingTurn) and self._turn.stopped):
+                self._markers.feed(self._decode(self._piece(id)))
+                if self._markers.found or getattr(self._turn, "stopped", False):
                     new.stopped = True
                     self._end("stop", new.cached)
                     break
