@@ -42,10 +42,13 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[object]:
-    """A PostgreSQL server, started when a test first needs it."""
-    from tests.postgres import running
+    """A PostgreSQL server, started when a test first needs it. A machine that does much else may
+    leave it waiting, so it may take as long to take a connection as to start."""
+    from dragoman.stores import postgres
+    from tests.postgres import PATIENCE, running
 
-    with running() as server:
+    with running() as server, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(postgres, "PATIENCE", PATIENCE)
         yield server
 
 

@@ -1,10 +1,8 @@
 """Requests are rewritten for what an upstream can take, and left alone where it can."""
 
 import gc
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,6 +47,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response
+from tests.cases import cases
 
 USER = Message("user", "hi")
 READ, WRITE = FunctionTool("read"), FunctionTool("write")
@@ -90,7 +89,7 @@ EVERYTHING = asked(
 )
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("lowered.json").read_text())
+CASES = cases(__file__, "lowered")
 """Requests, limits of an upstream, the fields that change for it, and the losses."""
 
 

@@ -4,8 +4,6 @@ Each row is what one kind of server does; the fragments go through a whole turn,
 compared is what a client sees.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from dragoman.core.item import FunctionCall
 from dragoman.core.lifecycle import check
 from dragoman.core.tool_calls import CallFragment, CallSorter, LooseCall
 from dragoman.core.turn import Turn
+from tests.cases import cases
 
 F = CallFragment
 Row = list[tuple[str, str]]
@@ -44,7 +43,7 @@ def called(*fragments: CallFragment, reason: str = "tool_calls") -> Row:
     ]
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("tool_calls.json").read_text())
+CASES = cases(__file__, "tool_calls")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

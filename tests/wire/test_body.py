@@ -15,6 +15,7 @@ from dragoman.wire import json as body
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import Wire
 from dragoman.wire.responses import RESPONSES
+from tests.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -142,25 +143,10 @@ def test_answer_without_an_end_is_not_buffered(wire) -> None:
     assert decoder.feed(piece) == decoder.close() == []
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"{}", "p.name: is missing"),
-        (b'{"name": null}', "p.name: is missing"),
-        (b'{"name": ""}', "p.name: is empty"),
-        (b'{"name": 7}', "p.name: is a number, and must be a string"),
-        (b'{"name": "a", "n": 0}', "p.n: must be at least 1"),
-        (b'{"name": "a", "n": 10}', "p.n: must be at most 9"),
-        (b'{"name": "a", "n": "x"}', "p.n: is a string, and must be a number"),
-        (b'{"name": "a", "each": ["b", {}]}', "p.each[1]: is an object, and must be a string"),
-        (b"[]", "p: is an array, and must be an object"),
-        (b'{"name": "a", "kind": 1}', "p.kind: is a number, and must be a string"),
-        (b'{"name": "a", "kind": "x"}', "p.kind: is 'x', which is not one of its values"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), cases(__file__, "fields"))
 def test_a_struct_that_does_not_fit_is_an_error_that_names_the_field(data, message) -> None:
     with pytest.raises(FaultError) as caught:
-        body.Reader(Sample).read(data, "p")
+        body.Reader(Sample).read(data.encode(), "p")
     assert caught.value.fault.message == message
 
 

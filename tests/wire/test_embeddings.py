@@ -4,6 +4,9 @@ import pytest
 
 from dragoman.core.error import Fault, FaultError
 from dragoman.wire import embeddings, json
+from tests.cases import cases
+
+CASES = cases(__file__, "embeddings")
 
 
 @pytest.mark.parametrize("given", ["a", ["a"], ["a", "b"], [1, 2], [[1, 2], [3]], ["a", [1]]])
@@ -12,26 +15,7 @@ def test_input_is_text_or_ids_or_a_list_of_those(given) -> None:
     assert embeddings.decode_request(json.dump(said | {"user": None})) == said
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "input"),
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 7}, "input"),
-        ({"input": {"a": 1}}, "input"),
-        ({"input": [True]}, "input"),
-        ({"input": [1, -1]}, "input"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": ["a", 7]}, "input[1]"),
-        ({"input": [[1], []]}, "input[1]"),
-        ({"input": [[1], ["b"]]}, "input[1]"),
-        ({"input": "a", "model": ""}, "model"),
-        ({"input": "a", "dimensions": 0}, "dimensions"),
-        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
-        ({"input": "a", "user": 7}, "user"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "param"), CASES["requests"])
 def test_invalid_field_is_named(fields, param) -> None:
     with pytest.raises(FaultError) as caught:
         embeddings.decode_request(json.dump({"model": "m"} | fields))
@@ -43,19 +27,10 @@ def test_answer_passes_unchanged() -> None:
     assert embeddings.decode_response(json.dump(said)) == said
 
 
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        (b'{"error": {"message": "too long", "code": 400}}', "too long"),
-        (b"{}", "no vectors"),
-        (b"[1]", "no vectors"),
-        (b'{"data": 7}', "no vectors"),
-        (b"<html>", "a body that is not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("said", "words"), CASES["answers"])
 def test_invalid_answer_is_a_fault_of_the_upstream(said, words) -> None:
     with pytest.raises(FaultError) as caught:
-        embeddings.decode_response(said)
+        embeddings.decode_response(said.encode())
     fault: Fault = caught.value.fault
     assert words in fault.message
     assert fault.code in ("upstream_error", "upstream_refused")

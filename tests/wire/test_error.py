@@ -7,6 +7,9 @@ import pytest
 
 from dragoman.core.error import Code, Fault
 from dragoman.wire import error
+from tests.cases import cases
+
+CASES = cases(__file__, "errors")
 
 CODES = get_args(Code)
 
@@ -20,31 +23,7 @@ def test_every_fault_has_a_row_and_an_error_status() -> None:
     assert all(400 <= error.status(fault(code)) <= 599 for code in CODES)
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "type", "said"),
-    [
-        ("invalid_request", 400, "invalid_request_error", None),
-        ("authentication", 401, "authentication_error", "invalid_api_key"),
-        ("permission", 403, "permission_error", None),
-        ("model_not_found", 404, "invalid_request_error", "model_not_found"),
-        (
-            "previous_response_not_found",
-            400,
-            "invalid_request_error",
-            "previous_response_not_found",
-        ),
-        ("method_not_allowed", 405, "invalid_request_error", "method_not_allowed"),
-        ("too_large", 413, "invalid_request_error", "request_too_large"),
-        ("unsupported_media_type", 415, "invalid_request_error", "unsupported_media_type"),
-        ("rate_limited", 429, "rate_limit_error", "rate_limit_exceeded"),
-        ("internal", 500, "server_error", "internal_error"),
-        ("upstream_cut", 502, "server_error", "upstream_cut"),
-        ("upstream_error", 502, "server_error", "upstream_error"),
-        ("upstream_unreachable", 502, "server_error", "upstream_unreachable"),
-        ("overloaded", 503, "server_error", "overloaded"),
-        ("upstream_timeout", 504, "server_error", "upstream_timeout"),
-    ],
-)
+@pytest.mark.parametrize(("code", "status", "type", "said"), CASES["faults"])
 def test_statuses_types_and_codes_of_own_faults(code, status, type, said) -> None:
     own = fault(code, param="model")
     assert error.status(own) == status
@@ -60,34 +39,11 @@ def test_a_refusal_of_our_own_key_is_our_failure_and_not_the_clients() -> None:
     assert error.error_object(ours)["code"] == "upstream_authentication"
 
 
-SHAPES = [
-    (b'{"error":{"message":"no f","type":"t","param":"p","code":"c"}}', "no f", "p", "c", "t"),
-    (b'{"error":{"message":"no f","code":404,"type":"NotFound"}}', "no f", None, None, "NotFound"),
-    (b'{"error":{"message":"no f","code":7}}', "no f", None, "7", None),
-    (b'{"error":{"message":"no f","code":true}}', "no f", None, None, None),
-    (b'{"error":"no f"}', "no f", None, None, None),
-    (b'{"message":"no f","request_id":"1"}', "no f", None, None, None),
-    (b'{"detail":"no f"}', "no f", None, None, None),
-    (b'{"detail":{"error":"no f"}}', "no f", None, None, None),
-    (b'{"object":"error","message":"no f","type":"B","code":400}', "no f", None, None, "B"),
-    (b'[{"error":{"message":"no f","status":"INVALID_ARGUMENT"}}]', "no f", None, None, None),
-    (b'{"type":"error","error":{"type":"t","message":"no f"}}', "no f", None, None, "t"),
-    (b'{"message":["no f","no g"]}', "no f; no g", None, None, None),
-    (b"no such model", "The model's server answered 404: no such model", None, None, None),
-    (b'"no such model"', "The model's server answered 404: no such model", None, None, None),
-    (b"no\x00 such\r\nmodel", "The model's server answered 404: no  such model", None, None, None),
-    (b"", "The model's server answered 404 with no explanation.", None, None, None),
-    (b"\xff\xfe", "The model's server answered 404: \ufffd\ufffd", None, None, None),
-    (b"[]", "The model's server answered 404: []", None, None, None),
-    (b'{"a":1}', 'The model\'s server answered 404: {"a":1}', None, None, None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("data", "message", "param", "code", "type"), SHAPES)
+@pytest.mark.parametrize(("data", "message", "param", "code", "type"), CASES["refusals"])
 def test_r1_w12_a_refusal_keeps_status_message_type_param_and_code(
     data, message, param, code, type
 ) -> None:
-    refused = error.decode(404, data)
+    refused = error.decode(404, data.encode("latin-1"))
     assert refused.message == message
     assert (refused.param, refused.upstream_code, refused.upstream_type) == (param, code, type)
     assert (refused.code, refused.status) == ("upstream_refused", 404)
@@ -109,18 +65,9 @@ def test_a_validation_list_names_the_field() -> None:
     assert error.error_object(refused)["code"] is None
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"<html><body>Bad gateway</body></html>",
-        b"  <!DOCTYPE html><p>x",
-        b"<?xml version='1.0'?><Error/>",
-        b'{"error":{"message":"<html>no</html>"}}',
-        b'{"error":"text before <body>x</body>"}',
-    ],
-)
+@pytest.mark.parametrize("data", CASES["pages"])
 def test_error_texts_are_never_html(data) -> None:
-    refused = error.decode(502, data)
+    refused = error.decode(502, data.encode())
     assert "<" not in refused.message
     assert "web page" in refused.message
     assert error.status(refused) == 502
@@ -144,17 +91,7 @@ def test_blame_follows_the_status() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("status", "type", "code"),
-    [
-        (401, "authentication_error", "invalid_api_key"),
-        (403, "permission_error", None),
-        (413, "invalid_request_error", "request_too_large"),
-        (418, "invalid_request_error", None),
-        (500, "server_error", None),
-        (503, "server_error", "overloaded"),
-    ],
-)
+@pytest.mark.parametrize(("status", "type", "code"), CASES["statuses"])
 def test_a_bare_status_has_its_usual_words(status, type, code) -> None:
     said = error.error_object(error.decode(status, b""))
     assert (said["type"], said["code"]) == (type, code)

@@ -6,7 +6,6 @@ import time
 import timeit
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -43,6 +42,7 @@ from dragoman.core.response import Response, Status, Usage
 from dragoman.wire.losses import OTHER, Losses, Row, Table, header, judge
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
 from tests.architecture.tree import ROOT
+from tests.cases import cases
 from tests.samples import samples
 
 USER = Message("user", "hi")
@@ -65,7 +65,7 @@ RESPONSES = {"responses": {"vendor": 1}}
 OF_CHAT = UnknownTool("chat", "search", {})
 HOSTED = UnknownTool("responses", "web_search", {})
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("losses.json").read_text())
+CASES = cases(__file__, "losses")
 """Requests and answers with what each loses on a wire, and requests that both wires carry."""
 REQUESTS = [(wire, convert(asked, Request), *rest) for wire, asked, *rest in CASES["requests"]]
 ANSWERS = [(wire, convert(answer, Response), *rest) for wire, answer, *rest in CASES["answers"]]

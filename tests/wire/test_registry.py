@@ -37,12 +37,12 @@ LOSSES = Losses(
     "toy",
     Table(
         rows("carried", "as `say`", "Request.items model stream"),
-        Row("Sampling.seed", "dropped", "a toy has no seed"),
-        Row("Sampling.stop", "refused", "a toy stops by itself"),
+        rows("dropped", "a toy has no seed", "Sampling.seed"),
+        rows("refused", "a toy stops by itself", "Sampling.stop"),
     ),
     Table(
         rows("carried", "as `said`", "Message", "Text"),
-        Row("Reasoning", "dropped", "a toy does not think"),
+        rows("dropped", "a toy does not think", "Reasoning"),
     ),
 )
 

@@ -1,5 +1,5 @@
-"""Decodes what Chat and Completions have in common: the sampling values of requests, and answers
-made of `choices`, streamed and whole.
+"""Decodes what wires have in common: fields of requests, and answers made of `choices`, streamed
+and whole.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import asdict
 
 from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event, Finished, Progress, Started
 from dragoman.core.item import JSON, Token
+from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.turn import EMPTY, Turn
 
 from . import error, json, sse
-from .json import BROKEN, Reader, decode_string, decode_strings, merge, string
-from .losses import Note
+from .json import ABSENT, BROKEN, Reader, decode_string, decode_strings, merge, string
+from .losses import Note, listed
 from .protocol import Dialect
 from .usage import decode_usage, encode_usage
 
@@ -64,6 +66,38 @@ class SamplingFields(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
 
 
+class ConversationFields(SamplingFields, kw_only=True):
+    """The fields that bodies with a conversation have in common, in Chat and in Responses."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    tools: Raw = ABSENT
+    tool_choice: JSON = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: Raw = ABSENT
+    store: bool | None = None
+    metadata: dict[str, JSON] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, JSON] | None = None
+    service_tier: str | None = None
+    moderation: JSON = None
+
+
+LABELS = (
+    *("parallel_tool_calls", "metadata", "user", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "prompt_cache_options", "service_tier", "moderation"),
+)
+"""Those of them that the core calls the same and has as they are."""
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("seed", "n"),
+)
+
+
 def decode_sampling(
     body: SamplingFields,
     logprobs: bool | None,
@@ -76,19 +110,12 @@ def decode_sampling(
         unknown["repeat_penalty"] = other
     stop, bias = body.stop, body.logit_bias
     return Sampling(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
         repetition_penalty=other if penalty is None else penalty,
-        seed=body.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop) if stop else None,
         logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
         logprobs=logprobs,
         top_logprobs=top_logprobs,
-        n=body.n,
+        **{name: getattr(body, name) for name in _SAME},
     )
 
 
@@ -98,6 +125,15 @@ class _StreamOptions(Struct):
 
 
 stream_options = Reader(_StreamOptions)
+
+
+def decode_stream_options(given: Any, wire: str) -> StreamOptions | None:
+    """The options in a field that `stream_options` reads; None where there are none."""
+    asked, rest = stream_options.read_optional(given, "stream_options")
+    if asked is None:
+        return None
+    extra = {wire: rest} if rest else None
+    return StreamOptions(asked.include_usage, asked.include_obfuscation, extra)
 
 
 def encode_stream(
@@ -115,6 +151,31 @@ def encode_stream(
     shown = {name: value for name, value in given.items() if value is not None}
     shown = merge(shown, (options.extra or {}).get(wire, {}))
     return {"stream": True} | ({"stream_options": shown} if shown else {})
+
+
+def encode_body(
+    fields: dict[str, JSON],
+    request: Request,
+    dialect: Dialect,
+    wire: str,
+    losses: tuple[Loss, ...],
+    notes: list[Note],
+) -> tuple[bytes, tuple[Loss, ...]]:
+    """The body with these fields, the sampling values that are not among them and the unknown
+    fields, without what this server refuses; and all losses, those noted included."""
+    given = asdict(request.sampling) | {"stop": request.sampling.stop or None}
+    given[dialect.repetition_penalty] = given.pop("repetition_penalty")
+    body = {name: value for name, value in (given | fields).items() if value is not None}
+    if request.extra:
+        body = merge(body, request.extra.get(wire, {}))
+    for name in sorted(dialect.drop & body.keys()):
+        del body[name]
+        notes.append((name, "dropped", "this server does not take it", ()))
+    losses = losses + listed(notes) if notes else losses
+    try:
+        return json.encode(body), losses
+    except UnicodeEncodeError:
+        return json.dump(body), losses
 
 
 # ---- values ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from msgspec import Struct
 from msgspec.structs import fields as struct_fields
@@ -50,35 +50,49 @@ class Row(Struct, frozen=True):
     silent: bool = False
 
 
-def rows(action: Action, why: str, *fields: str) -> tuple[Row, ...]:
+class Case(NamedTuple):
+    """The values that a row is for, in words and as a test: `when` and `test` of a `Row`."""
+
+    when: str
+    test: Test | None = None
+
+
+ALWAYS = Case("")
+
+
+def rows(
+    action: Action,
+    why: str,
+    *fields: str,
+    case: Case = ALWAYS,
+    name: str | None = None,
+    silent: bool = False,
+) -> tuple[Row, ...]:
     """Rows with one reason: `rows("carried", "as it is", "Image.url detail")`."""
-    found = []
+    found: list[str] = []
     for entry in fields:
         kind, _, names = entry.partition(".")
-        found += [Row(f"{kind}.{name}", action, why) for name in names.split()] or [
-            Row(kind, action, why)
-        ]
-    return tuple(found)
+        found += [f"{kind}.{each}" for each in names.split()] or [kind]
+    return tuple([Row(field, action, why, *case, name, silent) for field in found])
 
 
-# ---- tests and rows that wires share -----------------------------------------------------
+# ---- cases and rows that wires share -----------------------------------------------------
 
 
-def foreign(wire: str) -> Test:
-    """The test for values of a kind that only another wire knows."""
-    return lambda value, _: value.wire != wire
+def foreign(wire: str) -> Case:
+    """Values of a kind that only another wire knows."""
+    return Case("of another wire", lambda value, _: value.wire != wire)
 
 
-def is_true(field: str) -> Test:
-    """The test for values with a field that is set, and not to false or to nothing."""
-    return lambda value, _: getattr(value, field)
+def is_true(field: str, when: str = "true") -> Case:
+    """Values with a field that is set, and not to false or to nothing."""
+    return Case(when, lambda value, _: getattr(value, field))
 
 
-def not_text(request: Request, _: Any) -> bool:
-    """Whether an answer in anything but text is asked for."""
-    return any(modality != "text" for modality in request.modalities or ())
-
-
+NOT_TEXT = Case(
+    "not text", lambda request, _: any(each != "text" for each in request.modalities or ())
+)
+"""Requests for an answer in anything but text."""
 SAME = "the same field"
 SEVERAL = "several messages"
 """The case of an answer in which one choice has more than one message."""
@@ -88,11 +102,17 @@ SAMPLED = rows(
     "Request.sampling stream stream_options model user",
     "Sampling.temperature top_p frequency_penalty presence_penalty",
 )
+LABELLED = rows(
+    "carried",
+    SAME,
+    "Request.parallel_tool_calls tools store metadata moderation service_tier safety_identifier",
+    "Request.prompt_cache_key prompt_cache_options prompt_cache_retention",
+)
 ANSWERED = (
     *rows("carried", SAME, "Response.model usage"),
     *rows("carried", "in a header", "Response.losses guarantee"),
-    Row("Response.id", "carried", "the same id, with this wire's prefix"),
-    Row("Message.content", "carried", "as the parts it is made of"),
+    *rows("carried", "the same id, with this wire's prefix", "Response.id"),
+    *rows("carried", "as the parts it is made of", "Message.content"),
 )
 
 
@@ -188,10 +208,8 @@ class Table:
     looked up by a value.
     """
 
-    def __init__(self, *groups: Row | tuple[Row, ...]) -> None:
-        self.rows: list[Row] = []
-        for group in groups:
-            self.rows += (group,) if isinstance(group, Row) else group
+    def __init__(self, *groups: tuple[Row, ...]) -> None:
+        self.rows = [row for group in groups for row in group]
         self.apart: dict[tuple[str, str], Row] = {}
         found: dict[str, list[Row]] = {}
         for row in self.rows:
@@ -363,6 +381,29 @@ def _several_messages(response: Response) -> bool:
     pairs = zip(response.output, choices, strict=True)
     said = [choice for item, choice in pairs if isinstance(item, Message)]
     return len(said) > len({*said})
+
+
+# ---- names -------------------------------------------------------------------------------
+
+TOOL = r"^(tools\[\d+\](?:\.tools\[\d+\])?)"
+"""The pattern of a tool's path in the core."""
+
+
+def renaming(*renamed: tuple[str, str]) -> Callable[[Request], Callable[[str], str]]:
+    """The `spelling` of a wire on which a field has one name in all requests, from patterns of the
+    core's names and what stands there for them.
+
+    >>> renaming((r"^items\\b", "input"))(Request(model="m"))("items[2].role")
+    'input[2].role'
+    """
+    patterns = [(re.compile(core), name) for core, name in renamed]
+
+    def spell(path: str) -> str:
+        for pattern, name in patterns:
+            path = pattern.sub(name, path)
+        return path
+
+    return lambda request: spell
 
 
 # ---- reports ---------------------------------------------------------------------------------

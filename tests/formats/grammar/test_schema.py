@@ -12,29 +12,16 @@ from dragoman.engines.token.constraints import GrammarCompiler
 from dragoman.formats.format import Grammar
 from dragoman.formats.grammar.schema import FORMATS, NOT_ENFORCED, enforceable
 from dragoman.formats.prompt import ByteTokenizer
+from tests.cases import cases
 from tests.formats.grammar.schemas import schema
 from tests.samples import samples
 
 BYTES = GrammarCompiler(ByteTokenizer())
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"not": {}}, "not"),
-    ({"properties": {"a": {"not": {"type": "null"}}}}, "properties.a.not"),
-    ({"items": {"uniqueItems": True}}, "items.uniqueItems"),
-    ({"anyOf": [{}, {"contains": {}}]}, "anyOf[1].contains"),
-    ({"$defs": {"x": {"propertyNames": {"pattern": "a"}}}}, "$defs.x.propertyNames"),
-    ({"if": {}, "then": {}}, "if"),
-    ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
-    ({"unevaluatedProperties": False}, "unevaluatedProperties"),
-    ({"$dynamicRef": "#a"}, "$dynamicRef"),
-    ({"prefixItems": [{"format": "iri"}]}, "prefixItems[0].format"),
-    ({"minProperties": 2}, "minProperties"),
-    ({"additionalProperties": {"minContains": 1}}, "additionalProperties.minContains"),
-    ({"properties": {"a": 3}}, "properties.a"),
-]
+CASES = cases(__file__, "schemas")
 
 
-@pytest.mark.parametrize(("refused", "place"), REFUSED, ids=[place for _, place in REFUSED])
+@pytest.mark.parametrize(("refused", "place"), CASES["refused"])
 def test_p34_a_keyword_that_cannot_be_enforced_is_refused_by_its_place(refused, place) -> None:
     with pytest.raises(FaultError) as raised:
         enforceable(refused, "format.schema")
@@ -80,14 +67,7 @@ def test_objects_that_list_properties_are_closed_unless_they_say_so() -> None:
     listed = {"properties": {"a": {"properties": {"b": {}}}}}
     assert enforceable(listed, "")["additionalProperties"] is False
     assert enforceable(listed, "")["properties"]["a"]["additionalProperties"] is False
-    for free in (
-        {"properties": {"a": {}}, "additionalProperties": True},
-        {"type": "object"},
-        {"properties": {"a": {}}, "patternProperties": {"^x": {}}},
-        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
-        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]},
-        {"anyOf": [{"properties": {"a": {}}, "$ref": "#/$defs/x"}], "$defs": {"x": {}}},
-    ):
+    for free in CASES["open"]:
         assert enforceable(free, "") == free
 
 

@@ -1,8 +1,5 @@
 """What a model writes in harmony, well or badly formed, and the items it becomes."""
 
-import json
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -29,6 +26,7 @@ from dragoman.core.turn import Turn
 from dragoman.engines.token.engine import StoppingTurn
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
+from tests.cases import cases
 
 from .parsing import BYTES, PLAIN, TOOLS, called, parse, read, spelt
 
@@ -47,7 +45,7 @@ def thought(text: str, status: str = "completed") -> Reasoning:
     return Reasoning((Thought(text),), status=status)
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("answers.json").read_text())
+CASES = cases(__file__, "answers")
 
 
 def show(item: Item) -> list[str]:
@@ -316,7 +314,7 @@ def test_r4_w6_output_of_a_tool_is_no_item() -> None:
 
 # ---- openai-harmony as an oracle ---------------------------------------------------------------
 
-ORACLE = json.loads(Path(__file__).with_name("cases").joinpath("oracle.json").read_text())
+ORACLE = cases(__file__, "oracle")
 """What openai-harmony made of these, recorded by record_oracle.py."""
 
 

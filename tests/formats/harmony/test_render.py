@@ -1,8 +1,5 @@
 """A request as a harmony prompt, piece by piece."""
 
-import json
-from pathlib import Path
-
 import pytest
 from msgspec import convert
 from msgspec.structs import replace
@@ -18,6 +15,7 @@ from dragoman.core.item import (
 from dragoman.core.request import NamedTool, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY
+from tests.cases import cases
 
 from .parsing import BYTES, TOOLS
 
@@ -30,7 +28,7 @@ SYSTEM = (
     f"Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n{CHANNELS}<|end|>"
 )
 OUTPUT = FunctionCallOutput("c1", "ok")
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("prompts.json").read_text())
+CASES = cases(__file__, "prompts")
 """Requests and their prompts, where `$SYSTEM` is the system message of a plain request."""
 
 

@@ -1,8 +1,6 @@
 """JSON schemas in the syntax of TypeScript, as harmony shows them."""
 
-import json
 import time
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -11,6 +9,7 @@ from hypothesis import given
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON
 from dragoman.formats.harmony.tools import free, function
+from tests.cases import cases
 from tests.strategies import json as values
 
 STRING = {"type": "string"}
@@ -23,7 +22,7 @@ def shape(schema: JSON) -> str:
     return text.removeprefix("type f = (_: {\n").removesuffix("\n}) => any;")
 
 
-TYPES = json.loads(Path(__file__).with_name("cases").joinpath("types.json").read_text())
+TYPES = cases(__file__, "types")
 
 
 @pytest.mark.parametrize(("schema", "text"), TYPES)

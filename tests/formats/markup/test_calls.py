@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.formats.markup.calls import DEEPEST, bare, calls, typed
+from tests.cases import cases
+
+CASES = cases(__file__, "calls")
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 values = st.recursive(
@@ -32,22 +35,7 @@ def test_anything_else_raises_nothing(text) -> None:
         assert found is None or all(isinstance(said, str) for _, said in found[0])
 
 
-@pytest.mark.parametrize(
-    ("said", "value"),
-    [
-        ("'a' \"b\"", "ab"),
-        ("r'\\n'", "\\n"),
-        ("'''a\n'b'''", "a\n'b"),
-        ("'\\x41\\u0042\\U00000043\\\n\\q\\t\\\\'", "ABC\\q\t\\"),
-        ("'\\U99999999'", "\ufffd"),
-        ("(1, 2,)", [1, 2]),
-        ("{1: 2, None: 3}", {"1": 2, "null": 3}),
-        ("+1_000", 1000),
-        ("-.5e1", -5.0),
-        ("[true, null]", [True, None]),
-        ("''", ""),
-    ],
-)
+@pytest.mark.parametrize(("said", "value"), CASES["values"])
 def test_values(said, value) -> None:
     found = calls(f"f(a={said})")
     assert json.loads(found[0][0][1]) == {"a": value}
@@ -82,31 +70,7 @@ DEFS = {"Day": {"enum": [1, 2]}, "Loop": {"$ref": "#/$defs/Loop"}}
 
 @pytest.mark.parametrize(
     ("schema", "text", "said"),
-    [
-        ({"type": "integer"}, " 3 ", "3"),
-        ({"type": "integer"}, "3.5", '"3.5"'),
-        ({"type": "integer"}, "three", '"three"'),
-        ({"type": "number"}, "3", "3"),
-        ({"type": "boolean"}, "True", "true"),
-        ({"type": ["integer", "null", 5]}, "None", "null"),
-        ({"type": "object"}, '{"a":  1}', '{"a":  1}'),
-        ({"type": "array"}, "[1]", "[1]"),
-        ({"type": "array"}, "[" * 100_000, json.dumps("[" * 100_000)),
-        ({"type": "string"}, "3", '"3"'),
-        ({"type": "string"}, "é", '"é"'),
-        ({"enum": [1, None]}, "1", "1"),
-        ({"enum": ["1"]}, "1", '"1"'),
-        ({"const": 4}, "4", "4"),
-        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "4", "4"),
-        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "x", '"x"'),
-        ({"$ref": "#/$defs/Day"}, "2", "2"),
-        ({"$ref": "#/$defs/Loop"}, "2", '"2"'),
-        ({"$ref": "#/$defs/None/x"}, "2", '"2"'),
-        ({"properties": {}}, "{}", "{}"),
-        ({"items": {}}, "[]", "[]"),
-        ({"description": "?"}, "2", '"2"'),
-        (True, "2", '"2"'),
-    ],
+    [*CASES["typed"], ({"type": "array"}, "[" * 100_000, json.dumps("[" * 100_000))],
 )
 def test_typed(schema, text, said) -> None:
     assert typed(text, "a", {"properties": {"a": schema}, "$defs": DEFS}) == said

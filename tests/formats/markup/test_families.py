@@ -1,8 +1,5 @@
 """What each family's parser makes of a text, and the layout of its prompts."""
 
-import json
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -21,9 +18,10 @@ from dragoman.formats.markup.emitter import schemas
 from dragoman.formats.markup.families import BY_NAME
 from dragoman.formats.markup.format import Markup
 from dragoman.formats.markup.profile import State
+from tests.cases import cases
 from tests.formats.markup.parsing import NOW, TOOLS, parse, parse_ids, tokens
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("texts.json").read_text())
+CASES = cases(__file__, "texts")
 """What models of a family wrote, well or badly formed, and what is said in it."""
 
 

@@ -1,7 +1,6 @@
 """The corpora: streams as servers send them, in any pieces and cut; requests both ways."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,14 @@ from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
 from tests.samples import samples
 from tests.wire.chat.answering import ASKED, body, chunks, gathered, hear, read, tell
 
-CASES = Path(__file__).with_name("cases")
-STREAMS = json.loads((CASES / "streams.json").read_text())
-ANSWERS = json.loads((CASES / "answers.json").read_text())
+STREAMS = cases(__file__, "streams")
+ANSWERS = cases(__file__, "answers")
 """More answers, whole and streamed, each with the behaviours it shows and how it is encoded."""
-REQUESTS = json.loads((CASES / "requests.json").read_text())
+REQUESTS = cases(__file__, "requests")
 ALL = Request(
     model="m",
     items=ASKED.items,

@@ -13,6 +13,7 @@ from dragoman.core.turn import Turn
 from dragoman.wire import json as wire_body
 from dragoman.wire import sse as wire_sse
 from dragoman.wire.chat import CHAT
+from tests.cases import cases
 from tests.wire.chat.answering import (
     STOP,
     TEXT,
@@ -64,27 +65,7 @@ def test_the_end_comes_at_once_where_usage_is_known_and_waits_for_it_where_not()
     assert waiting.close() == []
 
 
-@pytest.mark.parametrize(
-    ("word", "read_as"),
-    [
-        ("stop", "stop"),
-        ("length", "length"),
-        ("tool_calls", "tool_calls"),
-        ("content_filter", "content_filter"),
-        ("function_call", "tool_calls"),
-        ("tool-calls", "tool_calls"),
-        ("tool_use", "tool_calls"),
-        ("Content-Filter", "content_filter"),
-        ("SAFETY", "content_filter"),
-        ("max_tokens", "length"),
-        ("max_output_tokens", "length"),
-        ("model_length", "length"),
-        ("eos", "stop"),
-        ("end_turn", "stop"),
-        (7, "stop"),
-        (["x"], "stop"),
-    ],
-)
+@pytest.mark.parametrize(("word", "read_as"), cases(__file__, "reasons"))
 def test_r2_28_v11_one_table_of_reasons_for_whole_and_streamed(word, read_as) -> None:
     assert heard(TEXT, chunk({}, word)).reasons == (read_as,)
     assert read(whole({"content": "Hi"}, word)).reasons == (read_as,)

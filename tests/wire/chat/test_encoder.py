@@ -1,7 +1,5 @@
 """Answers are encoded chunk by chunk: role, content, calls, tokens, finish reason, failures."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +24,14 @@ from dragoman.core.request import Request
 from dragoman.core.response import Response, Usage
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
 from tests.wire.chat.answering import ASKED, WITH_USAGE, body, chunks, deltas, tell, told
 
 STARTED = Started("R", 5, "m")
 SAID = Message("assistant", (Text("Hello"),), "msg", "completed")
 
 
-CASES = json.loads(Path(__file__).with_name("cases").joinpath("encoded.json").read_text())
+CASES = cases(__file__, "encoded")
 """Answers as events, or whole, with the chunks and the body that they become."""
 
 

@@ -1,7 +1,6 @@
 """Requests are decoded and encoded as the corpora say; what is malformed is refused by its path."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +26,11 @@ from dragoman.wire.chat import CHAT
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
 from dragoman.wire.chat.request import encode_tools
 from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
 
-CASES = Path(__file__).with_name("cases")
-TRANSLATIONS = json.loads((CASES / "translations.json").read_text())
+TRANSLATIONS = cases(__file__, "translations")
 """Bodies, the requests they become, and the bodies that these become in some dialect."""
-REFUSED = json.loads((CASES / "refused.json").read_text())
+REFUSED = cases(__file__, "refused")
 PLAIN = Dialect(ask_usage=False)
 """Adds nothing of its own to a request."""
 USER = Message("user", "hello")

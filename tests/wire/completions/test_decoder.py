@@ -1,7 +1,6 @@
 """What servers of raw text answer, in all the ways they have of it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from dragoman.core.event import Event, Progress
 from dragoman.core.fold import fold
 from dragoman.wire import json as body
 from dragoman.wire.usage import decode_usage, encode_usage
+from tests.cases import cases
 from tests.wire.completions.speaking import chunk, failed, hear, heard
 
 
@@ -18,7 +18,7 @@ def whole(text: str = "Hi", reason: Any = "stop", **more: Any) -> bytes:
     return json.dumps(chunk(text, reason, **more)).encode()
 
 
-ANSWERS = json.loads(Path(__file__).with_name("cases").joinpath("answers.json").read_text())
+ANSWERS = cases(__file__, "answers")
 
 
 def described(events: list[Event]) -> Any:
@@ -40,24 +40,7 @@ def test_answer_is_decoded_as_expected_in_any_pieces(case) -> None:
     assert hear(*(data[n : n + 1] for n in range(len(data)))) == events
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        ("stop", "stop"),
-        ("eos", "stop"),
-        ("eos_token", "stop"),
-        ("eom", "stop"),
-        ("stop_sequence", "stop"),
-        ("end_of_turn", "stop"),
-        ("tool_calls", "stop"),
-        ("who-knows", "stop"),
-        (7, "stop"),
-        ("length", "length"),
-        ("MAX-TOKENS", "length"),
-        ("out_of_tokens", "length"),
-        ("content_filter", "content_filter"),
-    ],
-)
+@pytest.mark.parametrize(("word", "reason"), cases(__file__, "reasons"))
 def test_r2_4_every_finish_word_is_decoded(word, reason) -> None:
     for response in (heard(chunk("Hi"), chunk("", word)), fold(hear(whole(reason=word)))):
         assert response.reasons == (reason,)

@@ -1,6 +1,5 @@
 """Requests for raw text: what is taken, what is refused, and what is asked of each server."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ from dragoman.core.request import Completion, Request, completion_request
 from dragoman.wire import json
 from dragoman.wire.completions import decode_request, encode_request
 from dragoman.wire.protocol import STANDARD, Dialect
+from tests.cases import cases
 
-CASES = Path(__file__).with_name("cases")
-TRANSLATIONS = json.load((CASES / "translations.json").read_text())
-REFUSED: Any = json.load((CASES / "refused.json").read_text())
+TRANSLATIONS = cases(__file__, "translations")
+REFUSED: Any = cases(__file__, "refused")
 
 
 @pytest.mark.parametrize("case", TRANSLATIONS, ids=lambda case: case["name"])

@@ -5,7 +5,6 @@ every one of its events torn in two.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,10 +30,9 @@ from dragoman.core.turn import Turn
 from dragoman.wire import sse
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.decode import ItemState
+from tests.cases import cases
 
-ROWS: dict[str, Any] = json.loads(
-    Path(__file__).with_name("cases").joinpath("upstreams.json").read_text()
-)
+ROWS = cases(__file__, "upstreams")
 
 
 def stream_of(row: Any) -> bytes:
@@ -126,49 +124,10 @@ def test_model_and_unknown_fields_are_taken_from_the_upstream() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("said", "usage"),
-    [
-        (None, None),
-        ({}, None),
-        ([], None),
-        ({"input_tokens": True}, None),
-        ({"total_tokens": 3}, Usage(total_tokens=3)),
-        ({"prompt_tokens": 1, "completion_tokens": 2}, Usage(1, 2, 3)),
-        (
-            {
-                "input_tokens": 5,
-                "output_tokens": 2,
-                "total_tokens": 7,
-                "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 1, "x": 1},
-                "output_tokens_details": {"reasoning_tokens": 1.0},
-                "cost": 0.5,
-            },
-            Usage(
-                5,
-                2,
-                7,
-                4,
-                1,
-                1,
-                extra={"responses": {"cost": 0.5, "input_tokens_details": {"x": 1}}},
-            ),
-        ),
-        (
-            {
-                "prompt_tokens": 1,
-                "prompt_tokens_details": {"cached_tokens": 1},
-                "input_tokens_details": None,
-                "output_tokens": 0,
-            },
-            Usage(1, 0, 1),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("said", "usage"), cases(__file__, "usage"))
 def test_usage_is_what_was_reported(said, usage) -> None:
     last = heard({"type": "response.completed", "response": {"usage": said}})[-1]
-    assert isinstance(last, Finished)
-    assert last.usage == usage
+    assert last == Finished("completed", usage=None if usage is None else Usage(**usage))
 
 
 def test_usage_reported_before_a_failure_is_in_the_failed_event() -> None:

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,11 +40,11 @@ from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.items import decode_item
 from tests import oracle
+from tests.cases import cases
 from tests.wire.damage import damaged
 
-CASES = Path(__file__).with_name("cases")
-ACCEPTED: dict[str, Any] = json.loads((CASES / "accepted.json").read_text())
-REFUSED: list[tuple[Any, str | None]] = json.loads((CASES / "refused.json").read_text())
+ACCEPTED: dict[str, Any] = cases(__file__, "accepted")
+REFUSED = cases(__file__, "refused")
 
 
 def decode(body: Any) -> Request:
@@ -303,37 +302,7 @@ def test_unknown_fields_of_a_choice_are_encoded_again(choice) -> None:
     assert (json.loads(body)["tool_choice"], losses) == (choice, ())
 
 
-TYPED_ITEMS: list[dict[str, Any]] = [
-    {"type": "message", "role": "user", "content": "hi", "id": None, "status": "completed"},
-    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-    {
-        "type": "message",
-        "role": "assistant",
-        "phase": "commentary",
-        "content": [
-            {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
-            {"type": "output_text", "text": "b", "annotations": [{"type": "file_path"}]},
-        ],
-    },
-    {"role": "user", "content": [{"type": "input_image", "image_url": "u", "detail": "low"}]},
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "id": "rs_1"},
-    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]},
-    {"type": "reasoning", "encrypted_content": "x", "summary": []},
-    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"},
-    {"type": "function_call_output", "call_id": "c", "output": "ok"},
-    {
-        "type": "function_call_output",
-        "call_id": "c",
-        "output": [{"type": "input_text", "text": "ok"}],
-    },
-    {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "x", "id": "ctc_1"},
-    {"type": "custom_tool_call_output", "call_id": "d", "output": "ok"},
-    {
-        "type": "custom_tool_call_output",
-        "call_id": "d",
-        "output": [{"type": "input_text", "text": "ok"}],
-    },
-]
+TYPED_ITEMS = cases(__file__, "items")
 
 
 @pytest.mark.parametrize("odd", [{}, {"type": "web_search_call", "id": "ws_1"}])

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import asdict
 
 from dragoman.core.error import FaultError
 from dragoman.core.item import JSON, Extra
@@ -24,7 +23,6 @@ from dragoman.core.request import (
     OutputFormat,
     ReasoningOptions,
     Request,
-    StreamOptions,
     TextFormat,
     Tool,
     ToolChoice,
@@ -32,9 +30,17 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
-from dragoman.wire.choices import SamplingFields, decode_sampling, encode_stream, stream_options
-from dragoman.wire.json import ABSENT, Cache, Fields, Reader, merge
-from dragoman.wire.losses import Note, judge, listed
+from dragoman.wire.choices import (
+    LABELS,
+    ConversationFields,
+    decode_sampling,
+    decode_stream_options,
+    encode_body,
+    encode_stream,
+    stream_options,
+)
+from dragoman.wire.json import ABSENT, Cache, Fields, Reader
+from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 
 from .fields import NAME, from_extra, restore, to_extra
@@ -307,16 +313,11 @@ class _Audio(Struct):
     format: str | None = None
 
 
-class _Body(SamplingFields, kw_only=True):
-    model: _Word
+class _Body(ConversationFields, kw_only=True):
     messages: Raw
-    tools: Raw = ABSENT
     functions: JSON = None
-    tool_choice: JSON = None
     function_call: JSON = None
-    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     max_tokens: _Limit | None = None
     max_completion_tokens: _Limit | None = None
     response_format: Raw = ABSENT
@@ -326,17 +327,6 @@ class _Body(SamplingFields, kw_only=True):
     modalities: list[str] | None = None
     audio: Raw = ABSENT
     prediction: _Object | None = None
-    stream: bool | None = None
-    stream_options: Raw = ABSENT
-    store: bool | None = None
-    metadata: _Object | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: _Object | None = None
-    service_tier: str | None = None
-    moderation: JSON = None
     web_search_options: _Object | None = None
 
 
@@ -351,6 +341,8 @@ _body = Reader(
     audio=_audio.strict | None,
     stream_options=stream_options.strict | None,
 )
+_SAME = ("verbosity", "prediction", "store", *LABELS)
+"""Fields that are the same on this wire and in the core."""
 _INTEGERS = ("max_completion_tokens", "max_tokens", "n", "seed", "top_k", "top_logprobs")
 
 
@@ -406,9 +398,7 @@ def _decode(data: bytes) -> Request:
         if voice is not None:
             audio = AudioOutput(voice.voice, voice.format, to_extra(rest))
     if body.stream_options is not ABSENT:
-        asked, rest = stream_options.read_optional(body.stream_options, "stream_options")
-        if asked is not None:
-            options = StreamOptions(asked.include_usage, asked.include_obfuscation, to_extra(rest))
+        options = decode_stream_options(body.stream_options, NAME)
     extra: Extra = {NAME: unknown} if unknown else {}
     if functions and not offered:
         extra[LEGACY] = {"functions": True}
@@ -417,28 +407,17 @@ def _decode(data: bytes) -> Request:
         items=items,
         tools=offered + functions if functions else offered,
         tool_choice=choice,
-        parallel_tool_calls=body.parallel_tool_calls,
         sampling=sampling,
         max_output_tokens=limit,
         format=format,
-        verbosity=body.verbosity,
         reasoning=reasoning,
         modalities=None if body.modalities is None else tuple(body.modalities),
         audio=audio,
-        prediction=body.prediction,
         stream=body.stream or False,
         stream_options=options,
-        store=body.store,
-        metadata=body.metadata,
-        user=body.user,
-        safety_identifier=body.safety_identifier,
-        prompt_cache_key=body.prompt_cache_key,
-        prompt_cache_retention=body.prompt_cache_retention,
-        prompt_cache_options=body.prompt_cache_options,
-        service_tier=body.service_tier,
-        moderation=body.moderation,
         web_search=body.web_search_options,
         extra=extra or None,
+        **{name: getattr(body, name) for name in _SAME},
     )
 
 
@@ -504,27 +483,13 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "model": request.model,
         "messages": messages,
         dialect.max_tokens: request.max_output_tokens,
-        **asdict(sampling),
-        "stop": sampling.stop or None,
-        "repetition_penalty": None,
-        dialect.repetition_penalty: sampling.repetition_penalty,
         "logprobs": logprobs,
         "response_format": None if format is None else _encode_format(format),
-        "verbosity": request.verbosity,
         "reasoning_effort": reasoning.effort if reasoning else None,
         "reasoning": from_extra(reasoning.extra) or None if reasoning else None,
         "modalities": request.modalities,
-        "prediction": request.prediction,
-        "store": request.store,
-        "metadata": request.metadata,
-        "user": request.user,
-        "safety_identifier": request.safety_identifier,
-        "prompt_cache_key": request.prompt_cache_key,
-        "prompt_cache_retention": request.prompt_cache_retention,
-        "prompt_cache_options": request.prompt_cache_options,
-        "service_tier": request.service_tier,
-        "moderation": request.moderation,
         "web_search_options": request.web_search,
+        **{name: getattr(request, name) for name in _SAME},
     }
     if (audio := request.audio) is not None:
         spoken = {"voice": audio.voice, "format": audio.format}
@@ -534,7 +499,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         offered = encode_tools(request.tools) if request.tools else None
         more = {
             "tool_choice": None if choice is None else encode_choice(choice),
-            "parallel_tool_calls": request.parallel_tool_calls,
+            "parallel_tool_calls": given.pop("parallel_tool_calls"),
         }
         if offered is not None:
             given |= {"tools": offered, **more}
@@ -543,13 +508,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
             notes += [(name, "dropped", why, ()) for name in _given(**more)]
     if request.stream or request.stream_options is not None:
         given |= encode_stream(request, dialect, NAME, notes)
-    body = {name: value for name, value in given.items() if value is not None}
-    if request.extra:
-        body = merge(body, from_extra(request.extra))
-    for name in sorted(dialect.drop & body.keys()):
-        del body[name]
-        notes.append((name, "dropped", "this server does not take it", ()))
-    return json.dump(body), losses + listed(notes) if notes else losses
+    return encode_body(given, request, dialect, NAME, losses, notes)
 
 
 def _encode_format(format: OutputFormat) -> JSON:

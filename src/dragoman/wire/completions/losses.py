@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
-from dragoman.core.request import Request, TextFormat
+from dragoman.core.request import TextFormat
 from dragoman.wire.losses import (
     ANSWERED,
+    NOT_TEXT,
     SAME,
     SAMPLED,
+    Case,
     Losses,
-    Row,
     Table,
     is_true,
-    not_text,
+    renaming,
     rows,
 )
 
 _TEXT = "a prompt is text, and so is what follows it"
 _ONCE = "Completions stores nothing"
+_NO_CONVERSATION = "Completions takes a prompt, no conversation"
+_FORMATTED = Case("not text", lambda request, _: not isinstance(request.format, TextFormat | None))
 
 _REQUEST = Table(
     SAMPLED,
@@ -30,25 +30,18 @@ _REQUEST = Table(
         "Sampling.top_k min_p n repetition_penalty seed stop logit_bias logprobs top_logprobs",
         "StreamOptions",
     ),
-    Row("Request.max_output_tokens", "carried", "as `max_tokens`"),
-    rows("refused", "Completions takes a prompt, no conversation", "Request.items instructions"),
-    Row(
-        "Request.format",
-        "refused",
-        _TEXT,
-        "not text",
-        lambda request, _: not isinstance(request.format, TextFormat | None),
-    ),
+    rows("carried", "as `max_tokens`", "Request.max_output_tokens"),
+    rows("refused", _NO_CONVERSATION, "Request.items instructions"),
+    rows("refused", _TEXT, "Request.format", case=_FORMATTED),
     rows("refused", _ONCE, "Request.previous_response_id conversation prompt"),
-    Row(
-        "Request.background",
+    rows(
         "refused",
         "Completions answers at once or not at all",
-        "true",
-        is_true("background"),
+        "Request.background",
+        case=is_true("background"),
     ),
-    Row("Request.modalities", "refused", "Completions gives text only", "not text", not_text),
-    Row("Request.store", "dropped", _ONCE, "true", is_true("store")),
+    rows("refused", "Completions gives text only", "Request.modalities", case=NOT_TEXT),
+    rows("dropped", _ONCE, "Request.store", case=is_true("store")),
     rows(
         "dropped",
         _TEXT,
@@ -66,13 +59,13 @@ _REQUEST = Table(
 _ANSWER = Table(
     ANSWERED,
     rows("carried", SAME, "Response.choices", "Usage"),
-    Row("Response.created_at", "carried", "as `created`"),
+    rows("carried", "as `created`", "Response.created_at"),
     rows("carried", "as `finish_reason`, or as an error", "Response.status reasons"),
-    Row("Response.error", "carried", "as an error object"),
-    Row("Response.completed_at", "dropped", "Completions does not say it", silent=True),
-    Row("Response.output", "carried", "its text"),
+    rows("carried", "as an error object", "Response.error"),
+    rows("dropped", "Completions does not say it", "Response.completed_at", silent=True),
+    rows("carried", "its text", "Response.output"),
     rows("dropped", "text stands alone here", "Message.phase name", "Text.annotations"),
-    Row("Message.role", "carried", "all is the model's"),
+    rows("carried", "all is the model's", "Message.role"),
     rows("carried", "in what the answer says of itself", "Message.id status"),
     rows("carried", "as text", "Text.text tokens", "Token"),
     rows("dropped", _TEXT, "Refusal", "Image", "Audio", "File", "Thought", "Summary"),
@@ -82,9 +75,6 @@ _ANSWER = Table(
 )
 
 LOSSES = Losses("completions", _REQUEST, _ANSWER)
-_LIMIT = re.compile(r"^max_output_tokens\b")
 
-
-def spelling(request: Request) -> Callable[[str], str]:
-    """The function from the core's name of a field to the one of Completions."""
-    return lambda path: _LIMIT.sub("max_tokens", path)
+spelling = renaming((r"^max_output_tokens\b", "max_tokens"))
+"""Gives the function from the core's name of a field to the one of Completions."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Raw
-from msgspec.structs import asdict
 
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import JSON, Extra
 from dragoman.core.loss import Loss
-from dragoman.core.request import Completion, Prompt, Request, StreamOptions
+from dragoman.core.request import Completion, Prompt, Request
 from dragoman.core.turn import MAX_CHOICES
 from dragoman.wire import json
-from dragoman.wire.choices import SamplingFields, decode_sampling, encode_stream, stream_options
-from dragoman.wire.json import ABSENT, Reader, merge
-from dragoman.wire.losses import Note, judge, listed
+from dragoman.wire.choices import (
+    SamplingFields,
+    decode_sampling,
+    decode_stream_options,
+    encode_body,
+    encode_stream,
+    stream_options,
+)
+from dragoman.wire.json import ABSENT, Reader
+from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 
 from .losses import LOSSES
@@ -79,10 +85,6 @@ def _decode(data: bytes) -> Completion:
         raise FaultError(bad_request(f"{problem} at the most", "prompt"))
     if body.max_tokens == 0 and not body.echo:
         raise FaultError(bad_request("must be at least 1 without echo", "max_tokens"))
-    asked, rest = stream_options.read_optional(body.stream_options, "stream_options")
-    options = None
-    if asked is not None:
-        options = StreamOptions(asked.include_usage, asked.include_obfuscation, to_extra(rest))
     sampling = decode_sampling(body, None if top is None else True, top, unknown)
     return Completion(
         model=body.model,
@@ -91,7 +93,7 @@ def _decode(data: bytes) -> Completion:
         sampling=sampling,
         max_output_tokens=body.max_tokens,
         stream=body.stream or False,
-        stream_options=options,
+        stream_options=decode_stream_options(body.stream_options, NAME),
         user=body.user,
         extra=to_extra(unknown),
     )
@@ -141,19 +143,9 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "prompt": prompts[0] if len(prompts) == 1 else prompts,
         "echo": request.echo or None,
         "max_tokens": request.max_output_tokens,
-        **asdict(sampling),
-        "stop": sampling.stop or None,
-        "repetition_penalty": None,
-        dialect.repetition_penalty: sampling.repetition_penalty,
         "logprobs": (sampling.top_logprobs or 0) if sampling.logprobs else None,
         "top_logprobs": None,
         "user": request.user,
         **encode_stream(request, dialect, NAME, notes),
     }
-    body = {name: value for name, value in fields.items() if value is not None}
-    if request.extra:
-        body = merge(body, from_extra(request.extra))
-    for name in sorted(dialect.drop & body.keys()):
-        del body[name]
-        notes.append((name, "dropped", "this server does not take it", ()))
-    return json.dump(body), losses + listed(notes) if notes else losses
+    return encode_body(fields, request, dialect, NAME, losses, notes)

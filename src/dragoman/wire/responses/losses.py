@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
-from dragoman.core.request import Request
 from dragoman.wire.losses import (
     ANSWERED,
+    LABELLED,
+    NOT_TEXT,
     SAME,
     SAMPLED,
+    TOOL,
+    Case,
     Losses,
-    Row,
     Table,
     foreign,
     is_true,
-    not_text,
+    renaming,
     rows,
 )
 
 _WIRE = "responses"
-_FOREIGN = "of another wire", foreign(_WIRE)
+_FOREIGN = foreign(_WIRE)
 _LOGPROBS = "message.output_text.logprobs"
+_SPOKEN = Case("with a transcript", lambda part, _: part.transcript is not None)
+_SILENT = Case("without a transcript", lambda part, _: part.transcript is None)
+_BY_ID = Case("by id only", lambda part, _: part.transcript is None and part.id is not None)
+_SOUND = Case("sound", lambda part, _: part.transcript is None and part.id is None)
+_SEVERAL = Case("more than 1", lambda sampling, _: sampling.n is not None and sampling.n > 1)
+_ASKED = Case(
+    "not in `include`",
+    lambda sampling, request: sampling.logprobs and _LOGPROBS not in request.include,
+)
+_BESIDE = Case(
+    "with `logprobs`",
+    lambda sampling, request: (
+        sampling.logprobs and sampling.top_logprobs is not None and _LOGPROBS not in request.include
+    ),
+)
 _CARRIED = (
     *rows("carried", SAME, "Message.role id status phase"),
     *rows("carried", SAME, "Reasoning", "FunctionCall", "FunctionCallOutput", "CustomToolCall"),
@@ -29,28 +43,19 @@ _CARRIED = (
     *rows("carried", "as a part", "Text", "Thought.text", "Summary.text", "Refusal.text"),
     *rows("carried", "where they stand", "Annotation", "Token"),
     *rows("dropped", "Responses has none for these", "Refusal.tokens", "Thought.tokens"),
-    Row("Unknown", "dropped", "Responses has no such item", *_FOREIGN),
-    Row(
-        "Audio",
-        "emulated",
-        "the transcript is given as text",
-        "with a transcript",
-        lambda part, _: part.transcript is not None,
-        "audio",
-    ),
+    *rows("dropped", "Responses has no such item", "Unknown", case=_FOREIGN),
+    *rows("emulated", "the transcript is given as text", "Audio", case=_SPOKEN, name="audio"),
 )
 
 _REQUEST = Table(
     SAMPLED,
+    LABELLED,
     _CARRIED,
     rows(
         "carried",
         SAME,
-        "Request.instructions tools parallel_tool_calls max_tool_calls max_output_tokens",
-        "Request.reasoning store previous_response_id conversation",
-        "Request.background truncation context_management include prompt metadata",
-        "Request.safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options",
-        "Request.service_tier moderation",
+        "Request.instructions max_tool_calls max_output_tokens reasoning previous_response_id",
+        "Request.conversation background truncation context_management include prompt",
         "ReasoningOptions",
         "Message.content",
         "Image",
@@ -58,77 +63,40 @@ _REQUEST = Table(
         "Namespace",
         "StreamOptions.include_obfuscation",
     ),
-    Row("Request.items", "carried", "as `input`"),
-    Row("Request.tool_choice", "carried", "the same choice, without nesting"),
-    Row("Request.format", "carried", "as `text.format`"),
-    Row("Request.verbosity", "carried", "as `text.verbosity`"),
-    Row("Completion", "refused", "Responses takes conversations, no bare prompts", name="prompts"),
-    Row("Request.modalities", "refused", "Responses answers in text only", "not text", not_text),
+    rows("carried", "as `input`", "Request.items"),
+    rows("carried", "the same choice, without nesting", "Request.tool_choice"),
+    rows("carried", "as `text.format`", "Request.format"),
+    rows("carried", "as `text.verbosity`", "Request.verbosity"),
+    rows("refused", "Responses takes conversations, no bare prompts", "Completion", name="prompts"),
+    rows("refused", "Responses answers in text only", "Request.modalities", case=NOT_TEXT),
     rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
-    Row("Request.prediction", "dropped", "Responses takes no predicted output"),
-    Row("Request.web_search", "dropped", "Responses searches by a tool of its own"),
-    Row("Sampling.stop", "refused", "Responses has no stop sequences"),
-    Row(
-        "Sampling.logit_bias",
+    rows("dropped", "Responses takes no predicted output", "Request.prediction"),
+    rows("dropped", "Responses searches by a tool of its own", "Request.web_search"),
+    rows("refused", "Responses has no stop sequences", "Sampling.stop"),
+    rows(
         "refused",
         "Responses cannot bias tokens",
-        "not empty",
-        is_true("logit_bias"),
+        "Sampling.logit_bias",
+        case=is_true("logit_bias", "not empty"),
     ),
-    Row(
-        "Sampling.n",
-        "refused",
-        "Responses gives one answer",
-        "more than 1",
-        lambda sampling, _: sampling.n is not None and sampling.n > 1,
-    ),
-    Row("Sampling.seed", "dropped", "Responses has no seed"),
+    rows("refused", "Responses gives one answer", "Sampling.n", case=_SEVERAL),
+    rows("dropped", "Responses has no seed", "Sampling.seed"),
     rows(
         "dropped",
         "Responses has no such sampling value",
         "Sampling.top_k min_p repetition_penalty",
     ),
-    Row(
-        "Sampling.logprobs",
-        "emulated",
-        f"asked for by `include: {_LOGPROBS}`",
-        "not in `include`",
-        lambda sampling, request: sampling.logprobs and _LOGPROBS not in request.include,
-    ),
-    Row(
-        "Sampling.top_logprobs",
-        "emulated",
-        f"sent beside `include: {_LOGPROBS}`",
-        "with `logprobs`",
-        lambda sampling, request: (
-            sampling.logprobs
-            and sampling.top_logprobs is not None
-            and _LOGPROBS not in request.include
-        ),
-    ),
-    Row("StreamOptions.include_usage", "carried", "usage is part of every answer"),
+    rows("emulated", f"asked for by `include: {_LOGPROBS}`", "Sampling.logprobs", case=_ASKED),
+    rows("emulated", f"sent beside `include: {_LOGPROBS}`", "Sampling.top_logprobs", case=_BESIDE),
+    rows("carried", "usage is part of every answer", "StreamOptions.include_usage"),
     rows("carried", "as `text.format`, without nesting", "TextFormat", "JSONObject", "JSONSchema"),
     rows("carried", "without nesting", "FunctionTool", "CustomTool", "NamedTool", "AllowedTools"),
-    Row("Message.name", "dropped", "Responses has no speaker's name"),
-    Row(
-        "Audio",
-        "refused",
-        "the sound behind this id cannot be sent",
-        "by id only",
-        lambda part, _: part.transcript is None and part.id is not None,
-        "audio",
-    ),
-    Row(
-        "Audio",
-        "refused",
-        "Responses takes no audio",
-        "sound",
-        lambda part, _: part.transcript is None and part.id is None,
-        "input_audio",
-    ),
-    Row("UnknownPart", "refused", "Responses has no such part", *_FOREIGN),
-    Row("UnknownTool", "dropped", "Responses has no such tool", *_FOREIGN),
-    Row("UnknownTool as a choice", "refused", "Responses has no such tool", *_FOREIGN),
+    rows("dropped", "Responses has no speaker's name", "Message.name"),
+    rows("refused", "the sound behind this id cannot be sent", "Audio", case=_BY_ID, name="audio"),
+    rows("refused", "Responses takes no audio", "Audio", case=_SOUND, name="input_audio"),
+    rows("refused", "Responses has no such part", "UnknownPart", case=_FOREIGN),
+    rows("dropped", "Responses has no such tool", "UnknownTool", case=_FOREIGN),
+    rows("refused", "Responses has no such tool", "UnknownTool as a choice", case=_FOREIGN),
 )
 
 _ANSWER = Table(
@@ -141,8 +109,8 @@ _ANSWER = Table(
         "Usage.input_tokens output_tokens total_tokens cached_tokens cache_write_tokens",
         "Usage.reasoning_tokens",
     ),
-    Row("Response.reasons", "carried", "as `incomplete_details`"),
-    Row("Response.choices", "dropped", "Responses gives one answer, the first"),
+    rows("carried", "as `incomplete_details`", "Response.reasons"),
+    rows("dropped", "Responses gives one answer, the first", "Response.choices"),
     rows(
         "dropped",
         "Responses does not split usage so",
@@ -154,43 +122,19 @@ _ANSWER = Table(
         "Responses takes no predicted output",
         "Usage.accepted_prediction_tokens rejected_prediction_tokens",
     ),
-    Row("Message.name", "dropped", "an answer has no name", silent=True),
-    Row(
-        "Audio",
-        "dropped",
-        "Responses has no sound",
-        "without a transcript",
-        lambda part, _: part.transcript is None,
-        "audio",
-    ),
+    rows("dropped", "an answer has no name", "Message.name", silent=True),
+    rows("dropped", "Responses has no sound", "Audio", case=_SILENT, name="audio"),
     rows("dropped", "Responses answers with text", "Image", "File"),
-    Row("UnknownPart", "dropped", "Responses has no such part", *_FOREIGN),
+    rows("dropped", "Responses has no such part", "UnknownPart", case=_FOREIGN),
 )
 
 LOSSES = Losses(_WIRE, _REQUEST, _ANSWER)
 
-
-# ---- names -----------------------------------------------------------------------------------
-
-_TOOL = r"^(tools\[\d+\](?:\.tools\[\d+\])?)"
-_RENAMED = tuple(
-    (re.compile(core), here)
-    for core, here in (
-        (r"^items\b", "input"),
-        (r"^format\b", "text.format"),
-        (r"^verbosity\b", "text.verbosity"),
-        (rf"{_TOOL}\.grammar\b", r"\1.format.definition"),
-        (rf"{_TOOL}\.syntax\b", r"\1.format.syntax"),
-    )
+spelling = renaming(
+    (r"^items\b", "input"),
+    (r"^format\b", "text.format"),
+    (r"^verbosity\b", "text.verbosity"),
+    (rf"{TOOL}\.grammar\b", r"\1.format.definition"),
+    (rf"{TOOL}\.syntax\b", r"\1.format.syntax"),
 )
-
-
-def spelling(request: Request) -> Callable[[str], str]:
-    """The function from the core's name of a field to the one of Responses."""
-
-    def spell(path: str) -> str:
-        for pattern, name in _RENAMED:
-            path = pattern.sub(name, path)
-        return path
-
-    return spell
+"""Gives the function from the core's name of a field to the one of Responses."""

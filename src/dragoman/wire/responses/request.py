@@ -37,7 +37,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.wire import json
-from dragoman.wire.choices import SamplingFields, decode_sampling
+from dragoman.wire.choices import LABELS, ConversationFields, decode_sampling
 from dragoman.wire.json import ABSENT, Fields, Reader
 from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
@@ -129,10 +129,9 @@ _VENDOR = "responses_vendor"
 """The key in `extra` of sampling values that only some servers take on this wire."""
 
 _PLAIN = (
-    *("previous_response_id", "truncation", "user", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "service_tier", "parallel_tool_calls", "background", "prompt"),
-    *("metadata", "moderation", "prompt_cache_options", "max_tool_calls", "max_output_tokens"),
-    *("conversation", "context_management"),
+    *LABELS,
+    *("previous_response_id", "truncation", "background", "prompt", "max_tool_calls"),
+    *("max_output_tokens", "conversation", "context_management"),
 )
 """Fields that are the same on this wire and in the core."""
 _VENDOR_SAMPLING = ("top_k", "min_p", "repetition_penalty", "seed", "stop", "logit_bias")
@@ -143,36 +142,21 @@ _INTEGERS = ("max_tool_calls", "max_output_tokens", "top_logprobs", "seed", "top
 _Limit = Annotated[int, Meta(ge=1)]
 
 
-class _Body(SamplingFields, kw_only=True):
+class _Body(ConversationFields, kw_only=True):
     """The fields we know. Those of several shapes are any value here."""
 
-    model: Annotated[str, Meta(min_length=1)]
     input: Raw = ABSENT
-    tools: Raw = ABSENT
     previous_response_id: str | None = None
     truncation: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
-    parallel_tool_calls: bool | None = None
     background: bool | None = None
-    store: bool | None = None
-    stream: bool | None = None
     prompt: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
-    prompt_cache_options: dict[str, Any] | None = None
     max_tool_calls: _Limit | None = None
     max_output_tokens: _Limit | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     include: list[str] | None = None
     instructions: str | list[Any] | None = None
-    tool_choice: JSON = None
     text: Raw = ABSENT
     reasoning: Raw = ABSENT
-    stream_options: Raw = ABSENT
     conversation: JSON = None
     context_management: list[Any] | None = None
 
