@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
 from dragoman.core.item import JSON
 from dragoman.core.response import Usage
 
@@ -42,18 +45,8 @@ USAGE_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our counts and the names they go by; the first is the protocol's own."""
 
-_DETAIL_FIELDS = tuple(
-    (
-        outer,
-        tuple(
-            (names[0].removeprefix(f"{outer}."), field)
-            for field, names in USAGE_NAMES.items()
-            if names[0].startswith(outer)
-        ),
-    )
-    for outer in (_INPUT, _OUTPUT)
-)
-"""The fields of the details, in the protocol's own words."""
+_WRITTEN = {field: names[0].rpartition(".")[::2] for field, names in USAGE_NAMES.items()}
+"""Our counts, by the object of the protocol that they are in, if any, and their names there."""
 
 _FIELDS = {name: field for field, names in USAGE_NAMES.items() for name in names}
 
@@ -68,14 +61,12 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
     if not isinstance(value, dict):
         return None
     left: dict[str, JSON] = {}  # the details by `outer.inner` names
+    counts: dict[str, Any] = {}
     for name, given in value.items():
         if name in _DETAILS and isinstance(given, dict):
-            for key, inner in given.items():
-                if inner is not None:
-                    left[f"{name}.{key}"] = inner
+            left |= {f"{name}.{key}": inner for key, inner in given.items() if inner is not None}
         elif given is not None:
             left[name] = given
-    counts: dict[str, Any] = {}
     for name, given in left.items():
         known = _FIELDS.get(name)
         if known is None or known in counts or type(given) is not int:
@@ -106,22 +97,19 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
 
 def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
     """The counts under the protocol's names; those never reported are not there."""
-    asked, answered, total = usage.input_tokens, usage.output_tokens, usage.total_tokens
-    if total is None and asked is not None and answered is not None:
-        total = asked + answered
+    asked, answered = usage.input_tokens, usage.output_tokens
+    if usage.total_tokens is None and asked is not None and answered is not None:
+        usage = replace(usage, total_tokens=asked + answered)
     counted: dict[str, JSON] = {}
-    for name, number in (("prompt", asked), ("completion", answered), ("total", total)):
-        if number is not None:
-            counted[f"{name}_tokens"] = number
-    for outer, fields in _DETAIL_FIELDS:
-        inner = None
-        for name, field in fields:
-            number = getattr(usage, field)
-            if number is not None:
-                if inner is None:
-                    inner = counted[outer] = {}
-                inner[name] = number
-    return merge(counted, usage.extra.get(wire, {})) if usage.extra else counted
+    reported = to_builtins(usage)  # without what was not
+    extra = reported.pop("extra", {})
+    for field, number in reported.items():
+        outer, name = _WRITTEN[field]
+        if outer:
+            counted.setdefault(outer, {})[name] = number
+        else:
+            counted[name] = number
+    return merge(counted, extra.get(wire, {})) if extra else counted
 
 
 def _number(value: JSON) -> int | None:

@@ -424,23 +424,31 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
     moved: list[Part] = []  # parts of results that only a user message may have
     for index, item in enumerate((*items, None)):
         match item:
+            case Message():
+                inside = item.role == "assistant"
+            case None:
+                inside = False
             case Unknown(kind="compaction_trigger") | ItemReference() | Compaction():
                 continue  # asks for nothing where it is not last; the others are refused before
-            case Message(role=role):
-                inside = role == "assistant"
             case _:
-                inside = isinstance(item, Reasoning | FunctionCall | CustomToolCall | Unknown)
-        result = isinstance(item, FunctionCallOutput | CustomToolCallOutput)
+                inside = not isinstance(item, _OUTPUTS)
         if turn and not (inside and not (item and item.extra and item.extra.get("turn"))):
             messages.append(_assistant_message(turn, dialect, notes))
             turn = []
-        if moved and not result:
+        if moved and not isinstance(item, _OUTPUTS):
             messages.append({"role": "user", "content": encode_content(tuple(moved))})
             moved = []
         if inside:
             turn.append((index, item))
             continue
-        if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+        if isinstance(item, Message):
+            content = item.content
+            if not isinstance(content, str):
+                content = _encode_parts(content, dialect, notes, index)
+            message = {"role": item.role, "content": content}
+            if item.name:
+                message["name"] = item.name
+        elif isinstance(item, _OUTPUTS):
             content = item.output
             if not isinstance(content, str):
                 shown = [part for part in content if type(part) in _MEDIA]
@@ -452,19 +460,13 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
                     )
                 content = _encode_parts(content, dialect, notes, index)
             message = {"role": "tool", "tool_call_id": item.call_id, "content": content}
-        elif isinstance(item, Message):
-            content = item.content
-            if not isinstance(content, str):
-                content = _encode_parts(content, dialect, notes, index)
-            message = {"role": item.role, "content": content}
-            if item.name:
-                message["name"] = item.name
         else:
             continue
         messages.append(message if item.extra is None else restore(message, item.extra))
     return messages
 
 
+_OUTPUTS = (FunctionCallOutput, CustomToolCallOutput)
 _MEDIA: dict[type, str] = {Image: "image", Audio: "audio", File: "file"}
 """Parts that cannot stand in the result of a tool."""
 
