@@ -56,22 +56,17 @@ def main(words: Sequence[str] | None = None) -> int:
         os.close(null)
         return 1
     except Exception as error:
-        if not _explains_itself(error):
+        from dragoman.core.error import FaultError
+        from dragoman.net.errors import NetError
+        from dragoman.server.config import ConfigurationError
+        from dragoman.server.host import HostError
+        from dragoman.stores.base import StoreError
+
+        for_people = FaultError | NetError | ConfigurationError | HostError | StoreError
+        if not isinstance(error, for_people):
             raise
         print(f"dragoman: {error}", file=sys.stderr)
         return 1
-
-
-def _explains_itself(error: Exception) -> bool:
-    """Whether the message of an error is one for people."""
-    from dragoman.core.error import FaultError
-    from dragoman.net.errors import NetError
-    from dragoman.server.config import ConfigurationError
-    from dragoman.server.host import HostError
-    from dragoman.stores.base import StoreError
-
-    kinds = FaultError | NetError | ConfigurationError | HostError | StoreError
-    return isinstance(error, kinds)
 
 
 _SERVE = (

@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -270,12 +270,9 @@ class Client(Wrapper):
         except FaultError as error:
             yield Failed(error.fault)
             return
-        events = super().stream(request, caller)
-        try:
+        async with aclosing(super().stream(request, caller)) as events:
             async for event in events:
                 yield event
-        finally:
-            await events.aclose()
 
     async def _default(self) -> str:
         """The model to ask where none is named."""

@@ -7,9 +7,10 @@ Turns are dropped whole: no output without its call, no reasoning without the me
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import filterfalse
 from typing import Any
 
 import msgspec
@@ -32,11 +33,8 @@ from dragoman.core.item import (
     Message,
     Part,
     Reasoning,
-    Refusal,
-    Summary,
-    Text,
-    Thought,
     Unknown,
+    UnknownPart,
 )
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request, Sampling
@@ -93,16 +91,16 @@ def weight(item: Item) -> int:
 
 def _part(part: Part) -> int:
     match part:
-        case Text(text=text) | Refusal(text=text) | Thought(text=text) | Summary(text=text):
-            return _text(text)
         case Image():
             return PER_IMAGE
         case Audio():
             return _text(part.transcript or "") + int(len(part.data or "") * PER_AUDIO_BYTE)
         case File():
             return _text(part.data or "")
-        case _:
+        case UnknownPart():
             return _value(part)
+        case _:
+            return _text(part.text)
 
 
 def _text(text: str) -> int:
@@ -254,9 +252,10 @@ class Compacting(Wrapper):
             if alone:
                 yield Finished("completed", usage=used, completed_at=now())
                 return
-            asked = replace(
-                asked, items=(*filter(_is_rule, items), _as_message(summary), *_last_turn(items))
-            )
+            users = [n for n, i in enumerate(items) if isinstance(i, Message) and i.role == "user"]
+            turn = filterfalse(_is_rule, items[users[-1] :] if users else ())  # to be answered
+            kept = (*filter(_is_rule, items), _as_message(summary), *turn)
+            asked = replace(asked, items=kept)
         async with aclosing(self.engine.stream(asked, caller)) as events:
             async for event in events:
                 if not long:
@@ -348,15 +347,6 @@ def decode_summary(content: str) -> str | None:
 
 def _as_message(summary: str) -> Message:
     return Message("user", OPENING + summary)
-
-
-def _last_turn(items: Sequence[Item]) -> Iterable[Item]:
-    """What is to be answered: from the last message of the user on."""
-    for place in range(len(items) - 1, -1, -1):
-        match items[place]:
-            case Message(role="user"):
-                return (item for item in items[place:] if not _is_rule(item))
-    return ()
 
 
 def _moved(event: Event, used: Usage | None, begun: Started) -> Event:

@@ -127,26 +127,25 @@ async def _pieces(
             given = await given
         if isinstance(given, str | dict) or hasattr(given, "model_dump"):
             yield given, True
-        elif hasattr(given, "__aiter__"):
+            return
+        pieces: Any
+        if asynchronous := hasattr(given, "__aiter__"):
             pieces = aiter(given)
-            try:
-                async for piece in pieces:
-                    yield piece, False
-            finally:
-                for close in _closers(pieces, given):
-                    if inspect.isawaitable(closing := close()):
-                        await closing
         elif hasattr(given, "__iter__"):
-            iterator = iter(given)
-            try:
-                while (piece := await call(partial(next, iterator, _END))) is not _END:
-                    yield piece, False
-            finally:
-                for close in _closers(iterator, given):
-                    pool.submit(close)
+            pieces = iter(given)
         else:
             message = f"The function returned {type(given).__name__}, which is no answer."
             raise FaultError(Fault("internal", message))
+        step: Callable[[], Any] = partial(anext if asynchronous else next, pieces, _END)
+        try:
+            while (piece := await (step() if asynchronous else call(step))) is not _END:
+                yield piece, False
+        finally:
+            for close in _closers(pieces, given):
+                if not asynchronous:
+                    pool.submit(close)
+                elif inspect.isawaitable(closing := close()):
+                    await closing
     finally:
         pool.shutdown(wait=False)
 

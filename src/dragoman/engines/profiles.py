@@ -61,22 +61,21 @@ class Profile(Struct, frozen=True, kw_only=True):
 GENERIC = Profile(name="generic", think="inline")
 """Nothing is known."""
 
+_WHOLE = Profile(
+    name="whole",
+    wires=("chat", "responses"),
+    dialect=Dialect(),
+    limits=UNLIMITED,
+    think="inline",
+)
+"""A server that takes everything as it is, in either protocol."""
+
 PROFILES: tuple[Profile, ...] = (
-    Profile(
-        name="openai",
-        hosts=("api.openai.com",),
-        wires=("chat", "responses"),
-        dialect=Dialect(),
-        limits=UNLIMITED,
-        think="inline",
-    ),
-    Profile(
+    replace(_WHOLE, name="openai", hosts=("api.openai.com",)),
+    replace(
+        _WHOLE,
         name="azure",
         hosts=(".openai.azure.com", ".services.ai.azure.com"),
-        wires=("chat", "responses"),
-        dialect=Dialect(),
-        limits=UNLIMITED,
-        think="inline",
         key_header="api-key",
     ),
     Profile(
@@ -141,16 +140,7 @@ PROFILES: tuple[Profile, ...] = (
         limits=replace(_CAREFUL, named_tool=False, idle_tools=False),
         only_streams=True,
     ),
-    Profile(
-        # Another of us: it takes everything as it is, in either protocol.
-        name="dragoman",
-        server=("dragoman",),
-        owned_by=("dragoman",),
-        wires=("chat", "responses"),
-        dialect=Dialect(),
-        limits=UNLIMITED,
-        think="inline",
-    ),
+    replace(_WHOLE, name="dragoman", server=("dragoman",), owned_by=("dragoman",)),
 )
 
 BY_NAME = {profile.name: profile for profile in (GENERIC, *PROFILES)}

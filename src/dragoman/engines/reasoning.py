@@ -43,12 +43,14 @@ PER_ENTRY = 200
 """Bytes that an entry of the cache takes beside what it holds."""
 
 
-def is_opaque(item: Reasoning) -> bool:
-    """Whether an item has encrypted content, or fields of a wire such as a signature.
+def is_opaque(item: Item) -> bool:
+    """Whether an item is reasoning with encrypted content, or fields of a wire such as a signature.
 
     >>> is_opaque(Reasoning(encrypted="gAAA")), is_opaque(Reasoning(extra={"inline": {}}))
     (True, False)
     """
+    if not isinstance(item, Reasoning):
+        return False
     return item.encrypted is not None or bool(set(item.extra or {}) - set(OURS))
 
 
@@ -58,6 +60,12 @@ def readable(item: Reasoning) -> Reasoning | None:
         return None
     extra = {name: note for name, note in (item.extra or {}).items() if name in OURS}
     return replace(item, encrypted=None, id=None, extra=extra or None)
+
+
+def without_opaque(items: Iterable[Item]) -> list[Item]:
+    """The items that any model can read, and the text of reasoning that only its maker can."""
+    found = [readable(i) if isinstance(i, Reasoning) and is_opaque(i) else i for i in items]
+    return [item for item in found if item is not None]
 
 
 # ---- encryption ------------------------------------------------------------------------------
@@ -301,7 +309,8 @@ class ReasoningCache:
             Loss(ENCRYPTED, "dropped", f"encrypted by {maker}, and so dropped for {model}")
             for maker in restoring.dropped
         )
-        return (tuple(restoring.items) if restoring.changed else items), losses
+        restored = tuple(restoring.items)
+        return (items if restored == items else restored), losses
 
     def find(self, tenant: str, call: Call) -> _Led | None:
         """What led to a call, however its client writes the arguments."""
@@ -359,7 +368,6 @@ class _Restoring:
 
     def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
         self.items: list[Item] = []
-        self.changed = False
         self.dropped: dict[str, None] = {}  # the models that encrypted what was dropped
         self._cache = cache
         self._tenant = tenant
@@ -377,9 +385,7 @@ class _Restoring:
                 self._start = len(self.items)
             case Reasoning() if is_opaque(item):
                 maker = self._cache.makers.get((self._tenant, _digest(item)))
-                plain = self._readable((item,), maker or self._model)
-                self.changed = self.changed or plain != [item]
-                self.items += plain
+                self.items += self._readable((item,), maker or self._model)
             case Reasoning() | Message(role="assistant"):
                 self.items.append(item)
             case _:
@@ -404,20 +410,13 @@ class _Restoring:
             whole = [
                 _marked(item, mark if place == 0 else None) for place, item in enumerate(whole)
             ]
-        self.changed = self.changed or whole != given
         return whole
 
-    def _readable(self, items: Iterable[Reasoning], maker: str) -> list[Item]:
-        if maker == self._model:
+    def _readable(self, items: Sequence[Reasoning], maker: str) -> list[Item]:
+        if maker == self._model or not any(map(is_opaque, items)):
             return list(items)
-        plain: list[Item] = []
-        for item in items:
-            text: Reasoning | None = item
-            if is_opaque(item):
-                self.dropped[maker] = None
-                text = readable(item)
-            plain += [] if text is None else [text]
-        return plain
+        self.dropped[maker] = None
+        return without_opaque(items)
 
 
 def _is_text_of(brought: Sequence[Reasoning], led: _Led) -> bool:
@@ -558,7 +557,7 @@ class RetryingReasoning(Wrapper):
         )
         if asking:
             first = _Attempt(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
-        elif self._again and Reasoning in map(type, request.items) and _has_opaque(request):
+        elif self._again and any(map(is_opaque, request.items)):
             first = _Attempt(request)
         else:
             return None
@@ -584,18 +583,10 @@ class RetryingReasoning(Wrapper):
             self.give_up(request.model)
             include = tuple(value for value in request.include if value != ENCRYPTED)
             request, asking = replace(request, include=include), False
-        if self._again and _has_opaque(request):
-            plain = (
-                readable(item) if isinstance(item, Reasoning) and is_opaque(item) else item
-                for item in request.items
-            )
-            request = replace(request, items=tuple(item for item in plain if item is not None))
+        if self._again and any(map(is_opaque, request.items)):
+            request = replace(request, items=tuple(without_opaque(request.items)))
             losses = (RETRIED,)
         return None if request is first.request else _Attempt(request, asking, losses)
-
-
-def _has_opaque(request: Request) -> bool:
-    return any(isinstance(item, Reasoning) and is_opaque(item) for item in request.items)
 
 
 class _Attempts(Relay):

@@ -98,10 +98,7 @@ class Router(Wrapper):
         self._default = default
         self._named: dict[str, tuple[Engine, str]] = {}
         for route in self._routes:
-            for name, model in (
-                *zip(route.models, route.models, strict=True),
-                *route.aliases.items(),
-            ):
+            for name, model in (dict(route.aliases) | {m: m for m in route.models}).items():
                 self._named.setdefault(name, (route.engine, model))
         self._open = [route.engine for route in self._routes if not route.models]
         self._listed: dict[str, Engine] = {}
@@ -174,7 +171,14 @@ class Router(Wrapper):
         if len(self._open) == 1:
             return self._open[0], name
         if name not in self._listed:
-            await self._look(caller)
+            async with self._looking:
+                if self._looked is None or time.monotonic() - self._looked >= MEMORY:
+                    # Those that do not tell which models they have, have none.
+                    listings = await asyncio.gather(*(_listing(e, caller) for e in self._open))
+                    self._looked = time.monotonic()
+                    for engine, models in zip(self._open, listings, strict=True):
+                        for model in models:
+                            self._listed.setdefault(model.id, engine)
         return self._listed.get(name, self._open[0]), name
 
     async def models(self, caller: Caller = ANYONE) -> tuple[Model, ...]:
@@ -212,17 +216,6 @@ class Router(Wrapper):
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
-
-    async def _look(self, caller: Caller) -> None:
-        """Ask the engines that take any name which they have; those that do not tell have none."""
-        async with self._looking:
-            if self._looked is not None and time.monotonic() - self._looked < MEMORY:
-                return
-            listings = await asyncio.gather(*(_listing(engine, caller) for engine in self._open))
-            self._looked = time.monotonic()
-            for engine, models in zip(self._open, listings, strict=True):
-                for model in models:
-                    self._listed.setdefault(model.id, engine)
 
     def _unknown(self, name: str) -> Fault:
         names = sorted(self._named)

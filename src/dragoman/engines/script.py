@@ -54,6 +54,7 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response, Usage
 from dragoman.core.tools import ToolFilter, flat
+from dragoman.formats.grammar.schema import find
 
 from .base import enforce_contract, new_id, now
 
@@ -424,16 +425,12 @@ _FORMATS = {
     "uri": "https://example.com/",
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
-_TYPES = {
-    keyword: kind
-    for kind, keywords in (
-        ("object", "properties required additionalProperties"),
-        ("array", "items prefixItems minItems"),
-        ("string", "minLength maxLength format"),
-        ("number", "minimum maximum"),
-    )
-    for keyword in keywords.split()
-}
+_TYPES = (
+    dict.fromkeys(("properties", "required", "additionalProperties"), "object")
+    | dict.fromkeys(("items", "prefixItems", "minItems"), "array")
+    | dict.fromkeys(("minLength", "maxLength", "format"), "string")
+    | dict.fromkeys(("minimum", "maximum"), "number")
+)
 """The type of a schema that names none, by its keywords."""
 
 
@@ -471,8 +468,8 @@ class _Filler:
                 properties = schema.get("properties")
                 properties = properties if isinstance(properties, Mapping) else {}
                 names = [name for name in _list(schema, "required") if isinstance(name, str)]
-                names = names if deep else list(dict.fromkeys((*properties, *names)))
-                return {name: self.value(properties.get(name), depth + 1) for name in names}
+                names = names if deep else [*properties, *names]
+                return {n: self.value(properties.get(n), depth + 1) for n in dict.fromkeys(names)}
             case "array":
                 filled = [self.value(item, depth + 1) for item in _list(schema, "prefixItems")]
                 low = max(_bound(schema, "minItems", 0), 0 if deep else 1)
@@ -505,15 +502,11 @@ class _Filler:
                     case "properties", {**own}, {**other}:
                         merged[keyword] = {**other, **own}
                     case "required", [*own], [*other]:
-                        merged[keyword] = [*own, *(name for name in other if name not in own)]
+                        merged[keyword] = [*own, *other]
                     case _:
                         merged.setdefault(keyword, value)
-            if isinstance(reference := part.get("$ref"), str):
-                found = self._root  # where it points nowhere, anything at all fits
-                for step in reference.removeprefix("#").split("/")[1:]:
-                    step = step.replace("~1", "/").replace("~0", "~")
-                    found = found.get(step) if isinstance(found, Mapping) else None
-                queue.append(found)
+            if "$ref" in part:  # where it points nowhere, anything at all fits
+                queue.append(find(self._root, part["$ref"]))
             queue += _list(part, "allOf")
             for keyword in ("anyOf", "oneOf"):
                 if choices := _list(part, keyword):
@@ -555,10 +548,8 @@ def _number(schema: dict[str, Any], *, whole: bool) -> float:
 
 def _bound(schema: Mapping[str, Any], keyword: str, otherwise: float) -> float:
     """A number of a schema, if it is one that can be counted with."""
-    match schema.get(keyword):
-        case int() | float() as value if not isinstance(value, bool) and abs(value) <= _LARGEST:
-            return value
-    return otherwise
+    value: Any = schema.get(keyword)
+    return value if type(value) in (int, float) and abs(value) <= _LARGEST else otherwise
 
 
 def _list(schema: Mapping[str, Any], keyword: str) -> list[JSON]:

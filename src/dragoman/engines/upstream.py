@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from dragoman.core.error import CUT, Code, Fault, FaultError, bad_request
 from dragoman.core.interfaces import HOPS_HEADER, VERSION_HEADER, Caller, Model, Secret
-from dragoman.core.item import JSON
 from dragoman.core.lower import UpstreamLimits
 from dragoman.net.client import Client, HeaderFields, Response
 from dragoman.net.errors import (
@@ -156,6 +155,9 @@ class Answer(Struct, frozen=True):
     fault: Fault | None = None
 
 
+CHAT_ONLY: tuple[str, ...] = ("chat",)
+"""The wires of a server of which nothing is known."""
+
 Senses = dict[str, frozenset[str] | None]
 """What each listed model takes in (`text`, `image`, `audio` …); None where that is not known."""
 
@@ -175,15 +177,14 @@ async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
     listing = await question(client, "GET", f"{base_url}/models", headers)
     if listing.fault is not None:
         return Found(GENERIC, (), {}, listing.fault)
-    profile, taken = recognise(listing), senses(entries(listing.value))
-    if profile is not None and profile.wires:
-        return Found(profile, profile.wires, taken)
-    reply = await question(client, "POST", f"{base_url}/responses", headers, b"{}")
-    profile = profile or by_answers(reply.server)
-    if profile is not None and profile.wires:
-        return Found(profile, profile.wires, taken)
-    speaks = reply.status in (400, 422)
-    return Found(profile or GENERIC, ("responses", "chat") if speaks else ("chat",), taken)
+    profile, wires = recognise(listing) or GENERIC, CHAT_ONLY
+    if not profile.wires:
+        reply = await question(client, "POST", f"{base_url}/responses", headers, b"{}")
+        if profile is GENERIC:
+            profile = by_answers(reply.server) or GENERIC
+        if reply.status in (400, 422):
+            wires = ("responses", "chat")
+    return Found(profile, profile.wires or wires, senses(entries(listing.value)))
 
 
 def recognise(listing: Answer) -> Profile | None:
@@ -242,21 +243,16 @@ async def question(
         headers = (*headers, ("content-type", "application/json"))
     try:
         async with asyncio.timeout(patience), client.stream(method, url, headers, content) as reply:
-            raw = await reply.read()
+            raw, value = await reply.read(), None
+            with suppress(ValueError):
+                value = json.load(raw)
             fields = reply.headers
             ours = fields.get(VERSION_HEADER) is not None
-            return Answer(reply.status, fields.get("server"), _json(raw), ours)
+            return Answer(reply.status, fields.get("server"), value, ours)
     except (ConnectError, TLSError, ProxyError) as error:
         return Answer(fault=broken(error))
     except (NetError, TimeoutError):
         return Answer()
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.load(raw)
-    except ValueError:
-        return None
 
 
 LISTING = 5.0
@@ -303,7 +299,7 @@ class Upstream:
         found = await asyncio.shield(self._looking)
         if found.fault is not None:
             raise FaultError(found.fault)
-        self._recognise(found.profile if found.profile is not GENERIC else None)
+        self._recognise(found.profile)
         self.wires, self.senses = found.wires, found.senses
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
@@ -325,19 +321,18 @@ class Upstream:
         self._recognise(recognise(answer))
         listing = entries(answer.value)
         self.senses = senses(listing)
-        return tuple(
-            Model(
-                entry["id"],
-                _text(entry.get("owned_by")),
-                _whole(entry.get("created")),
-                {
-                    "models": entry | _sized(context(entry)),
-                    "upstream": {"url": self.url, "kind": self.profile.name},
-                },
-            )
-            for entry in listing
-            if isinstance(entry.get("id"), str)
-        )
+        models = []
+        for entry in listing:
+            owner, created, size = entry.get("owned_by"), entry.get("created"), context(entry)
+            extra = {
+                "models": entry if size is None else entry | {"context_window": size},
+                "upstream": {"url": self.url, "kind": self.profile.name},
+            }
+            if not isinstance(owner, str):
+                owner = "unknown"
+            if isinstance(name := entry.get("id"), str):
+                models.append(Model(name, owner, created if type(created) is int else 0, extra))
+        return tuple(models)
 
     def limits(self, model: str) -> UpstreamLimits:
         """What a model can take. A server that lists one model answers every name with that."""
@@ -400,21 +395,9 @@ class Upstream:
             self._looking = None
 
     def _recognise(self, profile: Profile | None) -> None:
-        if profile is not None and not self.recognised:
+        if profile is not None and profile is not GENERIC and not self.recognised:
             self.profile, self.recognised = profile, True
             self.known_headers.clear()
 
     def _passes(self, caller: Caller) -> bool:
         return self.passes_client_key and caller.key is not None
-
-
-def _sized(context: int | None) -> dict[str, JSON]:
-    return {} if context is None else {"context_window": context}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "unknown"
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0

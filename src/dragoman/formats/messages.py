@@ -27,6 +27,8 @@ from dragoman.core.loss import LossList
 from dragoman.core.lower import UpstreamLimits, lower_system
 from dragoman.core.request import FunctionTool, JSONObject, JSONSchema, Request, type_name
 
+from .grammar.schema import read_json
+
 LIMITS = UpstreamLimits(custom_tools=False, namespaces=False, hosted_tools=False)
 _COMPACTION = "compaction_trigger"
 """This item asks for an action: to leave it out would answer another request."""
@@ -153,11 +155,7 @@ def _call(call: FunctionCall | CustomToolCall, id_length: int | None) -> dict[st
         arguments = {"input": call.input}
     else:
         arguments = call.arguments or "{}"
-        try:
-            value = json.loads(arguments)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
+        if isinstance(value := read_json(arguments), dict):
             arguments = Verbatim(value, arguments)
     function = {"name": call.name, "arguments": arguments}
     return {"type": "function", "id": short_id(call.call_id, id_length), "function": function}

@@ -94,7 +94,12 @@ class Dialer:
             transport, connection = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(peer, self._limits), host, port
             )
-        _watch_for_death(transport.get_extra_info("socket"))
+        sock = transport.get_extra_info("socket")
+        # Let the kernel notice a peer that vanished without a word during a long silence.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):  # not everywhere
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_AFTER)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_EVERY)
         return connection
 
     async def _open_tunnel(self, connection: Connection) -> None:
@@ -140,14 +145,6 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason or "the peer does not speak TLS"
     return error.strerror or str(error) or "the peer closed the connection"
-
-
-def _watch_for_death(sock: socket.socket) -> None:
-    """Let the kernel notice a peer that vanished without a word during a long silence."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):  # not everywhere
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_AFTER)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_EVERY)
 
 
 # ---- the guard -----------------------------------------------------------------------------

@@ -137,14 +137,12 @@ class Proxies(msgspec.Struct, frozen=True):
 
     def choose(self, url: Url) -> Url | None:
         """The proxy to reach `url` through, or None to go there directly."""
-        proxy = self.https if url.scheme == "https" else self.http
-        return None if proxy is None or self._bypassed(url) else proxy
-
-    def _bypassed(self, url: Url) -> bool:
         address = _address(url.host)
         if url.host == "localhost" or (address is not None and address.is_loopback):
-            return True
-        return any(_matches(entry, url, address) for entry in self.bypass)
+            return None
+        if any(_matches(entry, url, address) for entry in self.bypass):
+            return None
+        return self.https if url.scheme == "https" else self.http
 
 
 def _address(host: str) -> _Address | None:

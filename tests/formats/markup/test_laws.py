@@ -135,7 +135,7 @@ def test_rendered_items_are_parsed_to_the_same(family, thought, text, called, si
     prefix = format.render(Request(model="m", items=(user,)))
     whole = format.render(Request(model="m", items=(user, *items)))
     tokenizer = ByteTokenizer(format.profile.controls)
-    suffix = raw_ids(format.profile.layout.assistant.before, tokenizer)
+    suffix = raw_ids(format.profile.layout.assistant.partition("{}")[0], tokenizer)
     ids = whole.ids(tokenizer)[len(prefix.ids(tokenizer)) : -len(suffix) or None]
     outcome = parse_ids(family, ids, tokenizer, size)
     expected = [

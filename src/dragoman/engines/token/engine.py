@@ -30,9 +30,9 @@ from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
 from .constraints import Batches, Constrain, Enforcer, Requirement, with_guarantee
-from .next_token import StreamModel
+from .next_token import NextTokenModel, StreamModel
 from .scheduler import Scheduler
-from .source import Job, NewTokens, NextTokenModel, ScoringModel
+from .source import Job, NewTokens, ScoringModel
 
 _utf8 = getincrementaldecoder("utf-8")
 
@@ -257,7 +257,10 @@ class SequenceDecoder:
             for place, id in enumerate(new.ids):
                 self._parser.feed((id,), new.tokens[place : place + 1])
                 self._count += 1
-                if self._stopped(id):
+                if self._markers is not None:
+                    self._markers.feed(self._decode(self._piece(id)))
+                found = self._markers is not None and self._markers.found
+                if found or (isinstance(self._turn, StoppingTurn) and self._turn.stopped):
                     new.stopped = True
                     self._end("stop", new.cached)
                     break
@@ -267,14 +270,6 @@ class SequenceDecoder:
         if not self._over and new.end is not None:
             self._end(new.end, new.cached)
         return self._turn.take()
-
-    def _stopped(self, id: int) -> bool:
-        if isinstance(self._turn, StoppingTurn) and self._turn.stopped:
-            return True
-        if self._markers is None:
-            return False
-        self._markers.feed(self._decode(self._piece(id)))
-        return self._markers.found
 
     def _end(self, end: str | Fault, cached: int | None) -> None:
         self._over = True
@@ -365,7 +360,7 @@ class TokenEngine:
             describe = lru_cache(maxsize=1 << 16)(self._token)
             self._source = Scheduler(model, describe, concurrency=most, queue=queue)
         # Which sampling fields a model without scores honours; None: all.
-        self._honoured = model.honoured if isinstance(model, NextTokenModel | StreamModel) else None
+        self._honoured: frozenset[str] | None = getattr(model, "honoured", None)
 
     def stream(self, request: Request, caller: Caller = ANYONE) -> AsyncGenerator[Event, None]:
         return self._answer(partial(self._planned, request, caller.wire))

@@ -6,17 +6,22 @@ import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from dragoman.core.request import Sampling
 
-from .source import Job, NewTokens, NextToken, NextTokenModel, Slot, TokenCounter, model_fault
+from .source import Job, NewTokens, TokenCounter, model_fault
 
 Stream = Callable[[list[int], Sampling], AsyncIterator[int | Sequence[int]]]
 """Takes the ids of the prompt and the sampling; yields ids, one or several at a time."""
 Function = Callable[[list[int], Sampling], int | None]
 """Takes all ids so far and the sampling; returns the next id, or None for the end."""
-Step = Callable[[list[list[int]], list[Sampling]], Sequence[int | None]]
+NextToken = int | None | Exception
+"""An id, None for the end, or the error of this sequence."""
+Step = Callable[[list[list[int]], list[Sampling]], Sequence[NextToken]]
 """The same for several sequences: one id for each."""
 
 DEFAULT_TEMPERATURE = 1.0
@@ -49,15 +54,17 @@ def from_next_token(
     empty = inspect.Parameter.empty
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = sum(p.kind in kinds and p.default is empty for p in parameters.values())
-    if "new_request" in parameters or required == 3:
-        return _StatefulModel(function, context)
-    return _FunctionModel(function, context)
+    if "new_request" not in parameters and required != 3:
+        return NextTokenModel(partial(_one_by_one, function), context)
+    step = partial(_one_by_one, _with_state(function))
+    # It must read everything again where the sequence is another than in the last call.
+    return NextTokenModel(step, context, concurrency=1, honoured=frozenset(("temperature",)))
 
 
 def from_step(function: Step, *, context: int | None = None) -> NextTokenModel:
     """A model from `function(sequences, samplings) -> ids`, called once for all running
     sequences."""
-    return _BatchModel(function, context)
+    return NextTokenModel(function, context)
 
 
 def from_stream(stream: Stream, *, context: int | None = None) -> StreamModel:
@@ -76,79 +83,77 @@ def from_stream(stream: Stream, *, context: int | None = None) -> StreamModel:
 # ---- functions -----------------------------------------------------------------------------
 
 
-class _FunctionSlot:
-    def __init__(self, ids: Sequence[int], sampling: Sampling) -> None:
-        self.ids = list(ids[:-1])  # the last one is left to be read
-        self.sampling = sampling
+class FunctionSlot(Struct, eq=False):
+    """One sequence, with the ids that the function may see."""
+
+    ids: list[int]
+    sampling: Sampling
 
     @property
     def length(self) -> int:
         return len(self.ids)
 
 
-class _FunctionModel(NextTokenModel):
-    """A function that is called with all ids, for one sequence after the other."""
+class NextTokenModel:
+    """A model that chooses the next tokens itself, by a function of all running sequences.
 
-    def __init__(self, function: Callable[..., Any], context: int | None) -> None:
-        self.context = context
-        self._function = function
-
-    def open(self, ids: Sequence[int], sampling: Sampling) -> Slot:
-        return _FunctionSlot(ids, sampling)
-
-    def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[NextToken]:
-        for slot, ids in work:
-            slot.ids.extend(ids)
-        return self._call([slot for slot, _ in work])
-
-    def _call(self, slots: list[_FunctionSlot]) -> Sequence[NextToken]:
-        return [self._call_one(slot) for slot in slots]
-
-    def _call_one(self, slot: _FunctionSlot) -> NextToken:
-        try:
-            found: NextToken = self._function(slot.ids, slot.sampling)
-        except Exception as error:  # of this sequence alone; the others continue
-            return error
-        return found
-
-
-class _StatefulModel(_FunctionModel):
-    """A function `(tokens, temperature, new_request) -> id` with state of its own.
-
-    `new_request` is true whenever the sequence is another than in the last call. The function must
-    then read everything again, so only one sequence runs at a time.
+    It gives no log-probabilities, and no grammar can constrain it. `honoured` are the sampling
+    fields it honours (None: it sees them all), and `concurrency` is how many sequences may run at a
+    time.
     """
 
-    concurrency = 1
-    honoured = frozenset(("temperature",))
-    _last: _FunctionSlot | None = None
+    def __init__(
+        self,
+        function: Step,
+        context: int | None,
+        *,
+        concurrency: int | None = None,
+        honoured: frozenset[str] | None = None,
+    ) -> None:
+        self.context = context
+        self.concurrency = concurrency
+        self.honoured = honoured
+        self._function = function
 
-    def _call_one(self, slot: _FunctionSlot) -> NextToken:
-        new, self._last = slot is not self._last, slot
-        temperature = slot.sampling.temperature
-        if temperature is None:
-            temperature = DEFAULT_TEMPERATURE
+    def open(self, ids: Sequence[int], sampling: Sampling) -> FunctionSlot:
+        return FunctionSlot(list(ids[:-1]), sampling)  # the last one is left to be read
+
+    def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[NextToken]:
+        """Read new ids in each slot and choose what follows the last of them."""
+        for slot, ids in work:
+            slot.ids.extend(ids)
+        return self._function([slot.ids for slot, _ in work], [slot.sampling for slot, _ in work])
+
+    def close(self, slot: Any) -> None:
+        """Nothing to close."""
+
+
+def _one_by_one(
+    function: Function, sequences: list[list[int]], samplings: list[Sampling]
+) -> list[NextToken]:
+    found: list[NextToken] = []
+    for ids, sampling in zip(sequences, samplings, strict=True):
         try:
-            found: NextToken = self._function(slot.ids, temperature, new)
-        except Exception as error:
-            self._last = None  # its state is unknown now
-            return error
+            found.append(function(ids, sampling))
+        except Exception as error:  # of this sequence alone; the others continue
+            found.append(error)
+    return found
+
+
+def _with_state(function: Callable[..., int | None]) -> Function:
+    """A function `(tokens, temperature, new_request) -> id` with state of its own. `new_request` is
+    true whenever the sequence is another than in the last call."""
+    last: list[int] | None = None
+
+    def choose(ids: list[int], sampling: Sampling) -> int | None:
+        nonlocal last
+        new, last = ids is not last, None  # its state is unknown if it fails
+        given = sampling.temperature
+        found = function(ids, DEFAULT_TEMPERATURE if given is None else given, new)
+        last = ids
         return found
 
-    def close(self, slot: Slot) -> None:
-        if slot is self._last:
-            self._last = None
-
-
-class _BatchModel(_FunctionModel):
-    """A function that is called once for all sequences."""
-
-    def _call(self, slots: list[_FunctionSlot]) -> Sequence[NextToken]:
-        found: Sequence[NextToken]
-        found = self._function([slot.ids for slot in slots], [slot.sampling for slot in slots])
-        if len(found) != len(slots):
-            raise ValueError(f"the step function named {len(found)} tokens for {len(slots)}")
-        return found
+    return choose
 
 
 # ---- streams -------------------------------------------------------------------------------
@@ -156,9 +161,6 @@ class _BatchModel(_FunctionModel):
 
 class StreamModel:
     """A model that is an asynchronous stream of ids for each prompt."""
-
-    honoured: frozenset[str] | None = None
-    concurrency: int | None = None
 
     def __init__(self, stream: Stream, context: int | None = None) -> None:
         self.context = context

@@ -50,18 +50,10 @@ def check(sampling: Sampling, size: int) -> None:
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP:
         problem = f"{sampling.top_logprobs} is not between 0 and {MAX_TOP}"
         raise FaultError(bad_request(problem, "top_logprobs"))
-    biases(sampling, size)
-
-
-def biases(sampling: Sampling, size: int) -> dict[int, float]:
-    """The bias of each token id. Raises FaultError for what is no id of the vocabulary."""
-    found: dict[int, float] = {}
-    for key, bias in (sampling.logit_bias or {}).items():
+    for key in sampling.logit_bias or {}:
         if not key.isascii() or not key.isdigit() or int(key) >= size:
             problem = f"{key!r} is no token id of this model, which has {size}"
             raise FaultError(bad_request(problem, "logit_bias"))
-        found[int(key)] = bias
-    return found
 
 
 class Sampler:

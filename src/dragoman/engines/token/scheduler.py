@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.item import Token
 
-from .source import Job, NewTokens, NextTokenModel, ScoringModel, Slot, TokenCounter, model_fault
+from .next_token import NextTokenModel
+from .source import Job, NewTokens, ScoringModel, Slot, TokenCounter, model_fault
 
 if TYPE_CHECKING:
     from .sampler import Sampler
@@ -108,11 +109,6 @@ class RunningSequence:
         self.behind = True  # set first, so that a reader that catches up now wakes us
         self.behind = self._counter.count - self.consumed >= AHEAD and not self.cancelled
         return not self.behind
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether its reader is behind for ever, because its loop is closed."""
-        return self.behind and self.loop.is_closed()
 
     def open(self, model: ScoringModel | NextTokenModel, describe: Callable[[int], Token]) -> None:
         job = self.job
@@ -336,7 +332,13 @@ class Scheduler:
         try:
             # There was work a moment ago, and no request came or went: skip the lock.
             while (busy and not self._woken and not self._closing) or self._wait():
-                self._admit()
+                while self._waiting and len(self._active) < self._concurrency:
+                    sequence = self._waiting.popleft()
+                    self._active.append(sequence)
+                    try:
+                        sequence.open(self._model, self._describe)
+                    except Exception as error:
+                        sequence.fail(error)
                 busy = self._round()
                 self._deliver()
         finally:
@@ -357,20 +359,13 @@ class Scheduler:
             self._arrivals.clear()
             if self._closing:
                 return False
-        for sequence in [m for m in self._active if m.cancelled or m.abandoned]:
-            self._finish(sequence)
+        for sequence in tuple(self._active):
+            # A reader whose loop is closed stays behind for ever.
+            if sequence.cancelled or (sequence.behind and sequence.loop.is_closed()):
+                self._finish(sequence)
         if any(m.cancelled for m in self._waiting):
             self._waiting = deque(m for m in self._waiting if not m.cancelled)
         return True
-
-    def _admit(self) -> None:
-        while self._waiting and len(self._active) < self._concurrency:
-            sequence = self._waiting.popleft()
-            self._active.append(sequence)
-            try:
-                sequence.open(self._model, self._describe)
-            except Exception as error:
-                sequence.fail(error)
 
     def _finish(self, sequence: RunningSequence) -> None:
         """The sequence has ended: free its slot before anything else happens."""
@@ -431,14 +426,11 @@ class Scheduler:
             if (new := sequence.take_new()) is not None:
                 by_loop.setdefault(sequence.loop, []).append((sequence, new))
         for loop, batches in by_loop.items():
-            if not self._queue_of(loop).put(batches):
-                self._cancel_all_of(loop)
-
-    def _cancel_all_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop is closed: nobody reads these any more."""
-        for sequence in (*self._active, *self._waiting):
-            sequence.cancelled = sequence.cancelled or sequence.loop is loop
-        self._woken = True
+            if self._queue_of(loop).put(batches):
+                continue
+            for sequence in (*self._active, *self._waiting):  # the loop is closed: none is read
+                sequence.cancelled = sequence.cancelled or sequence.loop is loop
+            self._woken = True
 
     def _queue_of(self, loop: asyncio.AbstractEventLoop) -> ThreadQueue:
         found = self._queues.get(loop)

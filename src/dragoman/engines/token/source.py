@@ -57,33 +57,6 @@ class ScoringModel(Protocol):
         ...
 
 
-NextToken = int | None | Exception
-"""An id, None for the end, or the error of this sequence."""
-
-
-class NextTokenModel:
-    """A model that chooses the next token itself.
-
-    It gives no log-probabilities, and no grammar can constrain it. A subclass says in `honoured`
-    which sampling fields it honours (None: it sees them all), and in `concurrency` how many
-    sequences may run at a time.
-    """
-
-    context: int | None = None
-    concurrency: int | None = None
-    honoured: frozenset[str] | None = None
-
-    def open(self, ids: Sequence[int], sampling: Sampling) -> Slot:
-        raise NotImplementedError
-
-    def step(self, work: Sequence[tuple[Any, Sequence[int]]]) -> Sequence[NextToken]:
-        """Read new ids in each slot and choose what follows the last of them."""
-        raise NotImplementedError
-
-    def close(self, slot: Slot) -> None:
-        """The sequence has ended."""
-
-
 class Constraint(Protocol):
     """The state of a grammar in one sequence."""
 
@@ -160,25 +133,20 @@ class TokenCounter:
 
     def add(self, id: int) -> int:
         """One more token, as an int. Raises FaultError where it is none."""
-        id = _checked(id, self._job.size)
+        try:
+            id = index(id)
+        except TypeError:
+            problem = f"The model named {type(id).__name__}, no id."
+            raise FaultError(Fault("internal", problem)) from None
+        if not 0 <= id < self._job.size:
+            problem = f"The model named {id}, which is no id of {self._job.size}."
+            raise FaultError(Fault("internal", problem))
         self.count += 1
         if id in self._job.ends:
             self.end = "stop"
         elif self.count >= self._job.limit:
             self.end = "length"
         return id
-
-
-def _checked(id: Any, size: int) -> int:
-    try:
-        number = index(id)
-    except TypeError:
-        raise FaultError(
-            Fault("internal", f"The model named {type(id).__name__}, no id.")
-        ) from None
-    if not 0 <= number < size:
-        raise FaultError(Fault("internal", f"The model named {number}, which is no id of {size}."))
-    return number
 
 
 def model_fault(error: Exception) -> Fault:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
+
+
+def read_json(text: str, otherwise: JSON = None, *, strict: bool = True) -> JSON:
+    """The value of a JSON text, or `otherwise` where it is none."""
+    try:
+        return json.loads(text, strict=strict)
+    except (ValueError, RecursionError):
+        return otherwise
 
 
 def find(root: JSON, pointer: JSON) -> JSON:

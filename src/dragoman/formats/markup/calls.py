@@ -6,7 +6,7 @@ import json
 import re
 
 from dragoman.core.item import JSON
-from dragoman.formats.grammar.schema import find
+from dragoman.formats.grammar.schema import find, read_json
 
 from .emitter import Emitter, Segment
 
@@ -36,11 +36,7 @@ def typed(text: str, name: str, schema: JSON) -> str:
     kinds = _kinds(properties.get(name) if isinstance(properties, dict) else None, schema)
     literal = _CONSTANTS.get(text.strip(), text.strip())
     if kinds != _STRING:
-        try:
-            value = json.loads(literal)
-        except (ValueError, RecursionError):
-            value = ""  # a string, if anything
-        kind = _KINDS[type(value)]
+        kind = _KINDS[type(read_json(literal, ""))]  # a string, if anything
         if kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds)):
             return literal
     return json.dumps(text, ensure_ascii=False)
@@ -97,8 +93,8 @@ class Value:
 
     __slots__ = ("_depth", "_escaped", "_scalar", "done", "quoted")
 
-    def __init__(self) -> None:
-        self.done = False
+    def __init__(self, *, done: bool = False) -> None:
+        self.done = done
         self.quoted = False
         self._depth = 0
         self._escaped = False
@@ -142,13 +138,15 @@ class CallObject:
     def __init__(self, emitter: Emitter, known: frozenset[str] | None = None) -> None:
         self.done = False
         self.rejected = False
-        self.raw: list[str] = []
+        self.raw = ["{"]
         self._emitter = emitter
         self._known = known
-        self._value = Value()
-        self._pieces: list[str] = []
+        self._value = Value(done=True)  # of a key or a value
+        self._pieces: list[str] = []  # of it
         self._key: str | None = None
-        self._step = self._open
+        self._after_key = False
+        self._streams = False  # it is emitted as it comes
+        self._lost = False  # not JSON: all that follows is raw text
         self._name: str | None = None
         self._id: str | None = None
         self._arguments: str | None = None
@@ -159,10 +157,17 @@ class CallObject:
         return self._value.quoted
 
     def feed(self, text: str, at: int) -> int:
-        """Where in the text the object ends, or the text's end."""
+        """Where in the text the object ends, or the text's end. The brace that opens it is not
+        fed."""
         start = at
         while at < len(text) and not (self.done or self.rejected):
-            at = self._step(text, at)
+            if self._lost:
+                self._pieces.append(text[at:])
+                at = len(text)
+            elif self._value.done:
+                at = self._begin(text, at)
+            else:
+                at = self._read(text, at)
         if not self._emitted:
             self.raw.append(text[start:at])
             if self.done:
@@ -176,7 +181,7 @@ class CallObject:
         if self._known is not None and not self._emitted:
             self.rejected = True
         elif self._emitted:
-            junk = "".join(self._pieces) if self._step == self._lost else ""
+            junk = "".join(self._pieces) if self._lost else ""
             emitter.warn(f"the call of {self._name} was not closed{junk and f': {junk}'}")
             emitter.close_call()
         elif self._name and self._arguments is not None:
@@ -191,67 +196,42 @@ class CallObject:
             else:
                 self._nameless("a call could not be read")
 
-    # ---- steps ---------------------------------------------------------------------------
-
-    def _open(self, text: str, at: int) -> int:
-        self._step = self._before_key
-        return at + 1
-
-    def _before_key(self, text: str, at: int) -> int:
-        at = skip(_BETWEEN_KEYS, text, at)
-        if at < len(text):
-            if text[at] == "}":
-                self._finish()
-                return at + 1
-            self._value, self._pieces = Value(), []
-            self._step = self._in_key if text[at] == '"' else self._lost
-        return at
-
-    def _in_key(self, text: str, at: int) -> int:
-        end = self._collect(text, at)
-        if self._value.done:
-            self._key = _string("".join(self._pieces))
-            if not self._emitted and self._key not in _BESIDE:
-                self._reject()
-            self._step = self._before_value
-        return end
-
-    def _before_value(self, text: str, at: int) -> int:
-        at = skip(_COLON, text, at)
-        if at < len(text):
-            self._value, self._pieces = Value(), []
-            streams = self._key in _ARGUMENTS and self._name and not self._emitted
-            if streams and self._arguments is None and text[at] == "{":
+    def _begin(self, text: str, at: int) -> int:
+        """The next key, value or end of the object begins, if it is there."""
+        at = skip(_COLON if self._after_key else _BETWEEN_KEYS, text, at)
+        if at == len(text):
+            return at
+        char = text[at]
+        if char == "}" and not self._after_key:
+            self._finish()
+            return at + 1
+        self._value, self._pieces = Value(), []
+        self._lost = char in ",}]" if self._after_key else char != '"'
+        if self._lost and not self._emitted:
+            self._reject()
+        elif self._after_key and self._key in _ARGUMENTS and self._name and char == "{":
+            self._streams = not self._emitted and self._arguments is None
+            if self._streams:
                 self._emitted = True
-                self._emitter.open_call(self._name or "", self._id)
-            self._step = self._in_value if text[at] not in ",}]" else self._lost
+                self._emitter.open_call(self._name, self._id)
         return at
 
-    def _in_value(self, text: str, at: int) -> int:
-        streams = self._emitted and self._key in _ARGUMENTS and self._arguments is None
-        if streams:
-            end = self._value.feed(text, at)
+    def _read(self, text: str, at: int) -> int:
+        end = self._value.feed(text, at)
+        if self._streams:
             self._emitter.add_arguments(text[at:end])
         else:
-            end = self._collect(text, at)
+            self._pieces.append(text[at:end])
         if self._value.done:
-            self._step = self._before_key
-            if streams:
+            if self._streams:
                 self._arguments = ""
-            else:
+            elif self._after_key:
                 self._learn("".join(self._pieces))
-        return end
-
-    def _lost(self, text: str, at: int) -> int:
-        """Not JSON: all that follows is raw text."""
-        if not self._emitted:
-            self._reject()
-        self._pieces.append(text[at:])
-        return len(text)
-
-    def _collect(self, text: str, at: int) -> int:
-        end = self._value.feed(text, at)
-        self._pieces.append(text[at:end])
+            else:
+                self._key = _string("".join(self._pieces))
+                if not self._emitted and self._key not in _BESIDE:
+                    self._reject()
+            self._streams, self._after_key = False, not self._after_key
         return end
 
     def _reject(self) -> None:
@@ -268,7 +248,7 @@ class CallObject:
             if self._key == "name" or value[0] == '"':
                 self._name = self._name or _string(value)
             else:
-                inner = _parsed(value)
+                inner = read_json(value, strict=False)
                 inner = inner if isinstance(inner, dict) else {}
                 name = inner.get("name")
                 self._name = name if isinstance(name, str) else None
@@ -292,8 +272,16 @@ class CallObject:
         self._emitter.text(raw)
 
     def _whole(self, name: str, raw: str | None = None) -> None:
+        """Emit a complete call. No arguments are the empty object, and an object inside a string is
+        unquoted (some models copy OpenAI's `arguments` string)."""
+        arguments = (self._arguments or "{}") if raw is None else raw
+        if raw is None and arguments in ("null", '""'):
+            arguments = "{}"
+        elif raw is None and arguments[0] == '"':
+            inside = _string(arguments)
+            arguments = inside if inside and inside.lstrip()[:1] == "{" else arguments
         self._emitted = True
-        self._emitter.emit_call(name, _plain(self._arguments) if raw is None else raw, self._id)
+        self._emitter.emit_call(name, arguments, self._id)
 
 
 def skip(pattern: re.Pattern[str], text: str, at: int, end: int | None = None) -> int:
@@ -302,26 +290,10 @@ def skip(pattern: re.Pattern[str], text: str, at: int, end: int | None = None) -
     return found.end() if found else at
 
 
-def _parsed(text: str) -> JSON:
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _string(literal: str) -> str | None:
     """The value of a JSON string; None for any other value."""
-    value = _parsed(literal)
+    value = read_json(literal, strict=False)
     return value if isinstance(value, str) and value else None
-
-
-def _plain(arguments: str | None) -> str:
-    """Arguments as an object: none is the empty one, and one inside a string is unquoted (some
-    models copy OpenAI's `arguments` string)."""
-    if arguments is None or arguments in ("null", '""'):
-        return "{}"
-    inside = _string(arguments) if arguments[0] == '"' else None
-    return inside if inside is not None and inside.lstrip()[:1] == "{" else arguments
 
 
 # ---- Python --------------------------------------------------------------------------------
@@ -543,6 +515,7 @@ class Calls(Segment):
                 self.raw.append(text[start:at])
                 if at < end and text[at] == "{":
                     self._object = CallObject(self._emitter, self._known)
+                    at += 1
                 elif at < end and text[at] == "[" and not self._list:
                     self._list = True
                     self.raw.append("[")
@@ -578,6 +551,7 @@ class Calls(Segment):
             self._emitter.warn("a brace too many after a call")
         if stop < len(text) and text[stop] == "{":
             self._object = CallObject(self._emitter)
+            stop += 1
         return stop
 
     def _read_python(self, text: str) -> None:

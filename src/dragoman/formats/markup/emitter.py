@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping
 
@@ -10,6 +9,7 @@ from dragoman.core.item import JSON, Token
 from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
+from dragoman.formats.grammar.schema import read_json
 
 Schemas = Mapping[str, JSON]
 """The tools of a request by name, each with the schema of its arguments, or None."""
@@ -128,7 +128,7 @@ class Emitter:
         name, self._name = self._name, None
         arguments = "".join(self._arguments)
         if name:
-            if not is_object(arguments or "{}"):
+            if not isinstance(read_json(arguments or "{}"), dict):
                 self.warn(f"the arguments of {name} are not a JSON object")
             if not self.truncated:
                 missing = "" if arguments.strip() else "{}"
@@ -150,11 +150,3 @@ class Emitter:
         self.open_call(name, id)
         self.add_arguments(arguments)
         self.close_call()
-
-
-def is_object(text: str) -> bool:
-    """Whether a text is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

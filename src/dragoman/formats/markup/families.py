@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from .profile import CallSyntax, ChatLayout, Profile, State, TurnLayout
+from .profile import CallSyntax, ChatLayout, Profile, State
 
-_OVER = State("over")
+
+def _states(opening: str, closing: str, marks: dict[str, str], **others: State) -> dict[str, State]:
+    """The states every family has; `opening` and `closing` are the marks of reasoning."""
+    calls = {mark: to for mark, to in marks.items() if to not in ("header", "start")}
+    return {
+        "start": State("start", {opening: "thought", **marks}, then="text"),
+        "text": State("text", marks, {opening: "thought"}),
+        "thought": State("thought", {closing: "start", **calls}),
+        "over": State("over"),
+        **others,
+    }
+
 
 _JSON_LINE = (
-    "You may call functions. Their signatures, one a line:\n{tools}\n\n"
+    "You may call functions. Their signatures, one a line:\n{}\n\n"
     "To call a function, write a JSON object with its name and its arguments"
 )
+
+_THINK = ("<think>", "</think>")
 
 # ---- ChatML ----------------------------------------------------------------------------------
 
@@ -19,10 +32,10 @@ _CHATML_HEADER = State("header", {"\n": "start"})
 
 def _chatml(tools: str) -> ChatLayout:
     return ChatLayout(
-        system=TurnLayout("<|im_start|>system\n", "<|im_end|>\n"),
-        user=TurnLayout("<|im_start|>user\n", "<|im_end|>\n"),
-        assistant=TurnLayout("<|im_start|>assistant\n", "<|im_end|>\n"),
-        tool=TurnLayout("<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n"),
+        system="<|im_start|>system\n{}<|im_end|>\n",
+        user="<|im_start|>user\n{}<|im_end|>\n",
+        assistant="<|im_start|>assistant\n{}<|im_end|>\n",
+        tool="<|im_start|>user\n<tool_response>\n{}\n</tool_response><|im_end|>\n",
         tools=tools,
     )
 
@@ -30,14 +43,12 @@ def _chatml(tools: str) -> ChatLayout:
 _HERMES_MARKS = {"<tool_call>": "call", "<|im_start|>": "header"}
 HERMES = Profile(
     name="hermes",
-    states={
-        "start": State("start", {"<think>": "thought", **_HERMES_MARKS}, then="text"),
-        "text": State("text", _HERMES_MARKS, {"<think>": "thought"}),
-        "thought": State("thought", {"</think>": "start", "<tool_call>": "call"}),
-        "call": State("call", {"</tool_call>": "start", "<tool_call>": "call"}),
-        "header": _CHATML_HEADER,
-        "over": _OVER,
-    },
+    states=_states(
+        *_THINK,
+        _HERMES_MARKS,
+        call=State("call", {"</tool_call>": "start", "<tool_call>": "call"}),
+        header=_CHATML_HEADER,
+    ),
     ends=("<|im_end|>", "<|endoftext|>"),
     strays=("</tool_call>", "</think>"),
     tags=frozenset({"<tool_call>", "</tool_call>"}),
@@ -59,26 +70,20 @@ _XML_MARKS = {"<tool_call>": "call", "<function=": "name", "<|im_start|>": "head
 _XML_CALL_ENDS = {"</function>": "after", "</tool_call>": "start"}
 QWEN_XML = Profile(
     name="qwen-xml",
-    states={
-        "start": State("start", {"<think>": "thought", **_XML_MARKS}, then="text"),
-        "text": State("text", _XML_MARKS, {"<think>": "thought"}),
-        "thought": State(
-            "thought", {"</think>": "start", "<tool_call>": "call", "<function=": "name"}
-        ),
-        "call": State(
-            "call", {"<function=": "name", "</tool_call>": "start", "<tool_call>": "call"}
-        ),
-        "name": State("name", {">": "between"}),
-        "between": State("gap", {"<parameter=": "key", "<function=": "name", **_XML_CALL_ENDS}),
-        "key": State("key", {">": "value"}),
-        "value": State(
+    states=_states(
+        *_THINK,
+        _XML_MARKS,
+        call=State("call", {"<function=": "name", "</tool_call>": "start", "<tool_call>": "call"}),
+        name=State("name", {">": "between"}),
+        between=State("gap", {"<parameter=": "key", "<function=": "name", **_XML_CALL_ENDS}),
+        key=State("key", {">": "value"}),
+        value=State(
             "value",
             {"</parameter>": "between", "\n<parameter=": "key", "</tool_call>": "start"},
         ),
-        "after": State("start", {"</tool_call>": "start", **_XML_MARKS}, then="text"),
-        "header": _CHATML_HEADER,
-        "over": _OVER,
-    },
+        after=State("start", {"</tool_call>": "start", **_XML_MARKS}, then="text"),
+        header=_CHATML_HEADER,
+    ),
     ends=HERMES.ends,
     strays=HERMES.strays,
     tags=HERMES.tags | {"<function="},
@@ -90,7 +95,7 @@ QWEN_XML = Profile(
         body="xml",
     ),
     layout=_chatml(
-        "You may call functions. Their signatures, one a line:\n{tools}\n\n"
+        "You may call functions. Their signatures, one a line:\n{}\n\n"
         "To call a function, write a tag for each of its arguments:\n"
         "<tool_call>\n<function=NAME>\n<parameter=ARGUMENT>\nVALUE\n</parameter>\n"
         "</function>\n</tool_call>"
@@ -104,32 +109,31 @@ QWEN_XML = Profile(
 _MISTRAL_MARKS = {"[TOOL_CALLS]": "name"}
 MISTRAL = Profile(
     name="mistral",
-    states={
-        "start": State("start", {"[THINK]": "thought", **_MISTRAL_MARKS}, then="text"),
-        "text": State("text", _MISTRAL_MARKS, {"[THINK]": "thought"}),
-        "thought": State("thought", {"[/THINK]": "start", "[TOOL_CALLS]": "name"}),
-        "name": State(
+    states=_states(
+        "[THINK]",
+        "[/THINK]",
+        _MISTRAL_MARKS,
+        name=State(
             "name",
             {"[ARGS]": "arguments", "[CALL_ID]": "id"},
             then="arguments",
             braces="call",
         ),
-        "id": State("id", {"[ARGS]": "arguments"}),
-        "arguments": State("arguments", _MISTRAL_MARKS),
-        "call": State("call", _MISTRAL_MARKS),
-        "over": _OVER,
-    },
+        id=State("id", {"[ARGS]": "arguments"}),
+        arguments=State("arguments", _MISTRAL_MARKS),
+        call=State("call", _MISTRAL_MARKS),
+    ),
     ends=("</s>",),
     strays=("[ARGS]", "[CALL_ID]", "[/THINK]"),
     syntax=CallSyntax(opening="[TOOL_CALLS]", separator="[ARGS]", closing=""),
     layout=ChatLayout(
         begin="<s>",
-        system=TurnLayout("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-        user=TurnLayout("[INST]", "[/INST]"),
-        assistant=TurnLayout("", "</s>"),
-        tool=TurnLayout("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-        tools="[AVAILABLE_TOOLS][{tools}][/AVAILABLE_TOOLS]",
-        thought=TurnLayout("[THINK]", "[/THINK]"),
+        system="[SYSTEM_PROMPT]{}[/SYSTEM_PROMPT]",
+        user="[INST]{}[/INST]",
+        assistant="{}</s>",
+        tool="[TOOL_RESULTS]{}[/TOOL_RESULTS]",
+        tools="[AVAILABLE_TOOLS][{}][/AVAILABLE_TOOLS]",
+        thought="[THINK]{}[/THINK]",
     ),
     id_length=9,
     controls=(
@@ -150,15 +154,13 @@ _RESULT, _RESULT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end
 _DEEPSEEK_MARKS = {_CALLS: "calls", _CALL: "name", "<｜Assistant｜>": "start"}
 DEEPSEEK = Profile(
     name="deepseek",
-    states={
-        "start": State("start", {"<think>": "thought", **_DEEPSEEK_MARKS}, then="text"),
-        "text": State("text", _DEEPSEEK_MARKS, {"<think>": "thought"}),
-        "thought": State("thought", {"</think>": "start", _CALLS: "calls", _CALL: "name"}),
-        "calls": State("gap", {_CALL: "name", _CALLS_END: "start"}),
-        "name": State("name", {_SEP: "typed", _CALL_END: "calls"}),
-        "typed": State("typed", {_CALL_END: "calls", _CALL: "name", _CALLS_END: "start"}),
-        "over": _OVER,
-    },
+    states=_states(
+        *_THINK,
+        _DEEPSEEK_MARKS,
+        calls=State("gap", {_CALL: "name", _CALLS_END: "start"}),
+        name=State("name", {_SEP: "typed", _CALL_END: "calls"}),
+        typed=State("typed", {_CALL_END: "calls", _CALL: "name", _CALLS_END: "start"}),
+    ),
     ends=(_EOS,),
     strays=(_SEP, _CALL_END, _CALLS_END, "</think>"),
     syntax=CallSyntax(
@@ -170,15 +172,15 @@ DEEPSEEK = Profile(
     ),
     layout=ChatLayout(
         begin="<｜begin▁of▁sentence｜>",
-        system=TurnLayout("", "\n\n"),
-        user=TurnLayout("<｜User｜>", ""),
-        assistant=TurnLayout("<｜Assistant｜>", _EOS),
-        tool=TurnLayout(f"{_RESULTS}{_RESULT}", f"{_RESULT_END}{_RESULTS_END}"),
+        system="{}\n\n",
+        user="<｜User｜>{}",
+        assistant="<｜Assistant｜>{}" + _EOS,
+        tool=_RESULTS + _RESULT + "{}" + _RESULT_END + _RESULTS_END,
         tools=(
-            "You may call functions. Their signatures, one a line:\n{tools}\n\n"
+            "You may call functions. Their signatures, one a line:\n{}\n\n"
             "Write calls between the markers you were trained on, arguments as a JSON object."
         ),
-        thought=TurnLayout("<think>", "</think>"),
+        thought="<think>{}</think>",
     ),
     controls=(
         *("<｜begin▁of▁sentence｜>", _EOS, "<｜User｜>", "<｜Assistant｜>"),
@@ -200,22 +202,22 @@ def _llama(
     more_calls = {python[0]: "call"}
     python_end = (python[1],) if python[1] else ()
 
-    def turn(role: str, end: str = eot) -> TurnLayout:
-        return TurnLayout(f"{head[0]}{role}{head[1]}\n\n", end)
+    def turn(role: str, end: str = eot) -> str:
+        return f"{head[0]}{role}{head[1]}\n\n{{}}{end}"
 
     return Profile(
         name=name,
-        states={
-            "start": State("start", {"<think>": "thought", **marks}, then="text"),
-            "text": State("text", marks),
-            "thought": State("thought", {"</think>": "start"}),
-            "bare": State("call", more_calls),
-            "call": State("call", {**dict.fromkeys(python_end, "start"), **more_calls}),
-            "name": State("name", {">": "arguments"}),
-            "arguments": State("arguments", {"</function>": "start"}),
-            "header": State("header", {head[1]: "start"}),
-            "over": _OVER,
-        },
+        states=_states(
+            *_THINK,
+            marks,
+            text=State("text", marks),
+            thought=State("thought", {"</think>": "start"}),
+            bare=State("call", more_calls),
+            call=State("call", {**dict.fromkeys(python_end, "start"), **more_calls}),
+            name=State("name", {">": "arguments"}),
+            arguments=State("arguments", {"</function>": "start"}),
+            header=State("header", {head[1]: "start"}),
+        ),
         ends=(eot, eom, "<|end_of_text|>"),
         strays=(head[1], *python_end, "</think>"),
         tags=frozenset({"<function="}),
@@ -239,7 +241,7 @@ def _llama(
             call_end=eom,
             tools=(
                 "Environment: ipython\n\nYou may call functions. Their signatures, one a line:\n"
-                '{tools}\n\nTo call a function, answer with nothing but {"name": NAME, '
+                '{}\n\nTo call a function, answer with nothing but {"name": NAME, '
                 '"parameters": OBJECT}; several calls are joined by semicolons.'
             ),
         ),

@@ -15,6 +15,7 @@ from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
 from dragoman.formats.grammar.demand import AllowedTool, Anything, Body, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import SPACED, Writer
+from dragoman.formats.grammar.schema import read_json
 from dragoman.formats.messages import LIMITS, Messages, messages, tools
 from dragoman.formats.prompt import Marks, Piece, Prompt, Tokenizer, TokenTable
 
@@ -22,7 +23,7 @@ from .calls import bare
 from .emitter import Emitter, schemas
 from .families import BY_NAME
 from .parser import MarkupParser
-from .profile import MarkTable, Profile, TurnLayout, all_marks, mark_tables
+from .profile import MarkTable, Profile, all_marks, mark_tables
 
 
 class Markup:
@@ -53,21 +54,19 @@ class Markup:
         system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
         offered = tools(request)
         if preamble or system or offered:
-            prompt.layout(layout.system.before)
-            prompt.text("\n\n".join(filter(None, (preamble, system))))
+            template, text = layout.system, "\n\n".join(filter(None, (preamble, system)))
             if offered:
-                before, _, after = layout.tools.partition("{tools}")
-                prompt.layout(("\n\n" if preamble or system else "") + before)
-                prompt.text("\n".join(json.dumps(tool, ensure_ascii=False) for tool in offered))
-                prompt.layout(after)
-            prompt.layout(layout.system.after)
+                gap = "\n\n" if text else ""
+                template = template.replace("{}", f"{{}}{gap}{layout.tools}")
+            listed = (json.dumps(tool, ensure_ascii=False) for tool in offered)
+            prompt.fill(template, text, "\n".join(listed))
         roles = {"system": layout.system, "user": layout.user, "tool": layout.tool}
         for turn in turns:
             if turn["role"] == "assistant":
                 prompt.assistant(turn)
             else:
-                prompt.turn(roles[turn["role"]], turn["content"])
-        prompt.layout(layout.assistant.before)
+                prompt.fill(roles[turn["role"]], turn["content"])
+        prompt.layout(layout.assistant.partition("{}")[0])
         return Prompt(tuple(prompt.pieces), losses.losses())
 
     def stops(self, request: Request) -> Stops:
@@ -129,21 +128,24 @@ class _PromptBuilder:
         elif text:
             self.pieces.append(text)
 
-    def turn(self, layout: TurnLayout, text: str) -> None:
-        self.layout(layout.before)
-        self.text(text)
-        self.layout(layout.after)
+    def fill(self, template: str, *texts: str) -> None:
+        """A template of the layout, with these texts in its places."""
+        for place, piece in enumerate(template.split("{}")):
+            if place:
+                self.text(texts[place - 1])
+            self.layout(piece)
 
     def assistant(self, turn: dict[str, JSON]) -> None:
         layout, calls = self._profile.layout, turn.get("tool_calls", [])
-        self.layout(layout.assistant.before)
+        before, _, after = layout.assistant.partition("{}")
+        self.layout(before)
         if reasoning := turn.get("reasoning_content"):
-            self.turn(layout.thought, reasoning)
+            self.fill(layout.thought, reasoning)
         self.text(turn["content"])
         if calls:
             self.layout("\n" if turn["content"] else "")
             self._calls([call["function"] for call in calls])
-        self.layout((calls and layout.call_end) or layout.assistant.after)
+        self.layout((calls and layout.call_end) or after)
 
     def _calls(self, functions: Messages) -> None:
         syntax = self._profile.syntax
@@ -308,7 +310,7 @@ class _Choice(Turn):
         self.parser = turn.format.parser(turn.request, self)
 
     def text(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
-        self._turn.plain_text(data, self._number, tokens)
+        Turn.text(self._turn, data, self._number, tokens)
 
     def reasoning(self, data: str, choice: int = 0, tokens: tuple[Token, ...] = ()) -> None:
         self._turn.reasoning(data, self._number, tokens)
@@ -351,10 +353,6 @@ class TextToolCallTurn(Turn):
             self._state(choice).parser.write(data, tokens)
         else:
             super().text(data, choice, tokens)
-
-    def plain_text(self, data: str, choice: int, tokens: tuple[Token, ...]) -> None:
-        """Text without markup."""
-        super().text(data, choice, tokens)
 
     def call(self, fragment: CallFragment, choice: int = 0) -> None:
         """A fragment of a call that the server gave as such."""
@@ -415,7 +413,4 @@ def _joined(fragments: list[CallFragment]) -> CallFragment:
 
 def _meaning(call: CallFragment) -> tuple[str | None, JSON]:
     """Equal for equal calls, however they are written."""
-    try:
-        return call.name, json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return call.name, call.arguments
+    return call.name, read_json(call.arguments or "{}", call.arguments)

@@ -56,28 +56,22 @@ class CallSyntax(Struct, frozen=True, kw_only=True):
     body: Literal["json", "xml"] = "json"
 
 
-class TurnLayout(Struct, frozen=True):
-    """The text before and after a turn of one role."""
-
-    before: str
-    after: str
-
-
 class ChatLayout(Struct, frozen=True, kw_only=True):
-    """The layout of a conversation for a model that brings no template.
+    """The layout of a conversation for a model that brings no template: the text around that of
+    each role, which `{}` stands for.
 
-    `call_end` ends an assistant turn with calls (None: as any other). `tools` introduces the tools;
-    `{tools}` stands for one JSON object per line.
+    `call_end` ends an assistant turn with calls (None: as any other). `tools` introduces the tools,
+    one JSON object per line.
     """
 
     begin: str = ""
-    system: TurnLayout
-    user: TurnLayout
-    assistant: TurnLayout
-    tool: TurnLayout
+    system: str
+    user: str
+    assistant: str
+    tool: str
     call_end: str | None = None
     tools: str
-    thought: TurnLayout = TurnLayout("<think>\n", "\n</think>\n\n")
+    thought: str = "<think>\n{}\n</think>\n\n"
 
 
 class Profile(Struct, frozen=True, kw_only=True):
