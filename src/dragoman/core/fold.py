@@ -90,11 +90,8 @@ class Fold(Struct, eq=False):
             end = Finished("failed", (), end.usage, end.completed_at, extra=end.extra)
         extra = start.extra
         if end.extra:
-            first = start.extra or {}
-            extra = {
-                wire: {**first.get(wire, {}), **end.extra.get(wire, {})}
-                for wire in {**first, **end.extra}
-            }
+            first = extra or {}
+            extra = first | {w: {**first.get(w, {}), **more} for w, more in end.extra.items()}
         return Response(
             id=start.id,
             created_at=start.created_at,

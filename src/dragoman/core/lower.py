@@ -127,8 +127,6 @@ class Lowered(Struct, frozen=True):
 
 _TOOL_PATH = re.compile(r"^tools\[(\d+)\]")
 _role, _space = attrgetter("role"), attrgetter("namespace")
-_CALLS = frozenset((FunctionCall, CustomToolCall, CustomToolCallOutput))
-"""Items that are rewritten where their tools are."""
 
 
 def lower(request: Request, limits: UpstreamLimits) -> Lowered:
@@ -148,10 +146,10 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
     own_tools = limits.custom_tools and limits.namespaces
     items, choice = request.items, request.tool_choice
     kinds, tools = set(map(type, items)), set(map(type, request.tools))
-    roles: list[Role] = []
-    if front or renamed:
-        roles += map(_role, compress(items, map(isinstance, items, repeat(Message))))
-    first = not request.instructions and items[:1] != () and isinstance(items[0], Message)
+    messages = compress(items, map(isinstance, items, repeat(Message)))
+    roles = list(map(_role, messages)) if front or renamed else []
+    calls = compress(items, map(isinstance, items, repeat(FunctionCall)))
+    first = not request.instructions and next(map(type, items), None) is Message
     # Nearly all requests are within the limits. This says so at any size without another call;
     # where it does not, the rewriting looks closer. Calls of tools that are not allowed are
     # filtered even where the upstream knows that choice.
@@ -160,15 +158,10 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
         or not (
             "developer" in roles
             or (front and "system" in roles[first:])
-            or (
-                tools
-                and (
-                    (UnknownTool in tools and not limits.hosted_tools)
-                    or (CustomTool in tools and not limits.custom_tools)
-                    or (Namespace in tools and not (own_tools and limits.hosted_tools))
-                    or (choice == "none" and not limits.idle_tools)
-                )
-            )
+            or (UnknownTool in tools and not limits.hosted_tools)
+            or (CustomTool in tools and not limits.custom_tools)
+            or (Namespace in tools and not (own_tools and limits.hosted_tools))
+            or (choice == "none" and tools and not limits.idle_tools)
             or (isinstance(choice, UnknownTool) and not limits.hosted_tools)
             or (
                 isinstance(choice, NamedTool)
@@ -180,16 +173,8 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
                     limits.json_schema and (choice is None or limits.format_beside_forced_tool)
                 )
             )
-            or (
-                not (own_tools or kinds.isdisjoint(_CALLS))
-                and (
-                    CustomToolCall in kinds
-                    or CustomToolCallOutput in kinds
-                    or any(
-                        map(_space, compress(items, map(isinstance, items, repeat(FunctionCall))))
-                    )
-                )
-            )
+            or not (own_tools or kinds.isdisjoint((CustomToolCall, CustomToolCallOutput)))
+            or not (own_tools or FunctionCall not in kinds or not any(map(_space, calls)))
         )
     ):
         for item in items if modalities else ():

@@ -281,9 +281,8 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     if isinstance(root, Request):
         table, choice = losses.request, root.tool_choice
         for value in root.include:
-            row = table.apart.get(
-                ("Request.include", value), table.apart.get(("Request.include", ""))
-            )
+            row = table.apart.get(("Request.include", value))
+            row = row or table.apart.get(("Request.include", ""))
             if row is not None:
                 notes.append((f"include[{value}]", row.action, row.why, ()))
         # A tool of another wire cannot be forced; as one of several it can be left out.

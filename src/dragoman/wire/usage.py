@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dragoman.core.item import JSON
 from dragoman.core.response import Usage
 
-from .json import merge
+from .json import merge, whole
 
 _INPUT, _OUTPUT = "prompt_tokens_details", "completion_tokens_details"
 _DETAILS = (_INPUT, _OUTPUT, "input_tokens_details", "output_tokens_details")
@@ -114,14 +114,6 @@ def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
 
 def _number(value: JSON) -> int | None:
     """A count, however it was written; None for what is no number."""
-    match value:
-        case bool():
-            return None
-        case int():
-            return value
-        case float() if abs(value) < 1e15:
-            return int(value)
-        case str() if value.strip().isdecimal():
-            return int(value.strip()[:18])
-        case _:
-            return None
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value.strip()[:15])
+    return whole(value)
