@@ -103,7 +103,6 @@ faults = st.builds(
     Fault, st.sampled_from(["upstream_error", "upstream_cut", "internal"]), text, status=st.none()
 )
 reasons = st.sampled_from(["stop", "length", "tool_calls", "content_filter"])
-all_reasons = st.lists(reasons, min_size=1, max_size=3).map(tuple)
 
 
 def _opened(item: Item) -> Item:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.history import line
+from dragoman.cli.chat import line
 from dragoman.core.error import Fault
 from dragoman.core.event import Failed
 from dragoman.core.interfaces import Secret

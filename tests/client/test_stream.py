@@ -10,20 +10,14 @@ from dragoman.client import AnswerError, Client, Stream
 from dragoman.core.event import Delta, Failed, Finished, Started
 from dragoman.core.fold import unfold
 from dragoman.core.item import Message, Text
-from dragoman.core.response import Response
 from dragoman.core.turn import CUT
 from dragoman.engines.script import Cue, Script
+from tests.answers import answer
 from tests.engines.stage import ASKED, others
 
-TWO = Response(
-    id="r",
-    created_at=0,
-    model="m",
-    status="completed",
-    output=(
-        Message("assistant", (Text("first answer"),), id="a", status="completed"),
-        Message("assistant", (Text("second"),), id="b", status="completed"),
-    ),
+TWO = answer(
+    Message("assistant", (Text("first answer"),), id="a", status="completed"),
+    Message("assistant", (Text("second"),), id="b", status="completed"),
     choices=(0, 1),
     reasons=("stop", "stop"),
 )

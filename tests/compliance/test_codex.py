@@ -21,6 +21,7 @@ from dragoman.engines.find_format import by_name
 from dragoman.engines.token import TokenEngine, from_next_token
 from dragoman.formats.prompt import ByteTokenizer, Control, Prompt
 from dragoman.server.testing import transport
+from tests.cases import cases
 from tests.mock import Asked, Reply, chunk, mock, plain, stream
 from tests.oracle import request_problems
 from tests.product import dragoman
@@ -28,130 +29,23 @@ from tests.sdk.behind import Behind, behind
 
 DEVELOPER = "You are a coding agent running in a terminal. Follow the house rules. " * 243
 """17 kB of instructions."""
-PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n-a = 1\n+a = 2\n*** End Patch\n"
-GRAMMAR = r"""start: begin hunk+ end
-begin: "*** Begin Patch" LF
-hunk: "*** Update File: " /.+/ LF line+
-line: /[-+@ ].*/ LF
-end: "*** End Patch" LF?
-%import common.LF
-"""
-
-
-def function(name: str, **properties: str) -> dict[str, Any]:
-    parameters = {
-        "type": "object",
-        "properties": {key: {"type": kind} for key, kind in properties.items()},
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-    return {
-        "type": "function",
-        "name": name,
-        "description": f"Does {name}.",
-        "strict": False,
-        "parameters": parameters,
-    }
-
-
-TOOLS = [
-    function("shell", command="string"),
-    {
-        "type": "custom",
-        "name": "apply_patch",
-        "description": "Edits files. Give the patch as it is, not as JSON.",
-        "format": {"type": "grammar", "syntax": "lark", "definition": GRAMMAR},
-    },
-    {
-        "type": "namespace",
-        "name": "mcp__docs",
-        "description": "Documentation.",
-        "tools": [function("search", query="string"), function("fetch", id="string")],
-    },
-    {"type": "web_search", "external_web_access": True},
-]
+TURN = cases(__file__, "codex")
+"""A request of the agent but for its model and its developer message: what was said so far as the
+agent resends it, its tools, and its settings."""
+PAST, TOOLS = TURN["input"], TURN["tools"]
+PATCH: str = PAST[8]["input"]
+GRAMMAR: str = TOOLS[1]["format"]["definition"]
 
 
 def user(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-PAST: list[dict[str, Any]] = [
-    user("<environment_context>\n  <cwd>/repo</cwd>\n</environment_context>"),
-    user("Set a to 2 in a.py."),
-    {
-        "type": "reasoning",
-        "id": "rs_1",
-        "summary": [{"type": "summary_text", "text": "**Looking at the file**"}],
-        "content": None,
-        "encrypted_content": "gAAAAABseal==",
-        "status": None,
-    },
-    {
-        "type": "message",
-        "id": "msg_1",
-        "role": "assistant",
-        "status": None,
-        "phase": "commentary",
-        "content": [
-            {"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": None}
-        ],
-    },
-    {
-        "type": "function_call",
-        "id": "fc_1",
-        "call_id": "call_1",
-        "name": "shell",
-        "namespace": None,
-        "status": None,
-        "arguments": '{"command":"cat a.py"}',
-    },
-    {
-        "type": "function_call",
-        "id": None,
-        "call_id": "call_2",
-        "name": "search",
-        "namespace": "mcp__docs",
-        "arguments": '{"query":"style"}',
-    },
-    {"type": "function_call_output", "call_id": "call_1", "output": "a = 1\n"},
-    {
-        "type": "function_call_output",
-        "call_id": "call_2",
-        "output": [{"type": "input_text", "text": "Use spaces."}],
-    },
-    {
-        "type": "custom_tool_call",
-        "id": "ctc_1",
-        "call_id": "call_3",
-        "name": "apply_patch",
-        "input": PATCH,
-        "status": "completed",
-    },
-    {"type": "custom_tool_call_output", "call_id": "call_3", "output": "Done."},
-    user("Now search the docs, and patch it back."),
-]
-"""What was said so far, as the agent resends it."""
-
-
 def turn(model: str = "mock", input: list[dict[str, Any]] = PAST) -> dict[str, Any]:
     """The body of a turn."""
-    developer = {"type": "message", "role": "developer"}
-    return {
-        "model": model,
-        "instructions": "You are Codex.",
-        "input": [{**developer, "content": [{"type": "input_text", "text": DEVELOPER}]}, *input],
-        "tools": TOOLS,
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": False,
-        "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "0199-session",
-        "text": {"verbosity": "medium"},
-        "client_metadata": {"x-codex-installation-id": "1"},
-    }
+    content = [{"type": "input_text", "text": DEVELOPER}]
+    developer = {"type": "message", "role": "developer", "content": content}
+    return {**TURN, "model": model, "input": [developer, *input]}
 
 
 def answered(*deltas: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from dragoman.core.item import Audio, CustomToolCall, FunctionCall, Item, Messag
 from dragoman.core.lifecycle import check
 from dragoman.core.loss import Loss
 from dragoman.core.response import Response
+from tests.answers import answer
 
 START = Started("r", 0, "m")
 
@@ -77,11 +78,8 @@ def test_unfold_of_a_response_in_progress_has_no_end() -> None:
 
 def test_string_content_stays_a_string() -> None:
     said = Message("assistant", "Hi", id="m", status="completed")
-    response = Response(
-        id="r", created_at=0, model="m", status="completed", output=(said,), reasons=("stop",)
-    )
-    check(unfold(response))
-    assert fold(unfold(response)) == response
+    check(unfold(answer(said)))
+    assert fold(unfold(answer(said))) == answer(said)
 
 
 def test_cancelled_answer_folds_as_far_as_it_came() -> None:

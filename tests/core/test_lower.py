@@ -47,6 +47,7 @@ from dragoman.core.request import (
     UnknownTool,
 )
 from dragoman.core.response import Response
+from tests.answers import answer
 from tests.cases import cases
 
 USER = Message("user", "hi")
@@ -200,15 +201,11 @@ def counted(work: Callable[[], Lowered]) -> tuple[Lowered, int]:
 
 def heard(lowered: Lowered, *names: str) -> Response:
     """What the client sees of an answer that calls these."""
-    calls = tuple(
+    calls = (
         FunctionCall(f"c{n}", name, "{}", id=f"fc_{n}", status="completed")
         for n, name in enumerate(names)
     )
-    answer = Response(
-        id="1", created_at=0, model="m", status="completed", output=calls, reasons=("tool_calls",)
-    )
-    assert lowered.restore is not None
-    return fold(lowered.restore([*unfold(answer)]))
+    return fold(lowered.restore([*unfold(answer(*calls, reasons=("tool_calls",)))]))
 
 
 def test_only_allowed_tools_are_offered_where_the_choice_is_unknown() -> None:
@@ -293,9 +290,6 @@ def test_loss_of_a_tool_has_its_position_in_the_client_list(limits, choice, lost
     assert lowered.client_losses(()) == ()
 
 
-OLD_AND_LAX = msgspec.structs.replace(OLD, named_tool=False, idle_tools=False)
-
-
 LOCAL = UpstreamLimits(hosted_tools=False)
 MIXED = Namespace("mixed", (SEARCH, READ))
 
@@ -333,7 +327,6 @@ def lowered(
     return result, [(loss.field, loss.action) for loss in ledger.losses()]
 
 
-PICTURE = Image("data:image/png;base64,AAAA")
 ALL: tuple[Modality, ...] = (Image, Audio, File)
 
 

@@ -30,7 +30,8 @@ from dragoman.core.request import (
     Request,
     UnknownTool,
 )
-from dragoman.core.response import Response, default_guarantee
+from dragoman.core.response import default_guarantee
+from tests.answers import answer
 
 
 def test_a_message_reads_as_text_and_parts_either_way() -> None:
@@ -55,10 +56,7 @@ def test_r1_5_a_whole_answer_reads_as_text_calls_reasoning_and_refusal() -> None
         Message("assistant", "b"),
         Message("assistant", "other"),
     )
-    one = Response(id="r", created_at=0, model="m", status="completed", output=output[:4])
-    two = Response(
-        id="r", created_at=0, model="m", status="completed", output=output, choices=(0, 0, 0, 0, 1)
-    )
+    one, two = answer(*output[:4]), answer(*output, choices=(0, 0, 0, 0, 1))
     for response in (one, two):
         assert (response.text, response.refusal, response.reasoning) == ("ab", "no", "hm")
         assert response.calls == (call,)

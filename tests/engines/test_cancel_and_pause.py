@@ -14,6 +14,7 @@ from dragoman.core.lifecycle import check
 from dragoman.core.response import Usage
 from dragoman.engines import remote as remote_module
 from dragoman.net.connection import Timeouts
+from tests.cancel import phases
 from tests.engines.asking import BODY, COUNTED, HELLO, HELLO_STREAM, asking, remote
 from tests.engines.receiving import Receiver, left, let_go, nothing_left, pools, received, unused
 from tests.mock import Reply, chunk, head, plain
@@ -21,21 +22,14 @@ from tests.mock import stream as streamed
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 
-BUSY = head(429, "content-length: 4", "retry-after: 50")
 GZIP = head(200, "content-encoding: gzip")
 SPOKEN = streamed(chunk({"content": "Hel"}), done=False).pieces
 
 
 # ---- cancel ----------------------------------------------------------------------------------
 
-PHASES = {
-    "before the head": Reply([], hang=True),
-    "inside the head": Reply([b"HTTP/1.1 200 OK\r\nco"], hang=True),
-    "after the head": Reply([head()], hang=True),
-    "in the body": Reply([head(200, "content-length: 99"), b'{"id'], hang=True),
+PHASES = {phase.name: phase.reply("chat") for phase in phases.PHASES} | {
     "in a coded body": Reply([GZIP, gzip.compress(BODY)[:9]], hang=True),
-    "in a refusal": Reply([head(500), b"oh"], hang=True),
-    "between retries": Reply([BUSY], hang=True),
     "late usage": Reply(HELLO_STREAM.pieces, hang=True),
 }
 

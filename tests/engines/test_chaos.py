@@ -9,23 +9,18 @@ from dragoman.core.event import Event, Failed, Finished, ItemAdded, Started
 from dragoman.core.fold import fold
 from dragoman.core.item import FunctionCall, Message, Text
 from dragoman.core.lifecycle import check
-from dragoman.core.response import Response, Usage
+from dragoman.core.response import Usage
 from dragoman.core.turn import CUT
 from dragoman.engines.base import enforce_contract
 from dragoman.engines.chaos import BROKEN, LIMITED, Chaos, Faults
 from dragoman.engines.script import Script
+from tests.answers import answer
 from tests.engines.stage import ASKED, answered, heard
 
-CALLS = Response(
-    id="r",
-    created_at=0,
-    model="m",
-    status="completed",
-    output=(
-        Message("assistant", (Text("wait a bit"),), id="a", status="completed"),
-        FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
-        FunctionCall("d", "g", '{"b": 2}', id="c", status="completed"),
-    ),
+CALLS = answer(
+    Message("assistant", (Text("wait a bit"),), id="a", status="completed"),
+    FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
+    FunctionCall("d", "g", '{"b": 2}', id="c", status="completed"),
     reasons=("tool_calls",),
     usage=Usage(1, 2, 3),
 )

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines.upstream import PROBE_TIMEOUT, Answer, Found, entries, look, question
+from dragoman.core.error import FaultError
+from dragoman.core.interfaces import ANYONE
+from dragoman.engines.upstream import PROBE_TIMEOUT, Answer, Upstream, entries, question
 from dragoman.net.client import Client
 from tests.mock import Mock, Reply, mock, plain
 
@@ -29,9 +31,17 @@ def server(listed: Reply, posted: Reply) -> Any:
     return lambda asked: listed if asked.method == "GET" else posted
 
 
-async def found(client: Client, listed: Reply, posted: Reply) -> tuple[Found, Mock]:
+def upstream(client: Client, base_url: str, key: str | None = None) -> Upstream:
+    return Upstream(
+        base_url, key=key, pass_client_key=False, wire="auto", profile=None, client=client
+    )
+
+
+async def found(client: Client, listed: Reply, posted: Reply) -> tuple[Upstream, Mock]:
     async with mock(plain(500, b""), probed=server(listed, posted)) as up:
-        return await look(client, up.base_url, ()), up
+        address = upstream(client, up.base_url)
+        await address.find_out(ANYONE)
+        return address, up
 
 
 NAMED = "server: llama.cpp"
@@ -87,13 +97,15 @@ async def test_silence_for_a_second_means_chat(client: Client, monkeypatch, sile
 async def test_unreachable_server_has_no_wires(client: Client) -> None:
     async with mock(plain(500, b"")) as up:
         base_url = up.base_url
-    assert (await look(client, base_url, ())).wires == ()
+    address = upstream(client, base_url)
+    with pytest.raises(FaultError):
+        await address.find_out(ANYONE)
+    assert address.wires == ()
 
 
 async def test_the_questions_are_free_and_carry_the_key(client: Client) -> None:
-    headers = (("authorization", "Bearer k"),)
     async with mock(plain(500, b""), probed=plain(400, b"{}")) as up:
-        await look(client, up.base_url, headers)
+        await upstream(client, up.base_url, "k").find_out(ANYONE)
     assert not up.asked
     asked = [(each.method, each.path, each.body) for each in up.probes]
     assert asked == [("GET", "/v1/models", b""), ("POST", "/v1/responses", b"{}")]

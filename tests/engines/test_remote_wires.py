@@ -101,12 +101,12 @@ async def test_unreachable_server_is_probed_again() -> None:
 
 
 async def test_failed_probe_is_not_remembered(monkeypatch) -> None:
-    async def look(*args: Any) -> upstream.Found:
+    async def look(*args: Any) -> None:
         raise RuntimeError("a mistake of ours")
 
     async with remote(both, wire="auto", probed=probed(REFUSES)) as (engine, _):
         with monkeypatch.context() as patched:
-            patched.setattr(upstream, "look", look)
+            patched.setattr(upstream.Upstream, "_look", look)
             assert "RuntimeError" in (await fault(engine)).message
         assert (await ask(engine)).text == "Responses"
 

@@ -21,20 +21,14 @@ from dragoman.core.item import (
     Token,
 )
 from dragoman.core.request import Request
-from dragoman.core.response import Response
 from dragoman.engines.script import Script, in_words, length, shortened, words
+from tests.answers import answer
 from tests.engines.stage import ASKED, answered, heard
 from tests.engines.test_chaos import CALLS
 
-WHOLE = Response(
-    id="r",
-    created_at=7,
-    model="m",
-    status="completed",
-    output=(
-        Reasoning((Thought("well then"),), id="a", status="completed"),
-        FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
-    ),
+WHOLE = answer(
+    Reasoning((Thought("well then"),), id="a", status="completed"),
+    FunctionCall("c", "f", '{"a": 1}', id="b", status="completed"),
     reasons=("tool_calls",),
 )
 
@@ -57,9 +51,7 @@ async def test_a_text_with_tokens_is_played_in_tokens() -> None:
     spelled, misspelled = Text("unknown", tokens=tokens), Text("other", tokens=tokens)
     for part, pieces in ((spelled, ["un", "known"]), (misspelled, ["other"])):
         said = Message("assistant", (part,), id="m", status="completed")
-        whole = Response(
-            id="r", created_at=0, model="m", status="completed", output=(said,), reasons=("stop",)
-        )
+        whole = answer(said)
         events = await heard(Script(whole))
         assert [e.data for e in events if isinstance(e, Delta)] == pieces
         assert await answered(Script(whole)) == whole

@@ -20,7 +20,6 @@ from dragoman.core.interfaces import Engine
 from dragoman.core.item import FunctionCall, Message, Reasoning, Text, Thought
 from dragoman.core.lifecycle import check
 from dragoman.core.request import FunctionTool, ReasoningOptions, Request, Sampling
-from dragoman.core.response import Response
 from dragoman.core.turn import CUT
 from dragoman.engines.base import Wrapper
 from dragoman.engines.chaos import Chaos, Faults
@@ -29,6 +28,7 @@ from dragoman.engines.function import Function
 from dragoman.engines.router import Route, Router
 from dragoman.engines.script import Script, demo
 from dragoman.engines.token import TokenEngine
+from tests.answers import answer
 from tests.engines.stage import heard, others
 from tests.engines.token.models import Says
 from tests.engines.token.plain import TOY, Plain
@@ -41,16 +41,10 @@ RICH = Request(
     tools=(FunctionTool("get_weather", None, {"properties": {"city": {"type": "string"}}}),),
     stream=True,
 )
-ANSWER = Response(
-    id="r",
-    created_at=0,
-    model="m",
-    status="completed",
-    output=(
-        Reasoning((Thought("hm hm"),), id="a", status="completed"),
-        Message("assistant", (Text("Good day to you"),), id="b", status="completed"),
-        FunctionCall("c", "f", '{"a": 1}', id="d", status="completed"),
-    ),
+ANSWER = answer(
+    Reasoning((Thought("hm hm"),), id="a", status="completed"),
+    Message("assistant", (Text("Good day to you"),), id="b", status="completed"),
+    FunctionCall("c", "f", '{"a": 1}', id="d", status="completed"),
     reasons=("tool_calls",),
 )
 

@@ -66,13 +66,7 @@ async def test_r1_w1_one_request_does_not_wait_for_another() -> None:
 
 
 async def test_r1_w1_a_request_on_a_stale_connection_is_sent_again_on_a_fresh_one() -> None:
-    async def serve(line: Line) -> None:
-        await line.request()
-        await line.write(plain(b"hello"))
-        if line.number == 1:
-            await line.request()  # and closes without an answer
-
-    async with Peer(serve) as peer, Client() as client:
+    async with Peer(answering(plain(b"hello"), close=False)) as peer, Client() as client:
         assert await post(client, peer.url) == b"hello"
         assert await post(client, peer.url) == b"hello"
     assert peer.accepted == 2
@@ -101,13 +95,10 @@ async def test_r1_w1_a_stale_connection_is_not_replaced_by_another_idle_one() ->
 
 
 async def test_r1_w1_a_stale_connection_is_replaced_though_all_places_are_taken() -> None:
-    async def serve(line: Line) -> None:
-        await line.request()
-        await line.write(plain(b"hello"))
-        if line.number == 1:
-            await line.request()
-
-    async with Peer(serve) as peer, Client(limits=Limits(connections=1)) as client:
+    async with (
+        Peer(answering(plain(b"hello"), close=False)) as peer,
+        Client(limits=Limits(connections=1)) as client,
+    ):
         assert await post(client, peer.url) == b"hello"
         assert await post(client, peer.url) == b"hello"
 
@@ -128,13 +119,7 @@ async def test_r1_w1_it_is_sent_again_only_once() -> None:
 
 
 async def test_r1_w1_after_the_first_byte_nothing_is_sent_again() -> None:
-    async def serve(line: Line) -> None:
-        await line.request()
-        await line.write(plain(b"hello"))
-        await line.request()
-        await line.write(b"H")
-
-    async with Peer(serve) as peer, Client() as client:
+    async with Peer(answering(plain(b"hello"), b"H")) as peer, Client() as client:
         await post(client, peer.url)
         with pytest.raises(DisconnectedError, match="inside the headers") as caught:
             await post(client, peer.url)

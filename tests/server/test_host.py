@@ -276,7 +276,7 @@ def behind(port: int) -> bytes:
 
 
 async def statuses(store: MemoryStore) -> list[str]:
-    return [record.status for record in (await store.list_responses("", None, Paging())).records]
+    return [record.status for record in (await store.list_responses("", None, Paging())).items]
 
 
 def signalled(server: Server, sig: int) -> None:

@@ -95,7 +95,7 @@ async def test_unknown_id_gives_nothing(store: Store, id) -> None:
     assert not await store.delete("t", id)
     assert not await store.request_cancel("t", id)
     assert await store.get_conversation("t", id) is None
-    assert (await store.list_responses("t", None, Paging(after=id))).records == ()
+    assert (await store.list_responses("t", None, Paging(after=id))).items == ()
 
 
 @pytest.mark.parametrize("id", ["nul\0", "half \ud83d"])
@@ -202,14 +202,14 @@ async def test_pages_follow_one_another_without_gaps(store: Store, order) -> Non
         page = await store.list_responses(
             "t", "responses", Paging(after=after, limit=2, order=order)
         )
-        seen += [found.id for found in page.records]
+        seen += [found.id for found in page.items]
         if not page.more:
             break
         after = seen[-1]
     assert seen == (list("abcde") if order == "asc" else list("edcba"))
     whole = await store.list_responses("t", None, Paging(limit=100))
-    assert len(whole.records) == 6
-    assert not (await store.list_responses("t", None, Paging(after="nothing"))).records
+    assert len(whole.items) == 6
+    assert not (await store.list_responses("t", None, Paging(after="nothing"))).items
 
 
 async def test_set_metadata_changes_only_the_metadata(store: Store) -> None:
@@ -268,7 +268,7 @@ async def test_sweep_deletes_old_and_surplus_responses_but_not_live_runs(store: 
     )
     assert await store.sweep(112.5) == 2
     left = await store.list_responses("t", None, Paging(limit=100, order="asc"))
-    assert [found.id for found in left.records] == ["a", "c", "d"]
+    assert [found.id for found in left.items] == ["a", "c", "d"]
     assert await store.log("a")
     assert await store.log("c") == ()
     assert await store.log("d")
@@ -621,5 +621,5 @@ async def test_many_kinds_of_writes_at_once_all_succeed(store: Store) -> None:
         *(store.put(large(f"l{n}", 20)) for n in range(20)),
     )
     page = await store.list_responses("t", None, Paging(limit=500))
-    assert len(page.records) == 170
-    assert all(found.response == answer(found.id) for found in page.records)
+    assert len(page.items) == 170
+    assert all(found.response == answer(found.id) for found in page.items)

@@ -174,7 +174,7 @@ async def test_store_of_an_earlier_version_is_read_listed_and_deleted(store: Sto
     assert await store.take_due(10.0, 20.0) == (replace(MESSAGE, due=20.0, attempts=1),)
     await store.put(record("018f", 80, status="completed", response=answer("018f")))
     page = await store.list_responses("t", None, Paging())
-    assert [each.id for each in page.records] == ["018f", "c2", "a1", "f0"]
+    assert [each.id for each in page.items] == ["018f", "c2", "a1", "f0"]
     assert await store.delete("t", "f0")
     assert await store.log("f0") == ()
     assert await store.find_item("t", "rs_1") is None
@@ -219,5 +219,5 @@ async def test_store_of_the_first_steps_takes_all_that_follow(
     assert await store.finish("c2", answer("c2", CALL), messages=[MESSAGE] if version < 2 else [])
     await store.put(record("018f", 80, status="completed", response=answer("018f")))
     page = await store.list_responses("t", None, Paging())
-    assert [each.id for each in page.records] == ["018f", "c2", "a1", "f0"]
+    assert [each.id for each in page.items] == ["018f", "c2", "a1", "f0"]
     await store.close()

@@ -61,7 +61,7 @@ async def test_sweep_in_many_transactions_deletes_only_the_oldest(tmp_path) -> N
     await asyncio.gather(*map(put, range(last)))
     assert await store.sweep(last) == last - 100
     page = await store.list_responses("t", None, Paging(limit=1, order="asc"))
-    assert page.records[0].created_at == last - 100
+    assert page.items[0].created_at == last - 100
     assert await store.log(f"{last - 11:04}") == ()
     assert await store.log(f"{last - 10:04}") != ()
     assert await store.find_item("t", "msg") is not None

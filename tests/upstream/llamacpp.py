@@ -8,15 +8,14 @@ import contextlib
 import http.client
 import json
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import pytest
 
@@ -27,25 +26,6 @@ SERVER = HERE / "llamacpp_server.py"
 SLOTS = 4
 SONG = 7_000
 """Tokens that "Sing for ever." exceeds when nobody stops it: it fills the context."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A whole HTTP answer: its status, its headers with lower-case names, its body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    def events(self) -> list[Any]:
-        """Return the data of a well-formed event stream, each parsed unless it is `[DONE]`."""
-        blocks = self.body.decode().split("\n\n")
-        lines = [line for block in blocks for line in block.split("\n")]
-        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-        return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
 @dataclass(frozen=True)
@@ -65,58 +45,26 @@ class Llamacpp:
     def base_url(self) -> str:
         return f"{self.url}/v1"
 
-    def request(
-        self,
-        path: str,
-        body: object = None,
-        *,
-        method: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """Ask for `path` (below the root) and read the whole answer; a body is sent as JSON.
-
-        Bytes are sent as they are. The method is POST when there is a body, else GET.
-        """
-        payload = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    def ask(self, path: str, body: object = None) -> str:
+        """The body of its answer at `path` (below the root); a body is sent as JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         with contextlib.closing(connection):
-            sent = {"Content-Type": "application/json", **(headers or {})}
-            connection.request(method or ("GET" if body is None else "POST"), path, payload, sent)
-            response = connection.getresponse()
-            received = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, received, response.read())
-
-    def open(self, path: str, body: bytes | None, *, close: bool = False) -> socket.socket:
-        """Send a request over a socket of its own and return that, to be read and closed.
-
-        The request is a POST when there is a body, else a GET; with `close` it asks the server to
-        close the connection after the answer.
-        """
-        head = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {self.host}"]
-        if body is not None:
-            head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        if close:
-            head.append("Connection: close")
-        connection = socket.create_connection((self.host, self.port), timeout=60)
-        connection.sendall("\r\n".join([*head, "", ""]).encode() + (body or b""))
-        return connection
-
-    def slots(self) -> list[dict[str, Any]]:
-        """Return the server's own account of its slots; `is_processing` is true for a busy one."""
-        return list(self.request("/slots").json())
+            sent = None if body is None else json.dumps(body)
+            method, headers = (
+                "GET" if body is None else "POST",
+                {"Content-Type": "application/json"},
+            )
+            connection.request(method, path, sent, headers)
+            return connection.getresponse().read().decode()
 
     def busy(self) -> int:
         """Count the slots that are generating now."""
-        return sum(bool(slot["is_processing"]) for slot in self.slots())
+        return sum(bool(slot["is_processing"]) for slot in json.loads(self.ask("/slots")))
 
     def predicted(self) -> int:
         """Count the tokens it has ever generated, without those of the slots that are busy."""
-        (line,) = re.findall(r"(?m)^llamacpp:tokens_predicted_total (\d+)$", self.metrics())
+        (line,) = re.findall(r"(?m)^llamacpp:tokens_predicted_total (\d+)$", self.ask("/metrics"))
         return int(line)
-
-    def metrics(self) -> str:
-        """Return what it tells of its work, a number on each line."""
-        return self.request("/metrics").body.decode()
 
     def wait_busy(self, count: int, seconds: float) -> None:
         """Wait until exactly `count` slots are busy.
@@ -135,18 +83,15 @@ def run_llamacpp(
     *,
     model: str = "tiny-test",
     slots: int = SLOTS,
-    api_key: str | None = None,
     file: Path = MODEL_FOLDER / MODEL_FILE,
     exact: bool = False,
 ) -> Iterator[Llamacpp]:
     """Start a server of its own for a model, the tiny one by default, and end it with the block.
 
-    Its log is shown by the error when it does not start. With `api_key` it wants that key; `exact`
-    keeps it from rounding keys and values to half precision.
+    Its log is shown by the error when it does not start. `exact` keeps it from rounding keys and
+    values to half precision.
     """
     command = [sys.executable, str(SERVER), file.name, "--alias", model, "--slots", str(slots)]
-    if api_key is not None:
-        command += ["--api-key", api_key]
     if exact:
         command.append("--exact")
     with tempfile.TemporaryFile("w+") as log:
@@ -169,7 +114,6 @@ def run_llamacpp(
 
 def address(process: subprocess.Popen[str], log: TextIO) -> tuple[str, int]:
     """Read the address that the server prints; raise RuntimeError with its log if it does not."""
-    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("http://"):
             host, port = line.strip().removeprefix("http://").rsplit(":", 1)

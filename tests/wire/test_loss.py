@@ -38,9 +38,10 @@ from dragoman.core.request import (
     Sampling,
     UnknownTool,
 )
-from dragoman.core.response import Response, Status, Usage
+from dragoman.core.response import Response, Usage
 from dragoman.wire.losses import OTHER, Losses, Row, Table, header, judge
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses
+from tests.answers import answer
 from tests.architecture.tree import ROOT
 from tests.cases import cases
 from tests.samples import samples
@@ -62,7 +63,6 @@ def sampled(**fields: Any) -> Request:
 
 CHAT = {"chat": {"vendor": 1}}
 RESPONSES = {"responses": {"vendor": 1}}
-OF_CHAT = UnknownTool("chat", "search", {})
 HOSTED = UnknownTool("responses", "web_search", {})
 
 CASES = cases(__file__, "losses")
@@ -344,11 +344,6 @@ def test_every_row_has_one_action_a_reason_and_a_condition_in_words(wire, side) 
 
 
 # ---- answers ---------------------------------------------------------------------------------
-
-
-def answer(*items: Item, status: Status = "completed", **fields: Any) -> Response:
-    fields = {"reasons": ("stop",), **fields}
-    return Response(id="1", created_at=0, model="m", status=status, output=items, **fields)
 
 
 def spoken(*parts: Any, **fields: Any) -> Message:

@@ -11,12 +11,12 @@ from dragoman.core.error import Fault, bad_request
 from dragoman.core.fold import unfold
 from dragoman.core.item import Message, Reasoning, Text, Thought
 from dragoman.core.loss import Loss
-from dragoman.core.response import Response
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses, wire_at
+from tests.answers import answer
 from tests.mock import completion, mock, plain
 from tests.server.stubs import Call, Stub, asking
 
@@ -176,15 +176,8 @@ async def test_its_errors_and_its_listing_have_its_own_shape(toy: Wire) -> None:
 
 async def test_its_losses_are_reported_in_its_own_words(toy: Wire) -> None:
     thought = Reasoning((Thought("Hm."),), id="rs_0", status="completed")
-    answer = Response(
-        id="1",
-        created_at=0,
-        model="stub",
-        status="completed",
-        reasons=("stop",),
-        output=(thought, Message("assistant", (Text("Hello"),), "msg_1", "completed")),
-    )
-    app = App(Stub(*unfold(answer)), Settings())
+    said = Message("assistant", (Text("Hello"),), "msg_1", "completed")
+    app = App(Stub(*unfold(answer(thought, said, model="stub"))), Settings())
     told = await Call(app, "/v1/toy", say())()
     assert told.json == {"said": "Hello"}
     assert told.headers["x-dragoman-loss"] == "dropped: output[0]"

@@ -1,4 +1,7 @@
-"""`dragoman ask`, `chat` and `models`: answers rendered on a terminal."""
+"""`dragoman ask`, `chat`, `models`, `log` and `tail`: answers, new and stored, on a terminal.
+
+The store is read directly; no server needs to run.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,21 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from datetime import datetime
+from shutil import get_terminal_size
 
 from dragoman.client import Client, Stream, connect
 from dragoman.core.event import Delta, Event, Failed, Finished, ItemAdded, ItemDone
+from dragoman.core.interfaces import Secret
 from dragoman.core.item import CustomToolCall, FunctionCall, Item, Message, Reasoning
 from dragoman.engines.discover import discover
 from dragoman.engines.local import NOTES, is_local, stand_in
 from dragoman.server.config import explained, read_key
+from dragoman.server.state.history import History, answered, asked, exported, name, open_history
+from dragoman.stores.base import Record
 
-from .serve import row, table
+from .serve import configured, row, table
 
 _DIM, _CALL, _BAD, _PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[31m", "\x1b[0m"
 
@@ -70,14 +78,16 @@ class Renderer:
             self._colour = _PLAIN
 
 
+NOTHING = "dragoman: nothing was found."
 NOTHING_ASKED = 'dragoman: nothing was asked. Say dragoman ask "…", or pipe the question in.'
 
 
 def chat(options: Namespace) -> int:
-    """Run one of the three commands."""
+    """Run one of the commands."""
     if options.command == "chat":
         return _chat(options)
-    return asyncio.run((_models if options.command == "models" else _ask)(options))
+    commands = {"models": _models, "ask": _ask, "log": _log, "tail": _tail}
+    return asyncio.run(commands[options.command](options))
 
 
 async def _models(options: Namespace) -> int:
@@ -106,10 +116,10 @@ def _chat(options: Namespace) -> int:
             while True:
                 line = input("> ")
                 if line.strip():
-                    asked = (*conversation, Message("user", line))
-                    answer = runner.run(_print_answer(client, asked, options))
+                    items = (*conversation, Message("user", line))
+                    answer = runner.run(_print_answer(client, items, options))
                     if answer is not None:
-                        conversation = (*asked, *answer)
+                        conversation = (*items, *answer)
         except EOFError:
             print()
             return 0
@@ -156,22 +166,72 @@ def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
 
 async def _client(options: Namespace) -> Client:
     """A client of the server that was named, or of the first one found."""
-    key = None
-    if options.key_env:
-        key = read_key(os.environ, options.key_env, "the key to the server").reveal()
+    key = _key(options, "the key to the server")
     if options.at:
         return _connected(options.at, key)
     for found in await discover(os.environ, ours=True):
         return _connected(found.base_url, os.environ.get(found.key_env) if found.key_env else key)
-    name = stand_in()
-    print(f"No model server found: this is {NOTES[name]} ({name}).", file=sys.stderr)
-    return _connected(name, None)
+    target = stand_in()
+    print(f"No model server found: this is {NOTES[target]} ({target}).", file=sys.stderr)
+    return _connected(target, None)
 
 
-def _connected(target: str, key: str | None) -> Client:
+def _key(options: Namespace, what: str) -> Secret | None:
+    """The key in the variable that was named, if one was."""
+    return read_key(os.environ, options.key_env, what) if options.key_env else None
+
+
+def _connected(target: str, key: Secret | str | None) -> Client:
     """A client of a model of this machine, or of the server at an address."""
     if is_local(target):
         with explained():
             return connect(target)
     with explained(f"{target}: ", "."):
         return connect(target, key=key)
+
+
+# ---- stored answers --------------------------------------------------------------------------
+
+
+async def _log(options: Namespace) -> int:
+    width = get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 0
+    shown = 0
+    async with _stored(options) as stored, aclosing(stored.records(options.search)) as records:
+        async for record in records:
+            if shown == options.limit:
+                break
+            print(exported(record).decode() if options.export else line(record, width))
+            shown += 1
+    if not shown:
+        print(NOTHING, file=sys.stderr)
+    return 0 if shown else 1
+
+
+async def _tail(options: Namespace) -> int:
+    renderer, failed = Renderer(sys.stdout.isatty()), False
+    async with _stored(options) as stored, aclosing(stored.events(options.id)) as batches:
+        async for batch in batches:
+            for event in batch:
+                renderer.event(event)
+                failed = isinstance(event, Failed)
+    renderer.line("")
+    return 1 if failed else 0
+
+
+def line(record: Record, width: int = 0) -> str:
+    """A record in one line, cut to a width; 0 means not cut."""
+    moment = datetime.fromtimestamp(record.created_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    texts = f"{_short(asked(record))} → {_short(answered(record))}"
+    text = f"{moment}  {name(record)}  {record.status}  {record.request.model}  {texts}"
+    return text if not width or len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _short(text: str) -> str:
+    """A text on one line, without control characters."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[:1_000])
+    return " ".join(plain.split())
+
+
+def _stored(options: Namespace) -> AbstractAsyncContextManager[History]:
+    settings, key = configured(options).server, _key(options, "the key that owns the responses")
+    return open_history(options.store or settings.store, settings.pubsub, os.environ, key)

@@ -38,8 +38,6 @@ def main(words: Sequence[str] | None = None) -> int:
     # What a command needs is imported when it runs, so that --help is quick.
     if options.command == "serve":
         from .serve import serve as command
-    elif options.command in ("log", "tail"):
-        from .history import history as command
     elif options.command == "tokens":
         from .tokens import tokens as command
     else:

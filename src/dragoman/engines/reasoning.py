@@ -557,7 +557,11 @@ class RetryingReasoning(Wrapper):
         )
         if asking:
             first = _Attempt(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
-        elif self._again and any(map(is_opaque, request.items)):
+        elif (
+            self._again
+            and Reasoning in map(type, request.items)
+            and any(map(is_opaque, request.items))
+        ):
             first = _Attempt(request)
         else:
             return None

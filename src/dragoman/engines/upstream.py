@@ -155,36 +155,8 @@ class Answer(Struct, frozen=True):
     fault: Fault | None = None
 
 
-CHAT_ONLY: tuple[str, ...] = ("chat",)
-"""The wires of a server of which nothing is known."""
-
 Senses = dict[str, frozenset[str] | None]
 """What each listed model takes in (`text`, `image`, `audio` …); None where that is not known."""
-
-
-class Found(Struct, frozen=True):
-    """What an address turned out to be, the wires it speaks, best first, and what its
-    models take in. Where there is no connection there are no wires, and `fault` says why."""
-
-    profile: Profile
-    wires: tuple[str, ...]
-    senses: Senses
-    fault: Fault | None = None
-
-
-async def look(client: Client, base_url: str, headers: HeaderFields) -> Found:
-    """Find out what is at this address and which wires it speaks. Never raises for silence."""
-    listing = await question(client, "GET", f"{base_url}/models", headers)
-    if listing.fault is not None:
-        return Found(GENERIC, (), {}, listing.fault)
-    profile, wires = recognise(listing) or GENERIC, CHAT_ONLY
-    if not profile.wires:
-        reply = await question(client, "POST", f"{base_url}/responses", headers, b"{}")
-        if profile is GENERIC:
-            profile = by_answers(reply.server) or GENERIC
-        if reply.status in (400, 422):
-            wires = ("responses", "chat")
-    return Found(profile, profile.wires or wires, senses(entries(listing.value)))
 
 
 def recognise(listing: Answer) -> Profile | None:
@@ -286,21 +258,30 @@ class Upstream:
         self.known_headers: dict[int, HeaderFields] = {}  # by hops; every request has the same
         self.server_header = b""  # the last one that was looked at
         self.wires: tuple[str, ...] = (wire,) if wire != "auto" else self.profile.wires
-        self._looking: asyncio.Task[Found] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.senses: Senses = {}
 
     async def find_out(self, caller: Caller) -> None:
-        """Look once, however many ask at the same time. Raises FaultError where no connection to
-        the server can be had; the next caller looks again."""
-        headers = self.headers(caller)
+        """Look once, however many ask at the same time, what kind of server it is and which wires
+        it speaks. Silence is no error. Raises FaultError where no connection to the server can be
+        had; the next caller looks again."""
         if self._looking is None:
-            self._looking = asyncio.ensure_future(look(self.client, self.url, headers))
+            self._looking = asyncio.ensure_future(self._look(self.headers(caller)))
             self._looking.add_done_callback(self._looked)
-        found = await asyncio.shield(self._looking)
-        if found.fault is not None:
-            raise FaultError(found.fault)
-        self._recognise(found.profile)
-        self.wires, self.senses = found.wires, found.senses
+        await asyncio.shield(self._looking)
+
+    async def _look(self, headers: HeaderFields) -> None:
+        listing = await question(self.client, "GET", f"{self.url}/models", headers)
+        if listing.fault is not None:
+            raise FaultError(listing.fault)
+        profile, wires = recognise(listing), list[str]()
+        if profile is None or not profile.wires:
+            reply = await question(self.client, "POST", f"{self.url}/responses", headers, b"{}")
+            profile = profile or by_answers(reply.server)
+            wires = ["responses", "chat"] if reply.status in (400, 422) else ["chat"]
+        self._recognise(profile)
+        self.wires = (profile and profile.wires) or tuple(wires)
+        self.senses = senses(entries(listing.value))
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
@@ -388,14 +369,13 @@ class Upstream:
         if self._own_client:
             await self.client.aclose()
 
-    def _looked(self, looking: asyncio.Task[Found]) -> None:
-        """Forget a look that found nothing, for whatever reason: the next may find more."""
-        failed = looking.cancelled() or looking.exception() is not None
-        if failed or looking.result().fault is not None:
+    def _looked(self, looking: asyncio.Task[None]) -> None:
+        """Forget a look that failed, for whatever reason: the next may find more."""
+        if looking.cancelled() or looking.exception() is not None:
             self._looking = None
 
     def _recognise(self, profile: Profile | None) -> None:
-        if profile is not None and profile is not GENERIC and not self.recognised:
+        if profile is not None and not self.recognised:
             self.profile, self.recognised = profile, True
             self.known_headers.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -24,15 +25,12 @@ from dragoman.wire.registry import BASE, WIRES
 from .asgi import ASGIExchange, Receive, Scope, Send
 from .auth import Browsers, Keys
 from .cancellation import GONE, SHUTTING_DOWN, InFlight
-from .endpoints import COMPACTING_PATH as COMPACTING
-from .endpoints import COUNTING_PATH as COUNTING
-from .endpoints import EMBEDDINGS_PATH as EMBEDDINGS
-from .endpoints import Compactions, Counting, Embeddings, Models
+from .endpoints import Endpoints
 from .exchange import Entry, Exchange, MethodNotAllowedError, Route, Router, fault_of
-from .limits import Gate
+from .limits import Gate, read_body
 from .responder import Answers, Service
 from .settings import Settings
-from .state.handlers import routes as stored_routes
+from .state.handlers import Handlers
 from .state.service import Memory
 from .websocket import PATH as SOCKET
 from .websocket import Sockets, deny
@@ -71,33 +69,20 @@ class App:
         service = Service(engine, settings, self._roster, gate, memory)
         answers = Answers(service)
         prompts = Answers(replace(service, engine=Prompted(engine), memory=None))
-        models = Models(service)
         self._sockets = Sockets(service)
-        listings = dict.fromkeys(BASE + wire.models_path for wire in WIRES.values())
-        stored: tuple[Route, ...] = ()
+        routes = [
+            Route("GET", SOCKET, self._sockets.plain),
+            Route("GET", "/healthz", self._health, public=True),
+            Route("GET", "/readyz", self._readiness, public=True),
+            *Endpoints(service).routes(),
+        ]
+        for wire in WIRES.values():
+            handler = (answers if wire.conversation else prompts).over(wire)
+            routes.append(Route("POST", BASE + wire.path, handler))
         if memory is not None:
-            stored = stored_routes(memory, settings, self._roster, answers.replay)
-        self._router = Router(
-            (
-                *(
-                    Route(
-                        "POST",
-                        BASE + wire.path,
-                        (answers if wire.conversation else prompts).over(wire),
-                    )
-                    for wire in WIRES.values()
-                ),
-                *stored,
-                Route("POST", EMBEDDINGS, Embeddings(service).answer),
-                Route("POST", COUNTING, Counting(service).answer),
-                Route("POST", COMPACTING, Compactions(service).answer),
-                Route("GET", SOCKET, self._sockets.plain),
-                *(Route("GET", path, models.list) for path in listings),
-                *(Route("GET", f"{path}/", models.one) for path in listings),
-                Route("GET", "/healthz", self._health, public=True),
-                Route("GET", "/readyz", self._readiness, public=True),
-            )
-        )
+            read = partial(read_body, settings=settings, roster=self._roster)
+            routes += Handlers(memory, read, answers.replay).routes()
+        self._router = Router(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]

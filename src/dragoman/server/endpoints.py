@@ -11,30 +11,45 @@ from dragoman.engines.base import new_id, now
 from dragoman.engines.compaction import count, encode_summary, summarise
 from dragoman.engines.router import embed
 from dragoman.wire import embeddings, json
-from dragoman.wire.registry import BASE, wire_at
+from dragoman.wire.registry import BASE, WIRES, wire_at
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
 from .cancellation import Watch
-from .exchange import Exchange, report_headers
+from .exchange import Exchange, Route, report_headers
 from .limits import read_body
 from .responder import Service
 from .state.resolve import understand, without_store
-from .state.service import Memory
+
+ESTIMATED = Loss(
+    "input_tokens", "dropped", "an estimate: the model's own tokens are not known here"
+)
 
 
-class Models:
-    """Handlers for the listing and for one model."""
+class Endpoints:
+    """Handlers of what can be asked of one engine besides answers."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def list(self, exchange: Exchange, caller: Caller) -> None:
+    def routes(self) -> list[Route]:
+        """The routes to these handlers."""
+        path = BASE + RESPONSES.path
+        routes = [
+            Route("POST", BASE + embeddings.PATH, self.embed),
+            Route("POST", f"{path}/input_tokens", self.count),
+            Route("POST", f"{path}/compact", self.compact),
+        ]
+        for path in dict.fromkeys(BASE + wire.models_path for wire in WIRES.values()):
+            routes += Route("GET", path, self.models), Route("GET", f"{path}/", self.model)
+        return routes
+
+    async def models(self, exchange: Exchange, caller: Caller) -> None:
         """All models."""
         models = await self._models(exchange, caller)
         exchange.reply(200, wire_at(exchange.path).encode_models(models))
 
-    async def one(self, exchange: Exchange, caller: Caller) -> None:
+    async def model(self, exchange: Exchange, caller: Caller) -> None:
         """The model named by the rest of the path, slashes and all."""
         wire = wire_at(exchange.path)
         name = exchange.path.removeprefix(f"{BASE}{wire.models_path}/")
@@ -48,75 +63,42 @@ class Models:
         with Watch(self._service.roster, exchange):
             return await self._service.engine.models(caller)
 
-
-EMBEDDINGS_PATH = f"/v1{embeddings.PATH}"
-
-
-class Embeddings:
-    """Answers requests for vectors out of one engine."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def answer(self, exchange: Exchange, caller: Caller) -> None:
-        """Read, ask and answer; cancelled when the client disconnects or time is up."""
+    async def embed(self, exchange: Exchange, caller: Caller) -> None:
+        """Vectors; cancelled when the client disconnects or time is up."""
         service = self._service
-        body = await read_body(exchange, service.settings, service.roster)
-        request = embeddings.decode_request(body)
+        request = embeddings.decode_request(await self._body(exchange))
         with Watch(service.roster, exchange) as watch:
             watch.limit(service.settings.deadline)
             async with service.gate:
                 answer = await embed(service.engine, request, caller)
         exchange.reply(200, json.dump(answer))
 
-
-COUNTING_PATH = f"/v1{RESPONSES.path}/input_tokens"
-ESTIMATED = Loss(
-    "input_tokens", "dropped", "an estimate: the model's own tokens are not known here"
-)
-
-
-class Counting:
-    """Counts prompts for one engine."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def answer(self, exchange: Exchange, caller: Caller) -> None:
+    async def count(self, exchange: Exchange, caller: Caller) -> None:
         """Count the tokens of a request and all that it builds on."""
-        service = self._service
-        body = await read_body(exchange, service.settings, service.roster)
-        with Watch(service.roster, exchange):
-            request = await whole(RESPONSES.decode_request(body), caller, service.memory)
-            tokens, exact = await count(service.engine, request)
+        body = await self._body(exchange)
+        with Watch(self._service.roster, exchange):
+            request = await self._whole(body, caller)
+            tokens, exact = await count(self._service.engine, request)
         answer = {"object": "response.input_tokens", "input_tokens": tokens}
         exchange.reply(200, json.dump(answer), *report_headers(() if exact else (ESTIMATED,)))
 
-
-async def whole(request: Request, caller: Caller, memory: Memory | None) -> Request:
-    """The request with all that it builds on. Raises FaultError when something is not there."""
-    if memory is None:
-        return without_store(request)[0]
-    return (await understand(request, memory.store, caller.tenant)).whole
-
-
-COMPACTING_PATH = f"/v1{RESPONSES.path}/compact"
-
-
-class Compactions:
-    """Has conversations summarised by one engine."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def answer(self, exchange: Exchange, caller: Caller) -> None:
+    async def compact(self, exchange: Exchange, caller: Caller) -> None:
         """Summarise what a request holds and all that it builds on."""
-        service = self._service
-        body = await read_body(exchange, service.settings, service.roster)
+        service, body = self._service, await self._body(exchange)
         with Watch(service.roster, exchange):
-            request = await whole(RESPONSES.decode_request(body), caller, service.memory)
+            request = await self._whole(body, caller)
             async with service.gate:
                 summary, usage = await summarise(service.engine, request, caller)
         id = new_id()
         item = Compaction(encode_summary(summary), f"cmp_{id}")
         exchange.reply(200, encode_compaction(id, now(), item, usage))
+
+    async def _body(self, exchange: Exchange) -> bytes:
+        return await read_body(exchange, self._service.settings, self._service.roster)
+
+    async def _whole(self, body: bytes, caller: Caller) -> Request:
+        """The request with all that it builds on. Raises FaultError when something is not there."""
+        request, memory = RESPONSES.decode_request(body), self._service.memory
+        if memory is None:
+            return without_store(request)[0]
+        return (await understand(request, memory.store, caller.tenant)).whole

@@ -298,13 +298,16 @@ class Connection:
         run = self._runs.open(record, (), self._remember)
         return Plan(asked.whole, replace(request, store=False), losses, run)
 
-    async def _remember(
+    def _remember(
         self, record: Record, items: Sequence[Item], messages: Sequence[OutboxMessage]
-    ) -> None:
+    ) -> Awaitable[None]:
         """Remember an answer that has ended, and forget the oldest of too many."""
         self._recent[record.id] = record
         if len(self._recent) > MOST:
             del self._recent[next(iter(self._recent))]
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     # ---- frames --------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +30,8 @@ from dragoman.core.item import (
 )
 from dragoman.core.request import Request
 from dragoman.core.response import Response
+
+T = TypeVar("T")
 
 DAY = 86_400.0
 
@@ -147,26 +149,11 @@ class Paging(Struct, frozen=True, kw_only=True):
     order: Order = "desc"
 
 
-class ItemPage(Struct, frozen=True):
-    """A page of items, and whether there are more."""
+class Page(Struct, Generic[T], frozen=True):
+    """A page of a list, and whether there is more."""
 
-    items: tuple[Item, ...]
+    items: tuple[T, ...]
     more: bool
-
-
-class RecordPage(Struct, frozen=True):
-    """A page of records, and whether there are more."""
-
-    records: tuple[Record, ...]
-    more: bool
-
-
-def segments_from(log: Iterable[LogSegment], first: int) -> Iterator[LogSegment]:
-    """The segments of a log from this index on: one that begins before it is cut, none is empty."""
-    for segment in log:
-        skip = max(0, first - segment.first)
-        if skip < len(segment.events):
-            yield LogSegment(segment.first + skip, segment.events[skip:])
 
 
 _PREFIXES: dict[type, str] = {
@@ -195,11 +182,6 @@ def named(items: Sequence[Item], response: str) -> tuple[Item, ...]:
             for place, item in enumerate(items)
         ]
     )
-
-
-def renamed_id(item: Item, place: int) -> str:
-    """Another id for an item whose own is taken in a conversation, from its place there."""
-    return f"{item.id}_{place}"
 
 
 # ---- finding reasoning by its calls --------------------------------------------------------

@@ -28,19 +28,16 @@ from dragoman.core.response import Response
 from .base import (
     RUNNING,
     Conversation,
-    ItemPage,
     LogSegment,
     OutboxMessage,
+    Page,
     Paging,
     Record,
-    RecordPage,
     Retention,
     StoredAnswer,
     StoreError,
     Subscribers,
     call_digests,
-    renamed_id,
-    segments_from,
 )
 from .serialize import (
     Parts,
@@ -276,7 +273,11 @@ class Store(ABC):
             whole = "SELECT response FROM responses WHERE id = $1 AND response IS NOT NULL"
             for (response,) in await self._read(whole, id):
                 log = [LogSegment(0, tuple(unfold(unpack(response, Response))))]
-        return tuple(segments_from(log, first))
+        from_here: list[LogSegment] = []
+        for segment in log:
+            if (skip := max(0, first - segment.first)) < len(segment.events):
+                from_here.append(LogSegment(segment.first + skip, segment.events[skip:]))
+        return tuple(from_here)
 
     async def wait(self, id: str, length: int, seconds: float) -> None:
         """Return when the log is longer than this, when the run has ended, or when time is up."""
@@ -287,7 +288,7 @@ class Store(ABC):
 
         await self._pubsub.wait(id, is_over, seconds, self.POLL)
 
-    async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> RecordPage:
+    async def list_responses(self, tenant: str, wire: str | None, paging: Paging) -> Page[Record]:
         """The responses of a tenant (on one wire, or on all) by the time of their creation."""
         sign, order = _direction(paging)
         values: list[object] = [tenant, paging.limit + 1]
@@ -300,7 +301,7 @@ class Store(ABC):
             where += f""" AND r.seq {sign} (SELECT seq FROM responses
                 WHERE id = ${len(values)} AND tenant = $1)"""
         found = await self._records(f"{where} ORDER BY r.seq {order} LIMIT $2", *values)
-        return RecordPage(tuple(found[: paging.limit]), len(found) > paging.limit)
+        return Page(tuple(found[: paging.limit]), len(found) > paging.limit)
 
     async def set_metadata(self, tenant: str, id: str, metadata: dict[str, JSON]) -> bool:
         """Replace the metadata of a response."""
@@ -426,14 +427,11 @@ class Store(ABC):
 
     async def list_items(
         self, tenant: str, id: str, paging: Paging | None = None
-    ) -> ItemPage | None:
+    ) -> Page[Item] | None:
         """A page of a conversation's items, or all of them in their order."""
         if await self.get_conversation(tenant, id) is None:
             return None
-        where = "WHERE conversation = $1"
-        if paging is None:
-            rows = await self._read(f"SELECT item FROM items {where} ORDER BY place", id)
-            return ItemPage(tuple(unpack(data, Item) for (data,) in rows), more=False)
+        where, paging = "WHERE conversation = $1", paging or Paging(limit=2**31, order="asc")
         sign, order = _direction(paging)
         values: list[object] = [id, paging.limit + 1]
         if paging.after is not None:
@@ -442,7 +440,7 @@ class Store(ABC):
         statement = f"SELECT item FROM items {where} ORDER BY place {order} LIMIT $2"
         rows = await self._read(statement, *values)
         items = tuple(unpack(data, Item) for (data,) in rows[: paging.limit])
-        return ItemPage(items, len(rows) > paging.limit)
+        return Page(items, len(rows) > paging.limit)
 
     async def get_item(self, tenant: str, id: str, item: str) -> Item | None:
         """One item."""
@@ -557,7 +555,7 @@ def _extend(id: str, items: Sequence[Item], *, rename: bool = False) -> Steps[No
             continue
         if not (item.id and rename):
             raise StoreError(f"An item of a conversation needs an id of its own: {item.id!r}.")
-        own = replace(item, id=renamed_id(item, place))
+        own = replace(item, id=f"{item.id}_{place}")
         yield _EXTEND, (id, place, own.id, pack(own))
 
 

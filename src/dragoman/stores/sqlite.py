@@ -200,10 +200,11 @@ class SqliteStore(Store):
     def _transact(
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> Awaitable[T]:
-        if self._closed:
-            raise StoreError(CLOSED)
         loop = asyncio.get_running_loop()
         write = Write(inserts, steps, loop.create_future())
+        if self._closed:
+            write.future.set_exception(StoreError(CLOSED))
+            return write.future
         turn = self._turns.get(loop)
         if turn is None:  # the first of this turn of the loop: hand all of them over at its end
             turn = self._turns[loop] = []

@@ -4,6 +4,7 @@ The weights are exported when the tests run. In single precision, with nothing r
 both programs must score every token alike.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_every_token_is_scored_alike(prompt, single: Llamacpp) -> None:
         "ignore_eos": True,
     }
     news, compared = ids, 0
-    for place in single.request("/completion", wanted).json()["completion_probabilities"]:
+    for place in json.loads(single.ask("/completion", wanted))["completion_probabilities"]:
         (scores,) = model.step([(slot, news)])
         theirs = {token["id"]: token["logprob"] for token in place["top_logprobs"]}
         ours = logarithms(scores)
@@ -68,7 +69,7 @@ def test_tokenizers_agree(prompt, single: Llamacpp) -> None:
 
 def tokenized(server: Llamacpp, text: str) -> list[int]:
     body = {"content": text, "parse_special": True}
-    return list(server.request("/tokenize", body).json()["tokens"])
+    return list(json.loads(server.ask("/tokenize", body))["tokens"])
 
 
 def logarithms(scores: Any) -> Any:

@@ -54,7 +54,7 @@ def asked(app: App, **fields: Any) -> Call:
 
 
 async def statuses(store: Store) -> list[str]:
-    return [found.status for found in (await store.list_responses("", None, Paging())).records]
+    return [found.status for found in (await store.list_responses("", None, Paging())).items]
 
 
 async def test_disconnect_during_begin_leaves_no_record(store: Store) -> None:
@@ -184,7 +184,7 @@ async def test_events_out_of_order_end_a_run_and_are_not_in_its_log(
     async with storing(stub, store) as server:
         await server.ask(stream=kind == "stream", background=kind == "background")
         await all_ended(server)
-        (record,) = (await store.list_responses("", None, Paging())).records
+        (record,) = (await store.list_responses("", None, Paging())).items
         assert record.status == "failed"
         assert [item.text for item in record.response.output] == ["Hel"]
         log = [event for segment in await store.log(record.id) for event in segment.events]
@@ -197,5 +197,5 @@ async def test_engine_is_given_the_id_that_its_answer_is_stored_under(tmp_path) 
     async with storing(Stub(), store) as server:
         await server.ask()
         caller = server.app._engine.asked[0][1]
-        (record,) = (await store.list_responses("", None, Paging())).records
+        (record,) = (await store.list_responses("", None, Paging())).items
         assert caller.response == record.id

@@ -33,10 +33,10 @@ async def test_chat_is_stored_on_request_only(server: Server) -> None:
     body = {"model": "stub", "messages": [{"role": "user", "content": "Hi"}]}
     await Call(server.app, body=body)()
     page = await server.memory.store.list_responses("", "chat", Paging())
-    assert page.records == ()
+    assert page.items == ()
     await Call(server.app, body={**body, "store": True})()
     page = await server.memory.store.list_responses("", "chat", Paging())
-    assert len(page.records) == 1
+    assert len(page.items) == 1
 
 
 async def test_r4_21_stored_response_outlives_the_server(tmp_path) -> None:
@@ -225,7 +225,7 @@ async def test_generated_item_ids_are_not_sent_to_the_engine(server: Server) -> 
 async def kept_bytes(server: Server) -> list[int]:
     """The size of what is kept of each response's input, the earliest first."""
     page = await server.memory.store.list_responses("", None, Paging(limit=100, order="asc"))
-    return [sum(len(item.text) for item in record.request.items) for record in page.records]
+    return [sum(len(item.text) for item in record.request.items) for record in page.items]
 
 
 async def test_o9_turn_is_stored_once(tmp_path) -> None:

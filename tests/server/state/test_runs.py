@@ -30,7 +30,7 @@ async def test_the_official_sdk_resumes_a_stream(server: Server) -> None:
             numbers.append(event.sequence_number)
             if len(numbers) == 4:
                 break
-    id = (await server.memory.store.list_responses("", None, Paging())).records[0].id
+    id = (await server.memory.store.list_responses("", None, Paging())).items[0].id
     async with server.sdk.responses.stream(
         response_id=f"resp_{id}", starting_after=numbers[-1]
     ) as stream:
@@ -187,7 +187,7 @@ async def test_failure_before_the_first_event_is_not_stored(store: Store) -> Non
             call = await server.ask(stream=stream)
             assert call.status == 502
         await all_ended(server)
-        assert (await server.memory.store.list_responses("", None, Paging())).records == ()
+        assert (await server.memory.store.list_responses("", None, Paging())).items == ()
 
 
 class Broken:

@@ -42,10 +42,10 @@ async def test_unary_answer_is_not_in_the_store_before_its_end(store: Store) -> 
         asked = asyncio.create_task(server.ask())
         while not server.memory.runs.live:
             await asyncio.sleep(0)
-        assert (await store.list_responses("", None, Paging())).records == ()
+        assert (await store.list_responses("", None, Paging())).items == ()
         gate.set()
         call = await asked
-        (record,) = (await store.list_responses("", None, Paging())).records
+        (record,) = (await store.list_responses("", None, Paging())).items
         assert call.json["id"] == f"resp_{record.id}"
         assert record.status == "completed"
 
@@ -104,7 +104,7 @@ async def test_server_does_not_end_its_own_live_run_whose_lease_expired(store: S
 async def test_log_of_another_encoder_version_is_not_replayed(store: Store) -> None:
     async with storing(Stub(), store) as server:
         id = identity(await server.ask(stream=True))
-        (record,) = (await store.list_responses("", None, Paging())).records
+        (record,) = (await store.list_responses("", None, Paging())).items
         assert (await server.get(f"/{id}?stream=true")).status == 200
         await store.delete("", record.id)
         await store.put(replace(record, version=record.version - 1))

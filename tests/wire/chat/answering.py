@@ -9,7 +9,7 @@ from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import FunctionCall, Item, Message
 from dragoman.core.lifecycle import check
-from dragoman.core.request import Request, Sampling, StreamOptions
+from dragoman.core.request import Request, StreamOptions
 from dragoman.core.response import Response
 from dragoman.core.turn import Think, Turn
 from dragoman.wire.chat import CHAT
@@ -23,7 +23,6 @@ ASKED = Request(model="m", items=(Message("user", "hello"),), stream=True)
 WITH_USAGE = Request(
     model="m", items=ASKED.items, stream=True, stream_options=StreamOptions(include_usage=True)
 )
-WITH_LOGPROBS = Request(model="m", items=ASKED.items, stream=True, sampling=Sampling(logprobs=True))
 
 
 def chunk(
@@ -186,16 +185,3 @@ def calls(*chunks: Any) -> list[tuple[str, str, str]]:
 def kinds(events: list[Event]) -> list[str]:
     """The names of events."""
     return [type(event).__name__ for event in events]
-
-
-def answer(*output: Item, reasons: tuple[str, ...] = ("stop",), **fields: Any) -> Response:
-    """A completed answer of these items."""
-    return Response(
-        id="R",
-        created_at=5,
-        model="m",
-        status="completed",
-        output=output,
-        reasons=reasons,
-        **fields,
-    )

@@ -5,10 +5,11 @@ from typing import Any
 from dragoman.core.error import Fault
 from dragoman.core.event import Delta, Failed, Finished, ItemAdded, PartAdded, Progress, Started
 from dragoman.core.item import Message, Refusal, Text, Token
-from dragoman.core.response import Response, Usage
+from dragoman.core.response import Usage
 from dragoman.wire import json
 from dragoman.wire.completions import COMPLETIONS, encode_response
 from dragoman.wire.protocol import STANDARD
+from tests.answers import answer
 from tests.wire.completions.speaking import ALL, ASKED, events
 
 OPENING = (
@@ -94,14 +95,8 @@ def test_heartbeat_only_during_an_answer() -> None:
 
 
 def test_a_whole_answer_has_a_choice_for_each_reason() -> None:
-    response = Response(
-        id="x",
-        created_at=5,
-        model="m",
-        status="incomplete",
-        output=(Message("assistant", (Text("a"), Refusal("no"), Text("b"))),),
-        reasons=("length", "stop"),
-    )
+    said = Message("assistant", (Text("a"), Refusal("no"), Text("b")))
+    response = answer(said, status="incomplete", reasons=("length", "stop"))
     value = json.load(encode_response(response, ASKED, STANDARD))
     assert "usage" not in value
     assert [choice["text"] for choice in value["choices"]] == ["ab", ""]

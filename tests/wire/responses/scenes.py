@@ -35,6 +35,25 @@ TOKENS = (
 )
 
 Scene = Callable[[Turn], None]
+SCENES: dict[str, Scene] = {}
+
+
+def scene(reason: str) -> Callable[[Scene], Scene]:
+    """Adds a scene, which ends for this reason unless it has failed."""
+
+    def add(begin: Scene) -> Scene:
+        def whole(turn: Turn) -> None:
+            begin(turn)
+            turn.usage = USAGE
+            if reason in ("length", "content_filter"):
+                turn.complete("incomplete", (reason,))
+            else:
+                turn.complete("completed", (reason,), 1_700_000_009)
+
+        SCENES[begin.__name__] = whole
+        return whole
+
+    return add
 
 
 def play(scene: Scene) -> list[Event]:
@@ -44,19 +63,10 @@ def play(scene: Scene) -> list[Event]:
     return turn.take()
 
 
-def _end(turn: Turn, reason: str = "stop") -> None:
-    turn.usage = USAGE
-    if reason in ("length", "content_filter"):
-        turn.complete("incomplete", (reason,))
-    else:
-        turn.complete("completed", (reason,), 1_700_000_009)
-
-
+@scene("stop")
 def text(turn: Turn) -> None:
     for piece in ("Hel", "lo ", "wör", "ld 😀", '"\\\n'):
         turn.text(piece)
-    turn.finish("stop")
-    _end(turn)
 
 
 def _write(turn: Turn, index: int, part: Part, number: int) -> None:
@@ -74,54 +84,49 @@ def _write(turn: Turn, index: int, part: Part, number: int) -> None:
     turn.emit(item.close_part(item.at(part_kind(part), number)[1]))
 
 
+@scene("stop")
 def parts_with_annotations(turn: Turn) -> None:
     index = turn.open(Message("assistant", phase="final_answer"))
     _write(turn, index, Text("Hello there", (CITATION, QUOTE)), 0)
     _write(turn, index, Text("and more"), 1)
-    turn.close(index)
-    _end(turn)
 
 
+@scene("stop")
 def probabilities(turn: Turn) -> None:
     index = turn.open(Message("assistant"))
     _write(turn, index, Text("Hello", (), TOKENS), 0)
-    turn.close(index)
-    _end(turn)
 
 
+@scene("stop")
 def refusal(turn: Turn) -> None:
     turn.refusal("I cannot ")
     turn.refusal("do that.")
-    turn.finish("stop")
-    _end(turn)
 
 
+@scene("stop")
 def text_then_refusal(turn: Turn) -> None:
     index = turn.open(Message("assistant"))
     _write(turn, index, Text("Well, "), 0)
     _write(turn, index, Refusal("no."), 1)
-    turn.close(index)
-    _end(turn)
 
 
+@scene("stop")
 def raw_reasoning(turn: Turn) -> None:
     turn.reasoning("First ")
     turn.reasoning("this.")
     turn.text("Yes.")
-    turn.finish("stop")
-    _end(turn)
 
 
+@scene("stop")
 def summary_reasoning(turn: Turn) -> None:
     index = turn.open(Reasoning())
     _write(turn, index, Summary("**One**"), 0)
     _write(turn, index, Summary("**Two**"), 1)
     turn.close(index)
     turn.text("Yes.")
-    turn.finish("stop")
-    _end(turn)
 
 
+@scene("stop")
 def sealed_reasoning(turn: Turn) -> None:
     index = turn.open(Reasoning())
     _write(turn, index, Summary("In short"), 0)
@@ -130,84 +135,75 @@ def sealed_reasoning(turn: Turn) -> None:
     item.attach_reasoning({}, "gAAAAB+/==")
     turn.close(index)
     turn.text("Yes.")
-    turn.finish("stop")
-    _end(turn)
 
 
+@scene("tool_calls")
 def one_call(turn: Turn) -> None:
     turn.call(CallFragment(0, "call_a", "get_weather"))
     for piece in ('{"ci', 'ty": "Zü', 'rich"}'):
         turn.call(CallFragment(0, arguments=piece))
-    turn.finish("tool_calls")
-    _end(turn, "tool_calls")
 
 
+@scene("tool_calls")
 def parallel_calls(turn: Turn) -> None:
     turn.call(CallFragment(0, "call_a", "first"))
     turn.call(CallFragment(1, "call_b", "second"))
     for index, piece in ((0, '{"a"'), (1, '{"b"'), (0, ": 1}"), (1, ": 2}")):
         turn.call(CallFragment(index, arguments=piece))
-    turn.finish("tool_calls")
-    _end(turn, "tool_calls")
 
 
+@scene("tool_calls")
 def custom_call(turn: Turn) -> None:
     turn.call(CallFragment(0, "call_a", "apply_patch", custom=True))
     turn.call(CallFragment(0, arguments="*** Begin"))
     turn.call(CallFragment(0, arguments=" Patch\n"))
-    turn.finish("tool_calls")
-    _end(turn, "tool_calls")
 
 
+@scene("tool_calls")
 def namespaced_call(turn: Turn) -> None:
     turn.call(CallFragment(0, "call_a", "search", "{}", namespace="mail"))
-    turn.finish("tool_calls")
-    _end(turn, "tool_calls")
 
 
+@scene("tool_calls")
 def call_after_text(turn: Turn) -> None:
     turn.text("Let me see.")
     turn.call(CallFragment(0, "call_a", "look", '{"x": 1}'))
-    turn.finish("tool_calls")
-    _end(turn, "tool_calls")
 
 
+@scene("stop")
 def commentary(turn: Turn) -> None:
     for phase, words in (("commentary", "Looking."), ("final_answer", "Found.")):
         index = turn.open(Message("assistant", phase=phase))
         turn.write(index, "text", words)
         turn.close(index)
-    _end(turn)
 
 
+@scene("length")
 def cut_by_length(turn: Turn) -> None:
     turn.text("It is a truth univ")
-    turn.finish("length")
-    _end(turn, "length")
 
 
+@scene("length")
 def call_cut_by_length(turn: Turn) -> None:
     turn.call(CallFragment(0, "call_a", "look", '{"x": '))
-    turn.finish("length")
-    _end(turn, "length")
 
 
+@scene("content_filter")
 def filtered(turn: Turn) -> None:
     turn.text("How to ")
-    turn.finish("content_filter")
-    _end(turn, "content_filter")
 
 
+@scene("content_filter")
 def filtered_at_once(turn: Turn) -> None:
     turn.header("model-1")
-    _end(turn, "content_filter")
 
 
+@scene("stop")
 def nothing(turn: Turn) -> None:
     turn.header("model-1")
-    _end(turn)
 
 
+@scene("stop")
 def hosted_tool(turn: Turn) -> None:
     action = {"type": "search", "query": "a", "queries": ["a"]}
     search = {"id": "ws_1", "status": "in_progress", "action": action}
@@ -218,10 +214,9 @@ def hosted_tool(turn: Turn) -> None:
     found = {"id": "ws_1", "status": "completed", "action": action}
     turn.close(index, Unknown("responses", "web_search_call", found, "ws_1"))
     turn.text("Found it.")
-    turn.finish("stop")
-    _end(turn)
 
 
+@scene("stop")
 def picture(turn: Turn) -> None:
     begun = {"id": "ig_1", "status": "in_progress", "result": None}
     index = turn.open(Unknown("responses", "image_generation_call", begun, "ig_1"))
@@ -229,68 +224,39 @@ def picture(turn: Turn) -> None:
     turn.progress(index, "partial", {"partial_image_index": 0, "partial_image_b64": "QUJD"})
     done = {"id": "ig_1", "status": "completed", "result": "QUJD"}
     turn.close(index, Unknown("responses", "image_generation_call", done, "ig_1"))
-    _end(turn)
 
 
+@scene("stop")
 def compaction(turn: Turn) -> None:
-    index = turn.open(Compaction("gAAAA==", "cmp_1"))
-    turn.close(index)
-    _end(turn)
+    turn.open(Compaction("gAAAA==", "cmp_1"))
 
 
+@scene("failed")
 def failed_during_text(turn: Turn) -> None:
     turn.text("Once upon")
     turn.usage = USAGE
     turn.fail(Fault("upstream_error", "Out of memory.", "upstream", upstream_code="server_error"))
 
 
+@scene("failed")
 def failed_during_calls(turn: Turn) -> None:
     turn.call(CallFragment(0, "call_a", "first", '{"a"'))
     turn.call(CallFragment(1, "call_b", "second", '{"b"'))
     turn.fail(Fault("rate_limited", "Slow down.", "upstream"))
 
 
+@scene("failed")
 def cut_off(turn: Turn) -> None:
     turn.reasoning("Hm")
     turn.text("Once upon")
     turn.fail(CUT)
 
 
+@scene("failed")
 def failed_at_once(turn: Turn) -> None:
     turn.header("model-1")
     turn.fail(Fault("internal", "That was us."))
 
 
-SCENES: dict[str, Scene] = {
-    scene.__name__: scene
-    for scene in (
-        text,
-        parts_with_annotations,
-        probabilities,
-        refusal,
-        text_then_refusal,
-        raw_reasoning,
-        summary_reasoning,
-        sealed_reasoning,
-        one_call,
-        parallel_calls,
-        custom_call,
-        namespaced_call,
-        call_after_text,
-        commentary,
-        cut_by_length,
-        call_cut_by_length,
-        filtered,
-        filtered_at_once,
-        nothing,
-        hosted_tool,
-        picture,
-        compaction,
-        failed_during_text,
-        failed_during_calls,
-        cut_off,
-        failed_at_once,
-    )
-}
 FAILED = {name for name in SCENES if name.startswith(("failed", "cut_off"))}
 """Scenes that end badly."""

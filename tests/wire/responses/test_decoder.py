@@ -110,16 +110,10 @@ def test_model_and_unknown_fields_are_taken_from_the_upstream() -> None:
         {"type": "response.in_progress", "response": created},
         {"type": "response.completed", "response": {**again, "completed_at": 9.0}},
     )
+    upstream = {"id": "resp_9", "created_at": 5}
+    extra = {"responses": {"tool_usage": {"n": 1}}, "upstream": upstream}
     assert events == [
-        Started(
-            "1",
-            0,
-            "up-1",
-            extra={
-                "responses": {"tool_usage": {"n": 1}},
-                "upstream": {"id": "resp_9", "created_at": 5},
-            },
-        ),
+        Started("1", 0, "up-1", extra=extra),
         Finished("completed", completed_at=9, extra={"responses": {"service_tier": "flex"}}),
     ]
 
@@ -143,11 +137,12 @@ def test_usage_reported_before_a_failure_is_in_the_failed_event() -> None:
 def test_progress_of_hosted_tools_is_decoded() -> None:
     at = {"item_id": "ws_1", "output_index": 0, "sequence_number": 7}
     item = {"type": "web_search_call", "id": "ws_1"}
+    picture = "response.image_generation_call.partial_image"
     events = heard(
         {"type": "response.output_item.added", "output_index": 0, "item": item},
         {"type": "response.web_search_call.searching", **at},
         {"type": "response.web_search_call.weighing", **at},
-        {"type": "response.image_generation_call.partial_image", **at, "b64": "QQ=="},
+        {"type": picture, **at, "b64": "QQ=="},
         {"type": "vendor.news", "n": 1},
         {"type": "response.completed", "response": {}},
     )
@@ -156,17 +151,7 @@ def test_progress_of_hosted_tools_is_decoded() -> None:
     assert told == [
         Progress(0, "searching"),
         Progress(0, "raw", {"responses": {"type": "response.web_search_call.weighing", **raw}}),
-        Progress(
-            0,
-            "raw",
-            {
-                "responses": {
-                    "type": "response.image_generation_call.partial_image",
-                    **raw,
-                    "b64": "QQ==",
-                }
-            },
-        ),
+        Progress(0, "raw", {"responses": {"type": picture, **raw, "b64": "QQ=="}}),
         Progress(None, "raw", {"responses": {"type": "vendor.news", "n": 1}}),
     ]
 
@@ -195,24 +180,19 @@ def test_annotations_and_log_probabilities_are_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "ended"),
+    ("data", "ended"),
     [
-        ({"type": "response.created", "response": {}}, False),
-        ({"type": "response.completed", "response": {}}, True),
-        ({"type": "error", "message": "x"}, True),
+        (b'{"type": "response.created", "response": {}}', False),
+        (b'{"type": "response.completed", "response": {}}', True),
+        (b'{"type": "error", "message": "x"}', True),
+        (b"[DONE]", True),
     ],
 )
-def test_decoder_has_ended_after_a_terminal_event(event, ended) -> None:
+def test_decoder_has_ended_after_a_terminal_event(data, ended) -> None:
     decoder = RESPONSES.decoder(Turn("1", 0, "m"))
-    decoder.feed(sse.frame(json.dumps(event).encode()))
+    assert decoder.ended is False
+    decoder.feed(sse.frame(data))
     assert decoder.ended is ended
-    assert RESPONSES.decoder(Turn("1", 0, "m")).ended is False
-
-
-def test_decoder_has_ended_after_done() -> None:
-    decoder = RESPONSES.decoder(Turn("1", 0, "m"))
-    decoder.feed(sse.DONE)
-    assert decoder.ended
 
 
 def test_an_event_that_is_too_large_ends_the_answer() -> None:
@@ -232,42 +212,26 @@ def test_call_without_a_name_has_no_parts() -> None:
     assert turn.take() == []
 
 
-def delta(text: str, number: int, **fields: Any) -> dict[str, Any]:
+def delta(text: str, number: int, **fields: Any) -> bytes:
     kind = "response.output_text.delta"
     place = {"type": kind, "item_id": "msg_1", "output_index": 0, "content_index": 0}
-    return {**place, "sequence_number": number, "delta": text, **fields}
+    return json.dumps({**place, "sequence_number": number, "delta": text, **fields}).encode()
 
 
 LOGPROBS = [{"token": "c", "logprob": -1.0, "bytes": [99], "top_logprobs": []}]
 RUNS: list[list[bytes]] = [
-    [json.dumps(delta(c, n)).encode() for n, c in enumerate("abcdef")],
+    [delta(c, n) for n, c in enumerate("abcdef")],
+    [delta(c, n, obfuscation="x" * n, logprobs=[]) for n, c in enumerate("ab")],
+    [delta("a", 0), delta("b", 1), delta("c", 2, logprobs=LOGPROBS), delta("d", 3)],
     [
-        json.dumps(delta(c, n, obfuscation="x" * n, logprobs=[])).encode()
-        for n, c in enumerate("ab")
+        delta("a", 0),
+        *(delta(c, n, content_index=1) for n, c in ((1, "b"), (2, "c"))),
+        delta("d", 3),
     ],
-    [
-        json.dumps(delta("a", 0)).encode(),
-        json.dumps(delta("b", 1)).encode(),
-        json.dumps(delta("c", 2, logprobs=LOGPROBS)).encode(),
-        json.dumps(delta("d", 3)).encode(),
-    ],
-    [
-        json.dumps(delta("a", 0)).encode(),
-        json.dumps(delta("b", 1, content_index=1)).encode(),
-        json.dumps(delta("c", 2, content_index=1)).encode(),
-        json.dumps(delta("d", 3)).encode(),
-    ],
-    [json.dumps(delta("a", 0)).encode(), b'{"type": broken', json.dumps(delta("b", 2)).encode()],
-    [
-        json.dumps(delta("a", 0)).encode(),
-        json.dumps(delta("b", 1), indent=1).replace("\n", "\ndata: ").encode(),
-        json.dumps(delta("c", 2)).encode(),
-    ],
-    [
-        json.dumps(delta("a", 0)).encode(),
-        rb'{"type": "response.output_text.delta", "delta": "\ud83d"}',
-    ],
-    [json.dumps(delta("a", 0)).encode(), b'{"type": "response.unheard_of", "delta": "x"}'],
+    [delta("a", 0), b'{"type": broken', delta("b", 2)],
+    [delta("a", 0), delta("b", 1).replace(b", ", b",\ndata: "), delta("c", 2)],
+    [delta("a", 0), rb'{"type": "response.output_text.delta", "delta": "\ud83d"}'],
+    [delta("a", 0), b'{"type": "response.unheard_of", "delta": "x"}'],
 ]
 
 

@@ -37,6 +37,7 @@ from dragoman.core.turn import CUT
 from dragoman.wire.protocol import STANDARD, Dialect
 from dragoman.wire.responses import RESPONSES
 from tests import oracle
+from tests.cases import cases
 from tests.sdk import offline
 from tests.wire.responses.order_checker import check_order, parse
 from tests.wire.responses.scenes import FAILED, SCENES, play
@@ -161,35 +162,7 @@ def test_o5_a_failure_in_mid_stream_has_a_code_of_the_protocol(fault, code) -> N
 
 
 def test_r4_6_what_was_asked_is_repeated_in_every_snapshot() -> None:
-    asked = {
-        "model": "m",
-        "input": "hi",
-        "instructions": [{"type": "message", "role": "developer", "content": "Be brief."}],
-        "max_output_tokens": 5,
-        "max_tool_calls": 2,
-        "metadata": {"a": "b"},
-        "parallel_tool_calls": False,
-        "prompt_cache_key": "k",
-        "reasoning": {"effort": "low", "summary": "auto", "context": "all_turns"},
-        "safety_identifier": "s",
-        "service_tier": "flex",
-        "temperature": 0,
-        "text": {
-            "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}},
-            "verbosity": "low",
-        },
-        "tool_choice": {"type": "function", "name": "f"},
-        "tools": [
-            {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True},
-            {"type": "web_search", "search_context_size": "low"},
-        ],
-        "top_logprobs": 2,
-        "top_p": 0.5,
-        "truncation": "auto",
-        "user": "u",
-        "presence_penalty": 1,
-        "frequency_penalty": -1,
-    }
+    asked = cases(__file__, "accepted")["what an answer repeats"]
     request = RESPONSES.decode_request(json.dumps(asked).encode())
     described = {**asked["text"]["format"], "description": "", "strict": False}
     expected = {k: v for k, v in asked.items() if k not in ("input", "model", "text", "tools")}

@@ -66,13 +66,14 @@ def asked(**fields: Any) -> Request:
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_r4_6_accepted_request_is_encoded_whole_and_valid_and_decoded_the_same(name) -> None:
+def test_r4_6_r4_7_o8_p8_accepted_request_is_encoded_whole_and_decoded_the_same(name) -> None:
     request = decode(ACCEPTED[name])
     body, losses = RESPONSES.encode_request(request, STANDARD)
     assert RESPONSES.decode_request(body) == request
     assert losses == ()
     again = json.loads(body)
     assert not Counter(leaves(ACCEPTED[name])) - Counter(leaves(again))
+    assert again.get("tool_choice") == ACCEPTED[name].get("tool_choice")
     vendor = "vendor" in json.dumps(ACCEPTED[name]) or name in BEYOND_OPENAI
     problems = oracle.request_problems(again, "responses")
     assert problems == [] or vendor, problems
@@ -114,6 +115,7 @@ BEYOND_OPENAI = {
     "calls with what we do not know",
     "instructions as items",
     "a client resends what it got",
+    "what an answer repeats",
 }
 
 
@@ -141,11 +143,6 @@ def test_r4_5_input_is_a_string_or_items_and_a_type_may_be_missing() -> None:
     assert strange == (Unknown("responses", "vendor:thing", {"id": "v", "a": None}, "v"),)
 
 
-@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
-def test_r4_7_every_effort_is_taken(effort) -> None:
-    assert said(asked(reasoning={"effort": effort}))["reasoning"] == {"effort": effort}
-
-
 def test_o6_hosted_calls_in_the_history_are_carried_or_reported() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": None}
     request = asked(input=[{"role": "user", "content": "x"}, search])
@@ -171,22 +168,6 @@ def _call(id: str) -> dict[str, str]:
 
 def _output(id: str) -> dict[str, str]:
     return {"type": "function_call_output", "call_id": id, "output": "y"}
-
-
-def test_o8_equal_messages_are_all_encoded() -> None:
-    same = {"type": "message", "role": "user", "content": "again"}
-    assert said(asked(input=[same, same, same]))["input"] == [same, same, same]
-
-
-def test_p8_encrypted_reasoning_goes_back_byte_for_byte() -> None:
-    item = {
-        "type": "reasoning",
-        "id": "rs_1",
-        "summary": [{"type": "summary_text", "text": "S"}],
-        "content": [{"type": "reasoning_text", "text": "W"}],
-        "encrypted_content": "gAAA+/\u2028==",
-    }
-    assert said(asked(input=[{"role": "user", "content": "x"}, item]))["input"][1] == item
 
 
 def test_p16_custom_tools_grammars_and_namespaces_are_carried_whole() -> None:
@@ -281,25 +262,6 @@ def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter() -> None:
     short, _ = RESPONSES.encode_request(asked(input=items[:5], temperature=0), STANDARD)
     long, _ = RESPONSES.encode_request(asked(input=items, temperature=0), STANDARD)
     assert long.startswith(short.removesuffix(b"]}"))
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "function", "name": "t", "odd": 1},
-        {
-            "type": "allowed_tools",
-            "mode": "auto",
-            "tools": [{"type": "function", "name": "t", "odd": 1}],
-            "odd": 2,
-        },
-    ],
-    ids=["function", "allowed tools"],
-)
-def test_unknown_fields_of_a_choice_are_encoded_again(choice) -> None:
-    request = asked(tools=[{"type": "function", "name": "t"}], tool_choice=choice)
-    body, losses = RESPONSES.encode_request(request, STANDARD)
-    assert (json.loads(body)["tool_choice"], losses) == (choice, ())
 
 
 TYPED_ITEMS = cases(__file__, "items")

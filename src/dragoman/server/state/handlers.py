@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -15,10 +15,8 @@ from dragoman.core.fold import fold
 from dragoman.core.interfaces import Caller
 from dragoman.core.item import Item
 from dragoman.engines.base import new_id, now
-from dragoman.server.cancellation import InFlight
 from dragoman.server.exchange import Exchange, Route, nothing_at
-from dragoman.server.limits import read_body
-from dragoman.server.settings import DIALECTS, Settings
+from dragoman.server.settings import DIALECTS
 from dragoman.stores.base import Conversation, Order, Paging, Record, StoreError, named
 from dragoman.wire import json
 from dragoman.wire.chat import CHAT
@@ -40,6 +38,8 @@ from .resolve import bare, no_conversation, understand
 from .run import unstarted
 from .service import ENCODER_VERSION, Memory
 
+Read = Callable[[Exchange], Awaitable[bytes]]
+"""Reads the body of a request."""
 Replay = Callable[[Record, int, Exchange, Caller], None]
 """Sends the events of a record from the frame with this number on."""
 
@@ -94,14 +94,27 @@ def paged(entries: Sequence[tuple[str | None, T]], paging: Paging) -> tuple[list
 class Handlers:
     """What a client can ask of that which is stored."""
 
-    def __init__(
-        self, memory: Memory, settings: Settings, roster: InFlight, replay: Replay
-    ) -> None:
+    def __init__(self, memory: Memory, read: Read, replay: Replay) -> None:
         self._memory = memory
         self._store = memory.store
-        self._settings = settings
-        self._roster = roster
+        self._read = read
         self._replay = replay
+
+    def routes(self) -> tuple[Route, ...]:
+        """The routes to what is stored."""
+        return (
+            Route("GET", RESPONSES_PATH, self.get_response),
+            Route("POST", RESPONSES_PATH, self.cancel),
+            Route("DELETE", RESPONSES_PATH, partial(self.delete, RESPONSES)),
+            Route("GET", COMPLETIONS_PATH, self.list_completions),
+            Route("GET", f"{COMPLETIONS_PATH}/", self.get_completion),
+            Route("POST", f"{COMPLETIONS_PATH}/", self.change_completion),
+            Route("DELETE", f"{COMPLETIONS_PATH}/", partial(self.delete, CHAT)),
+            Route("POST", CONVERSATIONS_PATH, self.create_conversation),
+            Route("GET", f"{CONVERSATIONS_PATH}/", self.get_conversation),
+            Route("POST", f"{CONVERSATIONS_PATH}/", self.change_conversation),
+            Route("DELETE", f"{CONVERSATIONS_PATH}/", self.delete_conversation),
+        )
 
     # ---- responses -----------------------------------------------------------------------
 
@@ -180,7 +193,7 @@ class Handlers:
 
     async def create_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Make a conversation."""
-        items, metadata = decode_opening(await self._body(exchange))
+        items, metadata = decode_opening(await self._read(exchange))
         id, moment = new_id(), now()
         made = Conversation(
             id=id, tenant=caller.tenant, created_at=moment, metadata=metadata or None
@@ -212,7 +225,7 @@ class Handlers:
     async def change_conversation(self, exchange: Exchange, caller: Caller) -> None:
         """Change a conversation's metadata, or add items."""
         id, rest = _place(exchange)
-        data = await self._body(exchange)
+        data = await self._read(exchange)
         if not rest:
             metadata = decode_metadata(data)
             if not await self._store.set_conversation_metadata(caller.tenant, bare(id), metadata):
@@ -252,9 +265,6 @@ class Handlers:
             raise FaultError(no_conversation(id))
         exchange.reply(200, encode_conversation(found.id, found.created_at, found.metadata))
 
-    async def _body(self, exchange: Exchange) -> bytes:
-        return await read_body(exchange, self._settings, self._roster)
-
     # ---- completions ---------------------------------------------------------------------
 
     async def list_completions(self, exchange: Exchange, caller: Caller) -> None:
@@ -269,13 +279,13 @@ class Handlers:
         while more and left > 0:
             paging = replace(query.paging("asc"), after=after, limit=query.limit + 1)
             page = await self._store.list_responses(caller.tenant, CHAT.name, paging)
-            for record in page.records:
+            for record in page.items:
                 of_model = query.model in (None, record.request.model)
                 labelled = query.metadata.items() <= (record.metadata or {}).items()
                 if left and record.response is not None and of_model and labelled:
                     left -= 1
                     yield record
-            more, after = page.more, page.records[-1].id if page.records else None
+            more, after = page.more, page.items[-1].id if page.items else None
 
     async def get_completion(self, exchange: Exchange, caller: Caller) -> None:
         """A completion, or the messages it was asked with."""
@@ -296,7 +306,7 @@ class Handlers:
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
         record = await self._find_whole(CHAT, exchange, caller)
-        metadata = decode_metadata(await self._body(exchange))
+        metadata = decode_metadata(await self._read(exchange))
         await self._store.set_metadata(caller.tenant, record.id, metadata)
         exchange.reply(200, json.dump(_completion(replace(record, metadata=metadata))))
 
@@ -338,23 +348,3 @@ def _listing(shown: list[dict[str, Any]], more: bool) -> bytes:
         "has_more": more,
     }
     return json.dump(page)
-
-
-def routes(
-    memory: Memory, settings: Settings, roster: InFlight, replay: Replay
-) -> tuple[Route, ...]:
-    """The routes to what is stored."""
-    each = Handlers(memory, settings, roster, replay)
-    return (
-        Route("GET", RESPONSES_PATH, each.get_response),
-        Route("POST", RESPONSES_PATH, each.cancel),
-        Route("DELETE", RESPONSES_PATH, partial(each.delete, RESPONSES)),
-        Route("GET", COMPLETIONS_PATH, each.list_completions),
-        Route("GET", f"{COMPLETIONS_PATH}/", each.get_completion),
-        Route("POST", f"{COMPLETIONS_PATH}/", each.change_completion),
-        Route("DELETE", f"{COMPLETIONS_PATH}/", partial(each.delete, CHAT)),
-        Route("POST", CONVERSATIONS_PATH, each.create_conversation),
-        Route("GET", f"{CONVERSATIONS_PATH}/", each.get_conversation),
-        Route("POST", f"{CONVERSATIONS_PATH}/", each.change_conversation),
-        Route("DELETE", f"{CONVERSATIONS_PATH}/", each.delete_conversation),
-    )

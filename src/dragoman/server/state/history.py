@@ -47,12 +47,12 @@ class History:
             page = await self._store.list_responses(
                 self._tenant, None, Paging(after=after, limit=PAGE)
             )
-            for record in page.records:
+            for record in page.items:
                 if not wanted or any(wanted in text.casefold() for text in _texts(record.items)):
                     yield record
             if not page.more:
                 return
-            after = page.records[-1].id
+            after = page.items[-1].id
 
     async def events(self, id: str) -> Batches:
         """The events of a response from the first on: those there are, and those that come until

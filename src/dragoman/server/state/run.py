@@ -89,9 +89,9 @@ class Run:
         self._put = put
         self._sink: Sink | None = None
         self._handle: Handle | None = None
-        self._beginning: asyncio.Task[None] | None = None
+        self._beginning: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._ending: asyncio.Future[Any] | None = None
         self._changed: asyncio.Event | None = None  # set when there is more to read, if anybody is
         self._fold = Fold()
         self._folded = 0  # how many events it has
@@ -110,7 +110,8 @@ class Run:
         self._sink = sink
         self._runs.live[self.record.id] = self
         if not (self.record.background or self._put):
-            self._beginning = asyncio.get_running_loop().create_task(self._begin())
+            self._beginning = asyncio.ensure_future(self._runs.store.begin(self.record))
+            self._beginning.add_done_callback(self._began)
         # With the record's id in its items' ids the store needs no index to find them.
         self._handle = start(engine, request, replace(caller, response=self.record.id), self)
         return self
@@ -145,8 +146,7 @@ class Run:
             if not self.events:
                 self.events.append(self._started())
             self.events.append(end_for(fault))
-            self._complete = True
-            self._ending = asyncio.get_running_loop().create_task(self._end())
+            self._end()
         else:
             self._withdraw([Failed(fault)])
 
@@ -168,8 +168,7 @@ class Run:
                 events = [self._started(), *events]
         self.events += events
         if isinstance(events[-1], TERMINAL):  # the end is shown once all is stored
-            self._complete = True
-            self._ending = asyncio.get_running_loop().create_task(self._end())
+            self._end()
         elif self.record.background:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.get_running_loop().create_task(self._write_ahead())
@@ -188,9 +187,12 @@ class Run:
     def _withdraw(self, events: list[Event]) -> None:
         """The answer never began and nobody knows its id: nothing of it remains."""
         self._complete = True
-        self._ending = asyncio.get_running_loop().create_task(self._delete())
         if self._sink is not None:
             self._sink.receive(events)
+        if self._beginning is None:
+            self._close()
+        else:
+            self._ending = asyncio.ensure_future(self._delete(self._beginning))
 
     def _show(self, count: int) -> None:
         """Let the readers have so many events."""
@@ -209,12 +211,9 @@ class Run:
 
     # ---- storing --------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
-        try:
-            await self._runs.store.begin(self.record)
-            self.begun = True
-        except StoreError:
-            self._broken = True
+    def _began(self, beginning: asyncio.Future[None]) -> None:
+        self.begun = not beginning.cancelled() and beginning.exception() is None
+        self._broken = not self.begun
         if self.events and not self._complete:
             self._show(len(self.events))
             self._write_soon()
@@ -272,43 +271,56 @@ class Run:
         else:
             self.stop(fault)
 
-    async def _end(self) -> None:
-        """Store the end, and show it; where the store failed, it says so."""
-        if self._beginning is not None:
-            await self._beginning
-        if self._writing is not None:
-            await self._writing
+    def _end(self, earlier: asyncio.Future[None] | None = None) -> None:
+        """Store the end, once what came earlier is stored."""
+        self._complete = True
+        if self._beginning is not None and not (self.begun or self._broken):
+            self._beginning.add_done_callback(self._end)
+            return
+        if self._writing is not None and not self._writing.done():
+            self._writing.add_done_callback(self._end)
+            return
         try:
             self._fold.feed_all(self.events[self._folded :])
         except Exception as error:
             self._cut(error)
-        record, response, last = self.record, self._fold.response, self.events[-1]
+        record, response = self.record, self._fold.response
+        self.response = response
         turn: tuple[Item, ...] = ()  # what it adds to its conversation
         if record.conversation is not None and response.status == "completed":
             turn = self._turn + response.output
+        if self._broken:
+            self._ended(stored=False)
+            return
+        messages = self._runs.announce(record, response) if record.background else ()
+        ending: Awaitable[bool | None]
+        if self._put is not None:
+            whole = replace(record, status=response.status, response=response)
+            ending = self._put(whole, turn, messages)
+        else:
+            rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
+            ending = self._runs.store.finish(record.id, response, rest, turn, messages)
+        self._ending = asyncio.ensure_future(ending)
+        self._ending.add_done_callback(self._end_written)
+
+    def _end_written(self, ending: asyncio.Future[bool | None]) -> None:
         stored = False
-        if not self._broken:
-            messages = self._runs.announce(record, response) if record.background else ()
-            store = self._runs.store
-            with suppress(StoreError):
-                if self._put is not None:
-                    whole = replace(record, status=response.status, response=response)
-                    await self._put(whole, turn, messages)
-                    stored = True
-                else:
-                    rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
-                    stored = await store.finish(record.id, response, rest, turn, messages)
-        if not stored and isinstance(last, Finished):
+        with suppress(StoreError, asyncio.CancelledError):
+            stored = ending.result() is not False
+        self._ended(stored=stored)
+
+    def _ended(self, *, stored: bool) -> None:
+        """Show the end; where the store failed, it says so."""
+        last = self.events[-1]
+        if not stored and isinstance(last, Finished) and self.response is not None:
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
-            response = replace(response, losses=(*response.losses, NOT_STORED))
-        self.response = response
+            self.response = replace(self.response, losses=(*self.response.losses, NOT_STORED))
         self._close()
 
-    async def _delete(self) -> None:
-        if self._beginning is not None:
-            await self._beginning
-            with suppress(StoreError):
-                await self._runs.store.delete(self.record.tenant, self.record.id)
+    async def _delete(self, beginning: asyncio.Future[None]) -> None:
+        with suppress(StoreError):
+            await beginning
+            await self._runs.store.delete(self.record.tenant, self.record.id)
         self._close()
 
     def _close(self) -> None:

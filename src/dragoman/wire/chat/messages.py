@@ -475,7 +475,7 @@ def _encode_parts(
     content: tuple[Part, ...], dialect: Dialect, notes: list[Note], index: int
 ) -> JSON:
     """Parts as this server takes them: a list that is all text may have to be a string."""
-    if dialect.content_parts or not all(isinstance(part, Text | Refusal) for part in content):
+    if dialect.content_parts or not {Text, Refusal}.issuperset(map(type, content)):
         return encode_content(content)
     if len(content) > 1:
         why = "the text is sent as one string; its parts are joined"
