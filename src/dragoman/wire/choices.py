@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from itertools import compress, repeat
-from operator import attrgetter, is_not
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Raw, Struct
@@ -169,8 +168,7 @@ def encode_body(
     given = asdict(request.sampling)
     given[dialect.repetition_penalty] = given.pop("repetition_penalty")
     given["stop"] = given["stop"] or None
-    given |= fields
-    body = dict(compress(given.items(), map(is_not, given.values(), repeat(None))))
+    body = json.dense(given | fields)
     if request.extra:
         body = merge(body, request.extra.get(wire, {}))
     for name in sorted(dialect.drop & body.keys()):

@@ -277,20 +277,17 @@ class Decoder(ChoicesDecoder):
         if (
             not (text or calls)
             or (calls and choice.finish_reason == "length")  # one of them may be cut
-            or len({call.id for call in calls}) != len(calls)
+            or (calls and len({call.id for call in calls}) != len(calls))
             or text.lstrip().startswith("<")  # perhaps a think tag
         ):
             super()._read_whole(data)
             return
-        itself = {"id": answer.id, "created": answer.created}
-        unknown = {
-            "service_tier": answer.service_tier,
-            "system_fingerprint": answer.system_fingerprint,
-        }
         extra: Extra = {}
-        for name, fields in (("upstream", itself), (NAME, unknown)):
-            if given := {field: value for field, value in fields.items() if value is not None}:
-                extra[name] = given
+        if itself := json.dense({"id": answer.id, "created": answer.created}):
+            extra["upstream"] = itself
+        tier, fingerprint = answer.service_tier, answer.system_fingerprint
+        if unknown := json.dense({"service_tier": tier, "system_fingerprint": fingerprint}):
+            extra[NAME] = unknown
         turn.usage = usage
         called = [FunctionCall(c.id, c.function.name, c.function.arguments) for c in calls]
         turn.whole_answer(text, called, choice.finish_reason, answer.model, extra)
