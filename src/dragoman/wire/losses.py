@@ -173,7 +173,7 @@ class _Kind:
     values are empty, or text. A row of the whole type leaves no such value. `inside` are the fields
     with values to judge, `busy` those that are seldom empty; none where the type is dropped."""
 
-    __slots__ = ("busy", "inside", "kind", "names", "own", "rows", "usual", "values")
+    __slots__ = ("busy", "inside", "kind", "own", "rows", "usual", "values")
 
     def __init__(self, kind: type[Struct], rows: list[Row], idle: str = "") -> None:
         self.kind = kind
@@ -184,20 +184,16 @@ class _Kind:
             self.rows.append((field, name and f".{name}", row, _DEFAULTS[kind].get(field)))
         whole = [row for field, _, row, _ in self.rows if not field]
         gone = any(row.action == "dropped" and not row.test for row in whole)
-        inside = [each for base in kind.__mro__ for each in _INSIDE.get(base.__name__, ())]
-        self.inside = [each for each in inside if not gone and each[0] != idle]
-        self.busy = [each for each in self.inside if f"{kind.__name__}.{each[0]}" in _BUSY]
+        bases = [base.__name__ for base in kind.__mro__ if not gone]
+        inside = [each for base in bases for each in _INSIDE.get(base, ()) if each[0] != idle]
+        self.inside, self.busy = inside, [e for e in inside if f"{kind.__name__}.{e[0]}" in _BUSY]
         usual = _DEFAULTS[kind]
-        pairs = [
-            (f"{name}.__class__" if usual[name] is str else name, usual[name])
-            for name, *_ in self.inside
-            if (name, *_) not in self.busy
-        ]
+        looked = [name for name, *_ in inside if f"{kind.__name__}.{name}" not in _BUSY]
+        pairs = [(f"{n}.__class__" if usual[n] is str else n, usual[n]) for n in looked]
         named = [("__class__", kind), *((field, normal) for field, _, _, normal in self.rows)]
         self.own = slice(len(pairs), len(pairs) + len(named))
         pairs += [*named, ("extra", None) if "extra" in usual else ("__class__", kind)]
-        self.names = tuple([name or "__class__" for name, _ in pairs])
-        self.values = attrgetter(*self.names)
+        self.values = attrgetter(*(name or "__class__" for name, _ in pairs))
         self.usual = () if whole else tuple([normal for _, normal in pairs])
 
 
@@ -326,20 +322,14 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             strange = [at for at, value in found if value.wire != losses.wire]
             notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
             continue
-        changed = {
-            name
-            for _, value in found
-            for name, now, usual in zip(kind.names, kind.values(value), kind.usual, strict=False)
-            if now != usual
-        }
         for field, name, row, usual in kind.rows:
-            if kind.usual and field not in changed:
-                continue
             if (test := row.test) is not None:
                 asked = [each for each in found if not field or getattr(each[1], field) != usual]
                 lost = [at for at, value in asked if test(value, root)]
             else:
-                lost = [at for at, v in found if not field or getattr(v, field) not in _UNSET]
+                lost = [
+                    at for at, v in found if not field or getattr(v, field) not in (usual, *_UNSET)
+                ]
             # Two places are as many as all: both are named as "somewhere".
             shown = (where + name).lstrip(".")
             notes += [(shown, row.action, row.why, at) for at in lost[:2]]

@@ -420,6 +420,5 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
 
 
 def _encode_audio(audio: Audio) -> dict[str, JSON]:
-    facts: dict[str, JSON] = {"id": audio.id, "data": audio.data}
-    facts |= {"transcript": audio.transcript, "expires_at": audio.expires_at}
-    return restore({name: fact for name, fact in facts.items() if fact is not None}, audio.extra)
+    facts = {"id": audio.id, "data": audio.data, "transcript": audio.transcript}
+    return restore(json.dense({**facts, "expires_at": audio.expires_at}), audio.extra)
