@@ -1,4 +1,4 @@
-"""Every row of the table through the whole server, over both protocols, streamed and plain.
+"""Every row of the table through the whole server, over both protocols, and through the engine.
 
 What is asserted is what a client sees: a good answer word for word; a failure as the status it
 is, or, where a stream had begun, as its protocol's error and nothing that looks like an end.
@@ -18,6 +18,7 @@ from dragoman.server.settings import Settings
 from tests.chaos.cases import Case, Expected, load
 from tests.chaos.received import Received, read_answer
 from tests.chaos.stage import TOOLS, WARM_UP, Stage, named, stage
+from tests.chaos.stage import perform as perform_engine
 from tests.server.stubs import PATHS, Call
 
 DEADLINE = 10.0
@@ -125,3 +126,17 @@ async def test_client_gets_what_the_row_expects(upstream: Stage, case, protocol,
             await perform(upstream, case, app, protocol, stream=stream)
     finally:
         await app.close()
+
+
+# ---- the engine alone: the exact answer, in a legal order -------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
+@pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
+async def test_row_gives_the_expected_response(upstream: Stage, case, stream) -> None:
+    engine = Remote(upstream.base_url, wire=case.wire, key="k")
+    try:
+        async with asyncio.timeout(DEADLINE):
+            await perform_engine(upstream, case, engine, stream=stream)
+    finally:
+        await engine.close()

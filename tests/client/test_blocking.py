@@ -1,14 +1,17 @@
 """The client for code without `async`: one event loop in a thread drives everything behind it."""
 
 import asyncio
+import inspect
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-from dragoman.client import SyncStream, connect_sync
+from dragoman.client import Client, Stream, SyncClient, SyncStream, connect_sync
 from dragoman.client.client import LoopThread
 from dragoman.core.interfaces import ANYONE, Caller, Model
 from dragoman.engines.script import Script
@@ -112,3 +115,27 @@ def test_program_with_a_sync_client_exits_silently() -> None:
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
     )
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "script\n", "")
+
+
+# ---- its types ---------------------------------------------------------------------------------
+
+OF_GENERATORS = {"asend", "athrow", "aclose", "prepare", "start", "sync"}
+"""What an engine needs and no person calls, and the face itself."""
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def asked(method: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(method).parameters.values())
+
+
+@pytest.mark.parametrize(("face", "behind"), [(SyncClient, Client), (SyncStream, Stream)])
+def test_sync_client_has_the_attributes_of_the_client(face, behind) -> None:
+    assert public(face) == public(behind) - OF_GENERATORS - {"acts_on"}
+    for name in public(face):
+        said, meant = inspect.getattr_static(face, name), inspect.getattr_static(behind, name)
+        assert isinstance(said, property) == isinstance(meant, property), name
+        if not isinstance(said, property):
+            assert asked(said) == asked(meant), name

@@ -52,6 +52,11 @@ def answer(*steps: Callable[[Turn], object], think: Think = None) -> Response:
     return fold(played(*steps, think=think))
 
 
+def said(*parts: Text | Refusal | Audio, id: str = "msg_r_0") -> Message:
+    """The message of an answer that ended well."""
+    return Message("assistant", parts, id=id, status="completed")
+
+
 # ---- beginning and end -------------------------------------------------------------------
 
 
@@ -102,7 +107,7 @@ def test_empty_answer_is_a_fault() -> None:
 
 def test_finished_choice_without_output_is_an_empty_message() -> None:
     response = answer(lambda t: t.expect(0), lambda t: t.finish("stop"))
-    assert response.output == (Message("assistant", (Text(""),), id="msg_r_0", status="completed"),)
+    assert response.output == (said(Text("")),)
     assert answer(lambda t: t.finish("content_filter")).output == ()
 
 
@@ -175,9 +180,7 @@ THOUGHT = "<think>\nhm\n</think>\n\nYes"
 
 def test_text_held_back_by_a_tag_is_emitted_first() -> None:
     note = answer(lambda t: t.text("<th"), lambda t: t.annotate(NOTE), think="inline").output
-    assert note[0] == Message(
-        "assistant", (Text("<th", (NOTE,)),), id="msg_r_0", status="completed"
-    )
+    assert note[0] == said(Text("<th", (NOTE,)))
     for step in (
         lambda t: t.refusal("no"),
         lambda t: t.reasoning("hm"),
@@ -197,9 +200,7 @@ def test_r2_30_tokens_of_held_back_text_are_emitted() -> None:
     kept = [p.tokens for p in (*thought.content, *message.parts) if isinstance(p, Thought | Text)]
     assert [token for part in kept for token in part] == tokens
     alone = answer(lambda t: t.text("", 0, (tokens[0],)), think="inline").output[0]
-    assert alone == Message(
-        "assistant", (Text("", tokens=(tokens[0],)),), id="msg_r_0", status="completed"
-    )
+    assert alone == said(Text("", tokens=(tokens[0],)))
 
 
 # ---- ids ---------------------------------------------------------------------------------
@@ -269,11 +270,8 @@ def test_a_final_item_adds_only_what_the_deltas_left_out() -> None:
         lambda t: t.close(0, final),
         lambda t: t.complete("completed", ("stop",)),
     )
-    assert fold(events).output[0] == Message(
-        "assistant",
-        (Text("Hel"), Audio("QUJDREVG", transcript="abcd"), Audio()),
-        id="m",
-        status="completed",
+    assert fold(events).output[0] == said(
+        Text("Hel"), Audio("QUJDREVG", transcript="abcd"), Audio(), id="m"
     )
 
 
@@ -290,8 +288,8 @@ def test_deltas_win_over_a_final_item_that_disagrees() -> None:
         lambda t: t.close(2, FunctionCall("other", "g", "{}")),
     )
     assert response.output == (
-        Message("assistant", (Text("Hel"), Text("more")), id="m", status="completed"),
-        Message("assistant", (Text("a"),), id="n", status="completed"),
+        said(Text("Hel"), Text("more"), id="m"),
+        said(Text("a"), id="n"),
         FunctionCall("x", "f", '{"a":1}', id="fc_r_2", status="completed"),
     )
 
@@ -305,9 +303,7 @@ def test_parts_with_numbers_may_be_open_side_by_side() -> None:
         lambda t: t.write(0, "refusal", "no", 3),
         lambda t: t.write(0, "text", "y", 4),
     )
-    assert response.output[0] == Message(
-        "assistant", (Text("ab"), Text("xy"), Refusal("no")), id="m", status="completed"
-    )
+    assert response.output[0] == said(Text("ab"), Text("xy"), Refusal("no"), id="m")
 
 
 def test_delta_for_a_closed_part_is_ignored() -> None:
@@ -325,9 +321,7 @@ def test_delta_for_a_closed_part_is_ignored() -> None:
         lambda t: t.write(0, "text", "late", 0),
         lambda t: t.write(0, "text", "next"),
     )
-    assert response.output[0] == Message(
-        "assistant", (Text("abc"), Text("next")), id="m", status="completed"
-    )
+    assert response.output[0] == said(Text("abc"), Text("next"), id="m")
 
 
 def test_delta_of_a_wrong_kind_is_ignored() -> None:

@@ -38,6 +38,7 @@ from dragoman.core.request import (
 )
 from dragoman.core.response import Response, Usage
 from dragoman.engines.script import demo, fill
+from tests.cases import cases
 from tests.engines.stage import answered, heard
 from tests.strategies import json as json_values
 from tests.strategies import word
@@ -279,59 +280,8 @@ async def test_schema_is_filled_in() -> None:
 
 # ---- values that fit a schema ------------------------------------------------------------
 
-TREE = {
-    "type": "object",
-    "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/tree"}},
-    "required": ["value"],
-}
-SCHEMAS: list[Any] = [
-    {},
-    True,
-    {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "boolean"}}},
-    {"type": "object", "required": ["a"]},
-    {"required": ["a"], "properties": {"a": {"type": "null"}}},
-    {"type": "array", "items": {"type": "number", "minimum": 2.5}},
-    {"type": "array", "minItems": 3, "maxItems": 3, "items": {"type": "integer"}},
-    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}]},
-    {"type": "array", "maxItems": 0},
-    {"type": "string", "minLength": 20, "maxLength": 22},
-    {"type": "string", "maxLength": 3},
-    *({"type": "string", "format": f} for f in ("date", "date-time", "email", "uri", "uuid")),
-    {"type": "integer", "minimum": 5, "maximum": 6},
-    {"type": "integer", "exclusiveMinimum": 5, "exclusiveMaximum": 7},
-    {"type": "integer", "multipleOf": 7, "minimum": 8},
-    {"type": "integer", "maximum": -3},
-    {"type": "integer", "multipleOf": 5, "maximum": -3},
-    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    {"type": "number", "multipleOf": 0.5, "minimum": 0.7},
-    {"minimum": 3},
-    {"enum": ["red", "green"]},
-    {"const": None},
-    {"type": "string", "default": "x"},
-    {"type": "string", "examples": ["y"]},
-    {"type": ["null", "string"]},
-    {"type": ["null"]},
-    {"anyOf": [{"type": "integer"}, {"type": "string"}]},
-    {"oneOf": [{"const": 1}, {"const": 2}]},
-    {
-        "allOf": [
-            {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
-            {"properties": {"b": {"type": "string"}}, "required": ["b", "a"]},
-        ],
-        "type": "object",
-    },
-    {"$ref": "#/$defs/tree", "$defs": {"tree": TREE}},
-    {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "integer"}}},
-    {
-        "type": "object",
-        "properties": {"child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
-        "required": ["child"],
-        "additionalProperties": False,
-    },
-]
 
-
-@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+@pytest.mark.parametrize("schema", cases(__file__, "schemas"), ids=str)
 def test_filled_value_fits_its_schema(schema) -> None:
     value = fill(schema)
     jsonschema.Draft202012Validator(schema).validate(value)

@@ -9,6 +9,7 @@ import pytest
 from dragoman.engines import discover as room
 from dragoman.engines.discover import Discovered, discover, look, named
 from dragoman.net.client import Client
+from tests.cases import cases
 from tests.mock import Reply, mock, plain
 
 LISTING = {"object": "list", "data": [{"id": "a", "owned_by": "me"}, {"id": "b"}, {"no": "id"}]}
@@ -112,29 +113,10 @@ async def test_invalid_url_is_passed_on_unchanged(client: Client) -> None:
         assert found[0].base_url == url
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, []),
-        ({"OPENAI_API_KEY": ""}, []),
-        ({"OPENAI_API_KEY": "k"}, [("https://api.openai.com/v1", "OPENAI_API_KEY", "openai")]),
-        ({"OPENAI_BASE_URL": "http://h:9/v1"}, [("http://h:9/v1", None, None)]),
-        (
-            {"OPENAI_BASE_URL": "http://h:9/v1", "OPENAI_API_KEY": "k"},
-            [("http://h:9/v1", "OPENAI_API_KEY", None)],
-        ),
-        (
-            {"DEEPSEEK_API_KEY": "k", "OPENROUTER_API_KEY": "k"},
-            [
-                ("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", "openrouter"),
-                ("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY", "deepseek"),
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("environ", "expected"), cases(__file__, "environments"))
 def test_upstreams_of_the_environment(environ, expected) -> None:
     found = [
-        (server.base_url, server.key_env, server.profile.name if server.profile else None)
+        [server.base_url, server.key_env, server.profile.name if server.profile else None]
         for server in named(environ)
     ]
     assert found == expected

@@ -18,7 +18,7 @@ from dragoman.wire.protocol import Wire
 from dragoman.wire.registry import WIRES, spell_fault, spell_losses, wire_at
 from tests.answers import answer
 from tests.mock import completion, mock, plain
-from tests.server.stubs import Call, Stub, asking
+from tests.server.stubs import PATHS, Call, Stub, asking
 
 TOY = '''
 """A protocol of one sentence: `{"to": "m", "say": "Hi"}` is answered by `{"said": "Hello"}`."""
@@ -82,7 +82,7 @@ class Encoder:
             case Delta(kind="text"):
                 return b"data: " + json.dumps(event.data).encode() + b"\\n\\n"
             case Failed():
-                return b"data: " + encode_error(event.fault)[1] + b"\\n\\n"
+                return b"data: " + encode_error(event.fault, "")[1] + b"\\n\\n"
             case Finished():
                 return b"data: null\\n\\n"
         return b""
@@ -110,8 +110,8 @@ class Decoder:
         return self.turn.take()
 
 
-def encode_error(fault):
-    return error.status(fault), json.dumps({"oops": fault.message}).encode()
+def encode_error(fault, request_id):
+    return error.status(fault), json.dumps({"oops": fault.message, "id": request_id}).encode()
 
 
 def spelling(request):
@@ -132,6 +132,10 @@ WIRE = Wire(
     models_path="/toy/models",
     encode_models=lambda models: json.dumps([model.id for model in models]).encode(),
     encode_model=lambda model: json.dumps(model.id).encode(),
+    count_path="/toy/count",
+    client_header="toy-version",
+    request_headers=("toy-version", "toy-beta"),
+    upstream_headers=(("toy-version", "1"), ("toy-style", "plain")),
 )
 '''
 
@@ -163,15 +167,32 @@ async def test_a_wire_in_the_registry_is_served_whole_and_streamed(toy: Wire) ->
 async def test_its_errors_and_its_listing_have_its_own_shape(toy: Wire) -> None:
     app = App(Stub(), Settings())
     wrong = await Call(app, "/v1/toy", {"to": "stub"})()
-    assert (wrong.status, wrong.json) == (400, {"oops": "say: is missing"})
+    assert (wrong.status, wrong.json["oops"]) == (400, "say: is missing")
+    assert wrong.json["id"] == wrong.headers["x-request-id"]
     broken = await Call(App(Stub(Fault("overloaded", "Later.")), Settings()), "/v1/toy", say())()
-    assert (broken.status, broken.json) == (503, {"oops": "Later."})
+    assert (broken.status, broken.json["oops"]) == (503, "Later.")
     models = await Call(app, "/v1/toy/models", b"", method="GET")()
     assert models.json == ["stub"]
     one = await Call(app, "/v1/toy/models/stub", b"", method="GET")()
     assert one.json == "stub"
     others = await Call(app, "/v1/models", b"", method="GET")()
     assert others.json["data"][0]["id"] == "stub"
+
+
+async def test_its_clients_are_known_by_a_header_on_paths_that_wires_share(toy: Wire) -> None:
+    app, headers = App(Stub(), Settings()), {"toy-version": "2"}
+    for path, shown in (("/v1/models", ["stub"]), ("/v1/models/stub", "stub")):
+        assert (await Call(app, path, b"", method="GET", headers=headers)()).json == shown
+    nowhere = await Call(app, "/v1/nowhere", say(), headers=headers)()
+    assert (nowhere.status, nowhere.json["oops"]) == (404, "There is nothing at /v1/nowhere.")
+    chat = await Call(app, "/v1/chat/completions", {}, headers=headers)()
+    assert chat.json["error"]["param"] == "model"
+
+
+async def test_its_requests_are_counted(toy: Wire) -> None:
+    call = await Call(App(Stub(), Settings()), "/v1/toy/count", say("12345678"))()
+    assert (call.status, call.json) == (200, {"input_tokens": 6})
+    assert call.headers["x-dragoman-loss"] == "dropped: input_tokens"
 
 
 async def test_its_losses_are_reported_in_its_own_words(toy: Wire) -> None:
@@ -202,6 +223,29 @@ async def test_wire_is_used_towards_a_models_server(toy: Wire) -> None:
     assert (stop.status, stop.json["error"]["param"]) == (400, "stop")
 
 
+async def test_headers_travel_to_a_server_that_speaks_the_wire_of_the_client(toy: Wire) -> None:
+    headers = {"toy-beta": "b", "toy-version": "2", "toy-secret": "s"}
+
+    def answer(asked):
+        return plain(200, {"said": ""} if asked.path == "/v1/toy" else completion({"content": ""}))
+
+    async with mock(answer, lambda asked: plain(200, {"data": []})) as up:
+        for wire, body in (("toy", say()), ("chat", say()), ("toy", None)):
+            server = App(Remote(up.base_url, wire=wire), Settings())
+            path, body = ("/v1/toy", body) if body else (PATHS["chat"], asking())
+            assert (await Call(server, path, body, headers=headers)()).status == 200
+            await server.close()
+        upstream = Remote(up.base_url, wire="toy")
+        await upstream.models()
+        await upstream.close()
+    found = [
+        {name: value for name, value in each.headers.items() if name.startswith("toy-")}
+        for each in (*up.asked, *up.probes)
+    ]
+    usual = {"toy-version": "1", "toy-style": "plain"}
+    assert found == [usual | {"toy-beta": "b", "toy-version": "2"}, {}, usual, usual]
+
+
 def test_losses_and_faults_use_the_names_of_the_wire(toy: Wire) -> None:
     request = toy.decode_request(b'{"to": "m", "say": "Hi"}')
     losses = (Loss("items[0].role", "dropped", "why"),)
@@ -215,3 +259,5 @@ def test_a_path_belongs_to_the_wire_that_serves_it(toy: Wire) -> None:
     paths = ("/v1/toy", "/v1/toy/models", "/v1/toy/x", "/v1/toys", "/v1/models", "/v1/responses/r")
     names = [wire_at(path).name for path in paths]
     assert names == ["toy", "toy", "toy", "chat", "chat", "responses"]
+    known = [wire_at(path, {b"toy-version": b"1"}).name for path in paths]
+    assert known == ["toy", "toy", "toy", "toy", "toy", "responses"]

@@ -59,7 +59,8 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     counts the Dragomans this request has passed. `stored` is true where the answer is stored here
     and may be continued: then we carry what the caller does not, whatever its wire. `response` is
     the id it is stored under: an engine that names its answer and the items so saves the store an
-    index of them.
+    index of them. `headers` are those of its request that may travel on, where an upstream is
+    spoken to over the caller's wire.
     """
 
     tenant: str = ""
@@ -70,6 +71,7 @@ class Caller(Struct, frozen=True, omit_defaults=True):
     wire: str | None = None
     stored: bool = False
     response: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 ANYONE = Caller()

@@ -105,6 +105,9 @@ LATE_USAGE = 0.25
 
 JSON_BODY = ("content-type", "application/json")
 
+BUSY = (429, 503, 529)
+"""The statuses of a refusal that may be tried again later."""
+
 
 class State(IntEnum):
     """How far an answer is."""
@@ -325,7 +328,7 @@ class UpstreamAnswer:
         remote = self._remote
         response = self._exchange.adopt()
         with closing(self._exchange):
-            if self._attempt == remote.retries or response.status not in (429, 503):
+            if self._attempt == remote.retries or response.status not in BUSY:
                 raise FaultError(await remote.upstream.refusal(response, self._request.caller))
             seconds = wait(response.headers.get("retry-after"), self._attempt)
         self._attempt += 1
@@ -340,7 +343,7 @@ class Remote:
     - `key` is our key to it; with `pass_client_key` the caller's own key travels instead.
     - `wire` is `auto` (find out once, for free), `chat` or `responses`.
     - `profile` names a kind of server; by default it is recognised by its answers.
-    - `retries` is how often a 429 or 503 before the first byte is tried again; 0 passes it on.
+    - `retries` is how often a 429, 503 or 529 before the first byte is tried again; 0 passes it on.
     - `header_hold` is how many seconds a stream may be silent before it is begun all the same.
     """
 
@@ -494,6 +497,8 @@ class Remote:
                 and wire.losses.request.action("ReasoningOptions.summary") != "carried"
             ):
                 lowered = replace(lowered, restore=with_summary(request, lowered.restore))
+            if wire.upstream_headers or caller.headers:
+                headers = (*headers, *_own_headers(wire, caller))
             id, at = caller.response or new_id(), int(time.time())
             if raw or profile.markup is None:
                 think = None if raw else profile.think
@@ -516,3 +521,12 @@ class Remote:
                 default_guarantee(request),
             )
         raise refused or FaultError(unreachable(f"{upstream.url} speaks no wire we know"))
+
+
+def _own_headers(wire: Wire, caller: Caller) -> HeaderFields:
+    """What goes with a request on this wire alone."""
+    headers = dict(wire.upstream_headers)
+    if caller.wire == wire.name:
+        given = dict(caller.headers)
+        headers |= {name: given[name] for name in wire.request_headers if name in given}
+    return tuple(headers.items())

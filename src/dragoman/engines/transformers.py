@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 from dragoman.core.error import Fault, FaultError
 
@@ -135,7 +136,9 @@ def _engine(
 
 def _network(torch: Any, library: Any, folder: Path, device: str) -> Any:
     """The network with its weights, on its device. Raises ValueError for what does not load."""
-    widen = device == "cpu" and _half_precision(folder)
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    # Processors compute half precision slowly and inexactly.
+    widen = device == "cpu" and "float16" in (config.get("dtype"), config.get("torch_dtype"))
     needed = sum(file.stat().st_size for file in _weights(folder)) * (2 if widen else 1) * SPARE
     free = _free(torch, device)
     if free is not None and needed > free:
@@ -156,12 +159,6 @@ def _network(torch: Any, library: Any, folder: Path, device: str) -> Any:
     except Exception as error:  # each library beneath has errors of its own for broken files
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{folder} cannot be loaded: {reason}") from error
-
-
-def _half_precision(folder: Path) -> bool:
-    """Whether the weights are of half precision, which processors compute slowly and inexactly."""
-    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
-    return "float16" in (config.get("dtype"), config.get("torch_dtype"))
 
 
 def _not_enough(folder: Path, needed: float, there: str) -> str:
@@ -287,15 +284,12 @@ class Causal:
         return scores
 
 
-class CachedSequence:
+class CachedSequence(Struct, eq=False):
     """One sequence: the ids that were read, and their keys and values."""
 
-    __slots__ = ("broken", "cache", "ids")
-
-    def __init__(self, ids: list[int], cache: Any) -> None:
-        self.ids = ids
-        self.cache = cache
-        self.broken = False
+    ids: list[int]
+    cache: Any
+    broken: bool = False
 
     @property
     def length(self) -> int:
@@ -305,17 +299,12 @@ class CachedSequence:
         """How many ids of a prompt need not be read again; its last one always must."""
         most = min(len(self.ids), len(prompt) - 1)
         same = next((at for at in range(most) if self.ids[at] != prompt[at]), most)
-        return same if same == len(self.ids) or _can_be_cut(self.cache) else 0
+        # Sliding windows and linear attention have lost the first positions: they cannot be cut.
+        lost = (*getattr(self.cache, "is_sliding", ()), *getattr(self.cache, "is_linear", ()))
+        return same if same == len(self.ids) or not any(lost) else 0
 
     def cut(self, length: int) -> None:
         """Drop what was read after so many ids."""
         if length < len(self.ids):
             self.cache.crop(length - len(self.ids))  # a negative number is so many to remove
             del self.ids[length:]
-
-
-def _can_be_cut(cache: Any) -> bool:
-    """Whether a cache has all positions: sliding windows and linear attention have lost the
-    first."""
-    lost = (*getattr(cache, "is_sliding", ()), *getattr(cache, "is_linear", ()))
-    return not any(lost)

@@ -28,6 +28,7 @@ from dragoman.net.errors import (
 from dragoman.net.url import Proxies, parse_url
 from dragoman.wire import error as wire_error
 from dragoman.wire import json
+from dragoman.wire.registry import WIRES
 
 from .profiles import BY_NAME, GENERIC, Profile, by_answers, by_url
 
@@ -285,9 +286,10 @@ class Upstream:
 
     async def models(self, caller: Caller) -> tuple[Model, ...]:
         """The server's own listing. Raises FaultError when it has none to give."""
-        answer = await question(
-            self.client, "GET", f"{self.url}/models", self.headers(caller), patience=LISTING
-        )
+        headers = self.headers(caller)
+        if self.wires:
+            headers = (*headers, *WIRES[self.wires[0]].upstream_headers)
+        answer = await question(self.client, "GET", f"{self.url}/models", headers, patience=LISTING)
         if answer.fault is not None:
             raise FaultError(answer.fault)
         if not answer.status:

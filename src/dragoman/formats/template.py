@@ -291,27 +291,11 @@ def strftime(form: str, date: str) -> str:
     number = _DAYS_BEFORE[month - 1] + day + (leap and month > 2)
     weekday = _DAYS[(365 * (year - 1) + leaps + number - 1) % 7]
     name = _MONTHS[month - 1]
-    known = {
-        "Y": match[1],
-        "y": match[1][2:],
-        "m": match[2],
-        "d": match[3],
-        "B": name,
-        "b": name[:3],
-        "A": weekday,
-        "a": weekday[:3],
-        "j": f"{number:03}",
-        "-d": str(day),
-        "-m": str(month),
-        "e": f"{day:2}",
-        "F": date[:10],
-        "%": "%",
-        "H": "00",
-        "M": "00",
-        "S": "00",
-        "I": "12",
-        "p": "AM",
-    }
+    numbers = {"Y": match[1], "y": match[1][2:], "m": match[2], "d": match[3], "j": f"{number:03}"}
+    shorter = {"-d": str(day), "-m": str(month), "e": f"{day:2}", "F": date[:10], "%": "%"}
+    names = {"B": name, "b": name[:3], "A": weekday, "a": weekday[:3]}
+    midnight = {"H": "00", "M": "00", "S": "00", "I": "12", "p": "AM"}
+    known = numbers | shorter | names | midnight
     return re.sub(r"%(-?.)", lambda code: known.get(code[1], code[0]), form)
 
 

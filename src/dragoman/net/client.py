@@ -37,6 +37,7 @@ class Decoder:
     def __init__(self, codings: Iterable[str]) -> None:
         self._stages = [_Inflate(coding) for coding in codings]
         self._stages.reverse()
+        self._pieces: Iterator[bytes] = iter(())  # that were not read yet
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decode the next bytes into pieces, none of them empty; read them all."""
@@ -58,6 +59,17 @@ class Decoder:
         if end:
             self.finish()
         return b"".join(decoded)
+
+    async def read(self, connection: Connection) -> bytes:
+        """Decode the next of a connection's body, in pieces of bounded size; `b""` at its end."""
+        while True:
+            for piece in self._pieces:
+                return piece
+            data = await connection.read()
+            if not data:
+                self.finish()
+                return b""
+            self._pieces = self.feed(data)
 
     def finish(self) -> None:
         """Say that no more bytes will come; a coding cut short is an error."""
@@ -89,7 +101,9 @@ class _Inflate:
             if len(data) < 2:
                 self._held = data
                 return
-            inflater = self._inflater = zlib.decompressobj(_deflate_window(data))
+            # HTTP's deflate is zlib by the book and a raw stream from some servers.
+            by_the_book = data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
+            inflater = self._inflater = zlib.decompressobj(_ZLIB if by_the_book else _RAW)
         out = b""
         while data or len(out) == _PIECE:
             if inflater.eof:
@@ -105,12 +119,6 @@ class _Inflate:
     def finish(self) -> None:
         if self._begun and (self._inflater is None or not self._inflater.eof):
             raise RemoteProtocolError(f"the {self._coding} body ends too early")
-
-
-def _deflate_window(head: bytes) -> int:
-    """HTTP's deflate is zlib by the book and a raw stream from some servers."""
-    by_the_book = head[0] & 0x0F == 8 and int.from_bytes(head[:2]) % 31 == 0
-    return _ZLIB if by_the_book else _RAW
 
 
 class Pool:
@@ -163,9 +171,7 @@ class Pool:
             return
         if self._closed:
             connection.abort()
-        elif self._waiting:
-            self._offer(connection)
-        else:
+        elif not (self._waiting and self._hand_over(connection)):
             self.idle.append(connection)
             if len(self.idle) > self._limits.idle_connections:
                 self.idle[0].abort()
@@ -196,10 +202,6 @@ class Pool:
         if not self._hand_over(None):
             self._places += 1
 
-    def _offer(self, connection: Connection) -> None:
-        if not self._hand_over(connection):
-            self.idle.append(connection)
-
     def _hand_over(self, what: Connection | None) -> bool:
         while self._waiting:
             turn = self._waiting.popleft()
@@ -221,8 +223,9 @@ class Pool:
                 handed = turn.result()
                 if handed is None:
                     self._free_place()
-                elif handed.usable:  # and not closed since, which has freed its place
-                    self._offer(handed)
+                # Had it been closed since, that would have freed its place.
+                elif handed.usable and not self._hand_over(handed):
+                    self.idle.append(handed)
             if isinstance(error, TimeoutError):
                 message = f"all {self._limits.connections} connections were in use for {within:g} s"
                 raise NetTimeoutError(message, "pool") from None
@@ -271,7 +274,7 @@ class Response:
         self.more = connection.read
         decoder = content_decoder(connection.headers)
         if decoder is not None:
-            self.more = _Decoded(connection, decoder).read
+            self.more = functools.partial(decoder.read, connection)
 
     @property
     def headers(self) -> Headers:
@@ -311,25 +314,6 @@ class Response:
     def close(self) -> None:
         """Let go of the connection, which now belongs to others."""
         self.more = _closed
-
-
-class _Decoded:
-    """The body of a connection through a decoder, in pieces of bounded size."""
-
-    def __init__(self, connection: Connection, decoder: Decoder) -> None:
-        self._connection = connection
-        self._decoder = decoder
-        self._pieces: Iterator[bytes] = iter(())
-
-    async def read(self) -> bytes:
-        while True:
-            for piece in self._pieces:
-                return piece
-            data = await self._connection.read()
-            if not data:
-                self._decoder.finish()
-                return b""
-            self._pieces = self._decoder.feed(data)
 
 
 async def _closed() -> bytes:
@@ -462,10 +446,9 @@ class Client:
 class Exchange:
     """One request on its way, an async context manager that gives its Response.
 
-    `open` and `close` are the same for those whose work does not fit a block; who opened closes,
-    and may open it once more. To be called instead of waiting, use `send` or `connect`, look at
-    `connection` whenever something has come, and close it in the end; after the headers, `adopt`
-    goes on by waiting. To close what is closed changes nothing.
+    To be called instead of waiting, use `send` or `connect`, look at `connection` whenever
+    something has come, and close it in the end; after the headers, `adopt` goes on by waiting. To
+    close what is closed changes nothing.
     """
 
     __slots__ = (
@@ -474,12 +457,11 @@ class Exchange:
         "_client",
         "_head",
         "_lent",
-        "_opened",
         "_pool",
+        "_response",
         "_timeouts",
         "connection",
         "idle",
-        "response",
     )
 
     def __init__(
@@ -499,7 +481,7 @@ class Exchange:
         self._bodiless = bodiless
         self._timeouts = timeouts
         self._lent = False  # `connection` is ours until it is given back
-        self._opened = False
+        self._response: Response | None = None
 
     def send(self, connection: Connection, on_readable: Callable[[], None] | None) -> None:
         """Send the request on this connection, taken from `idle`; `on_readable` is called whenever
@@ -523,15 +505,20 @@ class Exchange:
     def adopt(self) -> Response:
         """The response, to be awaited from now on: `on_readable` is called no more."""
         self.connection.on_readable = None
-        return self._answered(self.connection)
+        self._response = Response(self.connection, self._client.limits.body_bytes)
+        return self._response
 
-    async def open(self) -> Response:
-        """Send the request and wait for the head of its answer, which is `response` from now on.
+    def close(self) -> None:
+        """End it. The connection is kept if the body was read, and closed at once if not."""
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+        if self._lent:
+            self._lent = False
+            self._pool.give_back(self.connection)
 
-        What is open stays so. Raises NetError.
-        """
-        if self._opened:
-            return self.response
+    async def __aenter__(self) -> Response:
+        """Send the request and wait for the head of its answer. Raises NetError."""
         idle = self._pool.idle
         connection = idle.pop() if idle else await self._connect(fresh=False)
         try:
@@ -540,21 +527,8 @@ class Exchange:
             if not (error.reused and error.before_first_byte):
                 raise
             # The peer had closed the idle connection: it never saw the request.
-            connection = await self._connect(fresh=True)
-            await self._ask(connection)
-        return self._answered(connection)
-
-    def close(self) -> None:
-        """End it. The connection is kept if the body was read, and closed at once if not."""
-        if self._opened:
-            self._opened = False
-            self.response.close()
-        if self._lent:
-            self._lent = False
-            self._pool.give_back(self.connection)
-
-    async def __aenter__(self) -> Response:
-        return await self.open()
+            await self._ask(await self._connect(fresh=True))
+        return self.adopt()
 
     async def __aexit__(
         self,
@@ -571,11 +545,6 @@ class Exchange:
             except ConnectError:
                 await asyncio.sleep(_RETRY_DELAY)
         return await self._pool.acquire(self._timeouts.connect, fresh=fresh)
-
-    def _answered(self, connection: Connection) -> Response:
-        self.response = Response(connection, self._client.limits.body_bytes)
-        self._opened = True
-        return self.response
 
     async def _ask(self, connection: Connection) -> None:
         try:

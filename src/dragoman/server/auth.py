@@ -13,7 +13,7 @@ from hashlib import sha256
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Secret
 
-from .exchange import Exchange, Headers, safe
+from .exchange import ID_HEADERS, Exchange, Headers, safe
 from .settings import Settings
 
 _MISSING = Fault(
@@ -91,7 +91,7 @@ PREFLIGHT: Headers = [
 ]
 EXPOSED = (
     b"access-control-expose-headers",
-    b"x-request-id, x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
+    b", ".join(ID_HEADERS) + b", x-dragoman, x-dragoman-loss, x-dragoman-guarantee, retry-after",
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dragoman.core.error import Fault, FaultError
 from dragoman.core.interfaces import Caller, Model
 from dragoman.core.item import Compaction
@@ -11,7 +13,8 @@ from dragoman.engines.base import new_id, now
 from dragoman.engines.compaction import count, encode_summary, summarise
 from dragoman.engines.router import embed
 from dragoman.wire import embeddings, json
-from dragoman.wire.registry import BASE, WIRES, wire_at
+from dragoman.wire.protocol import Wire
+from dragoman.wire.registry import BASE, WIRES
 from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.response import encode_compaction
 
@@ -34,28 +37,30 @@ class Endpoints:
 
     def routes(self) -> list[Route]:
         """The routes to these handlers."""
-        path = BASE + RESPONSES.path
         routes = [
             Route("POST", BASE + embeddings.PATH, self.embed),
-            Route("POST", f"{path}/input_tokens", self.count),
-            Route("POST", f"{path}/compact", self.compact),
+            Route("POST", f"{BASE}{RESPONSES.path}/compact", self.compact),
         ]
+        for wire in WIRES.values():
+            if wire.count_path:
+                routes.append(Route("POST", BASE + wire.count_path, self.count))
         for path in dict.fromkeys(BASE + wire.models_path for wire in WIRES.values()):
-            routes += Route("GET", path, self.models), Route("GET", f"{path}/", self.model)
+            below = f"{path}/"
+            routes.append(Route("GET", path, self.models))
+            routes.append(Route("GET", below, partial(self.model, below)))
         return routes
 
     async def models(self, exchange: Exchange, caller: Caller) -> None:
         """All models."""
         models = await self._models(exchange, caller)
-        exchange.reply(200, wire_at(exchange.path).encode_models(models))
+        exchange.reply(200, exchange.wire.encode_models(models))
 
-    async def model(self, exchange: Exchange, caller: Caller) -> None:
-        """The model named by the rest of the path, slashes and all."""
-        wire = wire_at(exchange.path)
-        name = exchange.path.removeprefix(f"{BASE}{wire.models_path}/")
+    async def model(self, listing: str, exchange: Exchange, caller: Caller) -> None:
+        """The model named by the path below that of a listing, slashes and all."""
+        name = exchange.path.removeprefix(listing)
         for model in await self._models(exchange, caller):
             if model.id == name:
-                exchange.reply(200, wire.encode_model(model))
+                exchange.reply(200, exchange.wire.encode_model(model))
                 return
         raise FaultError(Fault("model_not_found", f"There is no model {name!r}.", "client"))
 
@@ -75,18 +80,18 @@ class Endpoints:
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
         """Count the tokens of a request and all that it builds on."""
-        body = await self._body(exchange)
+        wire, body = exchange.wire, await self._body(exchange)
         with Watch(self._service.roster, exchange):
-            request = await self._whole(body, caller)
+            request = await self._whole(wire, body, caller)
             tokens, exact = await count(self._service.engine, request)
-        answer = {"object": "response.input_tokens", "input_tokens": tokens}
-        exchange.reply(200, json.dump(answer), *report_headers(() if exact else (ESTIMATED,)))
+        losses = () if exact else (ESTIMATED,)
+        exchange.reply(200, wire.encode_count(tokens), *report_headers(losses))
 
     async def compact(self, exchange: Exchange, caller: Caller) -> None:
         """Summarise what a request holds and all that it builds on."""
         service, body = self._service, await self._body(exchange)
         with Watch(service.roster, exchange):
-            request = await self._whole(body, caller)
+            request = await self._whole(RESPONSES, body, caller)
             async with service.gate:
                 summary, usage = await summarise(service.engine, request, caller)
         id = new_id()
@@ -96,9 +101,9 @@ class Endpoints:
     async def _body(self, exchange: Exchange) -> bytes:
         return await read_body(exchange, self._service.settings, self._service.roster)
 
-    async def _whole(self, body: bytes, caller: Caller) -> Request:
+    async def _whole(self, wire: Wire, body: bytes, caller: Caller) -> Request:
         """The request with all that it builds on. Raises FaultError when something is not there."""
-        request, memory = RESPONSES.decode_request(body), self._service.memory
+        request, memory = wire.decode_request(body), self._service.memory
         if memory is None:
             return without_store(request)[0]
         return (await understand(request, memory.store, caller.tenant)).whole

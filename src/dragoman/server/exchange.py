@@ -19,7 +19,8 @@ from dragoman.core.interfaces import VERSION, VERSION_HEADER, Caller, Secret
 from dragoman.core.loss import Loss
 from dragoman.core.response import Guarantee, Usage
 from dragoman.wire.losses import header
-from dragoman.wire.registry import BASE, wire_at
+from dragoman.wire.protocol import Wire
+from dragoman.wire.registry import BASE, WIRES, wire_at
 
 from .cancellation import Peer
 
@@ -46,6 +47,8 @@ MARKS: Headers = [
     (VERSION_HEADER.encode(), VERSION.encode()),
 ]
 """The headers of every answer."""
+ID_HEADERS = [name.encode() for name in {wire.request_id_header: 0 for wire in WIRES.values()}]
+"""The headers that name the request: each client looks for the one its wire has."""
 _SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _UNSAFE = re.compile(rb"[^\t\x20-\x7e\x80-\xff]+")
 
@@ -69,7 +72,8 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(headers)
         given = self.header(b"x-request-id") if b"x-request-id" in self.headers else ""
         self.id = given if given and _SANE_ID.fullmatch(given) else next(request_ids[0])
-        self.marks: Headers = [*MARKS, (b"x-request-id", self.id.encode())]
+        id = self.id.encode()
+        self.marks: Headers = [*MARKS, *[(name, id) for name in ID_HEADERS]]
 
     # ---- what a host gives ---------------------------------------------------------------
 
@@ -106,6 +110,11 @@ class Exchange:
 
     # ---- what handlers use ---------------------------------------------------------------
 
+    @property
+    def wire(self) -> Wire:
+        """The wire that the request is of."""
+        return wire_at(self.path, self.headers)
+
     def header(self, name: bytes) -> str:
         """A header of the request, by its name in lower case; the empty string if not there."""
         value = self.headers.get(name)
@@ -136,19 +145,12 @@ class Exchange:
             self.end()
 
     def refuse(self, fault: Fault, *headers: tuple[bytes, bytes]) -> None:
-        """Answer with a fault, as its status and error object."""
-        status, body, extra = refusal(fault, self.path)
-        self.reply(status, body, *headers, *extra)
-
-
-def refusal(fault: Fault, path: str) -> tuple[int, bytes, Headers]:
-    """The status, body and further headers of a fault, in the shape of the wire at this path."""
-    headers: Headers = []
-    if fault.retry_after is not None:
-        headers.append((b"retry-after", safe(fault.retry_after)))
-    if fault.code == "authentication":
-        headers.append((b"www-authenticate", b"Bearer"))
-    return (*wire_at(path).encode_error(fault), headers)
+        """Answer with a fault, in the shape that the wire of the request has."""
+        if fault.retry_after is not None:
+            headers += ((b"retry-after", safe(fault.retry_after)),)
+        if fault.code == "authentication":
+            headers += ((b"www-authenticate", b"Bearer"),)
+        self.reply(*self.wire.encode_error(fault, self.id), *headers)
 
 
 def _new_ids() -> Iterator[str]:

@@ -43,7 +43,7 @@ def transport(engine: Engine, settings: Settings | None = None) -> Transport:
     anything_goes = replace(settings or Settings(), allowed_hosts=("*",))  # no page gets in here
     memory = None
     if anything_goes.store != "none":
-        memory = Memory(MemoryStore(), dialect=anything_goes.dialect, upkeep=False)
+        memory = Memory(MemoryStore(), anything_goes, upkeep=False)
     return Transport(App(engine, anything_goes, memory))
 
 

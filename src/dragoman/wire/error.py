@@ -66,8 +66,12 @@ _BY_STATUS: dict[int, Code] = {
     413: "too_large",
     429: "rate_limited",
     503: "overloaded",
+    529: "overloaded",
 }
 """What a bare status of an upstream means, where the upstream gave no code."""
+
+_STATUS_OF_TYPE = {"overloaded_error": 529}
+"""The status an error type stands for, where a stream that began with 200 ends in it."""
 
 
 # ---- encoding -----------------------------------------------------------------------------
@@ -99,8 +103,9 @@ def encode(fault: Fault) -> bytes:
     return json.dump({"error": error_object(fault)})
 
 
-def encode_error(fault: Fault) -> tuple[int, bytes]:
-    """The status and the body of an answer that is this fault."""
+def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
+    """The status and the body of an answer that is this fault. This body does not name the request;
+    a header does."""
     return status(fault), encode(fault)
 
 
@@ -160,7 +165,8 @@ def describe(value: JSON, status: int | None = None) -> Fault | None:
     code, kind, given = fields.get("code"), fields.get("type"), fields.get("param")
     if status is None:
         named = (code, fields.get("status"), fields.get("status_code"))
-        status = next((n for n in named if type(n) is int and 400 <= n <= 599), None)
+        usual = _STATUS_OF_TYPE.get(kind) if isinstance(kind, str) else None
+        status = next((n for n in named if type(n) is int and 400 <= n <= 599), usual)
     if type(code) is int:  # a status too, as a rule, and then no code
         code = None if 100 <= code <= 599 else str(code)
     known = ("message", "type", "param", "code", "error", "detail", "object")

@@ -509,7 +509,7 @@ class Fields:
 
     def rest(self) -> dict[str, JSON]:
         """The fields that were not taken, nulls left out."""
-        return dense(self._left)
+        return {name: value for name, value in self._left.items() if value is not None}
 
     def left(self) -> dict[str, JSON]:
         """The fields that were not taken, nulls included."""

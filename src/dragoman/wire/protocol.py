@@ -67,6 +67,11 @@ def encode_models(models: Sequence[Model]) -> bytes:
     return json.dump({"object": "list", "data": list(map(_model, models))})
 
 
+def encode_count(tokens: int) -> bytes:
+    """The number of tokens of a prompt."""
+    return json.dump({"input_tokens": tokens})
+
+
 def _model(model: Model) -> dict[str, JSON]:
     return {
         **(model.extra or {}).get("models", {}),
@@ -92,6 +97,15 @@ class Wire(Struct, frozen=True, kw_only=True):
     - `conversation` is false where requests are bare prompts, which are never stored.
     - `stored_by_default` says what an absent `store` means.
     - `websocket` says whether requests may come over a WebSocket on the same path, too.
+    - `count_path`, which is below `path`, is where the tokens of a request are counted; empty where
+      the wire has no such endpoint. `encode_count` encodes their number.
+    - `encode_error(fault, request_id)` gives the status and the body of an answer that is a fault.
+    - `client_header` is the request header, in lower case, that tells the wire's clients from those
+      of others on paths that wires share: the model listing, and paths of none.
+    - `request_id_header` is the answer's header in which its clients look for the request's id.
+    - `request_headers` are headers of a client's request that travel on, where the upstream is
+      spoken to over the same wire; `upstream_headers` go with every request to an upstream, with
+      the client's own values where it sent the same header.
     """
 
     name: str
@@ -103,7 +117,7 @@ class Wire(Struct, frozen=True, kw_only=True):
     decoder: Callable[[Turn], Decoder]
     losses: Losses
     spelling: Callable[[Request], Callable[[str], str]]
-    encode_error: Callable[[Fault], tuple[int, bytes]] = encode_error
+    encode_error: Callable[[Fault, str], tuple[int, bytes]] = encode_error
     models_path: str = "/models"
     encode_models: Callable[[Sequence[Model]], bytes] = encode_models
     encode_model: Callable[[Model], bytes] = encode_model
@@ -111,3 +125,9 @@ class Wire(Struct, frozen=True, kw_only=True):
     conversation: bool = True
     stored_by_default: bool = False
     websocket: bool = False
+    count_path: str = ""
+    encode_count: Callable[[int], bytes] = encode_count
+    client_header: str = ""
+    request_id_header: str = "x-request-id"
+    request_headers: tuple[str, ...] = ()
+    upstream_headers: tuple[tuple[str, str], ...] = ()

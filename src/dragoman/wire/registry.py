@@ -5,7 +5,7 @@ Nothing else in the package names the wires there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from msgspec.structs import replace
 
@@ -24,17 +24,23 @@ BASE = "/v1"
 """What base URLs end with."""
 
 
-def wire_at(path: str) -> Wire:
-    """The wire that a path of the server belongs to; for a path of none, the first one.
+def wire_at(path: str, headers: Container[bytes] = ()) -> Wire:
+    """The wire that a request is of: the one its path belongs to, or else the one whose clients are
+    known by one of these headers (names in lower case); the first one where neither says.
 
     >>> wire_at("/v1/responses/resp_1").name, wire_at("/v1/models").name
     ('responses', 'chat')
     """
-    for wire in WIRES.values():
-        own = (BASE + wire.path, BASE + wire.models_path)
-        if path in own or path.startswith(f"{own[0]}/"):
-            return wire
-    return next(iter(WIRES.values()))
+
+    def signs(wire: Wire) -> tuple[bool, bool, bool]:
+        own = BASE + wire.path
+        return (
+            path == own or path.startswith(f"{own}/"),
+            wire.client_header.encode() in headers,
+            path == BASE + wire.models_path,
+        )
+
+    return max(WIRES.values(), key=signs)
 
 
 def spell_losses(losses: Iterable[Loss], request: Request, wire: str | None) -> tuple[Loss, ...]:

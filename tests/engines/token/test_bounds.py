@@ -214,7 +214,7 @@ async def test_invalid_grammar_is_refused_for_every_kind_of_model() -> None:
 
 async def test_without_llguidance_only_verifiable_demands_are_accepted(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    bounds = Enforcer(TOKENS, scores=True, constrain=None)
+    bounds = Enforcer(TOKENS, scores=True)
     plain = asked(format=JSONSchema("x", {"type": "object"}, strict=True))
     bound = bounds.requirement(plain, HERMES.grammar(plain), frozenset())
     assert bound.constraint is None

@@ -17,8 +17,9 @@ from dragoman.core.loss import Loss
 from dragoman.core.request import JSONSchema, Request, Sampling
 from dragoman.core.response import Response
 from dragoman.engines.token import TokenEngine, from_next_token, from_step, from_stream
+from dragoman.engines.token.constraints import Requirement
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.prompt import Prompt, Tokenizer
+from dragoman.formats.prompt import Prompt
 from tests.engines.stage import answered, heard
 from tests.engines.token.asking import asked, serving
 from tests.engines.token.models import Says, Table, writes
@@ -318,8 +319,7 @@ def test_missing_numpy_is_reported_with_its_install_command(monkeypatch) -> None
 class OnlyAB:
     """Lets a and b through, three of them; the first is forced to be b."""
 
-    def __init__(self, grammar: Grammar, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
-        assert ends == {END}
+    def __init__(self) -> None:
         self.seen: list[int] = []
 
     def mask(self, logits: Any) -> None:
@@ -338,10 +338,16 @@ class OnlyAB:
         return len(self.seen) >= 5
 
 
+def only_ab(request: Request, grammar: Grammar, ends: frozenset[int]) -> Requirement:
+    assert ends == {END}
+    return Requirement(OnlyAB, None)
+
+
 @pytest.mark.parametrize("logprobs", [False, True])
 async def test_forced_tokens_are_written_without_a_model_step(logprobs) -> None:
     model = Table()
-    async with serving(model, constrain=OnlyAB) as engine:
+    async with serving(model) as engine:
+        engine._enforcer.requirement = only_ab
         request = replace(asked(logprobs=logprobs), format=JSONSchema("x"))
         response = await answered(engine, request)
     assert response.text.startswith("ba")

@@ -10,11 +10,13 @@ from typing import Any
 
 import httpx2
 import openai
+from msgspec.structs import replace
 
 from dragoman.core.interfaces import Engine
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
 from dragoman.server.state.service import Memory
+from dragoman.server.state.webhooks import Webhooks
 from dragoman.server.testing import Transport
 from dragoman.stores.memory import MemoryStore
 from dragoman.stores.sql import Store
@@ -61,11 +63,17 @@ def opened(kind: str, folder: Path) -> Store:
 
 @asynccontextmanager
 async def storing(
-    engine: Engine, store: Store | None = None, **options: Any
+    engine: Engine,
+    store: Store | None = None,
+    *,
+    upkeep: bool = True,
+    webhooks: Webhooks | None = None,
+    **options: Any,
 ) -> AsyncIterator[Server]:
     """A server that remembers, to the end of the block."""
-    memory = Memory(store or MemoryStore(), **options)
-    app = App(engine, SETTINGS, memory)
+    settings = replace(SETTINGS, **options)
+    memory = Memory(store or MemoryStore(), settings, upkeep=upkeep, webhooks=webhooks)
+    app = App(engine, settings, memory)
     transport = httpx2.AsyncClient(transport=Transport(app))
     sdk = openai.AsyncOpenAI(
         base_url="http://dragoman.test/v1", api_key="none", http_client=transport, max_retries=0

@@ -64,7 +64,7 @@ async def test_r4_22_chain_has_all_inputs_and_outputs(server: Server) -> None:
 
 async def test_r4_23_instructions_are_not_inherited_unless_set(store: Store) -> None:
     for inherit in (False, True):
-        async with storing(Stub(), inherit=inherit) as server:
+        async with storing(Stub(), inherit_instructions=inherit) as server:
             first = await server.ask(instructions="Be brief.")
             second = await server.ask(previous_response_id=first.json["id"])
             engine = server.app._engine

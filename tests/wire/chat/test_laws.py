@@ -1,32 +1,30 @@
 """The laws that hold on this wire for all canonical values, and for any split of the bytes."""
 
+import json
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dragoman.core.event import Event
+from dragoman.core.error import FaultError
+from dragoman.core.event import Event, Failed, Finished
 from dragoman.core.fold import fold
 from dragoman.core.lifecycle import check
-from dragoman.core.request import Request, Sampling, StreamOptions
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire.chat import CHAT
 from dragoman.wire.protocol import STANDARD, Dialect
 from tests.samples import samples
-from tests.wire.chat.answering import ASKED, body, gathered, told
+from tests.wire.chat import answering
+from tests.wire.chat.answering import ASKED, body, gathered, tell, told
 from tests.wire.chat.strategies import requests, responses
+from tests.wire.chat.test_cases import ALL, REQUESTS, STREAMS, stream
+from tests.wire.damage import damaged
 
 some_examples = settings(max_examples=samples(30, 400))
 PLAIN = Dialect(ask_usage=False)
-ALL = Request(
-    model="m",
-    items=ASKED.items,
-    stream=True,
-    stream_options=StreamOptions(include_usage=True),
-    sampling=Sampling(logprobs=True),
-)
+plenty = settings(max_examples=samples(100, 3_000))
 
 
 def hear(response: Response, *pieces: bytes) -> list[Event]:
@@ -90,3 +88,29 @@ def test_law_3_the_plain_answer_is_what_a_reader_of_the_stream_gathers(response,
     if request is ASKED:
         plain.pop("usage", None)
     assert streamed == plain | {"object": "chat.completion.chunk"}
+
+
+# ---- one value anywhere is replaced or removed -------------------------------------------------
+
+
+@plenty
+@given(st.sampled_from(REQUESTS).flatmap(damaged))
+def test_damaged_request_is_decoded_or_refused(wire) -> None:
+    try:
+        request = CHAT.decode_request(json.dumps(wire).encode())
+    except FaultError as refused:
+        code = refused.fault.code
+    else:
+        code = "invalid_request"
+        assert json.loads(CHAT.encode_request(request, STANDARD)[0])["messages"]
+    assert code == "invalid_request"
+
+
+@plenty
+@given(st.sampled_from([case["events"] for case in STREAMS]).flatmap(damaged))
+def test_damaged_stream_ends_and_can_be_encoded_again(events) -> None:
+    decoded = answering.hear(stream(events))
+    assert isinstance(decoded[-1], Finished | Failed)
+    assert tell(decoded, ALL)
+    if isinstance(decoded[-1], Finished):
+        assert body(fold(decoded), ALL)["choices"]

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -36,15 +36,9 @@ from dragoman.formats.grammar.demand import (
 from dragoman.formats.grammar.lark import Writer
 from dragoman.formats.prompt import ByteTokenizer, Tokenizer
 
-from .source import Constraint
-
 if TYPE_CHECKING:
     import llguidance
-
-    from .source import Logits
-
-Constrain = Callable[[Grammar, Tokenizer, frozenset[int]], Constraint]
-"""Makes a grammar the constraint of one sequence; the ids are those that end an answer."""
+    from numpy.typing import NDArray
 
 Batches = AsyncGenerator[list[Event], None]
 
@@ -56,7 +50,7 @@ class Requirement(Struct, frozen=True):
     `described` says that there is a further demand which is only described in the prompt.
     """
 
-    constraint: Callable[[], Constraint] | None
+    constraint: Callable[[], GrammarState] | None
     asked: Demand | None
     described: bool = False
 
@@ -72,10 +66,9 @@ class Enforcer:
     """Enforces or verifies demands for one model. `scores` says whether a grammar can constrain
     it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, scores: bool, constrain: Constrain | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, scores: bool) -> None:
         self._tokenizer = tokenizer
-        self._constrain = constrain
-        self._enforces = scores and (constrain is not None or _llguidance_installed())
+        self._enforces = scores and _llguidance_installed()
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
 
@@ -100,8 +93,6 @@ class Enforcer:
             return Requirement(None, asked)
         # A string of the client's own may stop the answer where the grammar would not.
         asked = demand(request) if request.sampling.stop else None
-        if self._constrain is not None:
-            return Requirement(partial(self._constrain, grammar, self._tokenizer, ends), asked)
         with self._lock:
             if self._compiler is None:
                 self._compiler = GrammarCompiler(self._tokenizer)
@@ -293,7 +284,7 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """The state of a grammar in one sequence: the `Constraint` of a sampler."""
+    """The state of a grammar in one sequence."""
 
     __slots__ = ("_matcher", "_size")
 
@@ -301,7 +292,7 @@ class GrammarState:
         self._matcher = matcher
         self._size = size
 
-    def mask(self, logits: Logits) -> None:
+    def mask(self, logits: NDArray[Any]) -> None:
         """Set the scores of tokens that may not come next to minus infinity, in place. Raises
         FaultError where llguidance's limits are exceeded."""
         import numpy as np
@@ -320,12 +311,14 @@ class GrammarState:
         self._check()
 
     def forced(self) -> Sequence[int]:
+        """The tokens that must come next; empty where there is a choice."""
         forced: list[int] = self._matcher.compute_ff_tokens()
         self._check()
         return forced
 
     @property
     def over(self) -> bool:
+        """Whether nothing but the end may follow."""
         return self._matcher.is_stopped()
 
     @property

@@ -29,7 +29,7 @@ from dragoman.formats.format import PLAIN, Format, Parser, Setting
 from dragoman.formats.prompt import Marks, Prompt, Tokenizer
 from dragoman.wire.registry import spell_fault, spell_losses
 
-from .constraints import Batches, Constrain, Enforcer, Requirement, with_guarantee
+from .constraints import Batches, Enforcer, Requirement, with_guarantee
 from .next_token import NextTokenModel, StreamModel
 from .scheduler import Scheduler
 from .source import Job, NewTokens, ScoringModel
@@ -333,7 +333,6 @@ class TokenEngine:
         setting: Setting | Callable[[], Setting] = PLAIN,
         max_tokens: int = MAX_TOKENS,
         ends: Iterable[int | str] = (),
-        constrain: Constrain | None = None,
         concurrency: int | None = None,
         queue: int = QUEUE,
     ) -> None:
@@ -350,7 +349,7 @@ class TokenEngine:
         self._max_tokens = max_tokens
         controls = tokenizer.controls
         self._ends = frozenset(controls[end] if isinstance(end, str) else end for end in ends)
-        self._enforcer = Enforcer(tokenizer, scores=scores, constrain=constrain)
+        self._enforcer = Enforcer(tokenizer, scores=scores)
         self._scores = scores
         self._source: Scheduler | StreamModel
         if isinstance(model, StreamModel):

@@ -18,7 +18,8 @@ from dragoman.core.item import Token
 from dragoman.core.request import Sampling
 
 if TYPE_CHECKING:
-    from .source import Constraint, Logits
+    from .constraints import GrammarState
+    from .source import Logits
 
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, float("inf")),
@@ -84,7 +85,7 @@ class Sampler:
             self._bias or self._frequency or self._presence or self._repetition != 1.0
         )
 
-    def choose(self, logits: Logits, constraint: Constraint | None = None) -> int:
+    def choose(self, logits: Logits, constraint: GrammarState | None = None) -> int:
         """The id of the next token."""
         if not self._plain or constraint is not None:
             logits = np.array(logits, dtype=np.float64)

@@ -17,6 +17,8 @@ from dragoman.core.request import Sampling
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .constraints import GrammarState
+
     Logits = NDArray[Any]
     """Scores of every token of the vocabulary, floats, before the softmax."""
 
@@ -57,27 +59,6 @@ class ScoringModel(Protocol):
         ...
 
 
-class Constraint(Protocol):
-    """The state of a grammar in one sequence."""
-
-    def mask(self, logits: Logits) -> None:
-        """Set the scores of tokens that may not come next to minus infinity, in place."""
-        ...
-
-    def accept(self, ids: Sequence[int]) -> None:
-        """Advance by these tokens."""
-        ...
-
-    def forced(self) -> Sequence[int]:
-        """The tokens that must come next; empty where there is a choice."""
-        ...
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing but the end may follow."""
-        ...
-
-
 _log = logging.getLogger("dragoman")
 
 
@@ -93,7 +74,7 @@ class Job(Struct, frozen=True, kw_only=True):
     ends: frozenset[int]
     limit: int
     size: int
-    constraint: Constraint | None = None
+    constraint: GrammarState | None = None
     scored: bool = False
 
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import JSON
+
+KINDS: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+"""The names of JSON's types in schemas."""
 
 
 def read_json(text: str, otherwise: JSON = None, *, strict: bool = True) -> JSON:
@@ -75,58 +87,48 @@ def enforceable(schema: Mapping[str, JSON], param: str) -> dict[str, JSON]:
     >>> enforceable({"properties": {"a": {}}, "minItems": 1}, "format.schema")
     {'properties': {'a': {}}, 'minItems': 1, 'additionalProperties': False}
     """
-    fitter = _Fitter(bound=not _joins(dict(schema)))
-    fitted = fitter.schema(dict(schema), "", 0)
-    if fitter.losses:
-        (place, why), *others = fitter.losses
+    losses: list[tuple[str, str]] = []  # the place of what is lost, and why
+    fitted = _fitted(dict(schema), "", losses, bound=not _joins(dict(schema)))
+    if losses:
+        (place, why), *others = losses
         also = f"; nor can {', '.join(place for place, _ in others)}" if others else ""
         raise FaultError(bad_request(f"{why}{also}", f"{param}.{place}"))
     return fitted if isinstance(fitted, dict) else {}
 
 
-class _Fitter:
-    def __init__(self, *, bound: bool) -> None:
-        self._bound = bound
-        self.losses: list[tuple[str, str]] = []  # the place of what is lost, and why
-
-    def schema(self, schema: JSON, place: str, depth: int) -> JSON:
-        """A schema, fitted; true and false are schemas too."""
-        if not isinstance(schema, dict):
-            if not isinstance(schema, bool):
-                self.losses.append((place, "is no schema"))
-            return schema
-        if depth > _DEEPEST:
-            self.losses.append((place, "is nested too deeply"))
-            return {}
-        fitted: dict[str, JSON] = {}
-        for keyword, value in schema.items():
-            where = f"{place}.{keyword}" if place else keyword
-            if keyword in NOT_ENFORCED:
-                if (keyword, value) not in _WITHOUT_EFFECT:
-                    self.losses.append((where, "cannot be enforced"))
-            elif keyword == "minProperties" and value not in (0, 1):
-                # nothing stops a model from repeating a property
-                self.losses.append((where, "cannot be enforced"))
-            elif keyword == "format" and str(value) not in FORMATS:
-                if str(value) in _FORMATS_NOT_ENFORCED:
-                    self.losses.append((where, f"{value} cannot be enforced"))
-            elif keyword in _MAP and isinstance(value, dict):
-                fitted[keyword] = {
-                    name: self.schema(each, f"{where}.{name}", depth + 1)
-                    for name, each in value.items()
-                }
-            elif keyword in _LIST and isinstance(value, list):
-                fitted[keyword] = [
-                    self.schema(each, f"{where}[{number}]", depth + 1)
-                    for number, each in enumerate(value)
-                ]
-            elif keyword in _ONE:
-                fitted[keyword] = self.schema(value, where, depth + 1)
-            elif keyword != "x-guidance":  # which would be taken for an order
-                fitted[keyword] = value
-        if self._bound and fitted.get("properties") and not fitted.keys() & _OPEN:
-            fitted["additionalProperties"] = False
-        return fitted
+def _fitted(
+    schema: JSON, place: str, losses: list[tuple[str, str]], *, bound: bool, depth: int = 0
+) -> JSON:
+    """A schema without what is lost; true and false are schemas too."""
+    if not isinstance(schema, dict) or depth > _DEEPEST:
+        if not isinstance(schema, bool):
+            nested = isinstance(schema, dict)
+            losses.append((place, "is nested too deeply" if nested else "is no schema"))
+        return schema
+    fit = partial(_fitted, losses=losses, bound=bound, depth=depth + 1)
+    fitted: dict[str, JSON] = {}
+    for keyword, value in schema.items():
+        where = f"{place}.{keyword}" if place else keyword
+        if keyword in NOT_ENFORCED:
+            if (keyword, value) not in _WITHOUT_EFFECT:
+                losses.append((where, "cannot be enforced"))
+        elif keyword == "minProperties" and value not in (0, 1):
+            # nothing stops a model from repeating a property
+            losses.append((where, "cannot be enforced"))
+        elif keyword == "format" and str(value) not in FORMATS:
+            if str(value) in _FORMATS_NOT_ENFORCED:
+                losses.append((where, f"{value} cannot be enforced"))
+        elif keyword in _MAP and isinstance(value, dict):
+            fitted[keyword] = {name: fit(each, f"{where}.{name}") for name, each in value.items()}
+        elif keyword in _LIST and isinstance(value, list):
+            fitted[keyword] = [fit(each, f"{where}[{n}]") for n, each in enumerate(value)]
+        elif keyword in _ONE:
+            fitted[keyword] = fit(value, where)
+        elif keyword != "x-guidance":  # which would be taken for an order
+            fitted[keyword] = value
+    if bound and fitted.get("properties") and not fitted.keys() & _OPEN:
+        fitted["additionalProperties"] = False
+    return fitted
 
 
 def _joins(schema: JSON) -> bool:
@@ -159,81 +161,72 @@ _MOST = 100
 """References followed in a row before they count as a circle."""
 
 
-def valid(value: JSON, schema: JSON, judge: Judge) -> bool:
-    """Whether a value fits a schema, as far as a grammar can enforce it.
+def valid(
+    value: JSON, schema: JSON, judge: Judge, root: JSON | None = None, steps: int = 0
+) -> bool:
+    """Whether a value fits a schema, as far as a grammar can enforce it. References are found in
+    `root`, by default the schema itself; `steps` of them were followed in a row.
 
     >>> valid({"n": 3}, {"properties": {"n": {"maximum": 2}}}, lambda schema, text: True)
     False
     """
-    return _Validator(schema, judge).fits(value, schema)
+    if not isinstance(schema, dict):
+        return schema is True
+    return all(_checks(value, schema, judge, schema if root is None else root, steps))
 
 
-class _Validator:
-    def __init__(self, root: JSON, judge: Judge) -> None:
-        self._root = root
-        self._judge = judge
-
-    def fits(self, value: JSON, schema: JSON, steps: int = 0) -> bool:
-        if not isinstance(schema, dict):
-            return schema is True
-        return all(self._checks(value, schema, steps))
-
-    def _checks(self, value: JSON, schema: dict[str, Any], steps: int) -> Iterator[bool]:
-        if "type" in schema:
-            types = schema["type"]
-            yield any(_is(value, t) for t in (types if isinstance(types, list) else [types]))
-        if "enum" in schema:
-            yield any(_same(value, each) for each in schema["enum"])
-        if "const" in schema:
-            yield _same(value, schema["const"])
-        if "$ref" in schema:  # nothing fits a reference without a target
-            yield steps < _MOST and self.fits(value, find(self._root, schema["$ref"]), steps + 1)
-        for keyword, most in (("allOf", math.inf), ("anyOf", math.inf), ("oneOf", 1)):
-            if keyword in schema:
-                fits = [self.fits(value, each, steps) for each in schema[keyword]]
-                least = len(fits) if keyword == "allOf" else 1
-                yield least <= fits.count(True) <= most
-        match value:
-            case dict():
-                yield all(name in value for name in schema.get("required", ()))
-                yield _between(len(value), schema, "minProperties", "maxProperties")
-                listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-                for name, each in value.items():
-                    known = [listed[name]] if name in listed else []
-                    for pattern, inner in patterns.items():
-                        if self._judge({"type": "string", "pattern": pattern}, name):
-                            known.append(inner)
-                    for inner in known or [schema.get("additionalProperties", True)]:
-                        yield self.fits(each, inner)
-            case list():
-                yield _between(len(value), schema, "minItems", "maxItems")
-                first, rest = schema.get("prefixItems", []), schema.get("items", True)
-                if isinstance(rest, list):  # as in older drafts
-                    first, rest = rest, schema.get("additionalItems", True)
-                for place, each in enumerate(value):
-                    yield self.fits(each, first[place] if place < len(first) else rest)
-            case str():
-                yield _between(len(value), schema, "minLength", "maxLength")
-                leaf = {name: schema[name] for name in schema if name in ("pattern", "format")}
-                yield not leaf or self._judge({"type": "string", **leaf}, value)
-            case int() | float() if not isinstance(value, bool):
-                step = schema.get("multipleOf")
-                yield _between(value, schema, "minimum", "maximum", -math.inf)
-                yield "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
-                yield "exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"]
-                yield not step or math.isclose(value / step, round(value / step), rel_tol=1e-9)
+def _checks(
+    value: JSON, schema: dict[str, Any], judge: Judge, root: JSON, steps: int
+) -> Iterator[bool]:
+    if "type" in schema:
+        types = schema["type"]
+        yield any(_is(value, t) for t in (types if isinstance(types, list) else [types]))
+    if "enum" in schema:
+        yield any(_same(value, each) for each in schema["enum"])
+    if "const" in schema:
+        yield _same(value, schema["const"])
+    if "$ref" in schema:  # nothing fits a reference without a target
+        yield steps < _MOST and valid(value, find(root, schema["$ref"]), judge, root, steps + 1)
+    for keyword, most in (("allOf", math.inf), ("anyOf", math.inf), ("oneOf", 1)):
+        if keyword in schema:
+            fits = [valid(value, each, judge, root, steps) for each in schema[keyword]]
+            least = len(fits) if keyword == "allOf" else 1
+            yield least <= fits.count(True) <= most
+    match value:
+        case dict():
+            yield all(name in value for name in schema.get("required", ()))
+            yield _between(len(value), schema, "minProperties", "maxProperties")
+            listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+            for name, each in value.items():
+                known = [listed[name]] if name in listed else []
+                for pattern, inner in patterns.items():
+                    if judge({"type": "string", "pattern": pattern}, name):
+                        known.append(inner)
+                for inner in known or [schema.get("additionalProperties", True)]:
+                    yield valid(each, inner, judge, root)
+        case list():
+            yield _between(len(value), schema, "minItems", "maxItems")
+            first, rest = schema.get("prefixItems", []), schema.get("items", True)
+            if isinstance(rest, list):  # as in older drafts
+                first, rest = rest, schema.get("additionalItems", True)
+            for place, each in enumerate(value):
+                yield valid(each, first[place] if place < len(first) else rest, judge, root)
+        case str():
+            yield _between(len(value), schema, "minLength", "maxLength")
+            leaf = {name: schema[name] for name in schema if name in ("pattern", "format")}
+            yield not leaf or judge({"type": "string", **leaf}, value)
+        case int() | float() if not isinstance(value, bool):
+            step = schema.get("multipleOf")
+            yield _between(value, schema, "minimum", "maximum", -math.inf)
+            yield "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
+            yield "exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"]
+            yield not step or math.isclose(value / step, round(value / step), rel_tol=1e-9)
 
 
 def _is(value: JSON, kind: JSON) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    match kind:
-        case "integer":
-            return number and float(value).is_integer()
-        case "number":
-            return number
-        case _:
-            kinds = {"object": dict, "array": list, "string": str, "boolean": bool}
-            return value is None if kind == "null" else isinstance(value, kinds.get(kind, ()))
+    own = KINDS[type(value)]
+    whole = own == "number" and kind == "integer" and float(value).is_integer()
+    return whole or kind in (own, "number" if own == "integer" else own)
 
 
 def _same(one: JSON, other: JSON) -> bool:

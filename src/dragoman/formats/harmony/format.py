@@ -8,8 +8,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
-
 from dragoman.core.error import FaultError, bad_request, unsupported
 from dragoman.core.item import (
     Audio,
@@ -45,7 +43,7 @@ from dragoman.formats.grammar.lark import EITHER, Writer
 from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer, TokenTable
 
 from . import parse
-from .parse import COMMENTARY_PHASE, Channel, HarmonyParser, Header
+from .parse import COMMENTARY_PHASE, HarmonyParser, Header
 from .tools import FUNCTIONS, Toolkit, comment
 
 START, MESSAGE, CHANNEL = Control(parse.START), Control(parse.MESSAGE), Control(parse.CHANNEL)
@@ -116,9 +114,7 @@ class Harmony:
         if tokenizer is not None and (self._table is None or self._table[0] is not tokenizer):
             self._table = tokenizer, TokenTable(tokenizer)  # kept: a model has one vocabulary
         table = self._table[1] if tokenizer is not None and self._table is not None else None
-        opened = _prefill(request)
-        header = None if opened is None else Header(opened.channel, opened.recipient)
-        return HarmonyParser(turn, Toolkit(request, LossList()), header, table)
+        return HarmonyParser(turn, Toolkit(request, LossList()), _prefill(request), table)
 
     def grammar(self, request: Request) -> Grammar | None:
         """Raises FaultError also for a constraint on an answer that has already begun."""
@@ -168,7 +164,7 @@ def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
     return _paragraphs(
         "\n".join(filter(None, about)),
         f"Reasoning: {effort}",
-        f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if tools.has_functions else _CHANNELS,
+        f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if FUNCTIONS in tools.sections else _CHANNELS,
     )
 
 
@@ -263,10 +259,10 @@ def history_message(item: Item, place: int, final: bool, losses: LossList) -> li
                 losses.note("items[*].encrypted_content", "dropped", why, (place,))
             return _message("assistant", item.text, "analysis") if item.text else []
         case FunctionCall():
-            call = Prefill("commentary", _recipient(item), "json", item.arguments)
+            call = Header("commentary", _recipient(item), rest=item.arguments, content_type="json")
             return [START, "assistant", *_open_message(call), CALL]
         case CustomToolCall():
-            call = Prefill("commentary", _recipient(item), None, item.input)
+            call = Header("commentary", _recipient(item), rest=item.input)
             return [START, "assistant", *_open_message(call), CALL]
         case Unknown(
             kind="code_interpreter_call", value={"code": str(code), "outputs": list(outputs)}
@@ -290,25 +286,17 @@ def _message(author: str, text: str, channel: str | None = None, end: Control = 
     return [*header, MESSAGE, text, end]
 
 
-class Prefill(Struct, frozen=True):
-    """A message without an end, as the model itself writes it: its header, and the text so far."""
-
-    channel: Channel
-    recipient: str | None = None
-    content_type: str | None = None
-    text: str = ""
-
-
-def _prefill(request: Request) -> Prefill | None:
+def _prefill(request: Request) -> Header | None:
     """The message that the prompt leaves open, if any. A forced call is opened, so that only its
     arguments are left to the model."""
     match _unfinished(request), request.tool_choice:
         case Message(phase=phase, text=text), _:
-            return Prefill("commentary" if phase == COMMENTARY_PHASE else "final", text=text)
+            return Header("commentary" if phase == COMMENTARY_PHASE else "final", rest=text)
         case Reasoning(text=text), _:
-            return Prefill("analysis", text=text)
+            return Header("analysis", rest=text)
         case _, NamedTool(kind=kind) as tool:
-            return Prefill("commentary", _recipient(tool), "json" if kind == "function" else None)
+            content_type = "json" if kind == "function" else None
+            return Header("commentary", _recipient(tool), content_type=content_type)
         case _:
             return None
 
@@ -329,13 +317,13 @@ def _unfinished(request: Request) -> Message | Reasoning | None:
             return None
 
 
-def _open_message(opened: Prefill) -> list[Piece]:
+def _open_message(opened: Header) -> list[Piece]:
     """An open message after its role."""
-    header = opened.channel + (f" to={opened.recipient}" if opened.recipient else "")
+    header = str(opened.channel) + (f" to={opened.recipient}" if opened.recipient else "")
     kind: list[Piece] = [header]
     if opened.content_type:
         kind = [f"{header} ", CONSTRAIN, opened.content_type]
-    return [CHANNEL, *kind, MESSAGE, *([opened.text] if opened.text else [])]
+    return [CHANNEL, *kind, MESSAGE, *([opened.rest] if opened.rest else [])]
 
 
 def _recipient(tool: Call | NamedTool | AllowedTool) -> str:
@@ -357,7 +345,7 @@ def _paragraphs(*texts: str) -> str:
 # ---- the grammar of a constrained answer ---------------------------------------------------
 
 
-def _grammar(asked: Demand, opened: Prefill | None) -> Grammar:
+def _grammar(asked: Demand, opened: Header | None) -> Grammar:
     writer = Writer(EITHER)
     marker = writer.marker
 

@@ -54,8 +54,10 @@ class Header(Struct, frozen=True):
     other_role: bool = False
     """Whether the model went on and wrote a message of the user or of a tool."""
     rest: str = ""
-    """The text after the channel, for a message whose header never ended."""
+    """The text after the channel, for a message whose header never ended; of a message that the
+    prompt leaves open, its text so far."""
     warnings: tuple[str, ...] = ()
+    content_type: str | None = None
 
 
 def read_header(text: str) -> Header:

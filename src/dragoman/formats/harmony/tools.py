@@ -53,7 +53,7 @@ class Toolkit:
 
     def __init__(self, request: Request, losses: LossList) -> None:
         # By namespace: its description, and its tools with the fields of the request they are in.
-        self._sections: dict[
+        self.sections: dict[
             str, tuple[str | None, list[tuple[FunctionTool | CustomTool, str]]]
         ] = {}
         self._custom: dict[tuple[str | None, str], bool] = {}
@@ -66,7 +66,7 @@ class Toolkit:
                 case FunctionTool() | CustomTool():
                     self._offer(tool, FUNCTIONS, f"tools[{number}]")
                 case Namespace():
-                    self._sections.setdefault(tool.name, (tool.description, []))
+                    self.sections.setdefault(tool.name, (tool.description, []))
                     for place, member in enumerate(tool.tools):
                         if isinstance(member, UnknownTool):
                             losses.note("tools[*].tools[*]", "dropped", why, (number, place))
@@ -76,19 +76,14 @@ class Toolkit:
                     losses.note("tools[*]", "dropped", why, (number,))
 
     def _offer(self, tool: FunctionTool | CustomTool, group: str, field: str) -> None:
-        self._sections.setdefault(group, (None, []))[1].append((tool, field))
+        self.sections.setdefault(group, (None, []))[1].append((tool, field))
         space = None if group == FUNCTIONS else group
         self._custom[space, tool.name] = isinstance(tool, CustomTool)
 
-    @property
-    def has_functions(self) -> bool:
-        """Whether there is any tool without a namespace."""
-        return FUNCTIONS in self._sections
-
     def developer_section(self) -> str:
         """The request's own tools, for the developer message, by namespace; empty without any."""
-        blocks = ["# Tools"] if self._sections else []
-        for name, (description, tools) in sorted(self._sections.items()):
+        blocks = ["# Tools"] if self.sections else []
+        for name, (description, tools) in sorted(self.sections.items()):
             blocks.append(f"## {name}")
             if tools:
                 blocks.append("\n".join([*comment(description), f"namespace {name} {{"]))
@@ -122,7 +117,7 @@ class Toolkit:
         for key in ((None, bare), (space, name)):
             if (custom := self._custom.get(key)) is not None:
                 return CalledTool("custom" if custom else "function", key[1], key[0])
-        if space in _BUILT_IN and space not in self._sections:
+        if space in _BUILT_IN and space not in self.sections:
             return CalledTool("built-in", space)
         if bare != recipient or self._custom:
             return CalledTool("function", bare)

@@ -6,19 +6,10 @@ import json
 import re
 
 from dragoman.core.item import JSON
-from dragoman.formats.grammar.schema import find, read_json
+from dragoman.formats.grammar.schema import KINDS, find, read_json
 
 from .emitter import Emitter, Segment
 
-_KINDS: dict[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
 _STRING = frozenset({"string"})
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 """Python's, in JSON."""
@@ -36,7 +27,7 @@ def typed(text: str, name: str, schema: JSON) -> str:
     kinds = _kinds(properties.get(name) if isinstance(properties, dict) else None, schema)
     literal = _CONSTANTS.get(text.strip(), text.strip())
     if kinds != _STRING:
-        kind = _KINDS[type(read_json(literal, ""))]  # a string, if anything
+        kind = KINDS[type(read_json(literal, ""))]  # a string, if anything
         if kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds)):
             return literal
     return json.dumps(text, ensure_ascii=False)
@@ -61,9 +52,9 @@ def _kinds(schema: JSON, root: JSON, depth: int = 8) -> frozenset[str]:
         case {"$ref": str(pointer)}:
             return _kinds(find(root, pointer), root, depth - 1)
         case {"enum": list(choices)}:
-            return frozenset(_KINDS.get(type(each), "string") for each in choices)
+            return frozenset(KINDS.get(type(each), "string") for each in choices)
         case {"const": value}:
-            return frozenset({_KINDS.get(type(value), "string")})
+            return frozenset({KINDS.get(type(value), "string")})
         case {"anyOf": list(options)} | {"oneOf": list(options)}:
             return frozenset().union(*(_kinds(each, root, depth - 1) for each in options))
         case {"properties": _}:
@@ -89,16 +80,22 @@ _BESIDE = ("type", "function", "name", *_ARGUMENTS, *_IDS)
 
 
 class Value:
-    """Finds the end of one JSON value. `quoted` is whether the position is inside a string."""
+    """Finds the end of one JSON value; with `marks`, of another notation with brackets. `quoted` is
+    whether the position is inside a string."""
 
-    __slots__ = ("_depth", "_escaped", "_scalar", "done", "quoted")
+    __slots__ = ("_depth", "_escaped", "_marks", "_quote", "_scalar", "done")
 
-    def __init__(self, *, done: bool = False) -> None:
+    def __init__(self, marks: re.Pattern[str] | None = None, *, done: bool = False) -> None:
         self.done = done
-        self.quoted = False
+        self._marks = marks
+        self._quote = ""
         self._depth = 0
         self._escaped = False
-        self._scalar: bool | None = None
+        self._scalar: bool | None = None if marks is None else False
+
+    @property
+    def quoted(self) -> bool:
+        return self._quote != ""
 
     def feed(self, text: str, at: int) -> int:
         """Where in the text the value ends, or the text's end."""
@@ -113,17 +110,19 @@ class Value:
                 self._escaped = False
                 at += 1
                 continue
-            found = (_IN_STRING if self.quoted else _STRUCTURE).search(text, at)
+            found = (self._marks or (_IN_STRING if self._quote else _STRUCTURE)).search(text, at)
             if found is None:
                 return len(text)
             at, mark = found.end(), found[0]
             if mark == "\\":
                 self._escaped = True
-            elif mark == '"':
-                self.quoted = not self.quoted
+            elif self._quote:
+                self._quote = "" if mark.startswith(self._quote) else self._quote
+            elif mark[0] in "\"'":
+                self._quote = mark
             else:
-                self._depth += 1 if mark in "{[" else -1
-            self.done = self._depth <= 0 and not self.quoted and not self._escaped
+                self._depth += 1 if mark in "([{" else -1
+            self.done = self._depth <= 0 and not (self._quote or self._escaped)
         return at
 
 
@@ -364,22 +363,9 @@ def calls(text: str) -> tuple[list[Call], str] | None:
 
 def _closing(text: str, at: int) -> int | None:
     """Where the bracket at `at` is closed, strings left out; None if it is not."""
-    depth, quote, skipped = 0, "", -1
-    for found in _BRACKET.finditer(text, at):
-        mark = found[0]
-        if found.start() == skipped:
-            continue
-        if mark == "\\":
-            skipped = found.end()
-        elif quote:
-            quote = "" if mark.startswith(quote) else quote
-        elif mark[0] in "\"'":
-            quote = mark
-        else:
-            depth += 1 if mark in "([{" else -1
-            if depth == 0:
-                return found.end()
-    return None
+    value = Value(_BRACKET)
+    end = value.feed(text, at)
+    return end if value.done else None
 
 
 def _keywords(text: str) -> str:

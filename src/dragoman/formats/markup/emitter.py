@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 
 from dragoman.core.item import JSON, Token
-from dragoman.core.request import CustomTool, FunctionTool, Namespace, Request
+from dragoman.core.request import FunctionTool, Request, UnknownTool
 from dragoman.core.tool_calls import CallFragment
+from dragoman.core.tools import flat
 from dragoman.core.turn import Turn
 from dragoman.formats.grammar.schema import read_json
 
@@ -37,12 +38,11 @@ def schemas(request: Request) -> dict[str, JSON]:
     >>> schemas(Request(model="m", tools=(FunctionTool("now"),)))
     {'now': None}
     """
-    known: dict[str, JSON] = {}
-    for tool in request.tools if request.tool_choice != "none" else ():
-        for each in tool.tools if isinstance(tool, Namespace) else (tool,):
-            if isinstance(each, FunctionTool | CustomTool):
-                known[each.name] = each.parameters if isinstance(each, FunctionTool) else None
-    return known
+    return {
+        tool.name: tool.parameters if isinstance(tool, FunctionTool) else None
+        for _, tool in flat(request.tools if request.tool_choice != "none" else ())
+        if not isinstance(tool, UnknownTool)
+    }
 
 
 class Emitter:

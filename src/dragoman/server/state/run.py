@@ -61,11 +61,6 @@ SHUT_DOWN = Fault("shutting_down", "The server was shut down before the answer's
 _log = logging.getLogger("dragoman.server")
 
 
-def announce_nothing(record: Record, response: Response) -> tuple[OutboxMessage, ...]:
-    """There are no webhooks."""
-    return ()
-
-
 class Run:
     """The events of one answer, on their way into the store and to those who read them.
 
@@ -290,7 +285,7 @@ class Run:
         if record.conversation is not None and response.status == "completed":
             turn = self._turn + response.output
         if self._broken:
-            self._ended(stored=False)
+            self._ended()
             return
         messages = self._runs.announce(record, response) if record.background else ()
         ending: Awaitable[bool | None]
@@ -301,16 +296,14 @@ class Run:
             rest = LogSegment(self._stored, tuple(self.events[self._stored :]))
             ending = self._runs.store.finish(record.id, response, rest, turn, messages)
         self._ending = asyncio.ensure_future(ending)
-        self._ending.add_done_callback(self._end_written)
+        self._ending.add_done_callback(self._ended)
 
-    def _end_written(self, ending: asyncio.Future[bool | None]) -> None:
-        stored = False
-        with suppress(StoreError, asyncio.CancelledError):
-            stored = ending.result() is not False
-        self._ended(stored=stored)
-
-    def _ended(self, *, stored: bool) -> None:
+    def _ended(self, ending: asyncio.Future[bool | None] | None = None) -> None:
         """Show the end; where the store failed, it says so."""
+        try:
+            stored = ending is not None and ending.result() is not False
+        except (StoreError, asyncio.CancelledError):
+            stored = False
         last = self.events[-1]
         if not stored and isinstance(last, Finished) and self.response is not None:
             self.events[-1] = replace(last, losses=(*last.losses, NOT_STORED))
@@ -390,7 +383,7 @@ class Runs:
         *,
         lease: float = LEASE,
         upkeep: bool = True,
-        announce: Announce = announce_nothing,
+        announce: Announce = lambda record, response: (),
         requeue: bool = False,
     ) -> None:
         self.owner = new_id()

@@ -39,7 +39,7 @@ from .resolve import (
     recalled,
     understand,
 )
-from .run import LEASE, Run, Runs
+from .run import Run, Runs
 from .webhooks import Receiver, Sender, Webhooks
 
 ENCODER_VERSION = 2
@@ -66,24 +66,25 @@ class Memory:
     def __init__(
         self,
         store: Store,
+        settings: Settings | None = None,
         *,
-        dialect: str = "openai",
-        inherit: bool = False,
-        lease: float = LEASE,
         upkeep: bool = True,
         webhooks: Webhooks | None = None,
         cipher: ReasoningCipher | None = None,
-        requeue: bool = False,
     ) -> None:
-        webhooks = webhooks or Webhooks()
+        settings, webhooks = settings or Settings(), webhooks or Webhooks()
         self.store = store
         self.cipher = cipher
         self.runs = Runs(
-            store, lease=lease, upkeep=upkeep, announce=webhooks.messages, requeue=requeue
+            store,
+            lease=settings.lease,
+            upkeep=upkeep,
+            announce=webhooks.messages,
+            requeue=settings.requeue,
         )
         self._sender = Sender(store, webhooks)
-        self._dialect = dialect
-        self._inherit = inherit
+        self._dialect = settings.dialect
+        self._inherit = settings.inherit_instructions
 
     def begin(self) -> None:
         """See to the runs, and send what there is to send, from now on."""
@@ -256,15 +257,7 @@ def open_memory(
     store = open_store(settings.store, keeping, environ, settings.pubsub)
     if store is None:
         return None
-    return Memory(
-        store,
-        dialect=settings.dialect,
-        inherit=settings.inherit_instructions,
-        lease=settings.lease,
-        requeue=settings.requeue,
-        webhooks=receivers,
-        cipher=cipher,
-    )
+    return Memory(store, settings, webhooks=receivers, cipher=cipher)
 
 
 async def check_memory(

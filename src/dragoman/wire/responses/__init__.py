@@ -3,6 +3,7 @@
 Unknown fields travel in `extra` under the name of this wire and are encoded on it only.
 """
 
+from dragoman.wire import json
 from dragoman.wire.protocol import Wire
 
 from . import request
@@ -24,5 +25,9 @@ RESPONSES = Wire(
     id_prefix="resp_",
     stored_by_default=True,
     websocket=True,
+    count_path="/responses/input_tokens",
+    encode_count=lambda tokens: json.dump(
+        {"object": "response.input_tokens", "input_tokens": tokens}
+    ),
 )
 """The protocol of OpenAI's Responses API and of Open Responses."""
