@@ -61,21 +61,16 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
     if not isinstance(value, dict):
         return None
     left: dict[str, JSON] = {}  # the details by `outer.inner` names
-    counts: dict[str, Any] = {}
     for name, given in value.items():
         if name in _DETAILS and isinstance(given, dict):
             left |= {f"{name}.{key}": inner for key, inner in given.items() if inner is not None}
         elif given is not None:
             left[name] = given
-    for name, given in left.items():
-        known = _FIELDS.get(name)
-        if known is None or known in counts or type(given) is not int:
-            break
-        counts[known] = given
-    else:
-        return Usage(**counts) if counts else None
+    known: list[Any] = [*map(_FIELDS.get, left)]
+    if {*map(type, left.values())} == {int} and None not in known and len({*known}) == len(known):
+        return Usage(**dict(zip(known, left.values(), strict=True)))
     # Counts under several names, or not written as numbers, or beside what we do not know.
-    counts = {}
+    counts: dict[str, Any] = {}
     for field, names in USAGE_NAMES.items():
         found = {name: _number(left[name]) for name in names if name in left}
         numbers = [number for number in found.values() if number is not None]
