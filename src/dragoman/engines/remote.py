@@ -330,7 +330,7 @@ class UpstreamAnswer:
         with closing(self._exchange):
             if self._attempt == remote.retries or response.status not in BUSY:
                 raise FaultError(await remote.upstream.refusal(response, self._request.caller))
-            seconds = wait(response.headers.get("retry-after"), self._attempt)
+            seconds = wait(response.header("retry-after"), self._attempt)
         self._attempt += 1
         await asyncio.sleep(seconds)
         await self._connect(fresh=False)
