@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Raw, Struct
@@ -167,8 +168,8 @@ def encode_body(
     fields, without what this server refuses; and all losses, those noted included."""
     given = asdict(request.sampling)
     given[dialect.repetition_penalty] = given.pop("repetition_penalty")
-    given["stop"] = given["stop"] or None
-    body = json.dense(given | fields)
+    given |= {"stop": request.sampling.stop or None, **fields}
+    body = dict(compress(given.items(), map(is_not, given.values(), repeat(None))))
     if request.extra:
         body = merge(body, request.extra.get(wire, {}))
     for name in sorted(dialect.drop & body.keys()):

@@ -100,10 +100,8 @@ def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
     extra = reported.pop("extra", {})
     for field, number in reported.items():
         outer, name = _WRITTEN[field]
-        if outer:
-            counted.setdefault(outer, {})[name] = number
-        else:
-            counted[name] = number
+        group = counted.setdefault(outer, {}) if outer else counted
+        group[name] = number
     return merge(counted, extra.get(wire, {})) if extra else counted
 
 

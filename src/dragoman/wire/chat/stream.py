@@ -286,8 +286,8 @@ class Decoder(ChoicesDecoder):
         if itself := json.dense({"id": answer.id, "created": answer.created}):
             extra["upstream"] = itself
         tier, fingerprint = answer.service_tier, answer.system_fingerprint
-        if unknown := json.dense({"service_tier": tier, "system_fingerprint": fingerprint}):
-            extra[NAME] = unknown
+        if tier is not None or fingerprint is not None:
+            extra[NAME] = json.dense({"service_tier": tier, "system_fingerprint": fingerprint})
         turn.usage = usage
         called = [FunctionCall(c.id, c.function.name, c.function.arguments) for c in calls]
         turn.whole_answer(text, called, choice.finish_reason, answer.model, extra)
