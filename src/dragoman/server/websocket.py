@@ -25,7 +25,7 @@ from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Scope, Send
-from .cancellation import GONE, TERMINAL, Watch
+from .cancellation import GONE, TERMINAL
 from .exchange import JSON_TYPE, Exchange, fault_of
 from .responder import Responder, Service
 from .settings import DIALECTS
@@ -130,21 +130,26 @@ class Turn(Responder):
         self.failed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def send(self, events: list[Event]) -> None:
+    def receive(self, events: list[Event]) -> None:
         """Send a frame for each event."""
-        first, last = events[0], events[-1]
-        if not self._begun and isinstance(first, Failed):
-            self.fail(first.fault)
-            self.leave()
+        if self._handle is None:
             return
-        found = self._encoder.frames(events)
-        self._connection.write(*[(data[:-1] + self._ending).decode() for data in found])
-        self._begun = True
-        if isinstance(last, TERMINAL):
-            self.failed = isinstance(last, Failed)
-            self.leave()
-        elif self._connection.full:
-            self.pause()
+        first, last = events[0], events[-1]
+        try:
+            if not self._begun and isinstance(first, Failed):
+                self.fail(first.fault)
+                self.leave()
+                return
+            found = self._encoder.frames(events)
+            self._connection.write(*[(data[:-1] + self._ending).decode() for data in found])
+            self._begun = True
+            if isinstance(last, TERMINAL):
+                self.failed = isinstance(last, Failed)
+                self.leave()
+            elif self._connection.full:
+                self.pause()
+        except Exception as error:
+            self.broken(error)
 
     def fail(self, fault: Fault) -> None:
         """Send why the turn ends here."""
@@ -264,10 +269,7 @@ class Connection:
         try:
             plan = self._plan(request)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once():
-                with Watch(service.roster) as watch:
-                    watch.limit(service.settings.deadline)
-                    plan = plan if isinstance(plan, Plan) else await plan
-                    await service.gate.enter()
+                plan = await service.admit(plan)
             turn = Turn(self, lane, plan)
             turn.start(Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:
