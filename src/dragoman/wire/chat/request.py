@@ -40,9 +40,16 @@ from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.tools import ToolCodec
 
-from .fields import NAME, from_extra, restore, to_extra
 from .losses import LOSSES
-from .messages import decode_messages, encode_messages, message_reader
+from .messages import (
+    NAME,
+    decode_messages,
+    encode_messages,
+    from_extra,
+    message_reader,
+    restore,
+    to_extra,
+)
 
 TOOLS = ToolCodec(NAME, nested=True)
 VENDOR_FORMATS = frozenset({"ebnf", "grammar", "json", "regex", "structural_tag"})

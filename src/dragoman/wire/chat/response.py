@@ -40,8 +40,7 @@ from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
 
-from .fields import NAME, encode_annotation, encode_logprobs, from_extra, restore
-from .messages import encode_call
+from .messages import NAME, encode_annotation, encode_call, encode_logprobs, from_extra, restore
 from .request import LEGACY
 
 ID_PREFIX = "chatcmpl-"
