@@ -430,13 +430,13 @@ class Exchange:
 
     __slots__ = (
         "_bodiless",
-        "_body",
         "_client",
         "_head",
         "_lent",
         "_pool",
         "_response",
         "_timeouts",
+        "body",
         "connection",
         "idle",
     )
@@ -454,7 +454,7 @@ class Exchange:
         self._pool = pool
         self.idle = pool.idle  # connections to `send` on at once
         self._head = head
-        self._body = body
+        self.body = body
         self._bodiless = bodiless
         self._timeouts = timeouts
         self._lent = False  # `connection` is ours until it is given back
@@ -468,7 +468,7 @@ class Exchange:
         timeouts = self._timeouts
         connection.send(
             self._head,
-            self._body,
+            self.body,
             bodiless=self._bodiless,
             first_byte=timeouts.first_byte,
             idle=timeouts.idle,
