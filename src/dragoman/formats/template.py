@@ -291,6 +291,10 @@ class _RejectedError(TemplateError):
     """The template called `raise_exception`."""
 
 
+def _reject(message: str) -> NoReturn:
+    raise _RejectedError(message)
+
+
 class _GenerationTag(Extension):
     """`{% generation %}` marks what the assistant wrote, for training; rendering ignores it."""
 
@@ -328,10 +332,6 @@ def _compiled(text: str) -> JinjaTemplate:
         raise ValueError(
             f"the chat template cannot be read: line {error.lineno}: {error.message}"
         ) from error
-
-
-def _reject(message: str) -> NoReturn:
-    raise _RejectedError(message)
 
 
 def _tojson(
