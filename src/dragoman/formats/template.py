@@ -29,9 +29,8 @@ from dragoman.core.loss import LossList
 from dragoman.core.request import Request
 
 from .format import PLAIN, Setting, Stops
-from .markup.families import PROFILES
+from .markup.families import PROFILES, Profile
 from .markup.format import Markup
-from .markup.profile import Profile
 from .messages import Messages, Verbatim, messages, tools
 from .prompt import Marks, Prompt
 
