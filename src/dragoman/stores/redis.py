@@ -81,14 +81,16 @@ class RedisPubSub(PubSub):
                 await asyncio.sleep(RETRY)
 
     async def _newest(self) -> bytes:
-        entries: list[tuple[bytes, Any]] = await self._redis.xrevrange(STREAM, count=1)
-        return entries[0][0] if entries else b"0"
+        entries: Any = await self._redis.xrevrange(STREAM, count=1)
+        newest: bytes = entries[0][0] if entries else b"0"
+        return newest
 
     async def _next(self, last: bytes) -> bytes:
         found: Any = await self._redis.xread({STREAM: last}, block=int(BLOCK * 1_000))
         for entries in _entries(found):
-            for last, fields in entries:
+            for id, fields in entries:
                 self.notify(fields[b"name"].decode())
+                last = id
         return last
 
 
