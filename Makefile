@@ -1,11 +1,11 @@
 # Everything a contributor runs. Needs python3 >= 3.11 with venv or pip, and make; the rest goes into .venv.
-# With npm there, Codex itself is tested too.
+# With npm there, Codex, Claude Code and Anthropic's TypeScript SDK are tested too.
 # `make run` starts Dragoman, `make test` checks everything.
 
 VENV   ?= .venv
 PYTHON ?= python3
 ARGS   ?=
-CODEX  := 0.169.0
+AGENTS := @openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330 @anthropic-ai/sdk@1.12.0
 BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PIP    := $(PY) -m pip --quiet --disable-pip-version-check
@@ -30,7 +30,7 @@ test: lint ## all checks, under ten minutes on two cores
 test-full: lint ## the same at full sample sizes
 test-full: export DRAGOMAN_FULL = 1
 test-full: export PYTEST_TIMEOUT = 1800
-test test-full: $(VENV)/codex-$(CODEX).stamp
+test test-full: $(VENV)/agents.stamp
 	$(PYTEST) --cov --cov-report=term
 	@$(PURE) >/dev/null || $(PURE)
 
@@ -69,8 +69,8 @@ $(VENV)/dev.stamp: pyproject.toml | $(PY)
 	$(PIP) install --editable '.[local]' --group dev
 	@touch $@ $(VENV)/run.stamp
 
-# The coding agent that the tests of compliance run as it is, where npm can install it.
-$(VENV)/codex-$(CODEX).stamp: | $(PY)
+# The clients that the tests of compliance run as they are, where npm can install them.
+$(VENV)/agents.stamp: Makefile | $(PY)
 	@if command -v npm >/dev/null; then \
-	  npm install --prefix $(VENV)/codex --no-audit --no-fund --loglevel=error @openai/codex@$(CODEX) && touch $@; \
-	else echo "There is no npm, so Codex itself is not tested."; fi
+	  npm install --prefix $(VENV)/agents --no-audit --no-fund --loglevel=error $(AGENTS) && touch $@; \
+	else echo "There is no npm, so Codex, Claude Code and the TypeScript SDK are not tested."; fi

@@ -255,7 +255,7 @@ async def test_p16_codex_turn_is_answered_by_a_token_model(format, pieces, calls
 
 # ---- Codex itself ----------------------------------------------------------------------------
 
-CODEX = Path(sys.prefix, "codex", "node_modules", ".bin", "codex")
+CODEX = Path(sys.prefix, "agents", "node_modules", ".bin", "codex")
 """Where the Makefile has npm install it."""
 CONFIG = """
 model = "mock"

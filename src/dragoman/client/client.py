@@ -202,10 +202,10 @@ def _decoded(given: object, place: str, *, tool: bool = False) -> Any:
     if not isinstance(given, dict):
         return given
     # Imported where it is used: `import dragoman` alone needs no wire.
-    from dragoman.wire.responses import items, tools
+    from dragoman.wire.responses import items, request
 
     try:
-        return tools.decode(given, place) if tool else items.decode_item(given, place)
+        return (request.decode_tool if tool else items.decode_item)(given, place)
     except FaultError as error:
         raise TypeError(error.fault.message) from None
 

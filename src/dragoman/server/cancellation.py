@@ -49,7 +49,15 @@ SWEEP = 0.02
 
 
 class Peer(Protocol):
-    """What wants to know how a client takes its answer."""
+    """Work for a client: it can be stopped, and is told how the client takes its answer."""
+
+    def stop(self, fault: Fault) -> None:
+        """End it for this reason."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        ...
 
     def disconnected(self) -> None:
         """The client has closed the connection."""
@@ -68,18 +76,6 @@ class Connection(Protocol):
         ...
 
 
-class Work(Protocol):
-    """Work for a client that can be stopped."""
-
-    def stop(self, fault: Fault) -> None:
-        """End it for this reason."""
-        ...
-
-    def tick(self, now: float) -> None:
-        """Do what is due."""
-        ...
-
-
 class InFlight:
     """The work that is going on, and its timers. Once `closing`, no new work should be taken.
 
@@ -89,20 +85,20 @@ class InFlight:
 
     def __init__(self) -> None:
         self.closing = False
-        self.works: set[Work] = set()
+        self.works: set[Peer] = set()
         self._changed = asyncio.Event()
-        self._due: dict[Work, float] = {}
+        self._due: dict[Peer, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf  # uvloop's handles do not always know
 
-    def discard(self, work: Work) -> None:
+    def discard(self, work: Peer) -> None:
         """A piece of work has ended."""
         self.works.discard(work)
         self._due.pop(work, None)
         if self.closing:
             self._changed.set()
 
-    def call_at(self, work: Work, due: float) -> None:
+    def call_at(self, work: Peer, due: float) -> None:
         """Call `tick` at this time of the loop's clock, and no more at any earlier one."""
         if due == math.inf:
             self._due.pop(work, None)

@@ -60,6 +60,17 @@ class Service(Struct, frozen=True):
     gate: Gate
     memory: Memory | None = None
 
+    async def admit(self, plan: Plan | Awaitable[Plan], exchange: Exchange | None = None) -> Plan:
+        """Wait for a plan, and where it answers a client, for its turn; a client that disconnects
+        meanwhile ends that. Raises FaultError."""
+        with Watch(self.roster, exchange) as watch:
+            watch.limit(self.settings.deadline)
+            if not isinstance(plan, Plan):
+                plan = await plan
+            if not plan.background:
+                await self.gate.enter()
+        return plan
+
 
 class Responder(ABC):
     """One answer on its way from an engine to a client.
@@ -439,12 +450,7 @@ class Answers:
         self, wire: Wire, plan: Plan | Awaitable[Plan], exchange: Exchange, caller: Caller
     ) -> None:
         service = self._service
-        with Watch(service.roster, exchange) as watch:
-            watch.limit(service.settings.deadline)
-            if not isinstance(plan, Plan):
-                plan = await plan
-            if not plan.background:
-                await service.gate.enter()
+        plan = await service.admit(plan, exchange)
         if not plan.background:
             self._start(wire, plan, exchange, caller)
             return

@@ -25,7 +25,7 @@ from dragoman.wire.responses import RESPONSES
 from dragoman.wire.responses.encode import Encoder
 
 from .asgi import BUFFER, Receive, Scope, Send
-from .cancellation import GONE, TERMINAL, Watch
+from .cancellation import GONE, TERMINAL
 from .exchange import JSON_TYPE, Exchange, fault_of
 from .responder import Responder, Service
 from .settings import DIALECTS
@@ -264,10 +264,7 @@ class Connection:
         try:
             plan = self._plan(request)
             if not isinstance(plan, Plan) or not service.gate.enter_at_once():
-                with Watch(service.roster) as watch:
-                    watch.limit(service.settings.deadline)
-                    plan = plan if isinstance(plan, Plan) else await plan
-                    await service.gate.enter()
+                plan = await service.admit(plan)
             turn = Turn(self, lane, plan)
             turn.start(Warmup(service.engine) if frame.generate is False else None)
         except Exception as error:

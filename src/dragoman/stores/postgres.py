@@ -184,101 +184,13 @@ MIGRATION = 3_600.0
 """Seconds a step of the migration may take, which may copy every row."""
 
 
-class Database:
-    """The connections to our schema of a database. Used by one event loop."""
-
-    def __init__(self, address: str, schema: str) -> None:
-        self._address = address
-        self.schema = schema
-        self._place = place_of(address)
-        self._options: dict[str, Any] = {
-            "timeout": PATIENCE,
-            "command_timeout": COMMAND,
-            "server_settings": {"search_path": schema, "application_name": "dragoman"},
-        }
-        self._opening = asyncio.Lock()
-        self._pool: asyncpg.Pool | None = None
-        self._listener: asyncpg.Connection | None = None
-
-    async def fetch(self, statement: str, *values: Any) -> list[Any]:
-        """The rows of a statement. Raises StoreError."""
-        pool = await self.opened()
-        with self.errors_as():
-            found: list[Any] = await pool.fetch(statement, *values)
-            return found
-
-    async def close(self) -> None:
-        """Close all connections."""
-        for held in (self._listener, self._pool):
-            if held is not None:
-                held.terminate()
-        self._listener = self._pool = None
-
-    async def opened(self) -> asyncpg.Pool:
-        """The connections, once the tables are there. Raises StoreError, which says what to do."""
-        async with self._opening:
-            if self._pool is None:
-                with self.errors_as(unopened):
-                    connection = await asyncpg.connect(self._address, **self._options)
-                    try:
-                        await migrate(connection, self.schema, self._place)
-                    finally:
-                        connection.terminate()
-                    self._pool = await asyncpg.create_pool(
-                        self._address, min_size=1, max_size=CONNECTIONS, **self._options
-                    )
-            return self._pool
-
-    @contextmanager
-    def errors_as(
-        self, make: Callable[[str, BaseException], StoreError] = failed
-    ) -> Iterator[None]:
-        """Raise what asyncpg raises as StoreError."""
-        try:
-            yield
-        except ERRORS as error:
-            raise make(self._place, error) from None
-
-    async def listen(self, notified: Callable[..., None]) -> None:
-        """Call back for every NOTIFY on the channel named like the schema. Raises StoreError."""
-        async with self._opening:
-            if self._listener is None or self._listener.is_closed():
-                with self.errors_as():
-                    listener = await asyncpg.connect(self._address, **self._options)
-                    await listener.add_listener(self.schema, notified)
-                    self._listener = listener
-
-
-class PostgresPubSub(PubSub):
-    """Pub/sub by LISTEN and NOTIFY, on the channel named like the schema."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__()
-        self._database = database
-
-    async def publish(self, names: Sequence[str]) -> None:
-        # A statement of its own, after the commit: a NOTIFY inside would let no two transactions
-        # commit at the same time.
-        statement = "SELECT pg_notify($1, name) FROM unnest($2::text[]) AS name"
-        await self._database.fetch(statement, self._database.schema, list(names))
-
-    async def listen(self) -> None:
-        await self._database.listen(self._received)
-
-    def _received(self, connection: Any, process: int, channel: str, name: object) -> None:
-        self.notify(str(name))
-
-
-# ---- the store -----------------------------------------------------------------------------
-
-
 class PostgresStore(Store):
     """Stores everything in one schema of a database, which is made where it is missing.
 
     `address` is `postgresql://user@host:port/database`; what it leaves out, a password above all,
     comes from the usual variables (`PGPASSWORD`, `PGPASSFILE`, `PGSSLMODE` …). Nothing is connected
     before it is needed; then StoreError says why it cannot be. Servers notify each other of their
-    writes by `pubsub`, by default through the database itself.
+    writes by `pubsub`, by default through the database itself. Used by one event loop.
     """
 
     POLL = 1.0
@@ -292,11 +204,24 @@ class PostgresStore(Store):
         schema: str = "dragoman",
         pubsub: PubSub | None = None,
     ) -> None:
-        self._database = Database(address, schema)
-        super().__init__(retention, pubsub or PostgresPubSub(self._database))
+        super().__init__(retention, pubsub or PostgresPubSub(self))
+        self._address = address
+        self.schema = schema
+        self._place = place_of(address)
+        self._options: dict[str, Any] = {
+            "timeout": PATIENCE,
+            "command_timeout": COMMAND,
+            "server_settings": {"search_path": schema, "application_name": "dragoman"},
+        }
+        self._opening = asyncio.Lock()
+        self._pool: asyncpg.Pool | None = None
+        self._listener: asyncpg.Connection | None = None
 
     async def _read(self, statement: str, *values: object) -> Sequence[Row]:
-        return await self._database.fetch(statement, *bound(values))
+        pool = await self._opened()
+        with self._errors_as():
+            found: list[Any] = await pool.fetch(statement, *bound(values))
+            return found
 
     _write = _read
 
@@ -304,8 +229,8 @@ class PostgresStore(Store):
         self, inserts: Sequence[Insert], steps: Callable[[], Steps[T]] | None = None
     ) -> T:
         result: Any = None
-        pool = await self._database.opened()
-        with self._database.errors_as():
+        pool = await self._opened()
+        with self._errors_as():
             async with pool.acquire() as connection, connection.transaction():
                 for statement, rows in groupby(inserts, itemgetter(0)):
                     await connection.executemany(statement, [values for _, values in rows])
@@ -321,4 +246,61 @@ class PostgresStore(Store):
 
     async def close(self) -> None:
         await super().close()
-        await self._database.close()
+        for held in (self._listener, self._pool):
+            if held is not None:
+                held.terminate()
+        self._listener = self._pool = None
+
+    async def _opened(self) -> asyncpg.Pool:
+        """The connections, once the tables are there. Raises StoreError, which says what to do."""
+        async with self._opening:
+            if self._pool is None:
+                with self._errors_as(unopened):
+                    connection = await asyncpg.connect(self._address, **self._options)
+                    try:
+                        await migrate(connection, self.schema, self._place)
+                    finally:
+                        connection.terminate()
+                    self._pool = await asyncpg.create_pool(
+                        self._address, min_size=1, max_size=CONNECTIONS, **self._options
+                    )
+            return self._pool
+
+    @contextmanager
+    def _errors_as(
+        self, make: Callable[[str, BaseException], StoreError] = failed
+    ) -> Iterator[None]:
+        """Raise what asyncpg raises as StoreError."""
+        try:
+            yield
+        except ERRORS as error:
+            raise make(self._place, error) from None
+
+    async def listen(self, notified: Callable[..., None]) -> None:
+        """Call back for every NOTIFY on the channel named like the schema. Raises StoreError."""
+        async with self._opening:
+            if self._listener is None or self._listener.is_closed():
+                with self._errors_as():
+                    listener = await asyncpg.connect(self._address, **self._options)
+                    await listener.add_listener(self.schema, notified)
+                    self._listener = listener
+
+
+class PostgresPubSub(PubSub):
+    """Pub/sub by LISTEN and NOTIFY, on the channel named like the schema."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        super().__init__()
+        self._store = store
+
+    async def publish(self, names: Sequence[str]) -> None:
+        # A statement of its own, after the commit: a NOTIFY inside would let no two transactions
+        # commit at the same time.
+        statement = "SELECT pg_notify($1, name) FROM unnest($2::text[]) AS name"
+        await self._store._read(statement, self._store.schema, list(names))
+
+    async def listen(self) -> None:
+        await self._store.listen(self._received)
+
+    def _received(self, connection: Any, process: int, channel: str, name: object) -> None:
+        self.notify(str(name))

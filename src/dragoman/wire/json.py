@@ -6,7 +6,7 @@ import gc
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, Union, cast
 
@@ -157,6 +157,15 @@ def dump_all(values: Sequence[JSON]) -> bytes:
 def text(value: JSON) -> str:
     """The same as text."""
     return dump(value).decode()
+
+
+def dense(fields: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Only the fields that were set.
+
+    >>> dense({"id": None, "role": "user", "n": 0})
+    {'role': 'user', 'n': 0}
+    """
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:
@@ -499,6 +508,10 @@ class Fields:
     def rest(self) -> dict[str, JSON]:
         """The fields that were not taken, nulls left out."""
         return {name: value for name, value in self._left.items() if value is not None}
+
+    def left(self) -> dict[str, JSON]:
+        """The fields that were not taken, nulls included."""
+        return dict(self._left)
 
     def _typed(self, name: str, wanted: type[_T], word: str) -> _T | None:
         value = self._left.pop(name, None)

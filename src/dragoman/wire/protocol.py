@@ -38,6 +38,10 @@ class Dialect(Struct, frozen=True, omit_defaults=True, kw_only=True):
     drop: frozenset[str] = frozenset()
     """Request fields (by this wire's names) this upstream refuses: dropped and reported."""
 
+    # Messages requests.
+    cache_control: bool = False
+    """Whether a prefix is marked to be cached where the client marks none."""
+
     # Chat answers.
     reasoning_out: tuple[str, ...] = ("reasoning", "reasoning_content")
     """The fields reasoning is shown in."""

@@ -15,10 +15,11 @@ from dragoman.core.request import Request
 
 from .chat import CHAT
 from .completions import COMPLETIONS
+from .messages import MESSAGES
 from .protocol import Wire
 from .responses import RESPONSES
 
-WIRES: dict[str, Wire] = {wire.name: wire for wire in (CHAT, RESPONSES, COMPLETIONS)}
+WIRES: dict[str, Wire] = {wire.name: wire for wire in (CHAT, RESPONSES, MESSAGES, COMPLETIONS)}
 """Every wire by its name, the one to prefer first."""
 BASE = "/v1"
 """What base URLs end with."""

@@ -24,7 +24,7 @@ from dragoman.core.item import (
 from dragoman.core.request import FunctionTool, Request
 from dragoman.wire.chat import CHAT
 from dragoman.wire.chat.messages import describe, encode_content, encode_messages
-from dragoman.wire.chat.request import encode_tools
+from dragoman.wire.chat.request import TOOLS
 from dragoman.wire.protocol import STANDARD, Dialect
 from tests.cases import cases
 
@@ -99,6 +99,8 @@ def test_a_lone_surrogate_is_replaced() -> None:
     request = CHAT.decode_request(body)
     assert request.items == (Message("user", "a\ufffd"),)
     assert request.sampling.n == 1
+    cut = Request(model="m", items=(Message("user", "a\ud83d"),))
+    assert b'"a\xef\xbf\xbd"' in CHAT.encode_request(cut, STANDARD)[0]
 
 
 def test_of_two_fields_with_one_name_the_last_counts() -> None:
@@ -117,9 +119,9 @@ def test_tools_are_decoded_and_encoded_once() -> None:
     tools = [{"type": "function", "function": {"name": "once", "parameters": {"type": "object"}}}]
     first, second = decode(tools=tools), decode(tools=tools)
     assert first.tools is second.tools
-    assert encode_tools(first.tools) is encode_tools(second.tools)
+    assert TOOLS.encode_all(first.tools) is TOOLS.encode_all(second.tools)
     once = (FunctionTool("once"),), (FunctionTool("once"),)
-    assert encode_tools(once[0]) is not encode_tools(once[1])
+    assert TOOLS.encode_all(once[0]) is not TOOLS.encode_all(once[1])
 
 
 def test_o6_hosted_calls_become_short_text_and_are_reported() -> None:

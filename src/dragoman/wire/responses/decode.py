@@ -30,9 +30,10 @@ from dragoman.core.item import (
 from dragoman.core.open_item import OpenItem, empty_part, part_kind
 from dragoman.core.turn import EMPTY, NAMELESS, Turn
 from dragoman.wire import error, json, sse
+from dragoman.wire.json import dense
 
 from .encode import STATES
-from .items import WIRE, decode_annotation, decode_tokens, dense, hosted, lenient_item, lenient_part
+from .items import WIRE, decode_annotation, decode_tokens, hosted, lenient_item, lenient_part
 from .response import FIELDS, REASONS, decode
 
 # ---- items while they are sent -----------------------------------------------------------

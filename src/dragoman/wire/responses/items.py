@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
@@ -38,7 +38,7 @@ from dragoman.core.item import (
     UnknownPart,
 )
 from dragoman.wire import json
-from dragoman.wire.json import ABSENT, Reader, kind
+from dragoman.wire.json import ABSENT, Reader, dense, kind
 
 WIRE: Final = "responses"
 """The key of this wire in every `extra`."""
@@ -52,15 +52,6 @@ def to_extra(fields: dict[str, JSON]) -> Extra | None:
 def from_extra(extra: Extra | None) -> dict[str, JSON]:
     """The unknown fields of this wire."""
     return extra.get(WIRE, {}) if extra else {}
-
-
-def dense(fields: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Only the fields that were set.
-
-    >>> dense({"id": None, "role": "user", "n": 0})
-    {'role': 'user', 'n': 0}
-    """
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 VENDOR_PARTS = frozenset({"input_video", "video_url", "audio_url", "computer_screenshot"})

@@ -38,12 +38,12 @@ from dragoman.core.request import (
 )
 from dragoman.wire import json
 from dragoman.wire.choices import LABELS, ConversationFields, decode_sampling
-from dragoman.wire.json import ABSENT, Fields, Reader
+from dragoman.wire.json import ABSENT, Fields, Reader, dense
 from dragoman.wire.losses import judge
 from dragoman.wire.protocol import STANDARD, Dialect
+from dragoman.wire.tools import ToolCodec
 
-from . import tools
-from .items import VENDOR_PARTS, WIRE, decode_items, dense, encode_item, from_extra, to_extra
+from .items import VENDOR_PARTS, WIRE, decode_items, encode_item, from_extra, to_extra
 from .losses import LOSSES
 
 _BRINGS_TOOLS = frozenset({"additional_tools", "tool_search_output"})
@@ -121,6 +121,8 @@ def _names(tools: tuple[Tool, ...]) -> Iterator[tuple[str, str]]:
             case Namespace():
                 yield from _names(tool.tools)
 
+
+TOOLS = ToolCodec(WIRE, nested=False)
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for token probabilities."""
@@ -228,7 +230,7 @@ def _decode(data: bytes) -> Request:
         plain["verbosity"] = text.verbosity
         if text.format is not None:
             json.check_depth(text.format)
-            plain["format"], unknown = tools.decode_format(Fields(text.format, "text.format"))
+            plain["format"], unknown = TOOLS.decode_format(Fields(text.format, "text.format"))
             more |= {"format": unknown} if unknown else {}
         rest |= {"text": more} if more else {}
     vendor = {n: v for n in _VENDOR_SAMPLING if (v := getattr(body, n)) is not None}
@@ -244,8 +246,8 @@ def _decode(data: bytes) -> Request:
     return Request(
         model=body.model,
         items=_input(body.input),
-        tools=() if body.tools is ABSENT else tools.decode_cached(body.tools),
-        tool_choice=None if choice is None else tools.decode_choice(choice),
+        tools=() if body.tools is ABSENT else TOOLS.decode_all(body.tools),
+        tool_choice=None if choice is None else TOOLS.decode_choice(choice),
         sampling=decode_sampling(body, probabilities, body.top_logprobs, rest),
         stream=body.stream or False,
         store=body.store,
@@ -253,6 +255,12 @@ def _decode(data: bytes) -> Request:
         extra=extra or None,
         **plain,
     )
+
+
+def decode_tool(value: dict[str, JSON], path: str) -> Tool:
+    """One tool. Raises FaultError naming the field that is wrong."""
+    tool: Tool = TOOLS.decode(Fields(value, path))
+    return tool
 
 
 def _options(reader: Reader[Any], data: Raw, path: str) -> tuple[Any, dict[str, JSON]] | None:
@@ -293,13 +301,13 @@ def encode(request: Request, dialect: Dialect = STANDARD) -> tuple[bytes, tuple[
     sampling, options, include = request.sampling, request.stream_options, list(request.include)
     if sampling.logprobs and LOGPROBS not in include:
         include.append(LOGPROBS)
-    format = tools.encode_format(request.format) if request.format is not None else None
+    format = request.format and TOOLS.encode_format(request.format)
     encoded = {
         "model": request.model,
         "stream": request.stream or None,
         "instructions": encode_instructions(request),
-        "tools": tools.encode_cached(request.tools) if request.tools else None,
-        "tool_choice": request.tool_choice and tools.encode_choice(request.tool_choice),
+        "tools": TOOLS.encode_all(request.tools) if request.tools else None,
+        "tool_choice": request.tool_choice and TOOLS.encode_choice(request.tool_choice),
         "text": dense({"format": format, "verbosity": request.verbosity}) or None,
         "reasoning": None,
         "temperature": sampling.temperature,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from dragoman.core.error import Code, Fault, FaultError, bad_request
 from dragoman.core.item import (
     JSON,
@@ -16,14 +18,14 @@ from dragoman.core.item import (
     Message,
     Reasoning,
 )
-from dragoman.core.request import Request
+from dragoman.core.request import FunctionTool, JSONSchema, Request, Tool
 from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
-from dragoman.wire.json import Fields
+from dragoman.wire.json import Cache, Fields, dense
 
-from . import items, tools
-from .items import WIRE, dense, from_extra, to_extra
-from .request import encode_instructions
+from . import items
+from .items import WIRE, from_extra, to_extra
+from .request import TOOLS, encode_instructions
 
 _ALIASES = {
     "prompt_tokens": "input_tokens",
@@ -118,6 +120,29 @@ REASONS = {"length": "max_output_tokens"}
 _SHORT = frozenset({"length", "content_filter"})
 
 
+_echoed = Cache[tuple[tuple[Tool, ...], Raw]](4 * 1024 * 1024)
+"""The tools of a response, by the identity of the tuple, which an entry keeps alive."""
+
+
+def _echo_all(tools: tuple[Tool, ...]) -> Raw:
+    """The array of the tools as a response repeats them, those of other wires left out: of a
+    function all keys, null where nothing was encoded."""
+    entry = _echoed.get(id(tools))
+    if entry is None:
+        data = json.dump([echoed for tool in tools if (echoed := _echo(tool)) is not None])
+        entry = tools, Raw(data)
+        _echoed.put(id(tools), entry, len(data))
+    return entry[1]
+
+
+def _echo(tool: Tool) -> dict[str, JSON] | None:
+    encoded = TOOLS.encode(tool)
+    if encoded is not None and isinstance(tool, FunctionTool):
+        encoded["description"] = tool.description
+        encoded |= {"parameters": tool.parameters, "strict": tool.strict}
+    return encoded
+
+
 class Echo:
     """The fields of a response that repeat its request, encoded once for all responses of a stream:
     instructions and tools are the most of what they hold."""
@@ -128,7 +153,9 @@ class Echo:
         sampling, thinking, conversation = request.sampling, request.reasoning, request.conversation
         text: dict[str, JSON] = {"format": {"type": "text"}}
         if request.format is not None:
-            text["format"] = tools.encode_format(request.format, full=True)
+            text["format"] = encoded = TOOLS.encode_format(request.format)
+            if isinstance(request.format, JSONSchema):  # with all its keys
+                text["format"] = {"description": "", "schema": {}, "strict": False, **encoded}
         if request.verbosity is not None:
             text["verbosity"] = request.verbosity
         reasoning: dict[str, JSON] = {"effort": None, "summary": None}
@@ -150,8 +177,8 @@ class Echo:
             "store": bool(request.store),
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
             "text": text,
-            "tool_choice": tools.encode_choice(choice) if choice else "auto",
-            "tools": tools.echo_all(request.tools) if request.tools else [],
+            "tool_choice": (choice and TOOLS.encode_choice(choice)) or "auto",
+            "tools": _echo_all(request.tools) if request.tools else [],
             "top_logprobs": sampling.top_logprobs or 0,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
             "presence_penalty": sampling.presence_penalty or 0.0,

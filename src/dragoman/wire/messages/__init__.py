@@ -1,0 +1,43 @@
+"""Anthropic's Messages, `POST /messages`, as one value: requests and answers, both ways.
+
+Fields that this wire does not know are stored under its name in `extra` and encoded again on it.
+"""
+
+from dragoman.wire.protocol import Wire
+
+from .blocks import NAME
+from .losses import LOSSES, spelling
+from .request import decode_request, encode_request
+from .response import (
+    ID_PREFIX,
+    Encoder,
+    encode_count,
+    encode_error,
+    encode_model,
+    encode_models,
+    encode_response,
+)
+from .stream import Decoder
+
+MESSAGES = Wire(
+    name=NAME,
+    path="/messages",
+    decode_request=decode_request,
+    encode_request=encode_request,
+    encoder=Encoder,
+    encode_response=encode_response,
+    decoder=Decoder,
+    losses=LOSSES,
+    spelling=spelling,
+    encode_error=encode_error,
+    encode_models=encode_models,
+    encode_model=encode_model,
+    id_prefix=ID_PREFIX,
+    count_path="/messages/count_tokens",
+    encode_count=encode_count,
+    client_header="anthropic-version",
+    request_id_header="request-id",
+    request_headers=("anthropic-beta",),
+    upstream_headers=(("anthropic-version", "2023-06-01"),),
+)
+"""The wire as one value."""

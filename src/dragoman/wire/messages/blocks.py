@@ -1,0 +1,486 @@
+"""Messages and their content blocks, decoded into items and encoded from them."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from binascii import Error
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
+
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.item import (
+    JSON,
+    Annotation,
+    Audio,
+    CustomToolCall,
+    CustomToolCallOutput,
+    Extra,
+    File,
+    FunctionCall,
+    FunctionCallOutput,
+    Image,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    Refusal,
+    Text,
+    Thought,
+    Unknown,
+    UnknownPart,
+)
+from dragoman.wire import json
+from dragoman.wire.json import Reader, merge
+
+NAME = "messages"
+"""The key of this wire in every `extra`."""
+MESSAGE = "message"
+"""The key, in the extra of the first item of a message, of the message's own unknown fields."""
+NEW_TURN: Extra = {"turn": {"new": True}}
+"""Marks an item that begins an assistant message right after another assistant message."""
+
+_Word = Annotated[str, Meta(min_length=1)]
+
+
+def to_extra(rest: dict[str, JSON]) -> Extra | None:
+    """The extra that holds unknown fields; None if there are none."""
+    return {NAME: rest} if rest else None
+
+
+def from_extra(extra: Extra | None) -> dict[str, JSON]:
+    """The unknown fields of this wire; those of the message around a block are not the block's."""
+    found = extra.get(NAME, {}) if extra else {}
+    return {k: v for k, v in found.items() if k != MESSAGE} if MESSAGE in found else found
+
+
+def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
+    """The fields, and the unknown ones with them; a field that is there stands."""
+    return merge(fields, from_extra(extra)) if extra else fields
+
+
+# ---- the objects of the protocol ---------------------------------------------------------
+
+
+class _Text(Struct, tag_field="type", tag="text"):
+    text: str
+    citations: list[JSON] | None = None
+
+
+class _Image(Struct, tag_field="type", tag="image"):
+    source: dict[str, JSON]
+
+
+class _Document(Struct, tag_field="type", tag="document"):
+    source: dict[str, JSON]
+    title: str | None = None
+
+
+class _Thinking(Struct, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class _Redacted(Struct, tag_field="type", tag="redacted_thinking"):
+    data: str
+
+
+class _ToolUse(Struct, tag_field="type", tag="tool_use"):
+    id: _Word
+    name: _Word
+    input: Raw
+
+
+class _ToolResult(Struct, tag_field="type", tag="tool_result"):
+    tool_use_id: _Word
+    content: str | list[Raw] | None = None
+
+
+class _Message(Struct, gc=False):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Raw]
+
+
+_KINDS = (_Text, _Image, _Document, _Thinking, _Redacted, _ToolUse, _ToolResult)
+_KNOWN = frozenset(str(kind.__struct_config__.tag) for kind in _KINDS)
+_inner = Reader[Any](_Text, _Image, _Document)
+_blocks = Reader[Any](*_KINDS, content=str | _inner.strict_list | None)
+message_reader = Reader(_Message, content=str | _blocks.strict_list)
+system_reader = Reader(_Text)
+
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+def decode_messages(data: Raw | list[Any], system: str | list[Raw] | None) -> tuple[Item, ...]:
+    """The items of a conversation, by `message_reader`; what stands in `system` is a message before
+    all others, together with system messages right behind it. Raises FaultError naming the block
+    that is wrong."""
+    items: list[Item] = []
+    calls: set[str] = set()
+    before = ""  # the role of the message before
+    unknown: dict[int, dict[str, JSON]] = {}
+    if isinstance(system, str):
+        items.append(Message("system", system))
+    elif system:
+        items.append(Message("system", _texts(system, "system")))
+    if not isinstance(data, list):
+        data, unknown = message_reader.read_all(data, "messages")
+    for number, message in enumerate(data):
+        path, content = f"messages[{number}].content", message.content
+        if message.role == "assistant":
+            added = _assistant_items(content, path)
+            calls |= {item.call_id for item in added if isinstance(item, FunctionCall)}
+            if before == "assistant":
+                added[0] = replace(added[0], extra=(added[0].extra or {}) | NEW_TURN)
+        elif message.role == "user":
+            added = _user_items(content, path, calls)
+        else:
+            given = content if isinstance(content, str) else _texts(content, path)
+            first = items[0] if len(items) == 1 else None
+            if isinstance(first, Message) and first.role == "system":
+                both = (*first.parts, *Message("system", given).parts)
+                items, added = [], [replace(first, content=both)]
+            else:
+                added = [Message("system", given)]
+        if rest := unknown.get(number):
+            fields = from_extra(added[0].extra) | {MESSAGE: rest}
+            added[0] = replace(added[0], extra=(added[0].extra or {}) | {NAME: fields})
+        items += added
+        before = message.role
+    if not data:
+        raise FaultError(bad_request("is empty", "messages"))
+    return tuple(items)
+
+
+def _texts(blocks: list[Any], path: str) -> tuple[Part, ...]:
+    """The parts of a system prompt, which are text and nothing else."""
+    return tuple(
+        [
+            _text(*system_reader.read(block, f"{path}[{number}]"))
+            for number, block in enumerate(blocks)
+        ]
+    )
+
+
+def _text(block: _Text, rest: dict[str, JSON]) -> Text:
+    notes = [decode_citation(each) for each in block.citations or ()]
+    return Text(block.text, tuple(notes), extra=to_extra(rest))
+
+
+def _read(raw: Any, path: str, reader: Reader[Any]) -> tuple[Any, dict[str, JSON]]:
+    """A block and its unknown fields; for a type we do not know, the fields themselves."""
+    try:
+        return reader.read(raw, path)
+    except FaultError:
+        value = json.value_of(raw)
+        if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
+            raise
+        if kind in _KNOWN:
+            raise
+        return None, value
+
+
+def _user_items(content: str | list[Any], path: str, calls: set[str]) -> list[Item]:
+    """The results of tools, and what stands between them; there is always one item."""
+    if isinstance(content, str):
+        return [Message("user", content)]
+    items: list[Item] = []
+    parts: list[Part] = []
+    for number, raw in enumerate(content):
+        place = f"{path}[{number}]"
+        block, rest = _read(raw, place, _blocks)
+        if not isinstance(block, _ToolResult):
+            parts.append(_part(block, rest, place))
+            continue
+        if parts:
+            items.append(Message("user", tuple(parts)))
+            parts = []
+        if block.tool_use_id not in calls:
+            problem = f"is {block.tool_use_id!r}, and no earlier tool_use has that id"
+            raise FaultError(bad_request(problem, f"{place}.tool_use_id"))
+        output: str | tuple[Part, ...] = ""
+        if isinstance(block.content, list):
+            inside = enumerate(block.content)
+            each = ((f"{place}.content[{n}]", inner) for n, inner in inside)
+            output = tuple([_part(*_read(inner, at, _inner), at) for at, inner in each])
+        elif block.content:
+            output = block.content
+        items.append(FunctionCallOutput(block.tool_use_id, output, extra=to_extra(rest)))
+    if parts or not items:
+        items.append(Message("user", tuple(parts)))
+    return items
+
+
+def _part(block: Any, rest: dict[str, JSON], path: str) -> Part:
+    """One part of what a user or a tool says. Raises FaultError for a block that only the assistant
+    has."""
+    match block:
+        case _Text():
+            return _text(block, rest)
+        case _Image(source=source):
+            match source:
+                case {"type": "base64", "media_type": str(media), "data": str(data)}:
+                    return Image(f"data:{media};base64,{data}", extra=to_extra(rest))
+                case {"type": "url", "url": str(url)}:
+                    return Image(url, extra=to_extra(rest))
+                case {"type": "file", "file_id": str(id)}:
+                    return Image(file_id=id, extra=to_extra(rest))
+        case _Document(source=source, title=title):
+            match source:
+                case {"type": "base64", "media_type": str(media), "data": str(data)}:
+                    data = f"data:{media};base64,{data}"
+                    return File(data=data, filename=title, extra=to_extra(rest))
+                case {"type": "text", "media_type": str(media), "data": str(text)}:
+                    encoded = b64encode(text.encode("utf-8", "replace")).decode()
+                    data = f"data:{media};charset=utf-8;base64,{encoded}"
+                    return File(data=data, filename=title, extra=to_extra(rest))
+                case {"type": "url", "url": str(url)}:
+                    return File(url=url, filename=title, extra=to_extra(rest))
+                case {"type": "file", "file_id": str(id)}:
+                    return File(id, filename=title, extra=to_extra(rest))
+                case {"type": "content"}:
+                    titled = {} if title is None else {"title": title}
+                    value = {"type": "document", "source": source, **titled, **rest}
+                    return UnknownPart(NAME, value)
+        case None:
+            return UnknownPart(NAME, rest)
+        case _:
+            problem = f"is {block.__struct_config__.tag!r}, which only the assistant says"
+            raise FaultError(bad_request(problem, f"{path}.type"))
+    raise FaultError(bad_request("is none that we know, or has no data", f"{path}.source"))
+
+
+def _assistant_items(content: str | list[Any], path: str) -> list[Item]:
+    """The items of an assistant message; there is always one. Texts in a row are one message."""
+    if isinstance(content, str):
+        return [Message("assistant", content)]
+    items: list[Item] = []
+    texts: list[Part] = []
+    for number, raw in enumerate(content):
+        place = f"{path}[{number}]"
+        block, rest = _read(raw, place, _blocks)
+        if isinstance(block, _Text):
+            texts.append(_text(block, rest))
+            continue
+        if texts:
+            items.append(Message("assistant", tuple(texts)))
+            texts = []
+        match block:
+            case _Thinking():
+                if block.signature:
+                    rest = {"signature": block.signature, **rest}
+                thoughts = (Thought(block.thinking),) if block.thinking else ()
+                items.append(Reasoning(thoughts, extra=to_extra(rest)))
+            case _Redacted():
+                items.append(Reasoning(extra=to_extra({"data": block.data, **rest})))
+            case _ToolUse():
+                arguments = bytes(block.input).decode("utf-8", "replace")
+                if arguments[:1] != "{":
+                    raise FaultError(bad_request("must be an object", f"{place}.input"))
+                items.append(FunctionCall(block.id, block.name, arguments, extra=to_extra(rest)))
+            case None:
+                fields = {name: value for name, value in rest.items() if name != "type"}
+                items.append(Unknown(NAME, str(rest["type"]), fields))
+            case _:
+                problem = f"is {block.__struct_config__.tag!r}, which the assistant never says"
+                raise FaultError(bad_request(problem, f"{place}.type"))
+    if texts or not items:
+        items.append(Message("assistant", tuple(texts)))
+    return items
+
+
+# ---- encoding ----------------------------------------------------------------------------
+
+
+def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]]:
+    """The system prompt, and the messages for these items.
+
+    Results in a row are one message of the user, with the parts of a message right behind them;
+    items of the assistant in a row are one message of the assistant.
+    """
+    system: str | list[JSON] = []
+    messages: list[JSON] = []
+    blocks: list[JSON] = []  # of the message that is being written, if more may come
+    role = ""
+    for item in items:
+        match item:
+            case Message(role="system" | "developer"):
+                if not messages and not system:
+                    system = encode_content(item.content)
+                    continue
+                if not messages:
+                    system = [*_as_blocks(system), *encode_parts(item.parts)]
+                    continue
+                now, given = "system", encode_content(item.content)
+            case Message(role="user"):
+                now, given = "user", encode_content(item.content)
+            case FunctionCallOutput() | CustomToolCallOutput():
+                now, given = "user", [_encode_result(item)]
+            case _:
+                now, given = "assistant", encode_output(item)
+        if given == []:
+            continue  # this wire refuses a message, or a text, that is empty
+        extra, result = item.extra, isinstance(item, FunctionCallOutput | CustomToolCallOutput)
+        marked = extra is not None and ("turn" in extra or MESSAGE in extra.get(NAME, ()))
+        if isinstance(given, str) or now != role or not blocks or marked:
+            message: dict[str, JSON] = {"role": now, "content": given}
+            if extra is not None and NAME in extra:
+                merge(message, extra[NAME].get(MESSAGE, {}))
+            messages.append(message)
+            blocks, role = ([] if isinstance(given, str) else given), now
+        else:
+            blocks += given
+        if now != "assistant" and not result:
+            blocks = []  # the next message of the user is another one
+    return system, messages
+
+
+def encode_content(content: str | tuple[Part, ...]) -> str | list[JSON]:
+    """The content of a message as it was given; an empty one has no blocks."""
+    if isinstance(content, str):
+        return content or []
+    return encode_parts(content)
+
+
+def _as_blocks(content: str | list[JSON]) -> list[JSON]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def encode_parts(parts: Iterable[Part]) -> list[JSON]:
+    """The blocks for these parts; an empty text has none."""
+    return [block for part in parts if (block := _encode_part(part)) is not None]
+
+
+def encode_output(item: Item) -> list[JSON]:
+    """The blocks for an item of the assistant, as a request has them; reasoning goes back with its
+    signature only, without which it would be refused."""
+    match item:
+        case Message():
+            return encode_parts(item.parts)
+        case Reasoning():
+            fields = from_extra(item.extra)
+            return [encode_thinking(item)] if fields.get("signature") or "data" in fields else []
+        case FunctionCall() | CustomToolCall():
+            return [encode_call(item)]
+        case Unknown(wire=wire) if wire == NAME:
+            return [{"type": item.kind, **item.value}]
+        case Unknown() if item.kind != "compaction_trigger":
+            return [{"type": "text", "text": f"[{item.kind}: {json.text(item.value)}]"}]
+        case _:
+            return []
+
+
+def encode_thinking(item: Reasoning) -> dict[str, JSON]:
+    """The block for reasoning."""
+    fields = from_extra(item.extra)
+    if "data" in fields and not item.text:
+        return restore({"type": "redacted_thinking"}, item.extra)
+    text = "\n\n".join(encode_thoughts(item))
+    signature = fields.get("signature", "")
+    return restore({"type": "thinking", "thinking": text, "signature": signature}, item.extra)
+
+
+def encode_thoughts(item: Reasoning) -> list[str]:
+    """The texts of a summary and of the reasoning itself."""
+    parts = (*item.summary, *item.content)
+    return [part.text for part in parts if not isinstance(part, UnknownPart)]
+
+
+def encode_call(call: FunctionCall | CustomToolCall) -> dict[str, JSON]:
+    """The block for a call. Arguments stand as the model wrote them, if they are an object."""
+    if isinstance(call, CustomToolCall):
+        given: JSON = {"input": call.input}
+    else:
+        given = encode_arguments(call.arguments)
+    block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": given}
+    return restore(block, call.extra)
+
+
+def encode_arguments(arguments: str) -> JSON:
+    """The object that arguments are; what is none is put into one."""
+    text = arguments.strip()
+    if not text:
+        return {}
+    try:
+        value = json.load(text)
+    except ValueError:
+        return {"input": arguments}
+    return Raw(text.encode()) if isinstance(value, dict) else {"input": value}
+
+
+def _encode_result(item: FunctionCallOutput | CustomToolCallOutput) -> dict[str, JSON]:
+    block: dict[str, JSON] = {"type": "tool_result", "tool_use_id": item.call_id}
+    if item.output:
+        block["content"] = encode_content(item.output)
+    return restore(block, item.extra)
+
+
+def _encode_part(part: Part) -> dict[str, JSON] | None:
+    match part:
+        case Text() | Refusal():
+            block: dict[str, JSON] = {"type": "text", "text": part.text}
+            notes = part.annotations if isinstance(part, Text) else ()
+            if cited := [each for note in notes if (each := encode_citation(note)) is not None]:
+                block["citations"] = cited
+            return restore(block, part.extra) if part.text or cited else None
+        case Image():
+            source = _encode_source(part.url, part.file_id)
+            return restore({"type": "image", "source": source}, part.extra)
+        case File():
+            block = {
+                "type": "document",
+                "source": _encode_source(part.data or part.url, part.file_id),
+            }
+            if part.filename is not None:
+                block["title"] = part.filename
+            return restore(block, part.extra)
+        case UnknownPart(wire=wire) if wire == NAME:
+            return part.value
+        case Audio(transcript=str(text)) if text:
+            return {"type": "text", "text": text}
+        case _:
+            return None
+
+
+def _encode_source(where: str | None, file_id: str | None) -> dict[str, JSON]:
+    """The source of an image or a document. Base64 without a type is that of a PDF."""
+    if where is None:
+        return {"type": "file", "file_id": file_id}
+    if where.startswith(("http://", "https://")):
+        return {"type": "url", "url": where}
+    head, _, data = where.partition(",") if where.startswith("data:") else ("", ",", where)
+    media = head.removeprefix("data:").partition(";")[0] or "application/pdf"
+    if media.startswith("text/"):
+        try:
+            text = b64decode(data, validate=True).decode()
+            return {"type": "text", "media_type": media, "data": text}
+        except (Error, ValueError):
+            pass
+    return {"type": "base64", "media_type": media, "data": data}
+
+
+# ---- citations ---------------------------------------------------------------------------
+
+_CITED = {"web_search_result_location": "url_citation"}
+"""Citations that other wires have as well."""
+
+
+def decode_citation(value: JSON) -> Annotation:
+    """A citation as an annotation; where in the document it is from stays in its `extra`."""
+    fields = dict(value) if isinstance(value, dict) else {}
+    kind = str(fields.get("type"))
+    url, title, file_id = (
+        found if isinstance(found := fields.get(name), str) else None
+        for name in ("url", "title", "file_id")
+    )
+    return Annotation(
+        _CITED.get(kind, kind), url=url, title=title, file_id=file_id, extra={NAME: fields}
+    )
+
+
+def encode_citation(note: Annotation) -> JSON:
+    """A citation of this wire; None for an annotation of another one, which says too little."""
+    return from_extra(note.extra) or None

@@ -1,0 +1,323 @@
+"""What Anthropic's Messages cannot say, and what it calls the fields of the core."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from dragoman.core.item import FunctionCallOutput, Message
+from dragoman.core.request import Request
+from dragoman.wire.losses import (
+    ANSWERED,
+    NOT_TEXT,
+    SAME,
+    SEVERAL,
+    Case,
+    Losses,
+    Table,
+    foreign,
+    is_true,
+    rows,
+)
+
+_WIRE = "messages"
+_FOREIGN = foreign(_WIRE)
+_NO_STATE = "Messages stores no conversations"
+_NO_HOSTED = "Messages has no such tool"
+_NO_LOGPROBS = "Messages has no log-probabilities"
+_SPOKEN = Case("with a transcript", lambda part, _: bool(part.transcript))
+_SILENT = Case("without a transcript", lambda part, _: not part.transcript)
+_PARTS = (
+    *rows("carried", "as a block", "Text.text", "Image.url file_id", "File.data url file_id"),
+    *rows("carried", "as `title`", "File.filename"),
+    *rows("emulated", "said as text", "Refusal.text", name="refusal"),
+    *rows(
+        "dropped",
+        "Messages cites in its own way only",
+        "Text.annotations",
+        case=Case(
+            "of another wire",
+            lambda part, _: any(_WIRE not in (note.extra or ()) for note in part.annotations),
+        ),
+    ),
+    *rows("carried", "as `citations`", "Annotation"),
+    *rows("dropped", _NO_LOGPROBS, "Text.tokens", "Refusal.tokens", "Thought.tokens", "Token"),
+    *rows("emulated", "the transcript is given as text", "Audio", case=_SPOKEN, name="audio"),
+)
+_CALLS = (
+    *rows("carried", "as `tool_use`", "FunctionCall.call_id name arguments"),
+    *rows("dropped", "Messages has no namespaces", "FunctionCall.namespace"),
+    *rows("emulated", "as `tool_use` with one string `input`", "CustomToolCall"),
+)
+
+
+def _unsigned(item: Any, _: Any) -> bool:
+    """Reasoning that Anthropic's server has not signed, and so would refuse."""
+    fields = (item.extra or {}).get(_WIRE, {})
+    return not (fields.get("signature") or "data" in fields)
+
+
+_REQUEST = Table(
+    rows("carried", SAME, "Request.sampling stream model tools", "Sampling.top_p top_k"),
+    rows("carried", "in `metadata`", "Request.user"),
+    rows("carried", "as `system` and `messages`", "Request.items", "Message.content"),
+    rows("carried", "as `system`", "Request.instructions"),
+    rows("carried", "as `max_tokens`, which is always sent", "Request.max_output_tokens"),
+    rows("carried", "`required` is `any`", "Request.tool_choice"),
+    rows("carried", "by its name", "NamedTool"),
+    rows("emulated", "sent as `auto` or `any`", "AllowedTools"),
+    rows("carried", "as `disable_parallel_tool_use`", "Request.parallel_tool_calls"),
+    rows("carried", "as `output_config.format`", "Request.format", "TextFormat"),
+    rows("carried", "as `output_config.format`", "JSONSchema.schema strict"),
+    rows("dropped", "a schema has no name", "JSONSchema.name", silent=True),
+    rows("dropped", "a schema has no description", "JSONSchema.description"),
+    rows("emulated", "the model is told to answer with a JSON object", "JSONObject"),
+    rows("carried", "as `thinking` and `output_config.effort`", "Request.reasoning"),
+    rows("carried", "as `thinking` and `output_config.effort`", "ReasoningOptions.effort"),
+    rows(
+        "emulated",
+        "the reasoning itself is given as its summary too",
+        "ReasoningOptions.summary",
+    ),
+    rows(
+        "dropped",
+        "Messages has no such tier",
+        "Request.service_tier",
+        case=Case(
+            "neither `auto` nor `default`",
+            lambda request, _: request.service_tier not in (None, "auto", "default"),
+        ),
+    ),
+    rows("carried", "as `stop_sequences`", "Sampling.stop"),
+    rows(
+        "emulated",
+        "1 is the highest there is",
+        "Sampling.temperature",
+        case=Case("above 1", lambda sampling, _: (sampling.temperature or 0) > 1),
+    ),
+    rows(
+        "dropped",
+        "Messages has no such sampling value",
+        "Sampling.min_p frequency_penalty presence_penalty repetition_penalty seed",
+    ),
+    rows(
+        "refused",
+        "Messages cannot bias tokens",
+        "Sampling.logit_bias",
+        case=is_true("logit_bias", "not empty"),
+    ),
+    rows("refused", _NO_LOGPROBS, "Sampling.logprobs", case=is_true("logprobs")),
+    rows("dropped", _NO_LOGPROBS, "Sampling.top_logprobs"),
+    rows(
+        "refused",
+        "Messages gives one answer",
+        "Sampling.n",
+        case=Case("more than 1", lambda sampling, _: (sampling.n or 1) > 1),
+    ),
+    rows(
+        "dropped",
+        "a hint that Messages does not take",
+        "Request.verbosity prediction metadata safety_identifier",
+        "Request.prompt_cache_key prompt_cache_retention prompt_cache_options",
+    ),
+    rows("dropped", "Messages has no such option", "Request.moderation"),
+    rows("dropped", "Messages searches by a tool of its own", "Request.web_search"),
+    rows("dropped", "Messages has no such limit", "Request.max_tool_calls"),
+    rows("dropped", _NO_STATE, "Request.store", case=is_true("store")),
+    rows("refused", _NO_STATE, "Request.previous_response_id conversation"),
+    rows("refused", "Messages stores no prompts", "Request.prompt"),
+    rows("dropped", "Messages has another form of it", "Request.context_management"),
+    rows(
+        "refused",
+        "Messages answers at once or not at all",
+        "Request.background",
+        case=is_true("background"),
+    ),
+    rows(
+        "dropped",
+        "Messages never cuts a conversation",
+        "Request.truncation",
+        case=Case(
+            "not `disabled`", lambda request, _: request.truncation not in (None, "disabled")
+        ),
+    ),
+    rows("dropped", "Messages cannot add this to an answer", "Request.include"),
+    rows("refused", "Messages answers in text only", "Request.modalities", case=NOT_TEXT),
+    rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
+    rows(
+        "carried",
+        "usage is part of every answer",
+        "Request.stream_options",
+        "StreamOptions.include_usage",
+    ),
+    rows("dropped", "Messages does not obfuscate", "StreamOptions.include_obfuscation"),
+    rows("refused", "Messages takes conversations, no bare prompts", "Completion", name="prompts"),
+    rows(
+        "emulated",
+        "sent as `system`",
+        "Message.role",
+        case=Case("`developer`", lambda message, _: message.role == "developer"),
+    ),
+    rows("dropped", "Messages has no such field", "Message.name phase"),
+    rows(
+        "dropped",
+        "Messages has none for items; a call keeps its `call_id`",
+        "Message.id status",
+        "Reasoning.id status",
+        "FunctionCall.id status",
+        "FunctionCallOutput.id status",
+    ),
+    rows(
+        "dropped",
+        "thinking goes back with a signature of the same server only",
+        "Reasoning",
+        case=Case("without a signature", _unsigned),
+    ),
+    rows("carried", "as `thinking`", "Reasoning.content summary", "Thought.text", "Summary.text"),
+    rows("dropped", "only the server that encrypted it can read it", "Reasoning.encrypted"),
+    _CALLS,
+    rows("carried", "as `tool_result`", "FunctionCallOutput.call_id output"),
+    rows("carried", "as `tool_result`", "CustomToolCallOutput"),
+    rows("refused", "only the server that made a compaction can read it", "Compaction"),
+    rows("refused", "Messages stores no items to refer to", "ItemReference"),
+    rows(
+        "dropped",
+        "only the last item can ask for a summary",
+        "Unknown",
+        case=Case(
+            "`compaction_trigger`",
+            lambda item, _: item.kind == "compaction_trigger" and item.wire != _WIRE,
+        ),
+    ),
+    rows(
+        "emulated",
+        "the model reads it as text",
+        "Unknown",
+        case=Case(
+            "of another wire",
+            lambda item, _: item.kind != "compaction_trigger" and item.wire != _WIRE,
+        ),
+    ),
+    _PARTS,
+    rows("dropped", "Messages has no level of detail", "Image.detail"),
+    rows("refused", "Messages takes no audio", "Audio", case=_SILENT, name="input_audio"),
+    rows("refused", "Messages has no such block", "UnknownPart", case=_FOREIGN),
+    rows("carried", SAME, "FunctionTool"),
+    rows("dropped", "Messages has no free-form tools", "CustomTool"),
+    rows("emulated", "its tools one by one", "Namespace"),
+    rows("dropped", _NO_HOSTED, "UnknownTool", case=_FOREIGN),
+    rows("refused", _NO_HOSTED, "UnknownTool as a choice", case=_FOREIGN),
+)
+
+_ANSWER = Table(
+    ANSWERED,
+    _CALLS,
+    _PARTS,
+    rows(
+        "carried",
+        SAME,
+        "Usage.input_tokens output_tokens cached_tokens cache_write_tokens reasoning_tokens",
+    ),
+    rows("carried", "the sum of the others", "Usage.total_tokens"),
+    rows(
+        "dropped",
+        "Messages does not split usage so",
+        "Usage.input_audio_tokens input_text_tokens input_image_tokens",
+        "Usage.output_audio_tokens output_text_tokens",
+        "Usage.accepted_prediction_tokens rejected_prediction_tokens",
+    ),
+    rows("carried", SAME, "Message.role"),
+    rows("carried", "as `stop_reason`, or as an error", "Response.status error"),
+    rows("dropped", "Messages has no times", "Response.created_at completed_at", silent=True),
+    rows("carried", "as `stop_reason`", "Response.reasons"),
+    rows("carried", "as `content`", "Response.output"),
+    rows("emulated", "joined into one message", "Response.output", case=Case(SEVERAL)),
+    rows("dropped", "Messages gives one answer, the first", "Response.choices"),
+    rows(
+        "carried",
+        "the answer's own; a call keeps its `call_id`",
+        "Message.id status",
+        "Reasoning.id status",
+        "FunctionCall.id status",
+    ),
+    rows("dropped", "Messages has no phase", "Message.phase"),
+    rows("dropped", "an answer has no name", "Message.name", silent=True),
+    rows("carried", "as `thinking`", "Reasoning.content", "Thought.text", "Summary.text"),
+    rows("emulated", "shown as `thinking`", "Reasoning.summary"),
+    rows("dropped", "Messages carries signatures of its own only", "Reasoning.encrypted"),
+    rows("dropped", "Messages has another form of it", "Compaction"),
+    rows("dropped", "Messages has no such block", "Unknown", case=_FOREIGN),
+    rows(
+        "dropped",
+        "no part of an answer",
+        "FunctionCallOutput",
+        "CustomToolCallOutput",
+        "ItemReference",
+    ),
+    rows("dropped", "Messages has no sound", "Audio", case=_SILENT, name="audio"),
+    rows("dropped", "Messages answers with text", "Image", "File"),
+    rows("dropped", "Messages has no such block", "UnknownPart", case=_FOREIGN),
+)
+
+LOSSES = Losses(_WIRE, _REQUEST, _ANSWER)
+
+
+# ---- names -----------------------------------------------------------------------------------
+
+_RENAMED = tuple(
+    (re.compile(core), here)
+    for core, here in (
+        (r"^format\.", "output_config.format."),
+        (r"^format\b", "output_config.format"),
+        (r"^max_output_tokens\b", "max_tokens"),
+        (r"^stop\b", "stop_sequences"),
+        (r"^reasoning\.effort\b", "output_config.effort"),
+        (r"^reasoning\b", "thinking"),
+        (r"^instructions\b", "system"),
+        (r"^(tools\[\d+\])\.parameters\b", r"\1.input_schema"),
+        (r"^user\b", "metadata.user_id"),
+    )
+)
+_ITEM = re.compile(r"^items(?:\[(\d+|\*)\])?(.*)")
+
+
+def spelling(request: Request) -> Callable[[str], str]:
+    """The function from the core's name of a field in this request to the name here."""
+    places: list[str] = []
+
+    def spell(path: str) -> str:
+        if (found := _ITEM.match(path)) is None:
+            for pattern, name in _RENAMED:
+                path = pattern.sub(name, path)
+            return path
+        place, rest = found[1], found[2]
+        if place is None or place == "*":
+            return f"messages[*]{rest}" if place else f"messages{rest}"
+        if not places:
+            places.extend(_places(request))
+        return places[int(place)] + rest.replace(".output", ".content", 1)
+
+    return spell
+
+
+def _places(request: Request) -> list[str]:
+    """Where each item stands: the system prompt, a message, or a block of one."""
+    places: list[str] = []
+    number, role, block = -1, "", 0
+    for item in request.items:
+        now = "assistant"
+        if isinstance(item, Message):
+            now = item.role
+        elif isinstance(item, FunctionCallOutput):
+            now = "user"
+        if now in ("system", "developer") and number < 0:
+            places.append("system")
+            continue
+        if now != role or now not in ("assistant", "user") or "turn" in (item.extra or ()):
+            number, block = number + 1, 0
+        role = now
+        whole = isinstance(item, Message)
+        places.append(f"messages[{number}]" + ("" if whole else f".content[{block}]"))
+        block += len(item.content) if isinstance(item, Message) else 1
+    return places

@@ -1,0 +1,388 @@
+"""Messages requests, decoded and encoded, with their tools and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from dragoman.core.error import FaultError, bad_request
+from dragoman.core.item import JSON, Item, Message
+from dragoman.core.loss import Loss
+from dragoman.core.request import (
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    JSONObject,
+    JSONSchema,
+    NamedTool,
+    Namespace,
+    ReasoningOptions,
+    Request,
+    Sampling,
+    Tool,
+    ToolChoice,
+    UnknownTool,
+)
+from dragoman.wire import json
+from dragoman.wire.json import ABSENT, Cache, Reader, merge
+from dragoman.wire.losses import Note, judge, listed
+from dragoman.wire.protocol import Dialect
+
+from .blocks import (
+    NAME,
+    decode_messages,
+    encode_messages,
+    from_extra,
+    message_reader,
+    restore,
+    to_extra,
+)
+from .losses import LOSSES
+
+MAX_TOKENS = 32_000
+"""The `max_tokens` of a request that sets no limit: the protocol demands one."""
+EPHEMERAL: dict[str, JSON] = {"type": "ephemeral"}
+"""Marks the end of a prefix that the server should cache."""
+
+_CACHE_LIMIT = 4 * 1024 * 1024
+_decoded = Cache[tuple[Tool, ...]](_CACHE_LIMIT)
+"""Tools by the bytes of their array: an agent sends the same ones with every request."""
+_encoded = Cache[tuple[tuple[Tool, ...], Raw]](_CACHE_LIMIT)
+"""What tools are encoded to, by the identity of the tuple, which an entry keeps alive."""
+
+_Word = Annotated[str, Meta(min_length=1)]
+_Object = dict[str, JSON]
+# A number is written again as it was: 1 does not become 1.0.
+_Share = Annotated[int, Meta(ge=0, le=1)] | Annotated[float, Meta(ge=0, le=1)]
+
+
+class _Body(Struct, kw_only=True):
+    model: _Word
+    messages: Raw
+    system: str | list[Raw] | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    tools: Raw = ABSENT
+    tool_choice: _Object | None = None
+    stop_sequences: list[str] | None = None
+    temperature: _Share | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    stream: bool | None = None
+    metadata: _Object | None = None
+    service_tier: str | None = None
+    thinking: _Object | None = None
+    output_config: _Object | None = None
+
+
+class _Function(Struct):
+    name: _Word
+    input_schema: _Object
+    description: str | None = None
+    strict: bool | None = None
+    type: str | None = None
+
+
+_body = Reader(_Body, messages=message_reader.strict_list)
+_functions = Reader(_Function)
+_INTEGERS = ("max_tokens", "top_k")
+
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+def decode_request(data: bytes) -> Request:
+    """The request in a body. Raises FaultError naming the field that is wrong."""
+    try:
+        return _decode(data)
+    except (FaultError, *json.BROKEN, ValueError) as error:
+        return _decode(json.mended(data, error, _INTEGERS))
+
+
+def _decode(data: bytes) -> Request:
+    unknown: dict[str, JSON] = {}
+    try:
+        body = _body.decode(data)
+    except msgspec.ValidationError:
+        body, unknown = _body.read_loosely(data)
+    items = decode_messages(body.messages, body.system)
+    offered = () if body.tools is ABSENT else decode_tools(body.tools)
+    json.check_depth([body.tool_choice, body.metadata, body.thinking, body.output_config])
+    choice, parallel = decode_choice(body.tool_choice, offered)
+    user, metadata = None, dict(body.metadata or {})
+    if isinstance(metadata.get("user_id"), str):
+        user = metadata.pop("user_id")
+    if rest := {name: value for name, value in metadata.items() if value is not None}:
+        unknown["metadata"] = rest
+    config = {name: v for name, v in (body.output_config or {}).items() if v is not None}
+    format = _decode_format(config.pop("format", None))
+    reasoning = _decode_reasoning(body.thinking, config)
+    if config:
+        unknown["output_config"] = config
+    tier = _TIERS.get(body.service_tier or "")
+    if body.service_tier is not None and tier is None:
+        unknown["service_tier"] = body.service_tier
+    return Request(
+        model=body.model,
+        items=items,
+        tools=offered,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        sampling=Sampling(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            stop=tuple(body.stop_sequences) if body.stop_sequences else None,
+        ),
+        max_output_tokens=body.max_tokens,
+        format=format,
+        reasoning=reasoning,
+        stream=body.stream or False,
+        user=user,
+        service_tier=tier,
+        extra=to_extra(unknown),
+    )
+
+
+_TIERS = {"auto": "auto", "standard_only": "default"}
+
+
+def _decode_format(given: JSON) -> JSONSchema | None:
+    match given:
+        case None:
+            return None
+        case {"type": "json_schema", "schema": dict(schema)}:
+            rest = {k: v for k, v in given.items() if k not in ("type", "schema")}
+            return JSONSchema("answer", schema, strict=True, extra=to_extra(rest))
+        case _:
+            problem = "must be an object of type 'json_schema' with a schema"
+            raise FaultError(bad_request(problem, "output_config.format"))
+
+
+# ---- thinking ----------------------------------------------------------------------------
+
+_BUDGETS = ((2_048, "low"), (8_192, "medium"))
+"""The effort that a budget of thinking stands for, up to so many tokens; beyond them, high."""
+_EFFORTS = {"minimal": "low"}
+"""Efforts that this wire calls otherwise."""
+_ADAPTIVE: dict[str, JSON] = {"type": "adaptive"}
+
+
+def _decode_reasoning(
+    thinking: dict[str, JSON] | None, config: dict[str, JSON]
+) -> ReasoningOptions | None:
+    """What `thinking` and the effort in `output_config` ask for. The fields themselves stay in the
+    extra, where an effort says less than they do."""
+    effort = config.pop("effort", None)
+    if effort is not None and not isinstance(effort, str):
+        raise FaultError(bad_request("must be a string", "output_config.effort"))
+    if thinking is None and effort is None:
+        return None
+    if thinking == _ADAPTIVE and effort is not None:
+        return ReasoningOptions(effort)
+    return ReasoningOptions(effort or _effort_of(thinking), extra={NAME: {"thinking": thinking}})
+
+
+def _effort_of(thinking: dict[str, JSON] | None) -> str | None:
+    match thinking:
+        case {"type": "disabled"}:
+            return "none"
+        case {"type": "enabled", "budget_tokens": int(budget)}:
+            return next((effort for most, effort in _BUDGETS if budget <= most), "high")
+        case _:
+            return None
+
+
+def _encode_reasoning(options: ReasoningOptions) -> dict[str, JSON]:
+    """The fields that ask for this reasoning."""
+    own, effort = from_extra(options.extra), options.effort
+    if "thinking" in own:  # as its client has put it
+        thinking = own["thinking"]
+        if effort == _effort_of(thinking):
+            effort = None
+    elif effort == "none":
+        thinking, effort = {"type": "disabled"}, None
+    else:
+        shown = {"display": "summarized"} if options.summary else {}
+        thinking = {**_ADAPTIVE, **shown}
+    fields: dict[str, JSON] = {} if thinking is None else {"thinking": thinking}
+    if effort is not None:
+        fields["output_config"] = {"effort": _EFFORTS.get(effort, effort)}
+    return fields
+
+
+# ---- tools -------------------------------------------------------------------------------
+
+
+def decode_tools(raw: Raw) -> tuple[Tool, ...]:
+    """The tools on offer."""
+    data = bytes(raw)
+    tools = _decoded.get(data)
+    if tools is None:
+        listed = json.load(data)
+        if not isinstance(listed, list):
+            problem = f"is {json.kind(listed)}, and must be an array"
+            raise FaultError(bad_request(problem, "tools"))
+        tools = tuple([_tool(each, f"tools[{number}]") for number, each in enumerate(listed)])
+        _decoded.put(data, tools, len(data))
+    return tools
+
+
+def _tool(tool: JSON, path: str) -> Tool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind != "custom":
+        return UnknownTool(NAME, kind, {name: v for name, v in tool.items() if name != "type"})
+    function, rest = _functions.read(json.dump(tool), path)
+    return FunctionTool(
+        function.name,
+        function.description,
+        function.input_schema,
+        function.strict,
+        to_extra(rest),
+    )
+
+
+def encode_tools(tools: tuple[Tool, ...]) -> Raw | None:
+    """The array of the tools this wire can offer; None where there are none."""
+    entry = _encoded.get(id(tools))
+    if entry is None:
+        offered = list(_encode_tools(tools))
+        entry = tools, Raw(json.dump(offered) if offered else b"")
+        _encoded.put(id(tools), entry, len(bytes(entry[1])))
+    return entry[1] if bytes(entry[1]) else None
+
+
+def _encode_tools(tools: Iterable[Tool]) -> Iterable[JSON]:
+    for tool in tools:
+        match tool:
+            case FunctionTool():
+                schema = tool.parameters or {"type": "object", "properties": {}}
+                fields: dict[str, JSON] = {"name": tool.name, "input_schema": schema}
+                given = {"description": tool.description, "strict": tool.strict}
+                fields |= {name: v for name, v in given.items() if v is not None}
+                yield restore(fields, tool.extra)
+            case Namespace():
+                yield from _encode_tools(tool.tools)
+            case UnknownTool(wire=wire) if wire == NAME:
+                yield {"type": tool.kind, **tool.value}
+            case CustomTool() | UnknownTool():
+                pass  # of another wire
+
+
+_MODES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
+_KINDS = {choice: kind for kind, choice in _MODES.items()}
+
+
+def decode_choice(
+    given: dict[str, JSON] | None, tools: tuple[Tool, ...]
+) -> tuple[ToolChoice | None, bool | None]:
+    """Which tool the model may or must call, and whether several at a time."""
+    if given is None:
+        return None, None
+    single = given.get("disable_parallel_tool_use")
+    parallel = None if single is None else not single
+    match given:
+        case {"type": "auto" | "any" | "none" as kind}:
+            if kind == "any" and not tools:
+                raise FaultError(bad_request("is 'any', and there are no tools", "tool_choice"))
+            return _MODES[kind], parallel
+        case {"type": "tool", "name": str(name)}:
+            for tool in tools:
+                if isinstance(tool, FunctionTool) and tool.name == name:
+                    return NamedTool(name), parallel
+                if isinstance(tool, UnknownTool) and tool.value.get("name") == name:
+                    return UnknownTool(NAME, tool.kind, {"name": name}), parallel
+            problem = f"chooses {name!r}, which is not among the tools"
+            raise FaultError(bad_request(problem, "tool_choice.name"))
+        case _:
+            problem = "must be 'auto', 'any', 'none', or 'tool' with a name"
+            raise FaultError(bad_request(problem, "tool_choice.type"))
+
+
+def encode_choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, JSON] | None:
+    """The choice; None where nothing was asked for. Several calls at a time are the default."""
+    match choice:
+        case NamedTool():
+            fields: dict[str, JSON] = {"type": "tool", "name": choice.name}
+        case AllowedTools():
+            fields = {"type": _KINDS[choice.mode]}
+        case UnknownTool():
+            fields = {"type": "tool", **choice.value}
+        case str():
+            fields = {"type": _KINDS[choice]}
+        case None:
+            if parallel is None or parallel:
+                return None
+            fields = {"type": "auto"}
+    if parallel is not None and choice != "none":
+        fields["disable_parallel_tool_use"] = not parallel
+    return fields
+
+
+# ---- encoding ----------------------------------------------------------------------------
+
+
+def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Loss, ...]]:
+    """The body that asks this of a server, and what it could not carry as it stood.
+
+    Only what was asked for is in it, and `max_tokens`. Raises FaultError where a loss would change
+    the answer.
+    """
+    losses = judge(request, LOSSES)
+    notes: list[Note] = []
+    items: tuple[Item, ...] = request.items
+    if isinstance(request.instructions, str):
+        items = (Message("system", request.instructions), *items)
+    elif request.instructions is not None:
+        items = request.instructions + items
+    system, messages = encode_messages(items)
+    sampling, format = request.sampling, request.format
+    if isinstance(format, JSONObject):
+        told = {"type": "text", "text": "Answer with a JSON object and nothing else."}
+        before = [{"type": "text", "text": system}] if isinstance(system, str) else system
+        system = [*before, told]
+    temperature, limit = sampling.temperature, request.max_output_tokens
+    given: dict[str, Any] = {
+        "model": request.model,
+        "max_tokens": MAX_TOKENS if limit is None else limit,
+        "system": system or None,
+        "messages": messages,
+        "tools": encode_tools(request.tools) if request.tools else None,
+        "stop_sequences": sampling.stop or None,
+        "temperature": None if temperature is None else min(temperature, 1),
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stream": request.stream or None,
+        "metadata": None if request.user is None else {"user_id": request.user},
+        "service_tier": {tier: name for name, tier in _TIERS.items()}.get(
+            request.service_tier or ""
+        ),
+    }
+    if given["tools"] is not None:
+        given["tool_choice"] = encode_choice(request.tool_choice, request.parallel_tool_calls)
+    elif request.tool_choice is not None:
+        notes.append(("tool_choice", "dropped", "there are no tools to choose from", ()))
+    if request.reasoning is not None:
+        given |= _encode_reasoning(request.reasoning)
+        budget = (given.get("thinking") or {}).get("budget_tokens")
+        if limit is None and isinstance(budget, int):
+            given["max_tokens"] += budget  # of which the thinking takes its share
+    if isinstance(format, JSONSchema):
+        encoded = restore({"type": "json_schema", "schema": format.schema or {}}, format.extra)
+        given["output_config"] = {**given.get("output_config", {}), "format": encoded}
+    body = {name: value for name, value in given.items() if value is not None}
+    if request.extra:
+        body = merge(body, from_extra(request.extra))
+    for name in sorted(dialect.drop & body.keys()):
+        del body[name]
+        notes.append((name, "dropped", "this server does not take it", ()))
+    data = json.dump(body)
+    if dialect.cache_control and b'"cache_control":' not in data:
+        # As its own clients do: what stands before the conversation, and the conversation so far.
+        if system:
+            blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
+            body["system"] = [*blocks[:-1], {**blocks[-1], "cache_control": EPHEMERAL}]
+        data = json.dump(body | {"cache_control": EPHEMERAL})
+    return data, losses + listed(notes) if notes else losses

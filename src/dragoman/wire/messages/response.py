@@ -1,0 +1,503 @@
+"""Messages answers for clients, whole and streamed, with usage, errors and the model listing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dragoman.core.error import Fault
+from dragoman.core.event import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    ItemAdded,
+    ItemDone,
+    PartAdded,
+    PartDone,
+    Started,
+)
+from dragoman.core.interfaces import Model
+from dragoman.core.item import (
+    JSON,
+    CustomToolCall,
+    Extra,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Summary,
+    Thought,
+    Unknown,
+    UnknownPart,
+)
+from dragoman.core.request import Request
+from dragoman.core.response import Response, Usage
+from dragoman.wire import error, json, sse
+from dragoman.wire.json import merge
+from dragoman.wire.protocol import Dialect
+
+from .blocks import (
+    NAME,
+    encode_call,
+    encode_citation,
+    encode_parts,
+    encode_thinking,
+    from_extra,
+    restore,
+    to_extra,
+)
+
+ID_PREFIX = "msg_"
+STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
+"""The reasons for which an answer ends, by our own; any other is `end_turn`."""
+REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+"""Our own reasons, by those of the protocol."""
+STOPPED = ("stop_reason", "stop_sequence", "stop_details")
+"""The fields that say why an answer ended; a stream has them in its `message_delta`."""
+
+
+# ---- usage -------------------------------------------------------------------------------
+
+_COUNTED = frozenset(
+    {
+        "input_tokens",
+        "output_tokens",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+        "output_tokens_details",
+    }
+)
+
+
+def decode_usage(given: dict[str, JSON]) -> Usage | None:
+    """The counts that were reported. Here input tokens are those that no cache had a part in; the
+    core counts them all.
+
+    >>> decode_usage({"input_tokens": 3, "cache_read_input_tokens": 4}).input_tokens
+    7
+    """
+    read, written = (
+        json.whole(given.get(f"cache_{how}_input_tokens")) for how in ("read", "creation")
+    )
+    asked, answered = (json.whole(given.get(f"{way}_tokens")) for way in ("input", "output"))
+    if asked is not None:
+        asked += (read or 0) + (written or 0)
+    details = given.get("output_tokens_details")
+    left = dict(details) if isinstance(details, dict) else {}
+    thought = json.whole(left.pop("thinking_tokens", None))
+    rest = {k: v for k, v in given.items() if k not in _COUNTED and v is not None}
+    if left:
+        rest["output_tokens_details"] = left
+    if not given:
+        return None
+    return Usage(
+        input_tokens=asked,
+        output_tokens=answered,
+        cached_tokens=read,
+        cache_write_tokens=written,
+        reasoning_tokens=thought,
+        extra=to_extra(rest),
+    )
+
+
+def encode_usage(usage: Usage | None) -> dict[str, JSON]:
+    """The counts under the protocol's names; two of them readers cannot do without."""
+    if usage is None:
+        return {"input_tokens": 0, "output_tokens": 0}
+    read, written = usage.cached_tokens, usage.cache_write_tokens
+    fresh = (usage.input_tokens or 0) - (read or 0) - (written or 0)
+    counted: dict[str, JSON] = {"input_tokens": max(fresh, 0)}
+    if written is not None:
+        counted["cache_creation_input_tokens"] = written
+    if read is not None:
+        counted["cache_read_input_tokens"] = read
+    counted["output_tokens"] = usage.output_tokens or 0
+    if usage.reasoning_tokens is not None:
+        counted["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return restore(counted, usage.extra)
+
+
+# ---- whole answers -----------------------------------------------------------------------
+
+
+def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
+    """The body of an answer."""
+    content: list[JSON] = []
+    called = False
+    for item in response.choice(0):
+        content += encode_item(item)
+        called = called or isinstance(item, FunctionCall | CustomToolCall)
+    reason = response.reasons[0] if response.reasons else "stop"
+    body = _opening(response.id, response.model, response.usage) | {"content": content}
+    body |= _stopped(reason, called, response.extra)
+    return json.dump(restore(body, response.extra))
+
+
+def encode_item(item: Item) -> list[JSON]:
+    """The blocks for an item of an answer."""
+    match item:
+        case Message():
+            return encode_parts(item.parts)
+        case Reasoning():
+            block = encode_thinking(item)
+            return (
+                [block]
+                if block.get("thinking") or block.get("signature") or "data" in block
+                else []
+            )
+        case FunctionCall() | CustomToolCall():
+            return [encode_call(item)]
+        case Unknown(wire=wire) if wire == NAME:
+            return [{"type": item.kind, **item.value}]
+        case _:
+            return []
+
+
+def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
+    return {
+        "id": ID_PREFIX + id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": encode_usage(usage),
+    }
+
+
+def _stopped(reason: str, called: bool, extra: Extra | None) -> dict[str, JSON]:
+    """Why an answer ended, in the words its own server had for it. One with calls waits for their
+    results, whatever its server calls that."""
+    own = {name: value for name, value in from_extra(extra).items() if name in STOPPED}
+    if called and reason == "stop":
+        reason = "tool_calls"
+    return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None, **own}
+
+
+# ---- streams -----------------------------------------------------------------------------
+
+
+class _Block:
+    """A content block: how it opens, and the deltas that wait for their turn.
+
+    One that is not `wanted` opens with its first delta, or never.
+    """
+
+    __slots__ = ("deltas", "done", "number", "opening", "wanted")
+
+    def __init__(self, opening: dict[str, JSON], *, wanted: bool = False) -> None:
+        self.opening = opening
+        self.wanted = wanted
+        self.deltas: list[bytes] = []
+        self.number: int | None = None
+        self.done = False
+
+
+class _Item:
+    """An item and its blocks that are not complete."""
+
+    __slots__ = ("blocks", "done", "item", "parts")
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.blocks: list[_Block] = []
+        self.parts: dict[int, _Block] = {}
+        self.done = False
+
+    def add(self, opening: dict[str, JSON], *, wanted: bool = False) -> _Block:
+        block = _Block(opening, wanted=wanted)
+        self.blocks.append(block)
+        return block
+
+
+class Encoder:
+    """Encodes the events of one answer. One block is open at a time: what belongs to a later one
+    waits until those before it are complete."""
+
+    def __init__(self, request: Request, dialect: Dialect) -> None:
+        self._items: list[_Item | None] = []  # by index; None for those of another choice
+        self._waiting: list[_Item] = []  # those that are not complete; the first is sent
+        self._blocks = 0  # that were opened
+        self._called = False
+        self._begun = False
+        self._over = False
+
+    def feed(self, events: Sequence[Event]) -> bytes:
+        """The bytes for these events."""
+        encoded: list[bytes] = []
+        for event in events:
+            match event:
+                case Delta():
+                    self._delta(event)
+                case Started():
+                    self._begun = True
+                    message = restore(_opening(event.id, event.model, None), event.extra)
+                    encoded.append(_frame("message_start", {"message": message}))
+                    continue
+                case ItemAdded():
+                    self._item_added(event)
+                case PartAdded():
+                    self._part_added(event)
+                    continue
+                case PartDone():
+                    self._part_done(event)
+                case ItemDone():
+                    self._item_done(event)
+                case Finished():
+                    self._send(encoded)
+                    self._finish(event, encoded)
+                    continue
+                case Failed():
+                    for item in self._waiting:
+                        item.done = True
+                        for block in item.blocks:
+                            block.done = True
+                    self._send(encoded)
+                    self._over = True
+                    encoded.append(_frame("error", {"error": error_object(event.fault)}))
+                    continue
+                case _:
+                    continue
+            if self._waiting:
+                self._send(encoded)
+        return b"".join(encoded)
+
+    def heartbeat(self, *, data: bool = False) -> bytes:
+        """A `ping`, which every reader of this protocol knows."""
+        return _frame("ping", {}) if self._begun and not self._over else b""
+
+    # ---- what comes ----------------------------------------------------------------------
+
+    def _item_added(self, event: ItemAdded) -> None:
+        if event.choice:
+            self._items.append(None)
+            return
+        item = _Item(event.item)
+        self._items.append(item)
+        self._waiting.append(item)
+        match event.item:
+            case Reasoning():
+                item.parts[0] = item.add({"type": "thinking", "thinking": "", "signature": ""})
+            case FunctionCall() | CustomToolCall() as call:
+                self._called = True
+                block = encode_call(call) | {"input": {}}
+                item.parts[0] = item.add(block, wanted=True)
+                if isinstance(call, CustomToolCall):
+                    item.parts[0].deltas.append(_arguments('{"input":"'))
+
+    def _part_added(self, event: PartAdded) -> None:
+        item = self._items[event.index]
+        if item is None:
+            return
+        match event.part:
+            case Thought() | Summary():
+                if item.parts[0].deltas or item.parts[0].number is not None:
+                    item.parts[0].deltas.append(_delta("thinking_delta", "thinking", "\n\n"))
+            case UnknownPart():
+                pass
+            case _:
+                item.parts[event.part_index] = item.add({"type": "text", "text": ""})
+
+    def _delta(self, event: Delta) -> None:
+        item = self._items[event.index]
+        if item is None:
+            return
+        data = event.data
+        match event.kind:
+            case "text" | "refusal" | "transcript":
+                if data:
+                    delta = _delta("text_delta", "text", data)
+                    item.parts[event.part_index].deltas.append(delta)
+            case "reasoning" | "summary":
+                if data:
+                    item.parts[0].deltas.append(_delta("thinking_delta", "thinking", data))
+            case "arguments":
+                item.parts[0].deltas.append(_arguments(data))
+            case "input":
+                item.parts[0].deltas.append(_arguments(json.text(data)[1:-1]))
+            case "annotation":
+                if (citation := encode_citation(data)) is not None:
+                    delta = json.dump({"type": "citations_delta", "citation": citation})
+                    item.parts[event.part_index].deltas.append(delta)
+
+    def _part_done(self, event: PartDone) -> None:
+        item = self._items[event.index]
+        if item is None or isinstance(event.part, Thought | Summary):
+            return
+        if isinstance(event.part, UnknownPart):
+            if event.part.wire == NAME:
+                item.add(event.part.value, wanted=True).done = True
+        else:
+            item.parts[event.part_index].done = True
+
+    def _item_done(self, event: ItemDone) -> None:
+        item = self._items[event.index]
+        if item is None:
+            return
+        match event.item:
+            case Reasoning() as reasoning:
+                block, fields = item.parts[0], from_extra(reasoning.extra)
+                signature = fields.get("signature")
+                if "data" in fields and not reasoning.text:
+                    block.opening, block.wanted = encode_thinking(reasoning), True
+                elif isinstance(signature, str) and signature:
+                    block.deltas.append(_delta("signature_delta", "signature", signature))
+            case CustomToolCall():
+                item.parts[0].deltas.append(_arguments('"}'))
+            case Unknown(wire=wire, kind=kind, value=value) if wire == NAME:
+                item.add({"type": kind, **value}, wanted=True)
+        for block in item.blocks:
+            block.done = True
+        item.done = True
+
+    def _finish(self, event: Finished, encoded: list[bytes]) -> None:
+        self._over = True
+        reason = event.reasons[0] if event.reasons else "stop"
+        delta = _stopped(reason, self._called, event.extra)
+        more = {k: v for k, v in from_extra(event.extra).items() if k not in STOPPED}
+        usage = encode_usage(event.usage)
+        fields: dict[str, JSON] = {"delta": merge(delta, more), "usage": usage}
+        encoded += (_frame("message_delta", fields), _frame("message_stop", {}))
+
+    # ---- what goes -----------------------------------------------------------------------
+
+    def _send(self, encoded: list[bytes]) -> None:
+        """Send the first blocks that are not complete, as far as they are."""
+        while self._waiting:
+            item = self._waiting[0]
+            while item.blocks:
+                block = item.blocks[0]
+                if block.number is None and (block.deltas or block.wanted):
+                    block.number, self._blocks = self._blocks, self._blocks + 1
+                    fields: dict[str, JSON] = {
+                        "index": block.number,
+                        "content_block": block.opening,
+                    }
+                    encoded.append(_frame("content_block_start", fields))
+                if block.deltas:
+                    head = b'event: content_block_delta\ndata: {"type":"content_block_delta",'
+                    head += b'"index":%d,"delta":' % (block.number or 0)
+                    encoded += [head + delta + b"}\n\n" for delta in block.deltas]
+                    block.deltas.clear()
+                if not block.done:
+                    return
+                if block.number is not None:
+                    encoded.append(_frame("content_block_stop", {"index": block.number}))
+                del item.blocks[0]
+            if not item.done:
+                return
+            del self._waiting[0]
+
+
+def _frame(kind: str, fields: dict[str, JSON]) -> bytes:
+    return sse.frame(json.dump({"type": kind, **fields}), kind)
+
+
+def _delta(kind: str, name: str, text: str) -> bytes:
+    return b'{"type":"%b","%b":%b}' % (kind.encode(), name.encode(), json.dump(text))
+
+
+def _arguments(piece: str) -> bytes:
+    return _delta("input_json_delta", "partial_json", piece)
+
+
+# ---- errors ------------------------------------------------------------------------------
+
+_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""The type of an error, by its status."""
+OVERLOADED = 529
+
+
+def encode_error(fault: Fault, request_id: str) -> tuple[int, bytes]:
+    """The status and the body of an answer that is this fault."""
+    body = {"type": "error", "error": error_object(fault), "request_id": request_id}
+    return _status(fault), json.dump(body)
+
+
+def error_object(fault: Fault) -> dict[str, JSON]:
+    """The type and the message, and what else the upstream put there.
+
+    >>> error_object(Fault("overloaded", "Later."))
+    {'type': 'overloaded_error', 'message': 'Later.'}
+    """
+    status = _status(fault)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": kind, "message": fault.message, **(fault.extra or {}).get("error", {})}
+
+
+def _status(fault: Fault) -> int:
+    return OVERLOADED if fault.code == "overloaded" else error.status(fault)
+
+
+# ---- models, and counts of tokens --------------------------------------------------------
+
+
+def encode_model(model: Model) -> bytes:
+    """One model, as `GET /models/{id}` shows it."""
+    return json.dump(_model(model))
+
+
+def encode_models(models: Sequence[Model]) -> bytes:
+    """All models, on one page."""
+    ends = {"first_id": models[0].id, "last_id": models[-1].id} if models else {}
+    blank = {"first_id": None, "last_id": None}
+    listed = [_model(model) for model in models]
+    return json.dump({"data": listed, "has_more": False, **blank, **ends})
+
+
+def _model(model: Model) -> dict[str, JSON]:
+    return {
+        "type": "model",
+        "id": model.id,
+        "display_name": model.id,
+        "created_at": _date(model.created),
+        "lifecycle": "active",
+    }
+
+
+def _date(seconds: int) -> str:
+    """A time as RFC 3339 has it, without the module that also knows what time it is.
+
+    >>> _date(0), _date(1_767_225_599)
+    ('1970-01-01T00:00:00Z', '2025-12-31T23:59:59Z')
+    """
+    days, rest = divmod(max(seconds, 0), 86_400)
+    # Counted from the first of March of the year 0, so that a leap day is the last of its year.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1_460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day += 1 - (153 * month + 2) // 5
+    year += 400 * era + (month > 9)
+    month = month - 9 if month > 9 else month + 3
+    clock = f"{rest // 3_600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{year:04}-{month:02}-{day:02}T{clock}Z"
+
+
+def encode_count(tokens: int) -> bytes:
+    """How many tokens a request has."""
+    return json.dump({"input_tokens": tokens})
