@@ -83,6 +83,7 @@ PROFILES: tuple[Profile, ...] = (
         name="anthropic",
         hosts=("api.anthropic.com",),
         wires=("messages",),
+        dialect=Dialect(cache_control=True),
         limits=UpstreamLimits(
             custom_tools=False,
             namespaces=False,
