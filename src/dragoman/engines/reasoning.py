@@ -266,13 +266,9 @@ class _Led(Struct, frozen=True):
         return self.before + self.after
 
 
-class _Key(Struct, frozen=True):
-    """A call, as it was made. Some servers count their ids from 0 in every conversation."""
-
-    tenant: str
-    call_id: str
-    name: str
-    arguments: str
+_Key = tuple[str, str, str, str]
+"""A call, as it was made: tenant, id, name and arguments. Some servers count their ids from 0 in
+every conversation."""
 
 
 class ReasoningCache:
@@ -316,89 +312,84 @@ class ReasoningCache:
         """What led to a call, however its client writes the arguments."""
         key = _key(tenant, call)
         found = self.led.get(key)
-        if found is not None:
-            return found
-        latest = self.latest.get((tenant, call.call_id))
-        if latest is None or latest.name != key.name:
-            return None
-        same = _value(latest.arguments) == _value(key.arguments)
-        return self.led.get(latest) if same else None
+        if found is None and (latest := self.latest.get(key[:2])) and latest[2] == call.name:
+            same = _value(latest[3]) == _value(key[3])
+            found = self.led.get(latest) if same else None
+        return found
 
 
-class _Recording:
+class _Recording(Struct):
     """What came before the next call of an answer."""
 
-    def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
-        self._cache = cache
-        self._tenant = tenant
-        self._model = model
-        self._before: tuple[Reasoning, ...] = ()
-        self._after: tuple[Reasoning, ...] = ()
-        self._has_text = False
-        self._led: _Led | None = None  # to the last call, and to those made together with it
+    cache: ReasoningCache
+    tenant: str
+    model: str
+    before: tuple[Reasoning, ...] = ()
+    after: tuple[Reasoning, ...] = ()
+    has_text: bool = False
+    led: _Led | None = None  # to the last call, and to those made together with it
 
     def add(self, item: Item) -> None:
         """The next item of the answer."""
-        cache, tenant = self._cache, self._tenant
+        cache, tenant = self.cache, self.tenant
         match item:
             case Reasoning():
                 if is_opaque(item):
-                    cache.makers.put((tenant, _digest(item)), self._model, PER_ENTRY)
+                    cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY)
                 if "inline" in (item.extra or {}):
                     pass  # it stands in the text, and comes back with it
-                elif self._has_text:
-                    self._after += (item,)
+                elif self.has_text:
+                    self.after += (item,)
                 else:
-                    self._before += (item,)
+                    self.before += (item,)
             case Message():
-                self._has_text = True
+                self.has_text = True
             case FunctionCall() | CustomToolCall():
-                if self._before or self._after:
-                    self._led = _Led(self._model, self._before, self._after)
-                if (led := self._led) is not None:
+                if self.before or self.after:
+                    self.led = _Led(self.model, self.before, self.after)
+                if (led := self.led) is not None:
                     key = _key(tenant, item)
-                    weight = len(key.arguments) + sum(len(repr(each)) for each in led.items)
+                    weight = len(key[3]) + sum(len(repr(each)) for each in led.items)
                     cache.led.put(key, led, PER_ENTRY + weight)
-                    cache.latest.put((tenant, item.call_id), key, PER_ENTRY)
-                self._before, self._after, self._has_text = (), (), False
+                    cache.latest.put(key[:2], key, PER_ENTRY)
+                self.before, self.after, self.has_text = (), (), False
 
 
-class _Restoring:
+class _Restoring(Struct):
     """The items so far, and where what leads to the next call begins."""
 
-    def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
-        self.items: list[Item] = []
-        self.dropped: dict[str, None] = {}  # the models that encrypted what was dropped
-        self._cache = cache
-        self._tenant = tenant
-        self._model = model
-        self._start = 0
-        self._restored: set[int] = set()
+    cache: ReasoningCache
+    tenant: str
+    model: str
+    items: list[Item] = []
+    dropped: dict[str, None] = {}  # the models that encrypted what was dropped
+    start: int = 0
+    restored: set[int] = set()  # what led to calls, by its identity
 
     def add(self, item: Item) -> None:
         """The next item of the request."""
         if "turn" in (item.extra or {}):  # a mark that a turn begins here, right after another
-            self._start = len(self.items)
+            self.start = len(self.items)
         match item:
             case FunctionCall() | CustomToolCall():
-                self.items[self._start :] = self._with_reasoning(self.items[self._start :], item)
-                self._start = len(self.items)
+                self.items[self.start :] = self._with_reasoning(self.items[self.start :], item)
+                self.start = len(self.items)
             case Reasoning() if is_opaque(item):
-                maker = self._cache.makers.get((self._tenant, _digest(item)))
-                self.items += self._readable((item,), maker or self._model)
+                maker = self.cache.makers.get((self.tenant, _digest(item)))
+                self.items += self._readable((item,), maker or self.model)
             case Reasoning() | Message(role="assistant"):
                 self.items.append(item)
             case _:
                 self.items.append(item)
-                self._start = len(self.items)
+                self.start = len(self.items)
 
     def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
         """What stands before a call and the call, with what led to it: once, unless it is there."""
-        led = self._cache.find(self._tenant, call)
+        led = self.cache.find(self.tenant, call)
         given = [*stretch, call]
-        if led is None or id(led) in self._restored:
+        if led is None or id(led) in self.restored:
             return given
-        self._restored.add(id(led))
+        self.restored.add(id(led))
         brought = [item for item in stretch if isinstance(item, Reasoning)]
         if brought and not _is_text_of(brought, led):
             return given
@@ -407,13 +398,11 @@ class _Restoring:
         whole = [*before, *rest, *after, call]
         mark = (given[0].extra or {}).get("turn")
         if mark is not None:  # it goes to what begins the turn now
-            whole = [
-                _marked(item, mark if place == 0 else None) for place, item in enumerate(whole)
-            ]
+            whole = [_marked(whole[0], mark), *(_marked(item, None) for item in whole[1:])]
         return whole
 
     def _readable(self, items: Sequence[Reasoning], maker: str) -> list[Item]:
-        if maker == self._model or not any(map(is_opaque, items)):
+        if maker == self.model or not any(map(is_opaque, items)):
             return list(items)
         self.dropped[maker] = None
         return without_opaque(items)
@@ -442,7 +431,7 @@ def _marked(item: Item, mark: object) -> Item:
 
 def _key(tenant: str, call: Call) -> _Key:
     arguments = call.arguments if isinstance(call, FunctionCall) else call.input
-    return _Key(tenant, call.call_id, call.name, arguments)
+    return tenant, call.call_id, call.name, arguments
 
 
 def _value(arguments: str) -> object:

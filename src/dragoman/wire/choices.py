@@ -225,27 +225,24 @@ def decode_tokens(listed: JSON, wire: str) -> tuple[Token, ...]:
 
 
 class Template(NamedTuple):
-    """A chunk with one string in it that changes: the bytes around the string, and what it is.
+    """An event with one string in it that changes: the bytes around the string, and what it is.
 
     The chunks of a stream differ in nothing but that string, as a rule, so only it is decoded.
     `call` is the index of the call that arguments belong to. `padding` splits the suffix where
     OpenAI puts a random text (`obfuscation`).
     """
 
-    prefix: bytes
-    suffix: bytes
+    head: bytes
+    tail: bytes
     kind: Literal["text", "reasoning", "arguments"]
     choice: int
     call: int | None
     padding: tuple[bytes, bytes] | None
-    # The same with what frames an event around them.
-    head: bytes
-    tail: bytes
 
     def strings(self, data: bytes) -> tuple[list[str], bytes]:
         """The strings of the chunks like this with which the bytes begin, and the bytes behind
         them. An empty string, and what cannot be decoded, is left to the reader of whole chunks."""
-        head, suffix = self.head, self.suffix
+        head, suffix = self.head, self.tail[:-2]
         if not data.startswith(head) or len(data) > sse.MAX_EVENT:
             return [], data
         *blocks, _ = data.split(b"\n\n")
@@ -262,7 +259,7 @@ class Template(NamedTuple):
 
     def string(self, data: bytes) -> str | None:
         """The string in the data of one event; None, or empty, if it is not a chunk like this."""
-        prefix, suffix, padding = self.prefix, self.suffix, self.padding
+        prefix, suffix, padding = self.head[6:], self.tail[:-2], self.padding
         if not data.startswith(prefix):
             return None
         if data.endswith(suffix):
@@ -298,6 +295,7 @@ class ChoicesDecoder:
         self._started = False  # a chunk was read
         self._garbled = False  # an event was no JSON object
         self._ended = False  # `[DONE]` was read
+        self.ended = False  # that, or the answer is over; usage may still follow
         self._beside: dict[str, JSON] | None = None  # unknown fields of chunks so far
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
         self._choices: dict[int, Any] = {}  # what the wire remembers of each choice
@@ -305,11 +303,6 @@ class ChoicesDecoder:
         self._append: Callable[[list[str]], None] = turn.texts  # the strings of such chunks
         self._running = False  # such chunks are read here, and not by the SSE decoder
         self._rest = b""  # behind them: the beginning of another one
-
-    @property
-    def ended(self) -> bool:
-        """True once the answer is over; usage may still follow."""
-        return self._ended or self._turn.over
 
     # ---- what a wire adds ----------------------------------------------------------------
 
@@ -360,6 +353,7 @@ class ChoicesDecoder:
             self._whole += data
             if len(self._whole) > json.MAX_ANSWER:
                 self._fail(f"The model's server sent more than {json.MAX_ANSWER} bytes.")
+        self.ended = self._ended or turn.over
         events, turn.events = turn.events, []
         return events
 
@@ -377,6 +371,7 @@ class ChoicesDecoder:
                 self._event(name, data)
             self._garbled = garbled  # half an event is not garbage
             self._end()
+        self.ended = True
         events, turn.events = turn.events, []
         return events
 
@@ -504,7 +499,7 @@ class ChoicesDecoder:
 
     def _read(self, value: dict[str, JSON]) -> None:
         """One chunk, or one whole answer."""
-        self._started = True
+        self._started, self._head = True, b""
         choices, turn = value.get("choices"), self._turn
         failed = value.get("error") or value.get("object") == "error"
         fault = error.describe(value) if failed else None

@@ -78,10 +78,9 @@ def learn(data: bytes, value: dict[str, JSON]) -> Template | None:
     padding = None
     if padded is not None and suffix.count(b'"obfuscation"') == 1:
         padding = suffix[: padded.start(1)], suffix[padded.end(1) :]
-    head, tail = b"data: " + prefix, suffix + b"\n\n"
     given = choice.get("index")
     place = given if type(given) is int and 0 <= given < MOST_CHOICES else 0
-    return Template(prefix, suffix, kind, place, call, padding, head, tail)
+    return Template(b"data: " + prefix, suffix + b"\n\n", kind, place, call, padding)
 
 
 def _only_arguments(calls: JSON) -> tuple[str | None, int | None]:

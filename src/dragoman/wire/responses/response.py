@@ -147,7 +147,7 @@ class Echo:
     """The fields of a response that repeat its request, encoded once for all responses of a stream:
     instructions and tools are the most of what they hold."""
 
-    __slots__ = ("data", "fields")
+    __slots__ = ("data",)
 
     def __init__(self, request: Request) -> None:
         sampling, thinking, conversation = request.sampling, request.reasoning, request.conversation
@@ -163,7 +163,7 @@ class Echo:
             reasoning = {"effort": thinking.effort, "summary": thinking.summary}
             reasoning |= from_extra(thinking.extra)
         choice = request.tool_choice
-        self.fields: dict[str, JSON] = {
+        fields: dict[str, JSON] = {
             "background": bool(request.background),
             "instructions": encode_instructions(request),
             "max_output_tokens": request.max_output_tokens,
@@ -188,12 +188,12 @@ class Echo:
         }
         if conversation is not None:
             named = isinstance(conversation, str)
-            self.fields["conversation"] = {"id": conversation} if named else conversation
+            fields["conversation"] = {"id": conversation} if named else conversation
         if request.user is not None:
-            self.fields["user"] = request.user
+            fields["user"] = request.user
         if request.prompt_cache_retention is not None:
-            self.fields["prompt_cache_retention"] = request.prompt_cache_retention
-        self.data = json.dump(self.fields)[1:-1]
+            fields["prompt_cache_retention"] = request.prompt_cache_retention
+        self.data = json.dump(fields)[1:-1]
 
 
 def encode_object(response: Response, echo: Echo) -> bytes:
@@ -226,9 +226,8 @@ def encode_object(response: Response, echo: Echo) -> bytes:
     }
     if not (more := response.extra and response.extra.get(WIRE)):
         return b"%b,%b}" % (json.dump(own)[:-1], echo.data)
-    echoed = {name: more.get(name, value) for name, value in echo.fields.items()}
-    own = {name: more.get(name, value) for name, value in own.items()}
-    return json.dump(own | echoed | more)
+    own |= json.load(b"{%b}" % echo.data)
+    return json.dump(own | more)
 
 
 def derived_id(item: Item, response_id: str, index: int) -> str:
