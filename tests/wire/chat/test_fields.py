@@ -5,9 +5,9 @@ from hypothesis import given
 
 from dragoman.core.item import Annotation
 from dragoman.core.response import Usage
-from dragoman.wire.chat.fields import decode_annotation
+from dragoman.wire.chat.messages import decode_annotation
 from dragoman.wire.chat.response import FINISH_REASONS, LEGACY_REASONS
-from dragoman.wire.chat.stream import Details, readable
+from dragoman.wire.chat.stream import join_details, readable
 from dragoman.wire.usage import USAGE_NAMES, decode_usage, encode_usage
 from tests.cases import cases
 from tests.strategies import usages
@@ -68,19 +68,20 @@ def test_annotations_are_decoded_in_every_shape(wire, read) -> None:
 
 
 def test_reasoning_details_of_one_index_and_type_are_merged() -> None:
-    details = Details()
-    details.add([{"index": 0, "type": "a", "text": "x", "id": None}, "odd", {"type": "a"}])
-    details.add([{"index": 0, "type": "a", "text": "y", "id": "i", "data": 7}])
-    details.add([{"index": 0, "type": "a", "text": None, "id": None, "data": "z"}])
-    details.add([{"index": 1, "type": "a", "text": "w"}, {"index": 0, "type": "b", "text": "v"}])
-    assert details.take() == [
+    pieces = [
+        *({"index": 0, "type": "a", "text": "x", "id": None}, "odd", {"type": "a"}),
+        {"index": 0, "type": "a", "text": "y", "id": "i", "data": 7},
+        {"index": 0, "type": "a", "text": None, "id": None, "data": "z"},
+        *({"index": 1, "type": "a", "text": "w"}, {"index": 0, "type": "b", "text": "v"}),
+    ]
+    assert join_details(pieces) == [
         {"index": 0, "type": "a", "text": "xy", "id": "i", "data": "z"},
         "odd",
         {"type": "a"},
         {"index": 1, "type": "a", "text": "w"},
         {"index": 0, "type": "b", "text": "v"},
     ]
-    assert details.take() == []
+    assert join_details([]) == []
 
 
 def test_readable_text_of_reasoning_details() -> None:
