@@ -112,15 +112,11 @@ async def test_headers_and_trailers() -> None:
         client.stream("GET", peer.url) as response,
     ):
         assert response.status == 404
-        assert response.headers.get("SET-COOKIE") == "a"
-        assert response.headers.get("missing") is None
-        assert list(response.headers)[:3] == [
-            ("set-cookie", "a"),
-            ("set-cookie", "b"),
-            ("x", "é"),
-        ]
+        assert response.header("SET-COOKIE") == "a"
+        assert response.header("missing") is None
+        assert response.header("x") == "é"
         assert await response.read() == b"hello"
-        assert list(response.trailers) == [("x-sum", "1")]
+        assert response.header("x-sum") is None  # a trailer is no header
 
 
 async def test_a_response_is_of_no_use_outside_its_block() -> None:
@@ -138,7 +134,7 @@ async def test_head_has_no_body() -> None:
         client.stream("HEAD", peer.url) as response,
     ):
         assert await response.read() == b""
-        assert response.headers.get("content-length") == "5"
+        assert response.header("content-length") == "5"
 
 
 @pytest.mark.parametrize(

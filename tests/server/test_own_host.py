@@ -464,10 +464,10 @@ async def test_empty_piece_is_not_written() -> None:
 
 
 async def test_a_heartbeat_that_cannot_be_encoded_ends_the_stream(wire: str, monkeypatch) -> None:
-    def broken(self: Stream, data: bytes, **_: bool) -> bytes:
+    def broken(self: Stream) -> None:
         raise ValueError("on purpose")
 
-    monkeypatch.setattr(Stream, "_write", broken)
+    monkeypatch.setattr(Stream, "_open", broken)
     stub = Stub(asyncio.Event())
     async with served(App(stub, Settings(header_hold=0))) as port, talking(port) as talk:
         talk.send(request(wire, stream=True))

@@ -32,6 +32,8 @@ from .response import Response
 
 _CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))
 """Deltas that belong to a part of the content."""
+_INSIDE, _ENDS = (Delta, PartAdded, PartDone), (Finished, Failed)
+_UNFINISHED = Finished("in_progress", ())
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
 """The finish reason of an answer that has none."""
@@ -60,18 +62,18 @@ class Fold(Struct, eq=False):
     def feed_all(self, events: Iterable[Event]) -> None:
         """Add several events."""
         for event in events:
-            if type(event) is Delta or type(event) is PartAdded or type(event) is PartDone:
+            if isinstance(event, _INSIDE):
                 self._open[event.index].append(event)
-            elif type(event) is ItemDone:
+            elif isinstance(event, ItemDone):
                 self._items[event.index] = event.item
                 self._open.pop(event.index, None)
-            elif type(event) is ItemAdded:
+            elif isinstance(event, ItemAdded):
                 self._items.append(event.item)
                 self._choices.append(event.choice)
                 self._open[event.index] = []
-            elif type(event) is Started:
+            elif isinstance(event, Started):
                 self._start = event
-            elif type(event) is Finished or type(event) is Failed:
+            elif isinstance(event, _ENDS):
                 self._end = event
 
     @property
@@ -81,30 +83,29 @@ class Fold(Struct, eq=False):
         items = list(self._items)
         for index, events in self._open.items():
             items[index] = item_so_far(items[index], events)
-        end = self._end
-        finished = end if isinstance(end, Finished) else None
-        failed = end if isinstance(end, Failed) else None
+        end: Finished | Failed = self._end or _UNFINISHED
+        fault = None
+        if isinstance(end, Failed):
+            fault = end.fault
+            end = Finished("failed", (), end.usage, end.completed_at, extra=end.extra)
         extra = start.extra
-        if end is not None and end.extra:
-            first = start.extra or {}
-            extra = {
-                wire: {**first.get(wire, {}), **end.extra.get(wire, {})}
-                for wire in {**first, **end.extra}
-            }
+        if end.extra:
+            first = extra or {}
+            extra = first | {w: {**first.get(w, {}), **more} for w, more in end.extra.items()}
         return Response(
             id=start.id,
             created_at=start.created_at,
             model=start.model,
-            status=finished.status if finished else "failed" if failed else "in_progress",
+            status=end.status,
             output=tuple(items),
             choices=tuple(self._choices) if any(self._choices) else (),
-            reasons=finished.reasons if finished else (),
-            usage=end.usage if end else None,
-            error=failed.fault if failed else None,
-            completed_at=end.completed_at if end else None,
-            losses=start.losses + (finished.losses if finished else ()),
+            reasons=end.reasons,
+            usage=end.usage,
+            error=fault,
+            completed_at=end.completed_at,
+            losses=start.losses + end.losses,
             extra=extra,
-            guarantee=(finished.guarantee if finished else None) or start.guarantee,
+            guarantee=end.guarantee or start.guarantee,
         )
 
 

@@ -51,7 +51,16 @@ async def discover(
     try:
         places = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
         found = await asyncio.gather(*(look(own, place, ours=ours) for place in places))
-        configured = named(environ) if ours else await _not_ours(own, named(environ))
+        configured = named(environ)
+        if not ours:
+            # A Dragoman's address is often in the environment, for its clients. Well-known ones are
+            # not asked, and a server that does not answer may be started later.
+            unknown = [server for server in configured if server.profile is None]
+            urls = (f"{server.base_url.rstrip('/')}/models" for server in unknown)
+            questions = (question(own, "GET", url, (), patience=PATIENCE) for url in urls)
+            answers = zip(unknown, await asyncio.gather(*questions), strict=True)
+            hidden = [server for server, answer in answers if answer.ours]
+            configured = tuple(server for server in configured if server not in hidden)
     finally:
         if client is None:
             await own.aclose()
@@ -84,16 +93,3 @@ async def look(client: Client, base_url: str, *, ours: bool = False) -> Discover
     if not models and not empty:  # some list no models as null
         return None
     return Discovered(base_url, models, recognise(answer))
-
-
-async def _not_ours(client: Client, servers: tuple[Discovered, ...]) -> tuple[Discovered, ...]:
-    """Those that are no Dragoman: its address is often in the environment, for its clients.
-
-    Well-known addresses are not asked, and a server that does not answer may be started later.
-    """
-    unknown = [server for server in servers if server.profile is None]
-    urls = (f"{server.base_url.rstrip('/')}/models" for server in unknown)
-    questions = (question(client, "GET", url, (), patience=PATIENCE) for url in urls)
-    answers = zip(unknown, await asyncio.gather(*questions), strict=True)
-    ours = [server for server, answer in answers if answer.ours]
-    return tuple(server for server in servers if server not in ours)

@@ -266,13 +266,9 @@ class _Led(Struct, frozen=True):
         return self.before + self.after
 
 
-class _Key(Struct, frozen=True):
-    """A call, as it was made. Some servers count their ids from 0 in every conversation."""
-
-    tenant: str
-    call_id: str
-    name: str
-    arguments: str
+_Key = tuple[str, str, str, str]
+"""A call, as it was made: tenant, id, name and arguments. Some servers count their ids from 0 in
+every conversation."""
 
 
 class ReasoningCache:
@@ -316,89 +312,84 @@ class ReasoningCache:
         """What led to a call, however its client writes the arguments."""
         key = _key(tenant, call)
         found = self.led.get(key)
-        if found is not None:
-            return found
-        latest = self.latest.get((tenant, call.call_id))
-        if latest is None or latest.name != key.name:
-            return None
-        same = _value(latest.arguments) == _value(key.arguments)
-        return self.led.get(latest) if same else None
+        if found is None and (latest := self.latest.get(key[:2])) and latest[2] == call.name:
+            same = _value(latest[3]) == _value(key[3])
+            found = self.led.get(latest) if same else None
+        return found
 
 
-class _Recording:
+class _Recording(Struct):
     """What came before the next call of an answer."""
 
-    def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
-        self._cache = cache
-        self._tenant = tenant
-        self._model = model
-        self._before: tuple[Reasoning, ...] = ()
-        self._after: tuple[Reasoning, ...] = ()
-        self._has_text = False
-        self._led: _Led | None = None  # to the last call, and to those made together with it
+    cache: ReasoningCache
+    tenant: str
+    model: str
+    before: tuple[Reasoning, ...] = ()
+    after: tuple[Reasoning, ...] = ()
+    has_text: bool = False
+    led: _Led | None = None  # to the last call, and to those made together with it
 
     def add(self, item: Item) -> None:
         """The next item of the answer."""
-        cache, tenant = self._cache, self._tenant
+        cache, tenant = self.cache, self.tenant
         match item:
             case Reasoning():
                 if is_opaque(item):
-                    cache.makers.put((tenant, _digest(item)), self._model, PER_ENTRY)
+                    cache.makers.put((tenant, _digest(item)), self.model, PER_ENTRY)
                 if "inline" in (item.extra or {}):
                     pass  # it stands in the text, and comes back with it
-                elif self._has_text:
-                    self._after += (item,)
+                elif self.has_text:
+                    self.after += (item,)
                 else:
-                    self._before += (item,)
+                    self.before += (item,)
             case Message():
-                self._has_text = True
+                self.has_text = True
             case FunctionCall() | CustomToolCall():
-                if self._before or self._after:
-                    self._led = _Led(self._model, self._before, self._after)
-                if (led := self._led) is not None:
+                if self.before or self.after:
+                    self.led = _Led(self.model, self.before, self.after)
+                if (led := self.led) is not None:
                     key = _key(tenant, item)
-                    weight = len(key.arguments) + sum(len(repr(each)) for each in led.items)
+                    weight = len(key[3]) + sum(len(repr(each)) for each in led.items)
                     cache.led.put(key, led, PER_ENTRY + weight)
-                    cache.latest.put((tenant, item.call_id), key, PER_ENTRY)
-                self._before, self._after, self._has_text = (), (), False
+                    cache.latest.put(key[:2], key, PER_ENTRY)
+                self.before, self.after, self.has_text = (), (), False
 
 
-class _Restoring:
+class _Restoring(Struct):
     """The items so far, and where what leads to the next call begins."""
 
-    def __init__(self, cache: ReasoningCache, tenant: str, model: str) -> None:
-        self.items: list[Item] = []
-        self.dropped: dict[str, None] = {}  # the models that encrypted what was dropped
-        self._cache = cache
-        self._tenant = tenant
-        self._model = model
-        self._start = 0
-        self._restored: set[int] = set()
+    cache: ReasoningCache
+    tenant: str
+    model: str
+    items: list[Item] = []
+    dropped: dict[str, None] = {}  # the models that encrypted what was dropped
+    start: int = 0
+    restored: set[int] = set()  # what led to calls, by its identity
 
     def add(self, item: Item) -> None:
         """The next item of the request."""
         if "turn" in (item.extra or {}):  # a mark that a turn begins here, right after another
-            self._start = len(self.items)
+            self.start = len(self.items)
         match item:
             case FunctionCall() | CustomToolCall():
-                self.items[self._start :] = self._with_reasoning(self.items[self._start :], item)
-                self._start = len(self.items)
+                self.items[self.start :] = self._with_reasoning(self.items[self.start :], item)
+                self.start = len(self.items)
             case Reasoning() if is_opaque(item):
-                maker = self._cache.makers.get((self._tenant, _digest(item)))
-                self.items += self._readable((item,), maker or self._model)
+                maker = self.cache.makers.get((self.tenant, _digest(item)))
+                self.items += self._readable((item,), maker or self.model)
             case Reasoning() | Message(role="assistant"):
                 self.items.append(item)
             case _:
                 self.items.append(item)
-                self._start = len(self.items)
+                self.start = len(self.items)
 
     def _with_reasoning(self, stretch: Sequence[Item], call: Call) -> list[Item]:
         """What stands before a call and the call, with what led to it: once, unless it is there."""
-        led = self._cache.find(self._tenant, call)
+        led = self.cache.find(self.tenant, call)
         given = [*stretch, call]
-        if led is None or id(led) in self._restored:
+        if led is None or id(led) in self.restored:
             return given
-        self._restored.add(id(led))
+        self.restored.add(id(led))
         brought = [item for item in stretch if isinstance(item, Reasoning)]
         if brought and not _is_text_of(brought, led):
             return given
@@ -407,13 +398,11 @@ class _Restoring:
         whole = [*before, *rest, *after, call]
         mark = (given[0].extra or {}).get("turn")
         if mark is not None:  # it goes to what begins the turn now
-            whole = [
-                _marked(item, mark if place == 0 else None) for place, item in enumerate(whole)
-            ]
+            whole = [_marked(whole[0], mark), *(_marked(item, None) for item in whole[1:])]
         return whole
 
     def _readable(self, items: Sequence[Reasoning], maker: str) -> list[Item]:
-        if maker == self._model or not any(map(is_opaque, items)):
+        if maker == self.model or not any(map(is_opaque, items)):
             return list(items)
         self.dropped[maker] = None
         return without_opaque(items)
@@ -442,7 +431,7 @@ def _marked(item: Item, mark: object) -> Item:
 
 def _key(tenant: str, call: Call) -> _Key:
     arguments = call.arguments if isinstance(call, FunctionCall) else call.input
-    return _Key(tenant, call.call_id, call.name, arguments)
+    return tenant, call.call_id, call.name, arguments
 
 
 def _value(arguments: str) -> object:
@@ -526,14 +515,6 @@ _CARRYING = {
 """The wires whose clients can request encrypted reasoning and carry it."""
 
 
-class _Attempt(Struct, frozen=True):
-    """A request, and whether it includes encrypted reasoning that its client did not request."""
-
-    request: Request
-    asking: bool = False
-    losses: tuple[Loss, ...] = ()  # of a second one
-
-
 class RetryingReasoning(Wrapper):
     """Middleware that asks once more without encrypted reasoning where a server cannot decrypt it,
     and without requesting it where a server does not know how. With `again` false, a refusal to
@@ -543,7 +524,7 @@ class RetryingReasoning(Wrapper):
 
     def __init__(self, engine: Engine, *, again: bool = True) -> None:
         super().__init__(engine)
-        self._again = again
+        self.again = again
         self._without: set[str] = set()  # models that have none
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
@@ -551,21 +532,19 @@ class RetryingReasoning(Wrapper):
         request where the answer is stored here. Whether the engine inside is asked again is decided
         at its first events."""
         asking = (
-            (caller.stored or (request.tools and caller.wire not in _CARRYING))
+            bool(caller.stored or (request.tools and caller.wire not in _CARRYING))
             and ENCRYPTED not in request.include
             and request.model not in self._without
         )
         if asking:
-            first = _Attempt(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
-        elif (
-            self._again
+            request = replace(request, include=(*request.include, ENCRYPTED))
+        elif not (
+            self.again
             and Reasoning in map(type, request.items)
             and any(map(is_opaque, request.items))
         ):
-            first = _Attempt(request)
-        else:
             return None
-        return Prepared(request, start=partial(_Attempts, self, first))
+        return Prepared(request, start=partial(_Attempts, self, request, asking))
 
     def give_up(self, model: str) -> None:
         """Request no encrypted reasoning of this model any more."""
@@ -573,56 +552,41 @@ class RetryingReasoning(Wrapper):
             self._without.clear()
         self._without.add(model)
 
-    def second(self, first: _Attempt, fault: Fault) -> _Attempt | None:
-        """What to ask where a first attempt was refused; None where that is not about encrypted
-        reasoning."""
-        asking = first.asking
-        if fault.upstream_code != CODE:
-            refused = fault.code == "upstream_refused" and fault.blame == "client"
-            about = _REFUSED.search(fault.message) or (asking and _UNKNOWN.search(fault.message))
-            if not (refused and about):
-                return None
-        request, losses = first.request, tuple[Loss, ...]()
-        if asking and fault.upstream_code != CODE:
-            self.give_up(request.model)
-            include = tuple(value for value in request.include if value != ENCRYPTED)
-            request, asking = replace(request, include=include), False
-        if self._again and any(map(is_opaque, request.items)):
-            request = replace(request, items=tuple(without_opaque(request.items)))
-            losses = (RETRIED,)
-        return None if request is first.request else _Attempt(request, asking, losses)
-
 
 class _Attempts(Relay):
     """The sink of up to two attempts, and the handle of the answer they give."""
 
     def __init__(
-        self, wrapper: RetryingReasoning, first: _Attempt, caller: Caller, sink: Sink
+        self,
+        wrapper: RetryingReasoning,
+        request: Request,
+        asking: bool,
+        caller: Caller,
+        sink: Sink,
     ) -> None:
         self._wrapper = wrapper
-        self._attempt = first
+        self._request = request
+        self._asking = asking  # for encrypted reasoning that the client did not request
+        self._losses: tuple[Loss, ...] = ()
         self._caller = caller
         self._sink = sink
         self._begun = False
         self.receive: Callable[[list[Event]], None] = self._receive_first
-        self._handle = start(wrapper.engine, first.request, caller, self)
+        self._handle = start(wrapper.engine, request, caller, self)
 
     def _receive_first(self, events: list[Event]) -> None:
         begin, end = events[0], events[-1]
-        if isinstance(end, Failed) and len(events) <= 2:
-            second = self._wrapper.second(self._attempt, end.fault)
-            if second is not None:
-                self._attempt = second
-                self.receive = self._receive_second
-                self.control(start(self._wrapper.engine, second.request, self._caller, self))
-                return
+        if isinstance(end, Failed) and len(events) <= 2 and self._changed(end.fault):
+            self.receive = self._receive_second
+            self.control(start(self._wrapper.engine, self._request, self._caller, self))
+            return
         if end is not begin or not isinstance(begin, Started):
             self.receive = self._sink.receive  # it is answered: nothing is left to be done
         self._begun = True
         self._sink.receive(self._with_losses(events))
 
     def _receive_second(self, events: list[Event]) -> None:
-        begin, end, losses = events[0], events[-1], self._attempt.losses
+        begin, end, losses = events[0], events[-1], self._losses
         if not self._begun:
             events = self._with_losses(events)
         else:  # there is no second beginning, so the end reports the losses
@@ -636,9 +600,27 @@ class _Attempts(Relay):
     def _with_losses(self, events: list[Event]) -> list[Event]:
         """A batch whose beginning has the losses of the attempt, and none that was not asked for by
         the client."""
-        begin, attempt = events[0], self._attempt
-        if not isinstance(begin, Started) or not (begin.losses or attempt.losses):
+        begin = events[0]
+        if not isinstance(begin, Started) or not (begin.losses or self._losses):
             return events
-        if attempt.asking and ASKING in [loss.field for loss in begin.losses]:
-            self._wrapper.give_up(attempt.request.model)  # its wire cannot say it, and never will
-        return with_losses(events, attempt.losses, without=ASKING if attempt.asking else "")
+        if self._asking and ASKING in [loss.field for loss in begin.losses]:
+            self._wrapper.give_up(self._request.model)  # its wire cannot say it, and never will
+        return with_losses(events, self._losses, without=ASKING if self._asking else "")
+
+    def _changed(self, fault: Fault) -> bool:
+        """Change what is asked where the first attempt was refused; false where that is not about
+        encrypted reasoning."""
+        request, undecrypted = self._request, fault.upstream_code == CODE
+        if not undecrypted:
+            refused = fault.code == "upstream_refused" and fault.blame == "client"
+            unknown = self._asking and _UNKNOWN.search(fault.message)
+            if not (refused and (unknown or _REFUSED.search(fault.message))):
+                return False
+        if self._asking and not undecrypted:
+            self._wrapper.give_up(request.model)
+            include = tuple(value for value in request.include if value != ENCRYPTED)
+            self._request, self._asking = replace(request, include=include), False
+        if self._wrapper.again and any(map(is_opaque, request.items)):
+            items = tuple(without_opaque(request.items))
+            self._request, self._losses = replace(self._request, items=items), (RETRIED,)
+        return self._request is not request

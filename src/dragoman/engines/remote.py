@@ -32,7 +32,7 @@ from dragoman.core.request import Completion, Request, completion_request
 from dragoman.core.response import Guarantee, default_guarantee
 from dragoman.core.turn import Turn
 from dragoman.formats.markup.format import TextToolCallTurn
-from dragoman.net.client import CODINGS, Client, HeaderFields, content_decoder
+from dragoman.net.client import CODINGS, Client, Exchange, HeaderFields, content_decoder
 from dragoman.net.client import Decoder as ContentDecoder
 from dragoman.net.connection import Connection, Timeouts
 from dragoman.net.errors import DisconnectedError, NetError, NetTimeoutError
@@ -56,9 +56,7 @@ class UpstreamRequest(Struct):
 
     upstream: Upstream
     caller: Caller
-    wire: Wire
-    headers: HeaderFields
-    body: bytes
+    exchange: Exchange
     lowered: Lowered
     turn: Turn
     decoder: Decoder
@@ -143,11 +141,7 @@ class UpstreamAnswer:
         self._remote = remote
         self._request = request
         self._sink = sink
-        url = remote.upstream.url + request.wire.path
-        fields = (JSON_BODY, *request.headers)
-        self._exchange = remote.upstream.client.stream(
-            "POST", url, fields, request.body, timeouts=remote.timeouts
-        )
+        self._exchange = request.exchange
         self._attempt = 0
         self._content: ContentDecoder | None = None  # where the body has a content coding
         self._late: list[Event] = []  # what came in TAIL
@@ -216,7 +210,9 @@ class UpstreamAnswer:
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                 self._state = State.BODY
-            data = connection.take()
+                self._exchange.body = b""  # it is not sent again
+            data = b"".join(connection.parts)
+            connection.parts.clear()
             if self._content is not None:
                 data = self._content.decode(data, end=connection.over and not connection.error)
             events = request.decoder.feed(data) if data else []
@@ -330,7 +326,7 @@ class UpstreamAnswer:
         with closing(self._exchange):
             if self._attempt == remote.retries or response.status not in BUSY:
                 raise FaultError(await remote.upstream.refusal(response, self._request.caller))
-            seconds = wait(response.headers.get("retry-after"), self._attempt)
+            seconds = wait(response.header("retry-after"), self._attempt)
         self._attempt += 1
         await asyncio.sleep(seconds)
         await self._connect(fresh=False)
@@ -462,7 +458,8 @@ class Remote:
         upstream = self.upstream
         profile = upstream.profile
         # Most requests have the same headers, and most servers the same limits for every model.
-        headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
+        own = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
+        headers = (JSON_BODY, *own)
         limits = upstream.limits(request.model) if upstream.senses else profile.limits
         names: Sequence[str] = upstream.wires
         if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
@@ -507,12 +504,13 @@ class Remote:
                 turn = TextToolCallTurn(
                     id, at, asked.model, markup=profile.markup, request=asked, losses=losses
                 )
+            exchange = upstream.client.stream(
+                "POST", upstream.url + wire.path, headers, body, timeouts=self.timeouts
+            )
             return UpstreamRequest(
                 upstream,
                 caller,
-                wire,
-                headers,
-                body,
+                exchange,
                 lowered,
                 turn,
                 wire.decoder(turn),

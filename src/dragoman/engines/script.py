@@ -118,16 +118,14 @@ def shortened(items: Sequence[Item], limit: int | None) -> tuple[tuple[Item, ...
     return (*before, replace(last, status="incomplete")), True
 
 
-def usage(request: Request, output: Iterable[Item]) -> Usage:
+def usage(request: Request, output: Sequence[Item]) -> Usage:
     """Words counted: an honest number, if none that a model would give."""
     instructions = request.instructions
     if isinstance(instructions, str):
         instructions = (Message("system", instructions),)
     asked = sum(map(length, (*(instructions or ()), *request.items)))
-    answered = thought = 0
-    for item in output:
-        answered += length(item)
-        thought += length(item) if isinstance(item, Reasoning) else 0
+    answered = sum(map(length, output))
+    thought = sum(length(item) for item in output if isinstance(item, Reasoning))
     return Usage(asked, answered, asked + answered, reasoning_tokens=thought)
 
 
@@ -264,9 +262,13 @@ def demo_answer(request: Request) -> Response:
     messages = (item for item in reversed(request.items) if isinstance(item, Message))
     question = next((item.text.strip() for item in messages if item.role == "user"), "")
     calls = _calls(request, question)
+    thoughts: list[_Answer] = []
+    if (options := request.reasoning) is not None and options.effort not in (None, "none"):
+        thought = f"There is nothing to think about in a demo, {options.effort} effort or not."
+        summary = () if options.summary is None else (Summary("Nothing was thought."),)
+        thoughts = [Reasoning((Thought(thought),), summary, status="completed")]
     for choice in range(request.sampling.n or 1):
-        items: list[_Answer] = [*_thoughts(request)]
-        items += calls or [_message(request, question, choice)]
+        items = thoughts + (calls or [_message(request, question, choice)])
         whole, short = shortened(items, request.max_output_tokens)
         reasons.append("length" if short else "tool_calls" if calls else "stop")
         for item in whole:
@@ -286,14 +288,6 @@ def demo_answer(request: Request) -> Response:
         reasons=tuple(reasons),
         usage=usage(request, output),
     )
-
-
-def _thoughts(request: Request) -> Iterator[Reasoning]:
-    options = request.reasoning
-    if options is not None and options.effort not in (None, "none"):
-        thought = f"There is nothing to think about in a demo, {options.effort} effort or not."
-        summary = () if options.summary is None else (Summary("Nothing was thought."),)
-        yield Reasoning((Thought(thought),), summary, status="completed")
 
 
 def _message(request: Request, question: str, choice: int) -> Message:

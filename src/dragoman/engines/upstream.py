@@ -83,18 +83,6 @@ def key_refused(base_url: str, status: int, key: Secret | None) -> Fault:
     )
 
 
-async def words(refusal: Response) -> bytes:
-    """What a refusal says, as far as it comes: cut, endless or slow, its status counts."""
-    body = b""
-    with suppress(TimeoutError, NetError):
-        async with asyncio.timeout(PATIENCE):
-            async for data in refusal.chunks():
-                body += data
-                if len(body) >= LONGEST_REFUSAL:
-                    break
-    return body
-
-
 def wait(retry_after: str | None, attempt: int) -> float:
     """Seconds before a configured retry.
 
@@ -219,9 +207,8 @@ async def question(
             raw, value = await reply.read(), None
             with suppress(ValueError):
                 value = json.load(raw)
-            fields = reply.headers
-            ours = fields.get(VERSION_HEADER) is not None
-            return Answer(reply.status, fields.get("server"), value, ours)
+            ours = reply.header(VERSION_HEADER) is not None
+            return Answer(reply.status, reply.header("server"), value, ours)
     except (ConnectError, TLSError, ProxyError) as error:
         return Answer(fault=broken(error))
     except (NetError, TimeoutError):
@@ -354,9 +341,16 @@ class Upstream:
         self._recognise(by_answers(server.decode("latin-1")))
 
     async def refusal(self, response: Response, caller: Caller) -> Fault:
-        """The fault that an answer with another status than 200 is."""
-        body = await words(response)
-        fault = wire_error.decode(response.status, body, response.headers.get("retry-after"))
+        """The fault that an answer with another status than 200 is. What it says is read as far as
+        it comes: cut, endless or slow, its status counts."""
+        body = b""
+        with suppress(TimeoutError, NetError):
+            async with asyncio.timeout(PATIENCE):
+                async for data in response.chunks():
+                    body += data
+                    if len(body) >= LONGEST_REFUSAL:
+                        break
+        fault = wire_error.decode(response.status, body, response.header("retry-after"))
         if response.status in (401, 403) and not self._passes(caller):
             return key_refused(self.url, response.status, self._key)
         if response.status in (401, 403):

@@ -235,27 +235,6 @@ class Pool:
 CODINGS = (b"content-encoding", b"transfer-encoding")
 
 
-class Headers:
-    """Response headers: pairs in the order received, names in lower case."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
-        self.raw = raw
-
-    def get(self, name: str) -> str | None:
-        """The first value of `name` in any case, or None."""
-        key = name.lower().encode()
-        for field, value in self.raw:
-            if field == key:
-                return value.decode("latin-1")
-        return None
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        for name, value in self.raw:
-            yield name.decode("latin-1"), value.decode("latin-1")
-
-
 class Response:
     """What `Client.stream` gives inside its `async with`; of no use after it.
 
@@ -276,15 +255,13 @@ class Response:
         if decoder is not None:
             self.more = functools.partial(decoder.read, connection)
 
-    @property
-    def headers(self) -> Headers:
-        """The headers of the answer."""
-        return Headers(self._connection.headers)
-
-    @property
-    def trailers(self) -> Headers:
-        """The headers that followed the body; known once it is read."""
-        return Headers(self._connection.trailers)
+    def header(self, name: str) -> str | None:
+        """The first value of the header of this name, in any case; None where there is none."""
+        key = name.lower().encode()
+        for field, value in self._connection.headers:
+            if field == key:
+                return value.decode("latin-1")
+        return None
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Iterate over the body: each chunk is all that had arrived, never empty.
@@ -453,13 +430,13 @@ class Exchange:
 
     __slots__ = (
         "_bodiless",
-        "_body",
         "_client",
         "_head",
         "_lent",
         "_pool",
         "_response",
         "_timeouts",
+        "body",
         "connection",
         "idle",
     )
@@ -477,7 +454,7 @@ class Exchange:
         self._pool = pool
         self.idle = pool.idle  # connections to `send` on at once
         self._head = head
-        self._body = body
+        self.body = body
         self._bodiless = bodiless
         self._timeouts = timeouts
         self._lent = False  # `connection` is ours until it is given back
@@ -491,7 +468,7 @@ class Exchange:
         timeouts = self._timeouts
         connection.send(
             self._head,
-            self._body,
+            self.body,
             bodiless=self._bodiless,
             first_byte=timeouts.first_byte,
             idle=timeouts.idle,
@@ -557,12 +534,21 @@ class Exchange:
 
 @functools.lru_cache(maxsize=128)
 def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: HeaderFields) -> bytes:
-    """The head without its last lines; the same for most requests, so made once."""
+    """The head without its last lines; the same for most requests, so made once. Raises ValueError,
+    quoting no value, for what cannot be sent."""
     if method not in _METHODS:
         raise ValueError("not a method this client sends")
     names = {name.lower() for name, _ in headers}
     block = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    _check_fields(names, block, len(headers))
+    if not names.isdisjoint(_OURS):
+        raise ValueError(f"the client itself writes the headers {sorted(names & _OURS)}")
+    # Deleting what is allowed leaves the line ends: passes in C instead of a loop here.
+    if (
+        "" in names
+        or "".join(names).encode().translate(None, _TOKEN)
+        or block.encode("latin-1", "replace").translate(None, _TEXT) != b"\r\n" * len(headers)
+    ):
+        raise ValueError("a header name or value holds characters that cannot be sent")
     if "accept-encoding" not in names:
         # Answers are small or streamed: a coding would save little and hold events back.
         block += "accept-encoding: identity\r\n"
@@ -576,16 +562,3 @@ def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: Head
         if forward_proxy.credentials is not None:
             block += f"proxy-authorization: {forward_proxy.authorization}\r\n"
     return f"{method} {target} HTTP/1.1\r\nhost: {url.authority}\r\n{block}".encode("latin-1")
-
-
-def _check_fields(names: set[str], block: str, count: int) -> None:
-    """Raise ValueError, quoting no value, unless the block is `count` fields and no more."""
-    if not names.isdisjoint(_OURS):
-        raise ValueError(f"the client itself writes the headers {sorted(names & _OURS)}")
-    # Deleting what is allowed leaves the line ends: passes in C instead of a loop here.
-    if (
-        "" in names
-        or "".join(names).encode().translate(None, _TOKEN)
-        or block.encode("latin-1", "replace").translate(None, _TEXT) != b"\r\n" * count
-    ):
-        raise ValueError("a header name or value holds characters that cannot be sent")

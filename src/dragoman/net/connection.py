@@ -57,8 +57,8 @@ class Connection(asyncio.Protocol):
 
     `send`, then `read_head`, then `read` until it gives `b""`, then `release`; `abort` at any
     time. The two that wait raise the NetError that ended the exchange. Instead of waiting, set
-    `on_readable`: it is called whenever a wait would have ended; then look at `status`, `take`,
-    `over` and `error`.
+    `on_readable`: it is called whenever a wait would have ended; then look at `status`, `parts`
+    (clear them once they are taken), `over` and `error`.
     """
 
     __slots__ = (
@@ -75,7 +75,6 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_overhead",
         "_parser",
-        "_parts",
         "_paused",
         "_state",
         "_timer",
@@ -90,6 +89,7 @@ class Connection(asyncio.Protocol):
         "on_close",
         "on_readable",
         "over",
+        "parts",
         "peer",
         "reused",
         "status",
@@ -109,10 +109,10 @@ class Connection(asyncio.Protocol):
         self.over = False  # nothing more will come: the answer is whole, or `error` ended it
         self.on_readable: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._parts: list[bytes] = []
-        # The parser appends body bytes by itself: no Python frame per HTTP chunk.
-        self.on_body = self._parts.append
-        self._buffered = 0
+        self.parts: list[bytes] = []  # the body bytes that have come
+        # The parser appends them by itself: no Python frame per HTTP chunk.
+        self.on_body = self.parts.append
+        self._buffered = 0  # bytes that nobody has taken
         self._paused = False
         self._held = False
         self._parser = httptools.HttpResponseParser(self)
@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
 
     async def read(self) -> bytes:
         """The body bytes that have come, at least one, or `b""` at the end of the body."""
-        parts = self._parts
+        parts = self.parts
         while not parts:
             if self._state == _DONE:
                 if self.error is not None:
@@ -174,19 +174,8 @@ class Connection(asyncio.Protocol):
                 return b""
             waiter = self._waiter = self._loop.create_future()
             await waiter
-        return self.take()
-
-    def take(self) -> bytes:
-        """The body bytes that have come; none is no news."""
-        parts = self._parts
-        if not parts:
-            return b""
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        if self._paused:
-            self._discard()
-        else:
-            parts.clear()
-            self._buffered = 0
+        data = b"".join(parts)
+        self._discard()
         return data
 
     def pause(self) -> None:
@@ -218,7 +207,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             return False
         self._held = False
-        if self._parts or self._paused:
+        if self.parts or self._paused:
             self._discard()
         self._state = _IDLE
         self.reused = True
@@ -258,13 +247,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._refuse(error)
-        if self._parts:
-            self._overhead = 0
-            self._buffered += len(data)
-            if self._buffered >= _HIGH_WATER and self._state == _BODY and not self._paused:
-                self._paused = True
-                self.transport.pause_reading()
-        elif self._state != state:
+        if self.parts or self._state != state:
             self._overhead = 0
         elif self._overhead > self._limits.header_bytes:
             self._fail(self._too_large())
@@ -273,11 +256,17 @@ class Connection(asyncio.Protocol):
                 self._deadline = self._loop.time() + self._idle
             else:
                 self._allow(self._idle)
-        if self._parts or self._state != state:
+        if self.parts or self._state != state:
             if self.on_readable is not None:  # a call less per read than by `_wake`
                 self.on_readable()
             else:
                 self._wake()
+            if self.parts:  # nobody took them
+                self._buffered += len(data)
+                held = self._paused or self.closed or self._state != _BODY
+                if self._buffered >= _HIGH_WATER and not held:
+                    self._paused = True
+                    self.transport.pause_reading()
 
     def eof_received(self) -> None:
         self._end(None)
@@ -394,7 +383,7 @@ class Connection(asyncio.Protocol):
             waiter.set_result(None)
 
     def _discard(self) -> None:
-        self._parts.clear()
+        self.parts.clear()
         self._buffered = 0
         if not self._held:
             self._resume()
@@ -440,7 +429,7 @@ class Connection(asyncio.Protocol):
             else:
                 message = f"{self.peer} sent no response headers in {self._first_byte:g} s"
                 self._fail(NetTimeoutError(message, "first_byte"))
-        elif self._parts:
+        elif self.parts:
             self._allow(self._idle)  # we are slow, not the peer
         else:
             message = f"{self.peer} fell silent for {self._idle:g} s in the middle of its answer"

@@ -20,6 +20,7 @@ from .cancellation import GONE, Peer
 from .exchange import JSON_TYPE, MARKS, Exchange, Headers, request_ids
 
 _BODILESS = (204, 304)
+_NOBODY_WAITS = asyncio.Event()
 
 
 class HTTPExchange(Exchange):
@@ -40,11 +41,6 @@ class HTTPExchange(Exchange):
     _head = b""  # not yet written
     _bodiless = _chunked = False
 
-    @property
-    def message_event(self) -> HTTPExchange:
-        """What uvicorn sets when the client is gone."""
-        return self
-
     def set(self) -> None:
         """Something has come: more of the body, its end, or the end of the connection."""
         if self.waiter is not None and not self.waiter.done():
@@ -57,11 +53,6 @@ class HTTPExchange(Exchange):
         peer, self.peer = self.peer, None
         if peer is not None:
             peer.disconnected()
-
-    def drained(self) -> None:
-        """The client has read what was written."""
-        if self.peer is not None:
-            self.peer.drained()
 
     @property
     def full(self) -> bool:
@@ -122,9 +113,6 @@ class HTTPExchange(Exchange):
         connection = self.connection
         if self.disconnected:
             return False
-        if more and body and self._chunked and not self._head:
-            connection.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            return connection.flow.write_paused
         if self._bodiless:
             body = b""
         elif self._chunked:
@@ -173,6 +161,15 @@ class HTTPConfig(Config):
 class HTTPProtocol(HttpToolsProtocol):
     """uvicorn's connection, with limits on heads, and answers that need no task."""
 
+    # Python shares a table of at most 30 names between the objects of a class, and uvicorn has 27.
+    # fmt: off
+    __slots__ = (
+        "_allowed", "_answered", "_arrived", "_awaited", "_fields", "_fresh", "_handle", "_in_head",
+        "_limit", "_patience", "_pending", "_problem", "_received", "_refused", "_timed", "_timer",
+        "_timer_at", "_unread", "_upgrades", "defaults",
+    )
+    # fmt: on
+
     def __init__(
         self,
         config: HTTPConfig,
@@ -181,6 +178,7 @@ class HTTPProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.pipeline = cast(Any, [])  # requests behind the one that is answered; a deque is large
         self._limit = config.header_limit
         self._patience = config.read_time
         # Since when the next request is awaited; None while one is answered.
@@ -207,25 +205,26 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
+        self.flow._is_writable_event = _NOBODY_WAITS  # each has a deque for tasks that would wait
         self._await(self._patience)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        super().connection_lost(exc)
+        self.connections.discard(self)
         self._give_up()
-        self.cycle, self._answered = cast(Any, None), None  # they know this connection
+        self._answered = None  # it knows this connection, as those do
+        self.cycle = self.parser = cast(Any, None)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._answered is not None:
-            self._answered.drained()
+        if self._answered is not None and self._answered.peer is not None:
+            self._answered.peer.drained()
         self._answer()
 
     def _give_up(self) -> None:
-        """Nobody gets the answer that is being given. uvicorn thinks of the last request alone,
-        which may be waiting behind it."""
+        """Nobody gets the answer that is being given."""
         self._pending = None
         cycle = self._answered
         if cycle is not None and not cycle.response_complete:
@@ -333,7 +332,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self._pending = exchange  # answered at the end of this read: its body may be here then
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self.pipeline.append(cast(Any, exchange))
 
     def complete(self, exchange: HTTPExchange) -> None:
         """An answer was written: go on with the next request, or wait for it."""
@@ -345,7 +344,7 @@ class HTTPProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._pending = self._answered = cast(Any, self.pipeline.pop()[0])
+            self._pending = self._answered = cast(Any, self.pipeline).pop(0)
             self.loop.call_soon(self._answer)  # and not now, in a stack that grows with each
         elif not self._in_head:
             self._awaited, self._allowed = self.loop.time(), self.timeout_keep_alive

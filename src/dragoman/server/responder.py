@@ -120,14 +120,13 @@ class Responder(ABC):
             self._deadline = asyncio.get_running_loop().time() + seconds
             self.schedule()
 
+    @abstractmethod
     def receive(self, events: list[Event]) -> None:
-        """Send events."""
-        if self._handle is None:
-            return
-        try:
-            self.send(events)
-        except Exception as error:  # an encoder that finds events out of order
-            self.stop(fault_of(error, self.exchange.id, self.caller.key))
+        """Send events to the client, while the answer is not over; after the last one `leave`."""
+
+    def broken(self, error: Exception) -> None:
+        """End the answer that could not be sent: an encoder finds events out of order, say."""
+        self.stop(fault_of(error, self.exchange.id, self.caller.key))
 
     def stop(self, fault: Fault) -> None:
         """End the answer for this reason, if it is not over."""
@@ -173,6 +172,7 @@ class Responder(ABC):
         if not self._paused and self._handle is not None:
             self._paused = True
             self._handle.pause()
+            self.schedule()  # what is due next is another thing
 
     def leave(self) -> None:
         """The answer is over."""
@@ -208,10 +208,6 @@ class Responder(ABC):
             self.exchange.refuse(fault)
 
     @abstractmethod
-    def send(self, events: list[Event]) -> None:
-        """Send events to the client; after the last one `leave`."""
-
-    @abstractmethod
     def fail(self, fault: Fault) -> None:
         """Send the client why the answer ends here."""
 
@@ -221,29 +217,34 @@ class Unary(Responder):
 
     _fold: Fold | None = None
 
-    def send(self, events: list[Event]) -> None:
+    def receive(self, events: list[Event]) -> None:
         """Collect events; the last one sends the answer."""
+        if self._handle is None:
+            return
         plan, wire, last = self.plan, self.wire, events[-1]
-        response = None if plan.run is None else plan.run.response
-        if response is None:
-            if self._fold is None:
-                self._fold = Fold()
-            self._fold.feed_all(events)
-            if not isinstance(last, TERMINAL):
-                return
-            response = self._fold.response
-        if self.exchange.entry is not None and isinstance(last, TERMINAL):
-            self.exchange.entry.note(last)
-        if response.status in ("failed", "in_progress"):
-            self.refuse(response.error or UNFINISHED)
-        else:
-            dialect = DIALECTS[self.service.settings.dialect]
-            body = wire.encode_response(response, plan.echoed, dialect)
-            losses = plan.losses + response.losses + judge(response, wire.losses)
-            guarantee = response.guarantee or default_guarantee(plan.request)
-            headers = report_headers(losses, guarantee) if losses or guarantee else ()
-            self.exchange.reply(200, body, *headers)
-        self.leave()
+        try:
+            response = None if plan.run is None else plan.run.response
+            if response is None:
+                if self._fold is None:
+                    self._fold = Fold()
+                self._fold.feed_all(events)
+                if not isinstance(last, TERMINAL):
+                    return
+                response = self._fold.response
+            if self.exchange.entry is not None and isinstance(last, TERMINAL):
+                self.exchange.entry.note(last)
+            if response.status in ("failed", "in_progress"):
+                self.refuse(response.error or UNFINISHED)
+            else:
+                dialect = DIALECTS[self.service.settings.dialect]
+                body = wire.encode_response(response, plan.echoed, dialect)
+                losses = plan.losses + response.losses + judge(response, wire.losses)
+                guarantee = response.guarantee or default_guarantee(plan.request)
+                headers = report_headers(losses, guarantee) if losses or guarantee else ()
+                self.exchange.reply(200, body, *headers)
+            self.leave()
+        except Exception as error:
+            self.broken(error)
 
     def fail(self, fault: Fault) -> None:
         """Refuse the request."""
@@ -267,10 +268,8 @@ class Stream(Responder):
         caller: Caller,
         plan: Plan,
         wire: Wire,
-        *,
         dialect: Dialect,
-        stored: bool,
-        first: int = 0,
+        first: int | None = None,
     ) -> None:
         super().__init__(service, exchange, caller, plan, wire)
         self._encoder = wire.encoder(plan.echoed, dialect)
@@ -278,34 +277,45 @@ class Stream(Responder):
         self._guarantee: Guarantee | None = default_guarantee(plan.request)
         agent = exchange.header(b"user-agent").lower()
         # An event would take a number, and the stored ones would not fit any more.
+        stored = plan.run is not None or first is not None
         self._data = not stored and any(w in agent for w in service.settings.heartbeat_data)
-        self._skip = first
+        self._skip = first or 0
         self._since = asyncio.get_running_loop().time()  # of the last write
 
-    def send(self, events: list[Event]) -> None:
+    def receive(self, events: list[Event]) -> None:
         """Encode a batch, and write it."""
-        if not self._begun:
-            first = events[0]
-            if isinstance(first, Failed) and not self.exchange.status:
-                self.refuse(first.fault)
-                self.leave()
-                return
-            if isinstance(first, Started):
-                self._losses += first.losses
-                self._guarantee = first.guarantee or self._guarantee
-        encoder, last = self._encoder, events[-1]
-        over = isinstance(last, TERMINAL)
-        if over and isinstance(last, Finished) and (comment := self._late(last)):
-            data = encoder.feed(events[:-1]) + comment + encoder.feed((last,))
-        else:
-            data = encoder.feed(events)
-        self._begun = True
-        if self._skip:
-            data = self._unseen(data)
-        if self.exchange.entry is not None and isinstance(last, TERMINAL):
-            self.exchange.entry.note(last)
-        if data or over:
-            self._write(data, over=over)
+        if self._handle is None:
+            return
+        exchange, encoder, last = self.exchange, self._encoder, events[-1]
+        try:
+            if not self._begun:
+                first = events[0]
+                if isinstance(first, Failed) and not exchange.status:
+                    self.refuse(first.fault)
+                    self.leave()
+                    return
+                if isinstance(first, Started):
+                    self._losses += first.losses
+                    self._guarantee = first.guarantee or self._guarantee
+            if isinstance(last, Finished) and (comment := self._late(last)):
+                data = encoder.feed(events[:-1]) + comment + encoder.feed((last,))
+            else:
+                data = encoder.feed(events)
+            self._begun = True
+            if self._skip:
+                data = self._unseen(data)
+            if isinstance(last, TERMINAL):
+                self._end(data, last)
+            elif data:
+                if not exchange.status:
+                    self._open()
+                full = exchange.write(data, more=True)
+                if not self._paused:  # or its client has had its time since then
+                    self._since = asyncio.get_running_loop().time()
+                    if full:
+                        self.pause()
+        except Exception as error:
+            self.broken(error)
 
     def fail(self, fault: Fault) -> None:
         """Send the end, as a plain answer while that is possible."""
@@ -315,27 +325,27 @@ class Stream(Responder):
             self.exchange.abort()
         elif self.exchange.status or self._begun:
             end = end_for(fault)
-            if self.exchange.entry is not None:
-                self.exchange.entry.note(end)
-            self._write(self._encoder.feed((end,)), over=True)
+            self._end(self._encoder.feed((end,)), end)
         else:
             self.refuse(fault)
 
-    def _write(self, data: bytes, *, over: bool = False) -> None:
+    def _open(self) -> None:
+        """Send the head."""
+        headers = report_headers(self._losses, self._guarantee)
+        self.exchange.open(200, [*SSE_HEADERS, *headers])
+        self._since = asyncio.get_running_loop().time()
+        self.schedule()  # what is due next is another thing
+
+    def _end(self, data: bytes, end: Finished | Failed) -> None:
+        """Send the last of the answer."""
         exchange = self.exchange
-        first = not exchange.status
-        if first:
-            exchange.open(200, [*SSE_HEADERS, *report_headers(self._losses, self._guarantee)])
-        full = exchange.write(data, more=not over)
-        if over:
-            exchange.end()
-            self.leave()
-        elif not self._paused:  # or its client has had its time since then
-            self._since = asyncio.get_running_loop().time()
-            if full:
-                self.pause()
-            if first or self._paused:  # what is due next is another thing
-                self.schedule()
+        if exchange.entry is not None:
+            exchange.entry.note(end)
+        if not exchange.status:
+            self._open()
+        exchange.write(data, more=False)
+        exchange.end()
+        self.leave()
 
     def attach(self, handle: Handle) -> None:
         """The same; silence is filled from now on."""
@@ -357,13 +367,18 @@ class Stream(Responder):
     def tick(self, now: float) -> None:
         """The same; silence is filled."""
         if self.due() <= now < self._deadline:
-            if self.exchange.full:
+            exchange = self.exchange
+            if exchange.full:
                 self.stop(stalled(self.service.settings.stall))
                 return
             try:
-                self._write(self._encoder.heartbeat(data=self._data) or WAITING)
+                if not exchange.status:
+                    self._open()
+                self._since = now
+                if exchange.write(self._encoder.heartbeat(data=self._data) or WAITING, more=True):
+                    self.pause()
             except Exception as error:  # the roster goes on with the others
-                self.stop(fault_of(error, self.exchange.id, self.caller.key))
+                self.broken(error)
         super().tick(now)
 
     def _late(self, end: Finished) -> bytes:
@@ -401,16 +416,7 @@ class Answers:
         if self._service.memory is None:
             raise RuntimeError("only a server with a store has stored responses")
         plan, dialect = Plan(record.request, record.request), DIALECTS[record.dialect]
-        responder = Stream(
-            self._service,
-            exchange,
-            caller,
-            plan,
-            RESPONSES,
-            dialect=dialect,
-            stored=True,
-            first=first,
-        )
+        responder = Stream(self._service, exchange, caller, plan, RESPONSES, dialect, first)
         responder.attach(self._service.memory.runs.send(record, responder))
 
     async def _when_read(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
@@ -458,7 +464,7 @@ class Answers:
             raise RuntimeError("only a server with a store runs anything in the background")
         await service.memory.runs.begin_in_background(plan.run, plan.request, caller)
         if plan.request.stream:
-            responder = self._stream(wire, plan, exchange, caller)
+            responder = Stream(service, exchange, caller, plan, wire, self._dialect)
             responder.attach(service.memory.runs.send(plan.run.record, responder))
         else:
             body = wire.encode_response(plan.run.snapshot, plan.echoed, self._dialect)
@@ -467,15 +473,9 @@ class Answers:
     def _start(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> None:
         caller = replace(caller, wire=wire.name, stored=plan.run is not None)
         if plan.request.stream:
-            self._stream(wire, plan, exchange, caller).start()
+            Stream(self._service, exchange, caller, plan, wire, self._dialect).start()
         else:
             Unary(self._service, exchange, caller, plan, wire).start()
-
-    def _stream(self, wire: Wire, plan: Plan, exchange: Exchange, caller: Caller) -> Stream:
-        stored = plan.run is not None
-        return Stream(
-            self._service, exchange, caller, plan, wire, dialect=self._dialect, stored=stored
-        )
 
     async def _launch(self, run: Run, request: Request | None, caller: Caller) -> None:
         """Carry out a run in the background once it is its turn; without a request, what the record

@@ -130,21 +130,26 @@ class Turn(Responder):
         self.failed = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def send(self, events: list[Event]) -> None:
+    def receive(self, events: list[Event]) -> None:
         """Send a frame for each event."""
-        first, last = events[0], events[-1]
-        if not self._begun and isinstance(first, Failed):
-            self.fail(first.fault)
-            self.leave()
+        if self._handle is None:
             return
-        found = self._encoder.frames(events)
-        self._connection.write(*[(data[:-1] + self._ending).decode() for data in found])
-        self._begun = True
-        if isinstance(last, TERMINAL):
-            self.failed = isinstance(last, Failed)
-            self.leave()
-        elif self._connection.full:
-            self.pause()
+        first, last = events[0], events[-1]
+        try:
+            if not self._begun and isinstance(first, Failed):
+                self.fail(first.fault)
+                self.leave()
+                return
+            found = self._encoder.frames(events)
+            self._connection.write(*[(data[:-1] + self._ending).decode() for data in found])
+            self._begun = True
+            if isinstance(last, TERMINAL):
+                self.failed = isinstance(last, Failed)
+                self.leave()
+            elif self._connection.full:
+                self.pause()
+        except Exception as error:
+            self.broken(error)
 
     def fail(self, fault: Fault) -> None:
         """Send why the turn ends here."""

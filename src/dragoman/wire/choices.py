@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Raw, Struct
@@ -96,6 +98,7 @@ _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
     *("seed", "n"),
 )
+_same = attrgetter(*_SAME)
 
 
 def decode_sampling(
@@ -115,7 +118,7 @@ def decode_sampling(
         logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
         logprobs=logprobs,
         top_logprobs=top_logprobs,
-        **{name: getattr(body, name) for name in _SAME},
+        **dict(zip(_SAME, _same(body), strict=True)),
     )
 
 
@@ -163,9 +166,10 @@ def encode_body(
 ) -> tuple[bytes, tuple[Loss, ...]]:
     """The body with these fields, the sampling values that are not among them and the unknown
     fields, without what this server refuses; and all losses, those noted included."""
-    given = asdict(request.sampling) | {"stop": request.sampling.stop or None}
+    given = asdict(request.sampling)
     given[dialect.repetition_penalty] = given.pop("repetition_penalty")
-    body = {name: value for name, value in (given | fields).items() if value is not None}
+    given |= {"stop": request.sampling.stop or None, **fields}
+    body = dict(compress(given.items(), map(is_not, given.values(), repeat(None))))
     if request.extra:
         body = merge(body, request.extra.get(wire, {}))
     for name in sorted(dialect.drop & body.keys()):
@@ -225,27 +229,24 @@ def decode_tokens(listed: JSON, wire: str) -> tuple[Token, ...]:
 
 
 class Template(NamedTuple):
-    """A chunk with one string in it that changes: the bytes around the string, and what it is.
+    """An event with one string in it that changes: the bytes around the string, and what it is.
 
     The chunks of a stream differ in nothing but that string, as a rule, so only it is decoded.
     `call` is the index of the call that arguments belong to. `padding` splits the suffix where
     OpenAI puts a random text (`obfuscation`).
     """
 
-    prefix: bytes
-    suffix: bytes
+    head: bytes
+    tail: bytes
     kind: Literal["text", "reasoning", "arguments"]
     choice: int
     call: int | None
     padding: tuple[bytes, bytes] | None
-    # The same with what frames an event around them.
-    head: bytes
-    tail: bytes
 
     def strings(self, data: bytes) -> tuple[list[str], bytes]:
         """The strings of the chunks like this with which the bytes begin, and the bytes behind
         them. An empty string, and what cannot be decoded, is left to the reader of whole chunks."""
-        head, suffix = self.head, self.suffix
+        head, suffix = self.head, self.tail[:-2]
         if not data.startswith(head) or len(data) > sse.MAX_EVENT:
             return [], data
         *blocks, _ = data.split(b"\n\n")
@@ -262,7 +263,7 @@ class Template(NamedTuple):
 
     def string(self, data: bytes) -> str | None:
         """The string in the data of one event; None, or empty, if it is not a chunk like this."""
-        prefix, suffix, padding = self.prefix, self.suffix, self.padding
+        prefix, suffix, padding = self.head[6:], self.tail[:-2], self.padding
         if not data.startswith(prefix):
             return None
         if data.endswith(suffix):
@@ -298,6 +299,7 @@ class ChoicesDecoder:
         self._started = False  # a chunk was read
         self._garbled = False  # an event was no JSON object
         self._ended = False  # `[DONE]` was read
+        self.ended = False  # that, or the answer is over; usage may still follow
         self._beside: dict[str, JSON] | None = None  # unknown fields of chunks so far
         self._ends: dict[int, dict[str, JSON]] = {}  # unknown fields of finished choices
         self._choices: dict[int, Any] = {}  # what the wire remembers of each choice
@@ -305,11 +307,6 @@ class ChoicesDecoder:
         self._append: Callable[[list[str]], None] = turn.texts  # the strings of such chunks
         self._running = False  # such chunks are read here, and not by the SSE decoder
         self._rest = b""  # behind them: the beginning of another one
-
-    @property
-    def ended(self) -> bool:
-        """True once the answer is over; usage may still follow."""
-        return self._ended or self._turn.over
 
     # ---- what a wire adds ----------------------------------------------------------------
 
@@ -360,6 +357,7 @@ class ChoicesDecoder:
             self._whole += data
             if len(self._whole) > json.MAX_ANSWER:
                 self._fail(f"The model's server sent more than {json.MAX_ANSWER} bytes.")
+        self.ended = self._ended or turn.over
         events, turn.events = turn.events, []
         return events
 
@@ -377,6 +375,7 @@ class ChoicesDecoder:
                 self._event(name, data)
             self._garbled = garbled  # half an event is not garbage
             self._end()
+        self.ended = True
         events, turn.events = turn.events, []
         return events
 
@@ -504,7 +503,7 @@ class ChoicesDecoder:
 
     def _read(self, value: dict[str, JSON]) -> None:
         """One chunk, or one whole answer."""
-        self._started = True
+        self._started, self._head = True, b""
         choices, turn = value.get("choices"), self._turn
         failed = value.get("error") or value.get("object") == "error"
         fault = error.describe(value) if failed else None

@@ -48,7 +48,7 @@ def without_templates(stream: bytes) -> list[Event]:
 def test_the_template_of_a_text_chunk_is_what_surrounds_its_text() -> None:
     template = template_of(PLAIN % b'"a\\n\\u00e9"')
     before, after = PLAIN.split(b"%s")
-    assert template[:5] == (before, after, "text", 0, None)
+    assert template[:5] == (b"data: " + before, after + b"\n\n", "text", 0, None)
     assert template.string(PLAIN % b'"b"') == "b"
 
 

@@ -91,7 +91,6 @@ class Run:
         self._fold = Fold()
         self._folded = 0  # how many events it has
         self._stored = 0  # how many events the store has
-        self._due = False  # it is to be written with the others
         self._broken = False  # the store failed: go on without it
         self._complete = False  # all events have come
 
@@ -172,9 +171,9 @@ class Run:
             if self._sink is not None:
                 self._sink.receive(events)
             if self._changed is not None:
-                self._wake()
-            if self.begun and not self._due:
-                self._write_soon()
+                self._changed.set()
+            if self.begun and self not in self._runs.behind:
+                self._runs.write_soon(self)
 
     def _started(self) -> Event:
         return Started(self.record.id, self.record.created_at, self.record.request.model)
@@ -184,10 +183,10 @@ class Run:
         self._complete = True
         if self._sink is not None:
             self._sink.receive(events)
-        if self._beginning is None:
+        if self._beginning is None and not self.begun:
             self._close()
         else:
-            self._ending = asyncio.ensure_future(self._delete(self._beginning))
+            self._ending = asyncio.ensure_future(self._delete())
 
     def _show(self, count: int) -> None:
         """Let the readers have so many events."""
@@ -197,35 +196,26 @@ class Run:
             if self._sink is not None:
                 self._sink.receive(events)
         if self._changed is not None:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._changed is not None:
             self._changed.set()
-            self._changed.clear()
 
     # ---- storing --------------------------------------------------------------------------
 
     def _began(self, beginning: asyncio.Future[None]) -> None:
+        self._beginning = None
         self.begun = not beginning.cancelled() and beginning.exception() is None
         self._broken = not self.begun
         if self.events and not self._complete:
             self._show(len(self.events))
-            self._write_soon()
-
-    def _write_soon(self) -> None:
-        self._due = True
-        self._runs.write_soon(self)
+            self._runs.write_soon(self)
 
     def write_behind(self) -> None:
         """Store what has come since the last time."""
-        self._due = False
         if self._complete or self._broken:
             return
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
         else:
-            self._write_soon()
+            self._runs.write_soon(self)
 
     async def _write_ahead(self) -> None:
         """Store what has come, and show it then; the last events are stored with the response."""
@@ -248,6 +238,8 @@ class Run:
             self._stored += len(events)
         except StoreError:
             self._broken = True
+        if not self.record.background:
+            self._writing = None
 
     def _cut(self, error: Exception) -> None:
         """Leave out events out of order, of which nothing can be made, and all that follow them;
@@ -269,7 +261,7 @@ class Run:
     def _end(self, earlier: asyncio.Future[None] | None = None) -> None:
         """Store the end, once what came earlier is stored."""
         self._complete = True
-        if self._beginning is not None and not (self.begun or self._broken):
+        if self._beginning is not None:
             self._beginning.add_done_callback(self._end)
             return
         if self._writing is not None and not self._writing.done():
@@ -310,9 +302,10 @@ class Run:
             self.response = replace(self.response, losses=(*self.response.losses, NOT_STORED))
         self._close()
 
-    async def _delete(self, beginning: asyncio.Future[None]) -> None:
+    async def _delete(self) -> None:
         with suppress(StoreError):
-            await beginning
+            if self._beginning is not None:
+                await self._beginning
             await self._runs.store.delete(self.record.tenant, self.record.id)
         self._close()
 
@@ -346,6 +339,7 @@ class Run:
     async def _change(self) -> None:
         if self._changed is None:
             self._changed = asyncio.Event()
+        self._changed.clear()
         await self._changed.wait()
 
     @property
@@ -393,7 +387,7 @@ class Runs:
         self.live: dict[str, Run] = {}
         self._requeue = requeue
         self.lease = lease
-        self._behind: list[Run] = []  # those with events to store
+        self.behind: dict[Run, None] = {}  # those with events to store
         self._timer: asyncio.TimerHandle | None = None
         self._with_upkeep = upkeep
         self._upkeep: asyncio.Task[None] | None = None
@@ -406,12 +400,12 @@ class Runs:
 
     def write_soon(self, run: Run) -> None:
         """Have a run store its events, all runs at the same time: so they share a commit."""
-        self._behind.append(run)
+        self.behind[run] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BEHIND, self._write_behind)
 
     def _write_behind(self) -> None:
-        runs, self._behind, self._timer = self._behind, [], None
+        runs, self.behind, self._timer = self.behind, {}, None
         for run in runs:
             run.write_behind()
 

@@ -58,6 +58,7 @@ _NAMES = {
     "arguments": "function_call_arguments",
     "input": "custom_tool_call_input",
 }
+_NAMED = {name: {**_NAMES, "reasoning": name} for name in ("reasoning_text", "reasoning")}
 """What the deltas of a kind are called; the name for reasoning is the dialect's."""
 
 
@@ -86,7 +87,7 @@ class Encoder:
         self._queued = bool(request.background)
         self._hides = request.store is True and ENCRYPTED not in request.include
         self._nested_error = dialect.error_event == "nested"
-        self._names = {**_NAMES, "reasoning": dialect.reasoning_events}
+        self._names = _NAMED[dialect.reasoning_events]
         self._id = ""  # of the response
         self._positions: dict[int, _Position] = {}  # of items, by our index
         self._fold = Fold()
@@ -95,7 +96,7 @@ class Encoder:
         self._first: FirstChoice | None = None  # needed only where there are alternatives
         self._items = 0
         self._number = 0  # of the next event
-        self._in_progress = b""  # the response object, until the answer is over
+        self._in_progress: Response | None = None  # as it began, until the answer is over
         self._over = False
         # The last delta, as most are of the kind of the one before: which it was, and what stands
         # before its number and after its data.
@@ -137,7 +138,9 @@ class Encoder:
             opening, ending = before.decode(), after.decode()
             lines = [f'{opening}{n},"delta":{text}{ending}' for n, text in enumerate(texts, number)]
             out.append("".join(lines).encode())
-        return b"".join(out)
+        data = b"".join(out)
+        out.clear()  # the client may be slow, or the next event late
+        return data
 
     def frames(self, events: Sequence[Event]) -> list[bytes]:
         """The same for a WebSocket: a JSON object for each event of this wire."""
@@ -147,11 +150,11 @@ class Encoder:
 
     def heartbeat(self, *, data: bool = False) -> bytes:
         """A comment, or `response.in_progress` once more; empty unless an answer is in progress."""
-        if not self._in_progress:
+        if self._in_progress is None:
             return b""
         if not data:
             return sse.comment("still working")
-        self._snapshot("response.in_progress", self._in_progress)
+        self._snapshot("response.in_progress", encode_object(self._in_progress, self._echo))
         return self._out.pop()
 
     def _one(self, event: Event) -> None:
@@ -293,17 +296,17 @@ class Encoder:
     def _start(self, event: Started) -> None:
         """The first events; a run in the background begins as one that waits its turn."""
         self._id = event.id
-        response = self._fold.response
-        self._in_progress = opening = encode_object(response, self._echo)
+        self._in_progress = response = self._fold.response
+        begun = opening = encode_object(response, self._echo)
         if self._queued:
             opening = encode_object(replace(response, status="queued"), self._echo)
         self._snapshot("response.created", opening)
         if self._queued:
             self._snapshot("response.queued", opening)
-        self._snapshot("response.in_progress", self._in_progress)
+        self._snapshot("response.in_progress", begun)
 
     def _end(self, name: str) -> None:
-        self._in_progress, self._over, self._key = b"", True, None
+        self._in_progress, self._over, self._key = None, True, None
         self._snapshot(name, encode_object(self._fold.response, self._echo))
 
     def _error(self, event: Failed) -> None:
