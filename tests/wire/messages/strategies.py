@@ -1,4 +1,4 @@
-"""Canonical requests and answers of Messages, for Hypothesis: what this wire can say, said one way."""
+"""Canonical requests and answers of Messages, for Hypothesis: what it can say, said one way."""
 
 from typing import Any
 
