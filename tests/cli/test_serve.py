@@ -319,10 +319,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         "--upstream-key-env needs an --upstream.",
     ),
     "no upstream for a profile": (["--profile", "vllm"], "--profile needs an --upstream."),
-    "no upstream to try again": (
-        ["script", "--retries", "1"],
-        "--retries needs an --upstream.",
-    ),
+    "no upstream to try again": (["script", "--retries", "1"], "--retries needs an --upstream."),
     "no upstream for a format": (["--format", "hermes"], "--format needs an --upstream."),
     "a format of no completions": (
         ["--upstream", NOBODY, "--format", "hermes"],
@@ -360,19 +357,11 @@ def test_mistake_on_the_command_line_prints_one_line(name, capsys) -> None:
     assert shown.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("[server]\n\nport = 'x'", "3: server.port: is a string, and must be an integer"),
-        ("[server]\nprot = 1", "2: server.prot: is not a setting; did you mean port?"),
-        ("[[upstreams]]\nname = 'a'", "1: upstreams[0].url: is missing"),
-        ("[server", "1: Expected ']' at the end of a table declaration"),
-    ],
-)
-def test_mistake_in_the_file_is_reported_with_line_and_field(text, told, tmp_path, capsys) -> None:
-    configured(tmp_path, text)
+def test_mistake_in_the_file_is_reported_with_line_and_field(tmp_path, capsys) -> None:
+    configured(tmp_path, "[server]\nprot = 1")
     assert main([]) == 1
-    assert capsys.readouterr().err.startswith(f"dragoman: dragoman.toml:{told}")
+    told = "dragoman: dragoman.toml:2: server.prot: is not a setting; did you mean port?"
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_bad_url_in_the_environment_is_reported(monkeypatch, capsys) -> None:

@@ -14,10 +14,8 @@ from msgspec import convert
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import (
-    Audio,
     CustomToolCall,
     CustomToolCallOutput,
-    File,
     FunctionCall,
     FunctionCallOutput,
     Image,
@@ -25,16 +23,8 @@ from dragoman.core.item import (
     Message,
     Text,
 )
-from dragoman.core.loss import Loss, LossList
-from dragoman.core.lower import (
-    UNLIMITED,
-    Lowered,
-    Modality,
-    UpstreamLimits,
-    lower,
-    lower_system,
-    replace_modalities,
-)
+from dragoman.core.loss import Loss
+from dragoman.core.lower import UNLIMITED, Lowered, UpstreamLimits, lower
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,
@@ -312,26 +302,3 @@ def test_hosted_tools_that_cannot_run_are_dropped_and_reported(limits) -> None:
         ]
         assert lowered.client_fault(bad_request("x", "tools[1].a")).message == "tools[2].a: x"
         assert lowered.client_fault(bad_request("x")).message == "x"
-
-
-SYSTEM, DEVELOPER = Message("system", "Be kind."), Message("developer", "Be brief.")
-
-
-def lowered(
-    *items: Item, instructions: Any = None, **how: Any
-) -> tuple[Request, list[tuple[str, str]]]:
-    ledger = LossList()
-    request = Request(model="m", instructions=instructions, items=items)
-    how = {"role": "system", "front": True, **how}
-    result = lower_system(request, ledger, **how)
-    return result, [(loss.field, loss.action) for loss in ledger.losses()]
-
-
-ALL: tuple[Modality, ...] = (Image, Audio, File)
-
-
-def words(*parts: object, senses: tuple[Modality, ...] = ALL) -> tuple[str, list[tuple[str, str]]]:
-    ledger = LossList()
-    (item,) = replace_modalities((Message("user", parts),), senses, ledger)
-    assert isinstance(item, Message)
-    return item.text, [(loss.field, loss.action) for loss in ledger.losses()]

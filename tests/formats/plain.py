@@ -1,7 +1,7 @@
 """A format as small as can be, for tests of what stands around formats.
 
-A turn begins with `<user>` or `<model>`; a call is `<call>NAME JSON</call>`. Whatever is no call is
-text, and texts are as they are.
+A turn begins with `<user>` or `<model>`; a call is `<call>NAME JSON</call>` in the prompt. What the
+model writes is text.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,15 @@ from dragoman.core.error import FaultError, unsupported
 from dragoman.core.item import FunctionCall, FunctionCallOutput, Message, Token
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Parser, Setting, Stops
 from dragoman.formats.prompt import Control, Piece, Prompt, Tokenizer
 
-OPEN, CLOSE, END = "<call>", "</call>", "<end>"
+END = "<end>"
 
 
 class PlainFormat:
-    """Renders lines and parses calls."""
+    """Renders lines, and parses text."""
 
     name = "plain"
 
@@ -33,7 +32,7 @@ class PlainFormat:
                     role = "<model>" if item.role == "assistant" else f"<{item.role}>"
                     pieces += [Control(role), item.text, Control(END)]
                 case FunctionCall():
-                    call = f"{OPEN}{item.name} {item.arguments}{CLOSE}"
+                    call = f"<call>{item.name} {item.arguments}</call>"
                     pieces += [Control("<model>"), call, Control(END)]
                 case FunctionCallOutput(output=str(said)):
                     pieces += [Control("<tool>"), said, Control(END)]
@@ -54,7 +53,7 @@ class PlainFormat:
 
 
 class PlainParser:
-    """Text until a call, the whole call at its end; half a marker is held back."""
+    """Text until the end marker, half of which is held back."""
 
     reasoning_tokens = 0
     warnings: Sequence[str] = ()
@@ -62,32 +61,19 @@ class PlainParser:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._held = ""
-        self._called = False
 
     def feed(self, ids: Sequence[int], tokens: Sequence[Token] = ()) -> None:
         raise NotImplementedError
 
     def write(self, text: str) -> None:
-        self._held += text
-        while OPEN in self._held:
-            before, _, rest = self._held.partition(OPEN)
-            self._turn.text(before)
-            call, found, after = rest.partition(CLOSE)
-            self._held = OPEN + rest
-            if not found:
-                return
-            name, _, arguments = call.partition(" ")
-            self._turn.call(CallFragment(None, None, name, arguments))
-            self._called, self._held = True, after
-        self._held = self._held.partition(END)[0] if END in self._held else self._held
+        self._held = (self._held + text).partition(END)[0]
         at = self._held.rfind("<")
         tail = self._held[at:] if at >= 0 else ""
-        kept = tail if OPEN.startswith(tail) or END.startswith(tail) else ""
+        kept = tail if END.startswith(tail) else ""
         self._turn.text(self._held[: len(self._held) - len(kept)])
         self._held = kept
 
     def close(self, reason: str) -> None:
         self._turn.text(self._held)
-        called = self._called and reason == "stop"
-        self._turn.finish("tool_calls" if called else reason)
+        self._turn.finish(reason)
         self._turn.end(complete=True)

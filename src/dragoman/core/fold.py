@@ -7,6 +7,9 @@ differ: there is one reducer for both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
+from operator import attrgetter, is_
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,6 +35,9 @@ from .response import Response
 
 _CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))
 """Deltas that belong to a part of the content."""
+_INSIDE = (Delta, PartAdded, PartDone)
+_UNSTARTED, _UNFINISHED = Started("", 0, ""), Finished("in_progress", ())
+_item, _choice = attrgetter("item"), attrgetter("choice")
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
 _REASONS = {"incomplete": "length"}
 """The finish reason of an answer that has none."""
@@ -47,64 +53,56 @@ class Fold(Struct, eq=False):
     'completed'
     """
 
-    _start: Started | None = None
-    _end: Finished | Failed | None = None
-    _items: list[Item] = []
-    _choices: list[int] = []
-    _open: dict[int, list[PartAdded | PartDone | Delta]] = {}  # events of open items
+    _events: list[Event] = []
 
     def feed(self, event: Event) -> None:
         """Add one event."""
-        self.feed_all((event,))
+        self._events.append(event)
 
     def feed_all(self, events: Iterable[Event]) -> None:
         """Add several events."""
-        for event in events:
-            if type(event) is Delta or type(event) is PartAdded or type(event) is PartDone:
-                self._open[event.index].append(event)
-            elif type(event) is ItemDone:
-                self._items[event.index] = event.item
-                self._open.pop(event.index, None)
-            elif type(event) is ItemAdded:
-                self._items.append(event.item)
-                self._choices.append(event.choice)
-                self._open[event.index] = []
-            elif type(event) is Started:
-                self._start = event
-            elif type(event) is Finished or type(event) is Failed:
-                self._end = event
+        self._events += events
 
     @property
     def response(self) -> Response:
         """What has come so far, open items as far as they are."""
-        start = self._start or Started("", 0, "")
-        items = list(self._items)
-        for index, events in self._open.items():
-            items[index] = item_so_far(items[index], events)
-        end = self._end
-        finished = end if isinstance(end, Finished) else None
-        failed = end if isinstance(end, Failed) else None
+        events: list[Any] = self._events
+        kinds = [*map(type, events)]
+        start = events[kinds.index(Started)] if Started in kinds else _UNSTARTED
+        added = [*compress(events, map(is_, kinds, repeat(ItemAdded)))]
+        items, choices = [*map(_item, added)], (*map(_choice, added),)
+        for event in compress(events, map(is_, kinds, repeat(ItemDone))):
+            items[event.index] = event.item
+        if kinds.count(ItemDone) < len(items):
+            done = {event.index for event in events if isinstance(event, ItemDone)}
+            for index in {*range(len(items))} - done:
+                own = [e for e in events if isinstance(e, _INSIDE) and e.index == index]
+                items[index] = item_so_far(items[index], own)
+        end, fault = _UNFINISHED, None
+        if Finished in kinds:
+            end = events[kinds.index(Finished)]
+        elif Failed in kinds:
+            failed = events[kinds.index(Failed)]
+            end = Finished("failed", (), failed.usage, failed.completed_at, extra=failed.extra)
+            fault = failed.fault
         extra = start.extra
-        if end is not None and end.extra:
-            first = start.extra or {}
-            extra = {
-                wire: {**first.get(wire, {}), **end.extra.get(wire, {})}
-                for wire in {**first, **end.extra}
-            }
+        if end.extra:
+            first = extra or {}
+            extra = first | {w: {**first.get(w, {}), **more} for w, more in end.extra.items()}
         return Response(
             id=start.id,
             created_at=start.created_at,
             model=start.model,
-            status=finished.status if finished else "failed" if failed else "in_progress",
+            status=end.status,
             output=tuple(items),
-            choices=tuple(self._choices) if any(self._choices) else (),
-            reasons=finished.reasons if finished else (),
-            usage=end.usage if end else None,
-            error=failed.fault if failed else None,
-            completed_at=end.completed_at if end else None,
-            losses=start.losses + (finished.losses if finished else ()),
+            choices=choices if any(choices) else (),
+            reasons=end.reasons,
+            usage=end.usage,
+            error=fault,
+            completed_at=end.completed_at,
+            losses=start.losses + end.losses,
             extra=extra,
-            guarantee=(finished.guarantee if finished else None) or start.guarantee,
+            guarantee=end.guarantee or start.guarantee,
         )
 
 

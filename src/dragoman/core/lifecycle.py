@@ -23,17 +23,13 @@ from .event import (
 )
 from .fold import item_so_far, part_so_far
 from .item import (
-    Audio,
     CustomToolCall,
     FunctionCall,
     Message,
     Reasoning,
-    Refusal,
     Summary,
-    Text,
-    Thought,
 )
-from .open_item import empty_part
+from .open_item import EMPTY_PARTS, empty_part
 
 Answer = Literal["new", "open", "over"]
 
@@ -47,15 +43,7 @@ TRANSITIONS: dict[Answer, dict[type, Answer]] = {
 }
 """What may follow what, for the answer as a whole."""
 
-PART_DELTAS: dict[str, type] = {
-    "text": Text,
-    "annotation": Text,
-    "refusal": Refusal,
-    "reasoning": Thought,
-    "summary": Summary,
-    "audio": Audio,
-    "transcript": Audio,
-}
+PART_DELTAS = {kind: type(part) for kind, part in EMPTY_PARTS.items()}
 """Deltas that live inside a part, and the part they live in. All others belong to the item."""
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import compress
+from itertools import compress, repeat
+from operator import attrgetter
 from typing import Literal, TypeGuard
 
 import msgspec
@@ -125,6 +126,7 @@ class Lowered(Struct, frozen=True):
 
 
 _TOOL_PATH = re.compile(r"^tools\[(\d+)\]")
+_role, _space = attrgetter("role"), attrgetter("namespace")
 
 
 def lower(request: Request, limits: UpstreamLimits) -> Lowered:
@@ -142,14 +144,21 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
     modalities = tuple(compress(_MODALITIES, refused))
     front, renamed = limits.system_messages == "front", limits.developer_role == "system"
     own_tools = limits.custom_tools and limits.namespaces
-    tools, choice = set(map(type, request.tools)), request.tool_choice
+    items, choice = request.items, request.tool_choice
+    kinds, tools = set(map(type, items)), set(map(type, request.tools))
+    messages = compress(items, map(isinstance, items, repeat(Message)))
+    roles = list(map(_role, messages)) if front or renamed else []
+    calls = compress(items, map(isinstance, items, repeat(FunctionCall)))
+    first = not request.instructions and next(map(type, items), None) is Message
     # Nearly all requests are within the limits. This says so at any size without another call;
     # where it does not, the rewriting looks closer. Calls of tools that are not allowed are
     # filtered even where the upstream knows that choice.
     if not isinstance(choice, AllowedTools) and (
         limits == UNLIMITED
         or not (
-            (UnknownTool in tools and not limits.hosted_tools)
+            "developer" in roles
+            or (front and "system" in roles[first:])
+            or (UnknownTool in tools and not limits.hosted_tools)
             or (CustomTool in tools and not limits.custom_tools)
             or (Namespace in tools and not (own_tools and limits.hosted_tools))
             or (choice == "none" and tools and not limits.idle_tools)
@@ -164,24 +173,14 @@ def lower(request: Request, limits: UpstreamLimits) -> Lowered:
                     limits.json_schema and (choice is None or limits.format_beside_forced_tool)
                 )
             )
+            or not (own_tools or kinds.isdisjoint((CustomToolCall, CustomToolCallOutput)))
+            or not (own_tools or FunctionCall not in kinds or not any(map(_space, calls)))
         )
     ):
-        for number, item in enumerate(request.items):
-            match item:
-                case Message(role="developer") if front or renamed:
-                    break
-                case Message(role="system") if front and (number or request.instructions):
-                    break
-                case FunctionCall(namespace=str()) | CustomToolCall() | CustomToolCallOutput() if (
-                    not own_tools
-                ):
-                    break
-                case (
-                    Message(content=tuple(parts))
-                    | FunctionCallOutput(output=tuple(parts))
-                    | CustomToolCallOutput(output=tuple(parts))
-                ) if modalities and not set(modalities).isdisjoint(map(type, parts)):
-                    break
+        for item in items if modalities else ():
+            parts = getattr(item, "content", None) or getattr(item, "output", None)
+            if isinstance(parts, tuple) and not set(modalities).isdisjoint(map(type, parts)):
+                break
         else:
             return Lowered(request)
     losses = LossList()

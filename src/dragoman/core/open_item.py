@@ -128,7 +128,7 @@ def _bytes(segment: str) -> bytes:
     return a2b_base64(segment + "=" * (-len(segment) % 4))
 
 
-_EMPTY: dict[str, Part] = {
+EMPTY_PARTS: dict[str, Part] = {
     "text": Text(""),
     "annotation": Text(""),
     "refusal": Refusal(""),
@@ -245,7 +245,7 @@ class OpenItem:
         events: list[Event] = []
         if kind != self.kind and kind not in _DELTAS.get(type(self.empty), _ITEM_DELTAS):
             return events
-        if kind not in _EMPTY:
+        if kind not in EMPTY_PARTS:
             self.kind, buffer, place, tokens = kind, self.data, 0, ()
         else:
             part = self.part
@@ -309,7 +309,7 @@ class OpenItem:
 
         Without a number the part before is closed; parts with numbers may be open side by side.
         """
-        base = base or _EMPTY[kind]
+        base = base or EMPTY_PARTS[kind]
         parts = self.summaries if isinstance(base, Summary) else self.parts
         if number is not None:
             part = self._numbered.get((type(base), number))
@@ -326,7 +326,7 @@ class OpenItem:
             if number is not None:
                 self._numbered[type(base), number] = part
         self.part, self.number = part, number
-        self.kind = kind if isinstance(base, type(_EMPTY[kind])) else None
+        self.kind = kind if isinstance(base, type(EMPTY_PARTS[kind])) else None
         return events, part
 
     # ---- closing -------------------------------------------------------------------------

@@ -515,14 +515,6 @@ _CARRYING = {
 """The wires whose clients can request encrypted reasoning and carry it."""
 
 
-class _Attempt(Struct, frozen=True):
-    """A request, and whether it includes encrypted reasoning that its client did not request."""
-
-    request: Request
-    asking: bool = False
-    losses: tuple[Loss, ...] = ()  # of a second one
-
-
 class RetryingReasoning(Wrapper):
     """Middleware that asks once more without encrypted reasoning where a server cannot decrypt it,
     and without requesting it where a server does not know how. With `again` false, a refusal to
@@ -532,7 +524,7 @@ class RetryingReasoning(Wrapper):
 
     def __init__(self, engine: Engine, *, again: bool = True) -> None:
         super().__init__(engine)
-        self._again = again
+        self.again = again
         self._without: set[str] = set()  # models that have none
 
     def prepare(self, request: Request, caller: Caller) -> Prepared | None:
@@ -540,21 +532,19 @@ class RetryingReasoning(Wrapper):
         request where the answer is stored here. Whether the engine inside is asked again is decided
         at its first events."""
         asking = (
-            (caller.stored or (request.tools and caller.wire not in _CARRYING))
+            bool(caller.stored or (request.tools and caller.wire not in _CARRYING))
             and ENCRYPTED not in request.include
             and request.model not in self._without
         )
         if asking:
-            first = _Attempt(replace(request, include=(*request.include, ENCRYPTED)), asking=True)
-        elif (
-            self._again
+            request = replace(request, include=(*request.include, ENCRYPTED))
+        elif not (
+            self.again
             and Reasoning in map(type, request.items)
             and any(map(is_opaque, request.items))
         ):
-            first = _Attempt(request)
-        else:
             return None
-        return Prepared(request, start=partial(_Attempts, self, first))
+        return Prepared(request, start=partial(_Attempts, self, request, asking))
 
     def give_up(self, model: str) -> None:
         """Request no encrypted reasoning of this model any more."""
@@ -562,56 +552,41 @@ class RetryingReasoning(Wrapper):
             self._without.clear()
         self._without.add(model)
 
-    def second(self, first: _Attempt, fault: Fault) -> _Attempt | None:
-        """What to ask where a first attempt was refused; None where that is not about encrypted
-        reasoning."""
-        asking = first.asking
-        if fault.upstream_code != CODE:
-            refused = fault.code == "upstream_refused" and fault.blame == "client"
-            about = _REFUSED.search(fault.message) or (asking and _UNKNOWN.search(fault.message))
-            if not (refused and about):
-                return None
-        request, losses = first.request, tuple[Loss, ...]()
-        if asking and fault.upstream_code != CODE:
-            self.give_up(request.model)
-            include = tuple(value for value in request.include if value != ENCRYPTED)
-            request, asking = replace(request, include=include), False
-        if self._again and any(map(is_opaque, request.items)):
-            request = replace(request, items=tuple(without_opaque(request.items)))
-            losses = (RETRIED,)
-        return None if request is first.request else _Attempt(request, asking, losses)
-
 
 class _Attempts(Relay):
     """The sink of up to two attempts, and the handle of the answer they give."""
 
     def __init__(
-        self, wrapper: RetryingReasoning, first: _Attempt, caller: Caller, sink: Sink
+        self,
+        wrapper: RetryingReasoning,
+        request: Request,
+        asking: bool,
+        caller: Caller,
+        sink: Sink,
     ) -> None:
         self._wrapper = wrapper
-        self._attempt = first
+        self._request = request
+        self._asking = asking  # for encrypted reasoning that the client did not request
+        self._losses: tuple[Loss, ...] = ()
         self._caller = caller
         self._sink = sink
         self._begun = False
         self.receive: Callable[[list[Event]], None] = self._receive_first
-        self._handle = start(wrapper.engine, first.request, caller, self)
+        self._handle = start(wrapper.engine, request, caller, self)
 
     def _receive_first(self, events: list[Event]) -> None:
         begin, end = events[0], events[-1]
-        if isinstance(end, Failed) and len(events) <= 2:
-            second = self._wrapper.second(self._attempt, end.fault)
-            if second is not None:
-                self._attempt = second
-                self.receive = self._receive_second
-                self.control(start(self._wrapper.engine, second.request, self._caller, self))
-                return
+        if isinstance(end, Failed) and len(events) <= 2 and self._changed(end.fault):
+            self.receive = self._receive_second
+            self.control(start(self._wrapper.engine, self._request, self._caller, self))
+            return
         if end is not begin or not isinstance(begin, Started):
             self.receive = self._sink.receive  # it is answered: nothing is left to be done
         self._begun = True
         self._sink.receive(self._with_losses(events))
 
     def _receive_second(self, events: list[Event]) -> None:
-        begin, end, losses = events[0], events[-1], self._attempt.losses
+        begin, end, losses = events[0], events[-1], self._losses
         if not self._begun:
             events = self._with_losses(events)
         else:  # there is no second beginning, so the end reports the losses
@@ -625,9 +600,27 @@ class _Attempts(Relay):
     def _with_losses(self, events: list[Event]) -> list[Event]:
         """A batch whose beginning has the losses of the attempt, and none that was not asked for by
         the client."""
-        begin, attempt = events[0], self._attempt
-        if not isinstance(begin, Started) or not (begin.losses or attempt.losses):
+        begin = events[0]
+        if not isinstance(begin, Started) or not (begin.losses or self._losses):
             return events
-        if attempt.asking and ASKING in [loss.field for loss in begin.losses]:
-            self._wrapper.give_up(attempt.request.model)  # its wire cannot say it, and never will
-        return with_losses(events, attempt.losses, without=ASKING if attempt.asking else "")
+        if self._asking and ASKING in [loss.field for loss in begin.losses]:
+            self._wrapper.give_up(self._request.model)  # its wire cannot say it, and never will
+        return with_losses(events, self._losses, without=ASKING if self._asking else "")
+
+    def _changed(self, fault: Fault) -> bool:
+        """Change what is asked where the first attempt was refused; false where that is not about
+        encrypted reasoning."""
+        request, undecrypted = self._request, fault.upstream_code == CODE
+        if not undecrypted:
+            refused = fault.code == "upstream_refused" and fault.blame == "client"
+            unknown = self._asking and _UNKNOWN.search(fault.message)
+            if not (refused and (unknown or _REFUSED.search(fault.message))):
+                return False
+        if self._asking and not undecrypted:
+            self._wrapper.give_up(request.model)
+            include = tuple(value for value in request.include if value != ENCRYPTED)
+            self._request, self._asking = replace(request, include=include), False
+        if self._wrapper.again and any(map(is_opaque, request.items)):
+            items = tuple(without_opaque(request.items))
+            self._request, self._losses = replace(self._request, items=items), (RETRIED,)
+        return self._request is not request

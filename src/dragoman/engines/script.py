@@ -118,16 +118,14 @@ def shortened(items: Sequence[Item], limit: int | None) -> tuple[tuple[Item, ...
     return (*before, replace(last, status="incomplete")), True
 
 
-def usage(request: Request, output: Iterable[Item]) -> Usage:
+def usage(request: Request, output: Sequence[Item]) -> Usage:
     """Words counted: an honest number, if none that a model would give."""
     instructions = request.instructions
     if isinstance(instructions, str):
         instructions = (Message("system", instructions),)
     asked = sum(map(length, (*(instructions or ()), *request.items)))
-    answered = thought = 0
-    for item in output:
-        answered += length(item)
-        thought += length(item) if isinstance(item, Reasoning) else 0
+    answered = sum(map(length, output))
+    thought = sum(length(item) for item in output if isinstance(item, Reasoning))
     return Usage(asked, answered, asked + answered, reasoning_tokens=thought)
 
 

@@ -534,12 +534,21 @@ class Exchange:
 
 @functools.lru_cache(maxsize=128)
 def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: HeaderFields) -> bytes:
-    """The head without its last lines; the same for most requests, so made once."""
+    """The head without its last lines; the same for most requests, so made once. Raises ValueError,
+    quoting no value, for what cannot be sent."""
     if method not in _METHODS:
         raise ValueError("not a method this client sends")
     names = {name.lower() for name, _ in headers}
     block = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    _check_fields(names, block, len(headers))
+    if not names.isdisjoint(_OURS):
+        raise ValueError(f"the client itself writes the headers {sorted(names & _OURS)}")
+    # Deleting what is allowed leaves the line ends: passes in C instead of a loop here.
+    if (
+        "" in names
+        or "".join(names).encode().translate(None, _TOKEN)
+        or block.encode("latin-1", "replace").translate(None, _TEXT) != b"\r\n" * len(headers)
+    ):
+        raise ValueError("a header name or value holds characters that cannot be sent")
     if "accept-encoding" not in names:
         # Answers are small or streamed: a coding would save little and hold events back.
         block += "accept-encoding: identity\r\n"
@@ -553,16 +562,3 @@ def _encode_head(method: str, url: Url, forward_proxy: Url | None, headers: Head
         if forward_proxy.credentials is not None:
             block += f"proxy-authorization: {forward_proxy.authorization}\r\n"
     return f"{method} {target} HTTP/1.1\r\nhost: {url.authority}\r\n{block}".encode("latin-1")
-
-
-def _check_fields(names: set[str], block: str, count: int) -> None:
-    """Raise ValueError, quoting no value, unless the block is `count` fields and no more."""
-    if not names.isdisjoint(_OURS):
-        raise ValueError(f"the client itself writes the headers {sorted(names & _OURS)}")
-    # Deleting what is allowed leaves the line ends: passes in C instead of a loop here.
-    if (
-        "" in names
-        or "".join(names).encode().translate(None, _TOKEN)
-        or block.encode("latin-1", "replace").translate(None, _TEXT) != b"\r\n" * count
-    ):
-        raise ValueError("a header name or value holds characters that cannot be sent")

@@ -22,7 +22,7 @@ from .errors import (
     ProxyError,
     TLSError,
 )
-from .url import Url, endpoint
+from .url import Url, endpoint, parse_address
 
 _ASK_AFTER = 60  # seconds of silence until the kernel asks whether the peer still lives
 _ASK_EVERY = 20
@@ -186,10 +186,7 @@ async def resolve(url: Url, allow: Sequence[str] = ()) -> str:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
+    address = parse_address(text)
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

@@ -137,7 +137,7 @@ class Proxies(msgspec.Struct, frozen=True):
 
     def choose(self, url: Url) -> Url | None:
         """The proxy to reach `url` through, or None to go there directly."""
-        address = _address(url.host)
+        address = parse_address(url.host)
         if url.host == "localhost" or (address is not None and address.is_loopback):
             return None
         if any(_matches(entry, url, address) for entry in self.bypass):
@@ -145,7 +145,8 @@ class Proxies(msgspec.Struct, frozen=True):
         return self.https if url.scheme == "https" else self.http
 
 
-def _address(host: str) -> _Address | None:
+def parse_address(host: str) -> _Address | None:
+    """The IP address that this is; None where it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

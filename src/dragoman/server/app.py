@@ -113,7 +113,7 @@ class App:
                     if exchange.method == "OPTIONS" and self._browsers.preflight(exchange):
                         return None
                 caller = self._caller(exchange)
-            if b"upgrade" in headers and _wants_websocket(exchange):
+            if b"upgrade" in headers and exchange.header(b"upgrade").lower() == "websocket":
                 raise FaultError(NO_WEBSOCKET)
             handler = self._router.handlers.get((exchange.method, path))
             if handler is None:
@@ -210,10 +210,6 @@ class App:
                 await self.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
-
-
-def _wants_websocket(exchange: Exchange) -> bool:
-    return exchange.header(b"upgrade").lower() == "websocket"
 
 
 async def _finish(rest: Awaitable[None], exchange: Exchange, caller: Caller) -> None:

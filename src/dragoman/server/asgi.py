@@ -145,10 +145,8 @@ class ASGIExchange(Exchange):
         self._disconnected()
 
     def _disconnected(self) -> None:
-        peer, self._peer = self._peer, None
-        self._close()
-        if self._sending and self._task is not None:
-            self._task.cancel()
+        peer = self._peer
+        self.drop()
         if peer is not None:
             peer.disconnected()
 

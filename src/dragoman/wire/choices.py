@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Raw, Struct
@@ -96,6 +98,7 @@ _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
     *("seed", "n"),
 )
+_same = attrgetter(*_SAME)
 
 
 def decode_sampling(
@@ -115,7 +118,7 @@ def decode_sampling(
         logit_bias=None if bias is None else {t: v for t, v in bias.items() if v is not None},
         logprobs=logprobs,
         top_logprobs=top_logprobs,
-        **{name: getattr(body, name) for name in _SAME},
+        **dict(zip(_SAME, _same(body), strict=True)),
     )
 
 
@@ -163,9 +166,10 @@ def encode_body(
 ) -> tuple[bytes, tuple[Loss, ...]]:
     """The body with these fields, the sampling values that are not among them and the unknown
     fields, without what this server refuses; and all losses, those noted included."""
-    given = asdict(request.sampling) | {"stop": request.sampling.stop or None}
+    given = asdict(request.sampling)
     given[dialect.repetition_penalty] = given.pop("repetition_penalty")
-    body = {name: value for name, value in (given | fields).items() if value is not None}
+    given |= {"stop": request.sampling.stop or None, **fields}
+    body = dict(compress(given.items(), map(is_not, given.values(), repeat(None))))
     if request.extra:
         body = merge(body, request.extra.get(wire, {}))
     for name in sorted(dialect.drop & body.keys()):

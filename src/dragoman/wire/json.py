@@ -8,6 +8,8 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import compress, repeat
+from operator import is_not
 from typing import Any, Generic, TypeVar, Union, cast
 
 import msgspec
@@ -165,7 +167,7 @@ def dense(fields: Mapping[str, JSON]) -> dict[str, JSON]:
     >>> dense({"id": None, "role": "user", "n": 0})
     {'role': 'user', 'n': 0}
     """
-    return {name: value for name, value in fields.items() if value is not None}
+    return dict(compress(fields.items(), map(is_not, fields.values(), repeat(None))))
 
 
 def merge(fields: dict[str, JSON], more: dict[str, JSON]) -> dict[str, JSON]:

@@ -23,7 +23,7 @@ from dragoman.core import response as core_response
 from dragoman.core.error import FaultError, unsupported
 from dragoman.core.item import JSON, Message, UnknownPart
 from dragoman.core.loss import Loss, LossList, path
-from dragoman.core.request import AllowedTools, Request, UnknownTool
+from dragoman.core.request import AllowedTools, Request, Sampling, UnknownTool
 from dragoman.core.response import CONSTRAINT_FIELDS, Response
 
 Action = Literal["carried", "emulated", "dropped", "refused"]
@@ -116,15 +116,98 @@ ANSWERED = (
 )
 
 
+def stateless(name: str, wire: str) -> tuple[Row, ...]:
+    """What is lost of requests where nothing is stored and nothing runs in the background; `name`
+    is what people call the wire."""
+    trigger = Case(
+        "`compaction_trigger`",
+        lambda item, _: item.kind == "compaction_trigger" and item.wire != wire,
+    )
+    other = Case(
+        "of another wire", lambda item, _: item.kind != "compaction_trigger" and item.wire != wire
+    )
+    at_once, cut = f"{name} answers at once or not at all", f"{name} never cuts a conversation"
+    some = Case("not `disabled`", lambda request, _: request.truncation not in (None, "disabled"))
+    summary = "the reasoning itself is given as its summary too"
+    return (
+        *rows("emulated", summary, "ReasoningOptions.summary"),
+        *rows("refused", f"{name} stores no conversations", "Request.conversation"),
+        *rows("refused", f"{name} stores no prompts", "Request.prompt"),
+        *rows("refused", at_once, "Request.background", case=is_true("background")),
+        *rows("dropped", cut, "Request.truncation", case=some),
+        *rows("dropped", f"{name} cannot add this to an answer", "Request.include"),
+        *rows("refused", "only the server that made a compaction can read it", "Compaction"),
+        *rows("refused", f"{name} stores no items to refer to", "ItemReference"),
+        *rows("dropped", "only the last item can ask for a summary", "Unknown", case=trigger),
+        *rows("emulated", "the model reads it as text", "Unknown", case=other),
+    )
+
+
+def one_text(name: str, wire: str) -> tuple[Row, ...]:
+    """What is lost of requests where an answer is one, and text."""
+    several = Case("more than 1", lambda sampling, _: (sampling.n or 1) > 1)
+    bias = is_true("logit_bias", "not empty")
+    values = "Sampling.min_p repetition_penalty seed"
+    return (
+        *rows("refused", f"{name} answers in text only", "Request.modalities", case=NOT_TEXT),
+        *rows("dropped", "no spoken answer was asked for", "Request.audio", "AudioOutput"),
+        *rows("dropped", f"{name} searches by a tool of its own", "Request.web_search"),
+        *rows("refused", f"{name} cannot bias tokens", "Sampling.logit_bias", case=bias),
+        *rows("refused", f"{name} gives one answer", "Sampling.n", case=several),
+        *rows("dropped", f"{name} has no such sampling value", values),
+        *rows("carried", "usage is part of every answer", "StreamOptions.include_usage"),
+        *no_bare_prompts(name),
+        *rows("dropped", f"{name} has no such tool", "UnknownTool", case=foreign(wire)),
+        *rows("refused", f"{name} has no such tool", "UnknownTool as a choice", case=foreign(wire)),
+    )
+
+
+def one_text_answered(name: str) -> tuple[Row, ...]:
+    """What is lost of answers where they are one, and text."""
+    silent = Case("without a transcript", lambda part, _: part.transcript is None)
+    return (
+        *rows("dropped", f"{name} gives one answer, the first", "Response.choices"),
+        *rows(
+            "dropped",
+            f"{name} does not split usage so",
+            "Usage.input_audio_tokens input_text_tokens input_image_tokens",
+            "Usage.output_audio_tokens output_text_tokens",
+        ),
+        *rows("dropped", f"{name} has no sound", "Audio", case=silent, name="audio"),
+        *rows("dropped", f"{name} answers with text", "Image", "File"),
+    )
+
+
+def no_bare_prompts(name: str) -> tuple[Row, ...]:
+    """What is lost where a request is a conversation."""
+    why = f"{name} takes conversations, no bare prompts"
+    return rows("refused", why, "Completion", name="prompts")
+
+
+NO_PART_OF_AN_ANSWER = (
+    *rows("dropped", "an answer has no name", "Message.name", silent=True),
+    *rows("dropped", "no part of an answer", "FunctionCallOutput", "CustomToolCallOutput"),
+    *rows("dropped", "no part of an answer", "ItemReference"),
+)
+
+
 # ---- tables ------------------------------------------------------------------------------
 
 _NAMES = {"encrypted": "encrypted_content", "tokens": "logprobs"}
 """Fields that Open Responses calls otherwise than the core."""
-_USUAL: dict[str, JSON] = {"Response.reasons": ("stop",)}
+_USUAL: dict[str, Any] = {
+    "Request.sampling": Sampling(),
+    "Response.reasons": ("stop",),
+    **dict.fromkeys(
+        ("Message.content", "FunctionCallOutput.output", "CustomToolCallOutput.output"), str
+    ),
+}
 """What a field usually is where that is not its default."""
 _APART = ("Request.include", "Response.choices", "Response.output")
 """Rows that are looked up by a value."""
 _UNSET: tuple[JSON, ...] = (None, ())
+_BUSY = ("Request.items", "Response.output", "Response.usage")
+"""Fields with values inside that are seldom empty."""
 _OUTPUT, _CHOICE, _THOUGHT = "in an output", "as a choice", "in reasoning"
 
 _DEFAULTS: dict[type[Struct], dict[str, Any]] = {
@@ -161,26 +244,32 @@ _INSIDE: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 class _Kind:
     """What values of one type lose. Those for which `values` gives `usual` lose nothing: the fields
-    that rows name, and `extra`, are as they usually are. A row of the whole type leaves no such
-    value. `inside` are the fields with values to judge, none where the whole type is dropped."""
+    that rows name (`own`) and `extra`, the last, are as they usually are, and those that hold more
+    values are empty, or text. A row of the whole type leaves no such value. `inside` are the fields
+    with values to judge, `busy` those that are seldom empty; none where the type is dropped."""
 
-    __slots__ = ("inside", "kind", "names", "rows", "usual", "values")
+    __slots__ = ("busy", "inside", "kind", "own", "rows", "usual", "values")
 
-    def __init__(self, kind: type[Struct], rows: list[Row]) -> None:
+    def __init__(self, kind: type[Struct], rows: list[Row], idle: str = "") -> None:
         self.kind = kind
         self.rows: list[tuple[str, str, Row, Any]] = []  # field, its name in reports, row, usual
         for row in rows:
             field = row.field.partition(".")[2]
             name = _NAMES.get(field, field) if row.name is None else row.name
             self.rows.append((field, name and f".{name}", row, _DEFAULTS[kind].get(field)))
-        named = {"extra", *(field for field, *_ in self.rows)}
-        used = {n: usual for n, usual in _DEFAULTS[kind].items() if n in named}
-        self.names = ("__class__", "__class__", *used)
-        self.values = attrgetter(*self.names)
-        self.usual: tuple[Any, ...] = () if "" in named else (kind, kind, *used.values())
-        gone = any(row.action == "dropped" and not row.test for f, _, row, _ in self.rows if not f)
-        names = [each.__name__ for each in kind.__mro__]
-        self.inside = () if gone else sum((_INSIDE.get(name, ()) for name in names), ())
+        whole = [row for field, _, row, _ in self.rows if not field]
+        gone = any(row.action == "dropped" and not row.test for row in whole)
+        bases = [base.__name__ for base in kind.__mro__ if not gone]
+        inside = [each for base in bases for each in _INSIDE.get(base, ()) if each[0] != idle]
+        self.inside, self.busy = inside, [e for e in inside if f"{kind.__name__}.{e[0]}" in _BUSY]
+        usual = _DEFAULTS[kind]
+        looked = [name for name, *_ in inside if f"{kind.__name__}.{name}" not in _BUSY]
+        pairs = [(f"{n}.__class__" if usual[n] is str else n, usual[n]) for n in looked]
+        named = [("__class__", kind), *((field, normal) for field, _, _, normal in self.rows)]
+        self.own = slice(len(pairs), len(pairs) + len(named))
+        pairs += [*named, ("extra", None) if "extra" in usual else ("__class__", kind)]
+        self.values = attrgetter(*(name or "__class__" for name, _ in pairs))
+        self.usual = () if whole else tuple([normal for _, normal in pairs])
 
 
 class Table:
@@ -206,7 +295,9 @@ class Table:
             names = (each.__name__ for each in reversed(kind.__mro__))
             return [row for name in names for row in found.get(name + place, ())]
 
-        usual = {kind: _Kind(kind, rows_of(kind, "")) for kind in _DEFAULTS}
+        # Every request has sampling, for which most wires have all fields.
+        idle = "" if "Sampling" in found else "sampling"
+        usual = {kind: _Kind(kind, rows_of(kind, ""), idle) for kind in _DEFAULTS}
         self.kinds = {"": usual, _THOUGHT: usual}
         for place in (_OUTPUT, _CHOICE):
             self.kinds[place] = usual | {
@@ -256,6 +347,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     request gets. An answer is never refused.
     """
     notes: list[Note] = []
+    own = _INTERNAL | {losses.wire}
     todo: list[tuple[str, str, _Place, tuple[Any, ...]]] = [("", "", (), (root,))]
     if isinstance(root, Request):
         table, choice = losses.request, root.tool_choice
@@ -284,15 +376,20 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     # be ten thousand items of one kind.
     unusual: dict[tuple[str, str, _Kind], list[tuple[_Place, Any]]] = {}
     for where, context, place, values in todo:  # which grows meanwhile
-        kinds, many = table.kinds[context], where[-1:] == "]"
+        kinds = table.kinds[context]
         for number, value in enumerate(values):
-            kind, at = kinds[value.__class__], (*place, number) if many else place
-            if kind.values(value) != kind.usual:
-                unusual.setdefault((where, context, kind), []).append((at, value))
-            for name, inside, as_what in kind.inside:
+            kind = kinds[value.__class__]
+            places = kind.busy
+            if (now := kind.values(value)) != kind.usual:
+                places = kind.inside
+                if now[kind.own] != kind.usual[kind.own] or not own.issuperset(now[-1] or ()):
+                    at = (*place, number) if where[-1:] == "]" else place
+                    unusual.setdefault((where, context, kind), []).append((at, value))
+            for name, inside, as_what in places:
                 inner = getattr(value, name)
                 if inner and inner.__class__ is not str:
                     inner = inner if inner.__class__ is tuple else (inner,)
+                    at = (*place, number) if where[-1:] == "]" else place
                     todo.append((where + inside, as_what, at, inner))
     for (where, context, kind), found in unusual.items():
         if context == _THOUGHT and kind.kind is UnknownPart:
@@ -300,26 +397,20 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             strange = [at for at, value in found if value.wire != losses.wire]
             notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
             continue
-        changed = {
-            name
-            for _, value in found
-            for name, now, usual in zip(kind.names, kind.values(value), kind.usual, strict=False)
-            if now != usual
-        }
         for field, name, row, usual in kind.rows:
-            if kind.usual and field not in changed:
-                continue
             if (test := row.test) is not None:
                 asked = [each for each in found if not field or getattr(each[1], field) != usual]
                 lost = [at for at, value in asked if test(value, root)]
             else:
-                lost = [at for at, v in found if not field or getattr(v, field) not in _UNSET]
+                lost = [
+                    at for at, v in found if not field or getattr(v, field) not in (usual, *_UNSET)
+                ]
             # Two places are as many as all: both are named as "somewhere".
             shown = (where + name).lstrip(".")
             notes += [(shown, row.action, row.why, at) for at in lost[:2]]
         for at, value in found:
             for wire, fields in (getattr(value, "extra", None) or {}).items():
-                if wire != losses.wire and wire not in _INTERNAL:
+                if wire not in own:
                     notes += _unknown(fields, where, at)
     return listed(notes) if notes else ()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
 from dragoman.core.item import JSON
 from dragoman.core.response import Usage
 
-from .json import merge
+from .json import merge, whole
 
 _INPUT, _OUTPUT = "prompt_tokens_details", "completion_tokens_details"
 _DETAILS = (_INPUT, _OUTPUT, "input_tokens_details", "output_tokens_details")
@@ -42,18 +45,8 @@ USAGE_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our counts and the names they go by; the first is the protocol's own."""
 
-_DETAIL_FIELDS = tuple(
-    (
-        outer,
-        tuple(
-            (names[0].removeprefix(f"{outer}."), field)
-            for field, names in USAGE_NAMES.items()
-            if names[0].startswith(outer)
-        ),
-    )
-    for outer in (_INPUT, _OUTPUT)
-)
-"""The fields of the details, in the protocol's own words."""
+_WRITTEN = {field: names[0].rpartition(".")[::2] for field, names in USAGE_NAMES.items()}
+"""Our counts, by the object of the protocol that they are in, if any, and their names there."""
 
 _FIELDS = {name: field for field, names in USAGE_NAMES.items() for name in names}
 
@@ -70,21 +63,14 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
     left: dict[str, JSON] = {}  # the details by `outer.inner` names
     for name, given in value.items():
         if name in _DETAILS and isinstance(given, dict):
-            for key, inner in given.items():
-                if inner is not None:
-                    left[f"{name}.{key}"] = inner
+            left |= {f"{name}.{key}": inner for key, inner in given.items() if inner is not None}
         elif given is not None:
             left[name] = given
-    counts: dict[str, Any] = {}
-    for name, given in left.items():
-        known = _FIELDS.get(name)
-        if known is None or known in counts or type(given) is not int:
-            break
-        counts[known] = given
-    else:
-        return Usage(**counts) if counts else None
+    known: list[Any] = [*map(_FIELDS.get, left)]
+    if {*map(type, left.values())} == {int} and None not in known and len({*known}) == len(known):
+        return Usage(**dict(zip(known, left.values(), strict=True)))
     # Counts under several names, or not written as numbers, or beside what we do not know.
-    counts = {}
+    counts: dict[str, Any] = {}
     for field, names in USAGE_NAMES.items():
         found = {name: _number(left[name]) for name in names if name in left}
         numbers = [number for number in found.values() if number is not None]
@@ -106,34 +92,21 @@ def decode_usage(value: JSON, wire: str) -> Usage | None:
 
 def encode_usage(usage: Usage, wire: str) -> dict[str, JSON]:
     """The counts under the protocol's names; those never reported are not there."""
-    asked, answered, total = usage.input_tokens, usage.output_tokens, usage.total_tokens
-    if total is None and asked is not None and answered is not None:
-        total = asked + answered
+    asked, answered = usage.input_tokens, usage.output_tokens
+    if usage.total_tokens is None and asked is not None and answered is not None:
+        usage = replace(usage, total_tokens=asked + answered)
     counted: dict[str, JSON] = {}
-    for name, number in (("prompt", asked), ("completion", answered), ("total", total)):
-        if number is not None:
-            counted[f"{name}_tokens"] = number
-    for outer, fields in _DETAIL_FIELDS:
-        inner = None
-        for name, field in fields:
-            number = getattr(usage, field)
-            if number is not None:
-                if inner is None:
-                    inner = counted[outer] = {}
-                inner[name] = number
-    return merge(counted, usage.extra.get(wire, {})) if usage.extra else counted
+    reported = to_builtins(usage)  # without what was not
+    extra = reported.pop("extra", {})
+    for field, number in reported.items():
+        outer, name = _WRITTEN[field]
+        group = counted.setdefault(outer, {}) if outer else counted
+        group[name] = number
+    return merge(counted, extra.get(wire, {})) if extra else counted
 
 
 def _number(value: JSON) -> int | None:
     """A count, however it was written; None for what is no number."""
-    match value:
-        case bool():
-            return None
-        case int():
-            return value
-        case float() if abs(value) < 1e15:
-            return int(value)
-        case str() if value.strip().isdecimal():
-            return int(value.strip()[:18])
-        case _:
-            return None
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value.strip()[:15])
+    return whole(value)

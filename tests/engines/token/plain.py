@@ -3,9 +3,7 @@
 Each item of a conversation is a line of the prompt; the answer is text until `<|end|>`.
 """
 
-from collections.abc import Sequence
-
-from dragoman.core.item import Message, Token
+from dragoman.core.item import Message
 from dragoman.core.lower import UNLIMITED
 from dragoman.core.request import JSONSchema, Request
 from dragoman.core.turn import Turn
@@ -35,7 +33,3 @@ class Plain:
 
     def grammar(self, request: Request) -> Grammar | None:
         return Grammar("start: /[ab]+/") if isinstance(request.format, JSONSchema) else None
-
-
-def tokens(ids: Sequence[int]) -> list[Token]:
-    return [Token(TOY.piece(id).decode("utf-8", "replace"), None, TOY.piece(id)) for id in ids]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dragoman.core.error import Fault
-from dragoman.core.event import Event, Failed, Finished
+from dragoman.core.event import Event, Failed
 from dragoman.core.fold import fold, unfold
 from dragoman.core.item import FunctionCall, Item, Message
 from dragoman.core.lifecycle import check
@@ -75,11 +75,6 @@ def failed(*pieces: bytes) -> Fault:
     last = hear(*pieces)[-1]
     assert isinstance(last, Failed), last
     return last.fault
-
-
-def finished(events: list[Event]) -> Finished:
-    assert isinstance(events[-1], Finished), events[-1]
-    return events[-1]
 
 
 def tell(events: Iterable[Event], request: Request = ASKED, dialect: Dialect = STANDARD) -> bytes:
@@ -180,8 +175,3 @@ def calls(*chunks: Any) -> list[tuple[str, str, str]]:
     """The calls of a stream: id, name, arguments."""
     items = output(*chunks, chunk({}, "tool_calls"))
     return [(i.call_id, i.name, i.arguments) for i in items if isinstance(i, FunctionCall)]
-
-
-def kinds(events: list[Event]) -> list[str]:
-    """The names of events."""
-    return [type(event).__name__ for event in events]

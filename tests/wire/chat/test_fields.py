@@ -5,10 +5,11 @@ from hypothesis import given
 
 from dragoman.core.item import Annotation
 from dragoman.core.response import Usage
-from dragoman.wire.chat.fields import decode_annotation
+from dragoman.wire.chat.messages import decode_annotation
 from dragoman.wire.chat.response import FINISH_REASONS, LEGACY_REASONS
-from dragoman.wire.chat.stream import Details, readable
+from dragoman.wire.chat.stream import join_details, readable
 from dragoman.wire.usage import USAGE_NAMES, decode_usage, encode_usage
+from tests.cases import cases
 from tests.strategies import usages
 
 
@@ -19,41 +20,9 @@ def test_finish_reason_is_encoded_in_the_words_of_the_protocol() -> None:
     assert LEGACY_REASONS == FINISH_REASONS | {"tool_calls": "function_call"}
 
 
-@pytest.mark.parametrize(
-    ("said", "read"),
-    [
-        ({"prompt_tokens": 1, "completion_tokens": 2}, Usage(1, 2)),
-        ({"input_tokens": 1, "output_tokens": 2}, Usage(1, 2)),
-        ({"prompt_eval_count": 1, "eval_count": 2}, Usage(1, 2)),
-        ({"prompt_tokens": 0, "input_tokens": 5}, Usage(5, extra={"chat": {"prompt_tokens": 0}})),
-        ({"prompt_tokens": 0, "input_tokens": 0}, Usage(0)),
-        ({"prompt_tokens": 5, "input_tokens": 5}, Usage(5)),
-        ({"prompt_tokens": "7", "completion_tokens": 2.9}, Usage(7, 2)),
-        ({"prompt_tokens": True, "completion_tokens": "many", "total_tokens": None}, None),
-        ({"prompt_tokens": [1], "completion_tokens": {}, "total_tokens": 1e300}, None),
-        ({"cache_creation_input_tokens": 3}, Usage(cache_write_tokens=3)),
-        ({"cache_read_input_tokens": 4}, Usage(cached_tokens=4)),
-        ({"prompt_tokens_details": {"cached_tokens": 4}}, Usage(cached_tokens=4)),
-        ({"input_tokens_details": {"cached_tokens": 4}}, Usage(cached_tokens=4)),
-        (
-            {"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 6},
-            Usage(cached_tokens=4, extra={"chat": {"prompt_cache_miss_tokens": 6}}),
-        ),
-        ({"reasoning_tokens": 5}, Usage(reasoning_tokens=5)),
-        ({"completion_tokens_details": {"reasoning_tokens": 5}}, Usage(reasoning_tokens=5)),
-        (
-            {"prompt_tokens": 1, "prompt_tokens_details": {"odd": 2, "none": None}, "a.b": 3},
-            Usage(1, extra={"chat": {"prompt_tokens_details": {"odd": 2}, "a.b": 3}}),
-        ),
-        ({"prompt_tokens_details": None, "x": {"y": 1}}, Usage(extra={"chat": {"x": {"y": 1}}})),
-        ({"prompt_tokens": " " * 20 + "7"}, Usage(7)),
-        ({}, None),
-        (None, None),
-        (7, None),
-    ],
-)
-def test_r1_9_usage_is_decoded_under_the_names_of_every_server(said, read) -> None:
-    assert decode_usage(said, "chat") == read
+@pytest.mark.parametrize(("said", "counts"), cases(__file__, "usage"))
+def test_r1_9_usage_is_decoded_under_the_names_of_every_server(said, counts) -> None:
+    assert decode_usage(said, "chat") == (None if counts is None else Usage(**counts))
 
 
 def test_total_is_computed_from_both_counts_and_nothing_else_is() -> None:
@@ -99,19 +68,20 @@ def test_annotations_are_decoded_in_every_shape(wire, read) -> None:
 
 
 def test_reasoning_details_of_one_index_and_type_are_merged() -> None:
-    details = Details()
-    details.add([{"index": 0, "type": "a", "text": "x", "id": None}, "odd", {"type": "a"}])
-    details.add([{"index": 0, "type": "a", "text": "y", "id": "i", "data": 7}])
-    details.add([{"index": 0, "type": "a", "text": None, "id": None, "data": "z"}])
-    details.add([{"index": 1, "type": "a", "text": "w"}, {"index": 0, "type": "b", "text": "v"}])
-    assert details.take() == [
+    pieces = [
+        *({"index": 0, "type": "a", "text": "x", "id": None}, "odd", {"type": "a"}),
+        {"index": 0, "type": "a", "text": "y", "id": "i", "data": 7},
+        {"index": 0, "type": "a", "text": None, "id": None, "data": "z"},
+        *({"index": 1, "type": "a", "text": "w"}, {"index": 0, "type": "b", "text": "v"}),
+    ]
+    assert join_details(pieces) == [
         {"index": 0, "type": "a", "text": "xy", "id": "i", "data": "z"},
         "odd",
         {"type": "a"},
         {"index": 1, "type": "a", "text": "w"},
         {"index": 0, "type": "b", "text": "v"},
     ]
-    assert details.take() == []
+    assert join_details([]) == []
 
 
 def test_readable_text_of_reasoning_details() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 from dragoman.core.error import Fault
 from dragoman.core.event import Event, Failed
 from dragoman.core.fold import fold, unfold
-from dragoman.core.item import Message, Text, Token
 from dragoman.core.lifecycle import check
 from dragoman.core.request import Completion, Sampling, StreamOptions
 from dragoman.core.response import Response
@@ -50,12 +49,6 @@ def hear(*pieces: bytes, id: str = "R", created_at: int = 5) -> list[Event]:
 def heard(*chunks: Any, done: bool = True) -> Response:
     """The answer that these chunks add up to."""
     return fold(hear(sse(*chunks, done=done)))
-
-
-def tokens(response: Response, choice: int = 0) -> tuple[Token, ...]:
-    """The tokens of a choice."""
-    parts = (p for i in response.choice(choice) if isinstance(i, Message) for p in i.parts)
-    return tuple(token for part in parts if isinstance(part, Text) for token in part.tokens)
 
 
 def failed(*pieces: bytes) -> Fault:

@@ -120,7 +120,7 @@ class Handlers:
 
     async def get_response(self, exchange: Exchange, caller: Caller) -> None:
         """A response, its replay, or the items it was asked with."""
-        record, rest = await self._find(RESPONSES, exchange, caller)
+        record, rest = await self._find(RESPONSES, exchange, caller, "", "input_items")
         query = asked(exchange)
         request = record.request
         if query.include:  # to see more than the answer showed
@@ -132,8 +132,6 @@ class Handlers:
             items = [(item.id, item) for item in before.whole.items]
             found, more = paged(items, query.paging())
             exchange.reply(200, encode_list(shown(found, request.include), more))
-        elif rest:
-            raise FaultError(nothing_at(exchange.path))
         elif not query.stream:
             exchange.reply(200, await self._encoded(record))
         elif record.version == ENCODER_VERSION and (
@@ -146,14 +144,12 @@ class Handlers:
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Stop a run; one that has ended stays as it is."""
-        record, rest = await self._find(RESPONSES, exchange, caller)
-        if rest != "cancel":
-            raise FaultError(nothing_at(exchange.path))
+        record, _ = await self._find(RESPONSES, exchange, caller, "cancel")
         exchange.reply(200, await self._encoded(await self._memory.runs.cancel(record)))
 
     async def delete(self, wire: Wire, exchange: Exchange, caller: Caller) -> None:
         """Forget a response, or a completion."""
-        record = await self._find_whole(wire, exchange, caller)
+        record, _ = await self._find(wire, exchange, caller, "")
         if record.running:
             record = await self._memory.runs.cancel(record)
         await self._store.delete(caller.tenant, record.id)
@@ -172,8 +168,11 @@ class Handlers:
             response = fold(events) if events else unstarted(record)
         return RESPONSES.encode_response(response, record.request, DIALECTS[record.dialect])
 
-    async def _find(self, wire: Wire, exchange: Exchange, caller: Caller) -> tuple[Record, str]:
-        """The record that a path below that of a wire names, and the rest of the path."""
+    async def _find(
+        self, wire: Wire, exchange: Exchange, caller: Caller, *rests: str
+    ) -> tuple[Record, str]:
+        """The record that a path below that of a wire names, and the rest of the path, which is one
+        of these."""
         id, _, rest = exchange.path.removeprefix(f"/v1{wire.path}/").partition("/")
         record = await self._store.get(caller.tenant, bare(id))
         # A completion is there once it has ended: this wire has no form for less.
@@ -181,13 +180,9 @@ class Handlers:
             what = "stored completion" if wire is CHAT else "response"
             problem = f"There is no {what} {id[:100]!r}, or no longer."
             raise FaultError(Fault("not_found", problem, "client"))
-        return record, rest
-
-    async def _find_whole(self, wire: Wire, exchange: Exchange, caller: Caller) -> Record:
-        record, rest = await self._find(wire, exchange, caller)
-        if rest:
+        if rest not in rests:
             raise FaultError(nothing_at(exchange.path))
-        return record
+        return record, rest
 
     # ---- conversations -------------------------------------------------------------------
 
@@ -289,7 +284,7 @@ class Handlers:
 
     async def get_completion(self, exchange: Exchange, caller: Caller) -> None:
         """A completion, or the messages it was asked with."""
-        record, rest = await self._find(CHAT, exchange, caller)
+        record, rest = await self._find(CHAT, exchange, caller, "", "messages")
         if rest == "messages":
             said, _ = CHAT.encode_request(record.request, STANDARD)
             messages = [
@@ -298,14 +293,12 @@ class Handlers:
             ]
             paging = asked(exchange).paging("asc")
             exchange.reply(200, _listing(*paged([(each["id"], each) for each in messages], paging)))
-        elif rest:
-            raise FaultError(nothing_at(exchange.path))
         else:
             exchange.reply(200, json.dump(_completion(record)))
 
     async def change_completion(self, exchange: Exchange, caller: Caller) -> None:
         """Give a completion other metadata."""
-        record = await self._find_whole(CHAT, exchange, caller)
+        record, _ = await self._find(CHAT, exchange, caller, "")
         metadata = decode_metadata(await self._read(exchange))
         await self._store.set_metadata(caller.tenant, record.id, metadata)
         exchange.reply(200, json.dump(_completion(replace(record, metadata=metadata))))

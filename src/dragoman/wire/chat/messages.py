@@ -1,8 +1,8 @@
-"""Chat messages and their content parts, decoded into items and encoded from them."""
+"""Chat messages, their parts and what goes with them, decoded into items and encoded from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Raw, Struct
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from dragoman.core.error import FaultError, bad_request
 from dragoman.core.item import (
     JSON,
+    Annotation,
     Audio,
     Compaction,
     CustomToolCall,
@@ -30,6 +31,7 @@ from dragoman.core.item import (
     Summary,
     Text,
     Thought,
+    Token,
     Unknown,
     UnknownPart,
 )
@@ -38,7 +40,33 @@ from dragoman.wire.json import ABSENT, Reader, merge
 from dragoman.wire.losses import Note
 from dragoman.wire.protocol import Dialect
 
-from .fields import NAME, from_extra, restore, to_extra
+NAME = "chat"
+"""The key of this wire in every `extra`."""
+
+
+def to_extra(rest: dict[str, JSON], **nested: dict[str, JSON]) -> Extra | None:
+    """The extra with unknown fields, and those of objects inside; None if there are none.
+
+    >>> to_extra({"a": 1}, function={"b": 2}), to_extra({}, function={})
+    ({'chat': {'a': 1, 'function': {'b': 2}}}, None)
+    """
+    kept = rest | {name: fields for name, fields in nested.items() if fields}
+    return {NAME: kept} if kept else None
+
+
+def from_extra(extra: Extra | None) -> dict[str, JSON]:
+    """The unknown fields of this wire."""
+    return extra.get(NAME, {}) if extra else {}
+
+
+def restore(fields: dict[str, JSON], extra: Extra | None) -> dict[str, JSON]:
+    """The fields, and the unknown ones with them; a field that is there stands.
+
+    >>> restore({"id": "1", "function": {"name": "f"}}, to_extra({"id": "2"}, function={"b": 2}))
+    {'id': '1', 'function': {'name': 'f', 'b': 2}}
+    """
+    return merge(fields, from_extra(extra)) if extra else fields
+
 
 VENDOR_PARTS = frozenset(
     {
@@ -424,23 +452,31 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
     moved: list[Part] = []  # parts of results that only a user message may have
     for index, item in enumerate((*items, None)):
         match item:
+            case Message():
+                inside = item.role == "assistant"
+            case None:
+                inside = False
             case Unknown(kind="compaction_trigger") | ItemReference() | Compaction():
                 continue  # asks for nothing where it is not last; the others are refused before
-            case Message(role=role):
-                inside = role == "assistant"
             case _:
-                inside = isinstance(item, Reasoning | FunctionCall | CustomToolCall | Unknown)
-        result = isinstance(item, FunctionCallOutput | CustomToolCallOutput)
+                inside = not isinstance(item, _OUTPUTS)
         if turn and not (inside and not (item and item.extra and item.extra.get("turn"))):
             messages.append(_assistant_message(turn, dialect, notes))
             turn = []
-        if moved and not result:
+        if moved and not isinstance(item, _OUTPUTS):
             messages.append({"role": "user", "content": encode_content(tuple(moved))})
             moved = []
         if inside:
             turn.append((index, item))
             continue
-        if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+        if isinstance(item, Message):
+            content = item.content
+            if not isinstance(content, str):
+                content = _encode_parts(content, dialect, notes, index)
+            message = {"role": item.role, "content": content}
+            if item.name:
+                message["name"] = item.name
+        elif isinstance(item, _OUTPUTS):
             content = item.output
             if not isinstance(content, str):
                 shown = [part for part in content if type(part) in _MEDIA]
@@ -452,19 +488,13 @@ def encode_messages(items: Iterable[Item], dialect: Dialect, notes: list[Note]) 
                     )
                 content = _encode_parts(content, dialect, notes, index)
             message = {"role": "tool", "tool_call_id": item.call_id, "content": content}
-        elif isinstance(item, Message):
-            content = item.content
-            if not isinstance(content, str):
-                content = _encode_parts(content, dialect, notes, index)
-            message = {"role": item.role, "content": content}
-            if item.name:
-                message["name"] = item.name
         else:
             continue
         messages.append(message if item.extra is None else restore(message, item.extra))
     return messages
 
 
+_OUTPUTS = (FunctionCallOutput, CustomToolCallOutput)
 _MEDIA: dict[type, str] = {Image: "image", Audio: "audio", File: "file"}
 """Parts that cannot stand in the result of a tool."""
 
@@ -604,3 +634,56 @@ def _shortened(value: JSON) -> JSON:
             return {name: _shortened(v) for name, v in value.items() if name not in hidden and v}
         case _:
             return value
+
+
+# ---- log-probabilities and annotations ---------------------------------------------------
+
+
+def encode_logprobs(tokens: Sequence[Token]) -> list[JSON]:
+    """The tokens with their alternatives."""
+    return [
+        _encode_token(token) | {"top_logprobs": [_encode_token(top) for top in token.top]}
+        for token in tokens
+    ]
+
+
+def _encode_token(token: Token) -> dict[str, JSON]:
+    said: dict[str, JSON] = {} if token.id is None else {"id": token.id}
+    said |= {"token": token.text, "logprob": token.logprob}
+    said["bytes"] = None if token.bytes is None else list(token.bytes)
+    return restore(said, token.extra)
+
+
+_CITATION = "url_citation"
+
+
+def decode_annotation(value: JSON) -> Annotation | None:
+    """An annotation; None for what is none."""
+    if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
+        return None
+    rest = {name: each for name, each in value.items() if name != "type" and each is not None}
+    if kind != _CITATION:
+        return Annotation(kind, extra=to_extra(rest))
+    if isinstance(rest.get(_CITATION), dict):
+        cited = dict(rest.pop(_CITATION))
+    else:
+        cited, rest = rest, {}  # without the inner object, as seen in the wild
+    start, end = _taken(cited, "start_index", int), _taken(cited, "end_index", int)
+    url, title = _taken(cited, "url", str), _taken(cited, "title", str)
+    left = {name: each for name, each in cited.items() if each is not None}
+    return Annotation(_CITATION, start, end, url, title, extra=to_extra(rest, url_citation=left))
+
+
+def _taken(left: dict[str, JSON], name: str, wanted: type) -> JSON:
+    return left.pop(name) if isinstance(left.get(name), wanted) else None
+
+
+def encode_annotation(note: Annotation, offset: int = 0) -> JSON:
+    """An annotation whose text begins at `offset`; None where this wire has no form for it."""
+    if note.kind != _CITATION:
+        return {"type": note.kind, **from_extra(note.extra)} if from_extra(note.extra) else None
+    places = {"start_index": note.start, "end_index": note.end}
+    inner: dict[str, JSON] = {k: place + offset for k, place in places.items() if place is not None}
+    words = {"url": note.url, "title": note.title}
+    inner |= {name: word for name, word in words.items() if word is not None}
+    return restore({"type": _CITATION, _CITATION: inner}, note.extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -39,9 +40,16 @@ from dragoman.wire.losses import Note, judge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.tools import ToolCodec
 
-from .fields import NAME, from_extra, restore, to_extra
 from .losses import LOSSES
-from .messages import decode_messages, encode_messages, message_reader
+from .messages import (
+    NAME,
+    decode_messages,
+    encode_messages,
+    from_extra,
+    message_reader,
+    restore,
+    to_extra,
+)
 
 TOOLS = ToolCodec(NAME, nested=True)
 VENDOR_FORMATS = frozenset({"ebnf", "grammar", "json", "regex", "structural_tag"})
@@ -88,6 +96,11 @@ _body = Reader(
 )
 _SAME = ("verbosity", "prediction", "store", *LABELS)
 """Fields that are the same on this wire and in the core."""
+_same = attrgetter(*_SAME)
+_nested = attrgetter(
+    *("reasoning", "prediction", "metadata", "prompt_cache_options", "moderation"),
+    *("web_search_options", "tool_choice", "functions", "function_call"),
+)
 _INTEGERS = ("max_completion_tokens", "max_tokens", "n", "seed", "top_k", "top_logprobs")
 
 
@@ -111,11 +124,7 @@ def _decode(data: bytes) -> Request:
     items = decode_messages(body.messages)
     offered = () if body.tools is ABSENT else TOOLS.decode_all(body.tools)
     reasoning = ReasoningOptions(body.reasoning_effort) if body.reasoning_effort else None
-    nested = [
-        *(body.reasoning, body.prediction, body.metadata, body.prompt_cache_options),
-        *(body.moderation, body.web_search_options),
-        *(body.tool_choice, body.functions, body.function_call),
-    ]
+    nested = _nested(body)
     functions: tuple[FunctionTool, ...] = ()
     choice: ToolChoice | None = None
     if nested.count(None) < len(nested):
@@ -163,7 +172,7 @@ def _decode(data: bytes) -> Request:
         stream_options=options,
         web_search=body.web_search_options,
         extra=extra or None,
-        **{name: getattr(body, name) for name in _SAME},
+        **dict(zip(_SAME, _same(body), strict=True)),
     )
 
 
@@ -279,7 +288,7 @@ def encode_request(request: Request, dialect: Dialect) -> tuple[bytes, tuple[Los
         "reasoning": from_extra(reasoning.extra) or None if reasoning else None,
         "modalities": request.modalities,
         "web_search_options": request.web_search,
-        **{name: getattr(request, name) for name in _SAME},
+        **dict(zip(_SAME, _same(request), strict=True)),
     }
     if (audio := request.audio) is not None:
         spoken = {"voice": audio.voice, "format": audio.format}

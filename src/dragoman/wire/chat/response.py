@@ -40,8 +40,7 @@ from dragoman.wire.json import merge
 from dragoman.wire.protocol import Dialect
 from dragoman.wire.usage import encode_usage
 
-from .fields import NAME, encode_annotation, encode_logprobs, from_extra, restore
-from .messages import encode_call
+from .messages import NAME, encode_annotation, encode_call, encode_logprobs, from_extra, restore
 from .request import LEGACY
 
 ID_PREFIX = "chatcmpl-"
@@ -320,7 +319,7 @@ class Encoder(ChoicesEncoder):
 def encode_response(response: Response, request: Request, dialect: Dialect) -> bytes:
     """The body of an answer."""
     extra = dict(response.extra.get(NAME, ())) if response.extra else {}
-    ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())}
+    ends = {each["index"]: dict(each) for each in extra.pop(CHOICES, ())} if extra else {}
     legacy = bool(request.extra and LEGACY in request.extra)
     reasons = LEGACY_REASONS if legacy else FINISH_REASONS
     wanted = bool(request.sampling.logprobs)
@@ -381,14 +380,15 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
         message: dict[str, JSON] = {
             "role": "assistant",
             "content": "".join(content) if content else None,
-            "refusal": "".join(refusal) if refusal else None,
+            "refusal": "".join(refusal) or None,
             "annotations": annotations,
         }
         if any(reasoning):
             message |= dict.fromkeys(dialect.reasoning_out, "".join(reasoning))
-        for name, given in (("audio", audio), ("tool_calls", calls)):
-            if given:
-                message[name] = given
+        if audio:
+            message["audio"] = audio
+        if calls:
+            message["tool_calls"] = calls
         if function_call is not None:
             message["function_call"] = function_call
         choice: dict[str, JSON] = {
@@ -397,10 +397,10 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
             "logprobs": None,
             "finish_reason": reasons.get(reason, "stop"),
         }
-        end = ends.get(number, {})
-        late = end.pop("logprobs", {}).get("content", [])  # the tokens of calls, as a rule
+        end = ends.get(number)
+        late = end.pop("logprobs", {}).get("content") if end else None  # of calls, as a rule
         if wanted or late or tokens or refusal_tokens:
-            weighed = encode_logprobs(tokens) + late
+            weighed = encode_logprobs(tokens) + (late or [])
             choice["logprobs"] = {
                 "content": weighed if weighed or wanted else None,
                 "refusal": encode_logprobs(refusal_tokens) or None,
@@ -419,6 +419,5 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
 
 
 def _encode_audio(audio: Audio) -> dict[str, JSON]:
-    facts: dict[str, JSON] = {"id": audio.id, "data": audio.data}
-    facts |= {"transcript": audio.transcript, "expires_at": audio.expires_at}
-    return restore({name: fact for name, fact in facts.items() if fact is not None}, audio.extra)
+    facts = {"id": audio.id, "data": audio.data, "transcript": audio.transcript}
+    return restore(json.dense({**facts, "expires_at": audio.expires_at}), audio.extra)

@@ -17,7 +17,7 @@ from dragoman.wire.choices import ChoicesDecoder, Template, decode_tokens, rest
 from dragoman.wire.json import BROKEN, string
 from dragoman.wire.usage import decode_usage
 
-from .fields import NAME, decode_annotation, encode_logprobs, to_extra
+from .messages import NAME, decode_annotation, encode_logprobs, to_extra
 from .response import FINISH_WORDS
 
 CHOICE = frozenset({"index", "delta", "message", "text", "logprobs", "finish_reason", "error"})
@@ -113,7 +113,7 @@ class _Written:
     def __init__(self) -> None:
         self.last: Literal["text", "reasoning", "call"] = "text"  # what was written last
         self.texts = False  # the reasoning came as text
-        self.details: Details | None = None  # of the reasoning that is being written
+        self.details: list[JSON] = []  # of the reasoning that is being written, in pieces
 
 
 class Decoder(ChoicesDecoder):
@@ -248,14 +248,12 @@ class Decoder(ChoicesDecoder):
         for text in texts:
             state.last = "reasoning"
             self._turn.reasoning(text, number)
-        if details:
-            state.details = state.details or Details()
-            state.details.add(details)
+        state.details += details
 
     def _end_reasoning(self, state: _Written, number: int) -> None:
         """Attach the details that go back with the reasoning: they are complete now."""
-        if state.details is not None:
-            details, state.details = state.details.take(), None
+        if state.details:
+            details, state.details = join_details(state.details), []
             self._turn.attach_reasoning({NAME: {"reasoning_details": details}}, number)
 
     def _read_whole(self, data: bytes) -> None:
@@ -276,20 +274,17 @@ class Decoder(ChoicesDecoder):
         if (
             not (text or calls)
             or (calls and choice.finish_reason == "length")  # one of them may be cut
-            or len({call.id for call in calls}) != len(calls)
+            or (calls and len({call.id for call in calls}) != len(calls))
             or text.lstrip().startswith("<")  # perhaps a think tag
         ):
             super()._read_whole(data)
             return
-        itself = {"id": answer.id, "created": answer.created}
-        unknown = {
-            "service_tier": answer.service_tier,
-            "system_fingerprint": answer.system_fingerprint,
-        }
         extra: Extra = {}
-        for name, fields in (("upstream", itself), (NAME, unknown)):
-            if given := {field: value for field, value in fields.items() if value is not None}:
-                extra[name] = given
+        if itself := json.dense({"id": answer.id, "created": answer.created}):
+            extra["upstream"] = itself
+        tier, fingerprint = answer.service_tier, answer.system_fingerprint
+        if tier is not None or fingerprint is not None:
+            extra[NAME] = json.dense({"service_tier": tier, "system_fingerprint": fingerprint})
         turn.usage = usage
         called = [FunctionCall(c.id, c.function.name, c.function.arguments) for c in calls]
         turn.whole_answer(text, called, choice.finish_reason, answer.model, extra)
@@ -347,34 +342,21 @@ _READABLE = ("text", "summary")
 _JOINED = (*_READABLE, "data")
 
 
-class Details:
-    """The entries of one choice so far.
+def join_details(pieces: list[JSON]) -> list[JSON]:
+    """The entries that pieces add up to: those with the same index and type are one.
 
-    >>> details = Details()
-    >>> details.add([{"index": 0, "type": "reasoning.text", "text": "Hm"}])
-    >>> details.add([{"index": 0, "type": "reasoning.text", "text": "m", "signature": "s"}])
-    >>> details.take()
+    >>> said = {"index": 0, "type": "reasoning.text", "text": "Hm"}
+    >>> join_details([said, {"index": 0, "type": "reasoning.text", "text": "m", "signature": "s"}])
     [{'index': 0, 'type': 'reasoning.text', 'text': 'Hmm', 'signature': 's'}]
     """
-
-    __slots__ = ("_groups",)
-
-    def __init__(self) -> None:
-        self._groups: dict[Hashable, list[JSON]] = {}  # the pieces of each entry
-
-    def add(self, pieces: list[JSON]) -> None:
-        """The pieces of one chunk."""
-        for piece in pieces:
-            match piece:
-                case {"index": int(index), "type": str(kind)}:
-                    self._groups.setdefault((index, kind), []).append(piece)
-                case _:
-                    self._groups[len(self._groups)] = [piece]
-
-    def take(self) -> list[JSON]:
-        """The entries since the last call."""
-        groups, self._groups = self._groups, {}
-        return [_merged(pieces) for pieces in groups.values()]
+    entries: dict[Hashable, list[JSON]] = {}
+    for piece in pieces:
+        match piece:
+            case {"index": int(index), "type": str(kind)}:
+                entries.setdefault((index, kind), []).append(piece)
+            case _:
+                entries[len(entries)] = [piece]
+    return [_merged(entry) for entry in entries.values()]
 
 
 def _merged(pieces: list[JSON]) -> JSON:

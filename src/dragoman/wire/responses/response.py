@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from dragoman.core.error import Code, Fault, FaultError, bad_request
 from dragoman.core.item import (
@@ -22,18 +23,11 @@ from dragoman.core.request import FunctionTool, JSONSchema, Request, Tool
 from dragoman.core.response import Response, Usage
 from dragoman.wire import error, json
 from dragoman.wire.json import Cache, Fields, dense
+from dragoman.wire.usage import decode_usage
 
 from . import items
-from .items import WIRE, from_extra, to_extra
+from .items import WIRE, from_extra
 from .request import TOOLS, encode_instructions
-
-_ALIASES = {
-    "prompt_tokens": "input_tokens",
-    "prompt_tokens_details": "input_tokens_details",
-    "completion_tokens": "output_tokens",
-    "completion_tokens_details": "output_tokens_details",
-}
-"""Names of another wire that servers are known to use here."""
 
 
 def decode(value: JSON) -> Usage | None:
@@ -42,30 +36,13 @@ def decode(value: JSON) -> Usage | None:
     >>> decode({"input_tokens": 3, "output_tokens": 2}).total_tokens
     5
     """
-    if not isinstance(value, dict):
+    usage = decode_usage(value, WIRE)
+    if usage is None:
         return None
-    counted: dict[str, JSON] = value
-    rest = {_ALIASES.get(name, name): encoded for name, encoded in counted.items()}
-    into, out = _details(rest, "input"), _details(rest, "output")
-    read, written = _count(rest, "input_tokens"), _count(rest, "output_tokens")
-    total = _count(rest, "total_tokens")
-    if read is None and written is None and total is None:
-        return None
+    read, written, total = usage.input_tokens, usage.output_tokens, usage.total_tokens
     if total is None and read is not None and written is not None:
-        total = read + written
-    counts = (_count(into, "cached_tokens"), _count(into, "cache_write_tokens"))
-    reasoning = _count(out, "reasoning_tokens")
-    rest |= dense({"input_tokens_details": into or None, "output_tokens_details": out or None})
-    return Usage(read, written, total, *counts, reasoning, extra=to_extra(dense(rest)))
-
-
-def _details(counts: dict[str, JSON], side: str) -> dict[str, JSON]:
-    details = counts.pop(f"{side}_tokens_details", None)
-    return dict(details) if isinstance(details, dict) else {}
-
-
-def _count(counts: dict[str, JSON], name: str) -> int | None:
-    return json.whole(counts.pop(name, None))
+        return replace(usage, total_tokens=read + written)
+    return None if (read, written, total) == (None, None, None) else usage
 
 
 def encode_usage(usage: Usage) -> dict[str, JSON]:
