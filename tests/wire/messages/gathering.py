@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from tests.wire.messages.schema import check_event
+
 _EMPTY = {
     "text": {"text": ""},
     "thinking": {"thinking": "", "signature": ""},
@@ -17,6 +19,7 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
         name, data = frame.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
+        check_event(event)
         found.append(event)
     return found
 
@@ -68,6 +71,7 @@ def gathered(stream: bytes) -> dict[str, Any]:
             case kind:
                 raise AssertionError(f"an event out of order: {kind}")
     assert block is None
-    message |= events[-2]["delta"]
+    beside = {k: v for k, v in events[-2].items() if k not in ("type", "delta", "usage")}
+    message |= events[-2]["delta"] | beside
     message["usage"] |= events[-2]["usage"]
     return message

@@ -21,8 +21,6 @@ from dragoman.core.item import (
     JSON,
     CustomToolCall,
     FunctionCall,
-    Item,
-    Message,
     Reasoning,
     Summary,
     Thought,
@@ -39,7 +37,7 @@ from .blocks import (
     NAME,
     encode_call,
     encode_citation,
-    encode_parts,
+    encode_item,
     encode_thinking,
     from_extra,
     restore,
@@ -88,6 +86,8 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
     >>> decode_usage({"input_tokens": 3, "cache_read_input_tokens": 4}).input_tokens
     7
     """
+    if not given:
+        return None
     read, written = (
         json.whole(given.get(f"cache_{how}_input_tokens")) for how in ("read", "creation")
     )
@@ -100,8 +100,6 @@ def decode_usage(given: dict[str, JSON]) -> Usage | None:
     rest = {k: v for k, v in given.items() if k not in _COUNTED and v is not None}
     if left:
         rest["output_tokens_details"] = left
-    if not given:
-        return None
     return Usage(
         input_tokens=asked,
         output_tokens=answered,
@@ -143,26 +141,6 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
     body = _opening(response.id, response.model, response.usage) | {"content": content}
     body |= _stopped(reason, called, from_extra(response.extra))
     return json.dump(restore(body, response.extra))
-
-
-def encode_item(item: Item) -> list[JSON]:
-    """The blocks for an item of an answer."""
-    match item:
-        case Message():
-            return encode_parts(item.parts)
-        case Reasoning():
-            block = encode_thinking(item)
-            return (
-                [block]
-                if block.get("thinking") or block.get("signature") or "data" in block
-                else []
-            )
-        case FunctionCall() | CustomToolCall():
-            return [encode_call(item)]
-        case Unknown(wire=wire) if wire == NAME:
-            return [{"type": item.kind, **item.value}]
-        case _:
-            return []
 
 
 def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
@@ -209,10 +187,9 @@ class _Block:
 class _Item:
     """An item and its blocks that are not complete."""
 
-    __slots__ = ("blocks", "done", "item", "parts")
+    __slots__ = ("blocks", "done", "parts")
 
-    def __init__(self, item: Item) -> None:
-        self.item = item
+    def __init__(self) -> None:
         self.blocks: list[_Block] = []
         self.parts: dict[int, _Block] = {}
         self.done = False
@@ -221,6 +198,12 @@ class _Item:
         block = _Block(opening, wanted=wanted)
         self.blocks.append(block)
         return block
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self.done = True
+        for block in self.blocks:
+            block.done = True
 
 
 class Encoder:
@@ -264,9 +247,7 @@ class Encoder:
                     continue
                 case Failed():
                     for item in self._waiting:
-                        item.done = True
-                        for block in item.blocks:
-                            block.done = True
+                        item.end()
                     self._send(encoded)
                     self._over = True
                     encoded.append(_frame("error", {"error": error_object(event.fault)}))
@@ -287,7 +268,7 @@ class Encoder:
         if event.choice:
             self._items.append(None)
             return
-        item = _Item(event.item)
+        item = _Item()
         self._items.append(item)
         self._waiting.append(item)
         match event.item:
@@ -364,18 +345,16 @@ class Encoder:
                 item.parts[0].deltas.append(_arguments('"}'))
             case Unknown(wire=wire, kind=kind, value=value) if wire == NAME:
                 item.add({"type": kind, **value}, wanted=True)
-        for block in item.blocks:
-            block.done = True
-        item.done = True
+        item.end()
 
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
         self._over = True
         reason = event.reasons[0] if event.reasons else "stop"
         late = from_extra(event.extra)
         delta = _stopped(reason, self._called, self._own | late)
-        more = {k: v for k, v in late.items() if k not in STOPPED}
-        usage = encode_usage(event.usage)
-        fields: dict[str, JSON] = {"delta": merge(delta, more), "usage": usage}
+        fields: dict[str, JSON] = {"delta": delta, "usage": encode_usage(event.usage)}
+        for name, value in late.items():
+            (delta if name == "container" else fields).setdefault(name, value)
         encoded += (_frame("message_delta", fields), _frame("message_stop", {}))
 
     # ---- what goes -----------------------------------------------------------------------
