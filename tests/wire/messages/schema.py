@@ -254,15 +254,11 @@ class StopDetails(_Strict, tag_field="type", tag="refusal"):
     explanation: str | None = None
 
 
-StopReason = Literal[
-    "end_turn",
-    "max_tokens",
-    "stop_sequence",
-    "tool_use",
-    "pause_turn",
-    "refusal",
+_REASONS = (
+    *("end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"),
     "model_context_window_exceeded",
-]
+)
+StopReason = Annotated[str, Meta(pattern=f"^({'|'.join(_REASONS)}|x_.*)$")]
 
 
 class Stop(_Strict):

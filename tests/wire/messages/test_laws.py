@@ -10,20 +10,17 @@ from msgspec.structs import replace
 
 from dragoman.core.event import Event
 from dragoman.core.fold import fold, unfold
-from dragoman.core.item import Message
 from dragoman.core.lifecycle import check
-from dragoman.core.request import Request
 from dragoman.core.response import Response
 from dragoman.core.turn import Turn
 from dragoman.wire.messages import MESSAGES
 from dragoman.wire.protocol import STANDARD
 from tests.samples import samples
-from tests.wire.messages.gathering import gathered
+from tests.wire.messages.gathering import ASKED, gathered
 from tests.wire.messages.schema import check_answer, check_request
 from tests.wire.messages.strategies import requests, responses
 
 some_examples = settings(max_examples=samples(30, 400))
-ASKED = Request(model="m", items=(Message("user", "?"),), stream=True)
 
 
 def streamed(response: Response) -> bytes:

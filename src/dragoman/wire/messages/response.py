@@ -354,7 +354,8 @@ class Encoder:
         delta = _stopped(reason, self._called, self._own | late)
         fields: dict[str, JSON] = {"delta": delta, "usage": encode_usage(event.usage)}
         for name, value in late.items():
-            (delta if name == "container" else fields).setdefault(name, value)
+            if name not in STOPPED:
+                (delta if name == "container" else fields).setdefault(name, value)
         encoded += (_frame("message_delta", fields), _frame("message_stop", {}))
 
     # ---- what goes -----------------------------------------------------------------------

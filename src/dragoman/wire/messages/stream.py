@@ -7,8 +7,17 @@ from msgspec import Raw, Struct
 
 from dragoman.core.error import CUT, Fault
 from dragoman.core.event import Event
-from dragoman.core.item import JSON, FunctionCall, Item, Message, Reasoning, Text, Unknown
-from dragoman.core.turn import EMPTY, SHORT, Turn
+from dragoman.core.item import (
+    JSON,
+    FunctionCall,
+    Item,
+    ItemStatus,
+    Message,
+    Reasoning,
+    Text,
+    Unknown,
+)
+from dragoman.core.turn import EMPTY, NAMELESS, SHORT, Turn
 from dragoman.wire import error, json, sse
 from dragoman.wire.json import ABSENT, BROKEN
 
@@ -78,6 +87,8 @@ class Decoder:
         self._body = bytearray()  # of an answer that is one
         self._sse = sse.SSEDecoder()
         self._blocks: dict[int, _Block] = {}  # those that are open, by their number
+        # The one that stopped last stays open: what follows says whether it is complete.
+        self._stopped: int | None = None
         self._message: int | None = None  # the item that texts in a row belong to
         self._parts = 0  # of that item
         self._usage: dict[str, JSON] = {}
@@ -116,9 +127,10 @@ class Decoder:
         turn = self._turn
         if self._is_whole and not turn.over:
             self._read_whole(bytes(self._body))
-        for _, each in self._sse.close():
-            self._event(each, last=True)
-        self._end()
+        elif not turn.over:
+            for _, each in self._sse.close():
+                self._event(each, last=True)
+            self._end()
         return turn.take()
 
     @property
@@ -164,16 +176,19 @@ class Decoder:
             case "content_block_start":
                 self._open(_number(event), _object(event.get("content_block")))
             case "content_block_stop":
-                self._close(_number(event))
+                self._close_stopped()
+                self._stopped = _number(event)
             case "message_delta":
                 self._count(event.get("usage"))
                 beside = {k: v for k, v in event.items() if k not in _OF_AN_END}
                 self._stop(_object(event.get("delta")) | beside)
             case "message_stop":
                 self._end(complete=True)
-            case "error" | None:
+            case "error" | None as kind:
                 if (fault := error.describe(event)) is not None:
                     self._turn.fail(fault)
+                elif kind is not None:
+                    self._fail("an error and did not explain it")
 
     def _start(self, message: dict[str, JSON]) -> None:
         self._count(message.get("usage"))
@@ -202,7 +217,10 @@ class Decoder:
     # ---- blocks --------------------------------------------------------------------------
 
     def _open(self, number: int, fields: dict[str, JSON]) -> None:
-        turn, kind = self._turn, str(fields.get("type"))
+        turn, kind = self._turn, fields.get("type")
+        if not isinstance(kind, str):
+            kind = "text"
+        self._close_stopped()
         self._close(number)  # a number that is given twice
         known = _OF_BLOCKS.get(kind, frozenset())
         extra = to_extra({k: v for k, v in fields.items() if k not in known and v is not None})
@@ -220,8 +238,11 @@ class Decoder:
                 case "thinking" | "redacted_thinking":
                     opened = Reasoning(extra=extra)
                 case "tool_use":
-                    id, name = str(fields.get("id") or ""), str(fields.get("name") or "")
-                    opened = FunctionCall(id, name, "", extra=extra)
+                    name = fields.get("name")
+                    if not isinstance(name, str) or not name:
+                        turn.fail(NAMELESS)
+                        return
+                    opened = FunctionCall(str(fields.get("id") or ""), name, "", extra=extra)
                 case _:
                     rest = {name: value for name, value in fields.items() if name != "type"}
                     opened = Unknown(NAME, kind, rest)
@@ -240,8 +261,11 @@ class Decoder:
         turn, block = self._turn, self._blocks.get(number)
         item = None if block is None else turn.item(block.index)
         if block is None or item is None:  # never opened, as servers that are nearly right do
-            self._open(number, {"type": "text" if delta.thinking is None else "thinking"})
-            self._delta(number, delta)
+            thinks = delta.thinking is not None or delta.signature is not None
+            calls = delta.partial_json is not None
+            self._open(number, {"type": "thinking" if thinks else "tool_use" if calls else "text"})
+            if not turn.over:
+                self._delta(number, delta)
         elif delta.text:
             turn.write(block.index, "text", delta.text, block.part)
         elif delta.thinking:
@@ -256,7 +280,12 @@ class Decoder:
         elif isinstance(delta.citation, dict) and block.kind == "text":
             turn.emit(item.annotate(decode_citation(delta.citation), block.part))
 
-    def _close(self, number: int) -> None:
+    def _close_stopped(self) -> None:
+        if self._stopped is not None:
+            self._close(self._stopped)
+            self._stopped = None
+
+    def _close(self, number: int, status: ItemStatus = "completed") -> None:
         turn, block = self._turn, self._blocks.pop(number, None)
         item = None if block is None else turn.item(block.index)
         if block is None or item is None:
@@ -273,6 +302,7 @@ class Decoder:
             final = Unknown(NAME, block.kind, {**item.empty.value, "input": given})
         elif block.kind == "tool_use" and not block.json and block.fields.get("input"):
             turn.write(block.index, "arguments", json.text(block.fields["input"]))
+        item.status = status
         turn.close(block.index, final)
 
     def _message_done(self) -> None:
@@ -290,13 +320,13 @@ class Decoder:
         if not turn.started and (complete or not head):
             turn.fail(EMPTY)
         elif complete or self._reason is not None:
+            reason = self._reason or "stop"
+            status: ItemStatus = "incomplete" if reason in SHORT else "completed"
             for number in list(self._blocks):
-                self._close(number)
-            self._message_done()
+                self._close(number, status)
             if not turn.has_output:
                 turn.open(Message("assistant"))
-            reason = self._reason or "stop"
-            turn.complete("incomplete" if reason in SHORT else "completed", (reason,))
+            turn.complete(status, (reason,))
         elif turn.started or sse.may_begin(head):
             turn.fail(CUT)
         else:
@@ -326,7 +356,7 @@ class Decoder:
                 self._open(number, block)
                 if block.get("type") == "tool_use" and block.get("input"):
                     self._delta(number, _Delta(partial_json=given))
-                self._close(number)
+                self._stopped = number
         self._stop({name: value.get(name) for name in STOPPED})
         self._end(complete=True)
 
