@@ -5,13 +5,7 @@ The promise is docs/reference/behaviours.md; what the tests of a number assert i
 
 import pytest
 
-from tests.behaviours.numbers import (
-    DOCUMENT,
-    REQUIRED,
-    by_number,
-    described,
-    numbers_of,
-)
+from tests.behaviours.numbers import DOCUMENT, REQUIRED, by_number, described, numbers_of
 
 
 def test_every_required_number_is_described() -> None:

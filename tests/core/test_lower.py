@@ -24,12 +24,7 @@ from dragoman.core.item import (
     Text,
 )
 from dragoman.core.loss import Loss
-from dragoman.core.lower import (
-    UNLIMITED,
-    Lowered,
-    UpstreamLimits,
-    lower,
-)
+from dragoman.core.lower import UNLIMITED, Lowered, UpstreamLimits, lower
 from dragoman.core.request import (
     AllowedTools,
     CustomTool,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dragoman.core.open_item import Base64Buffer, TextBuffer
 from dragoman.core.turn import Piece, ThinkSplitter
+from tests.cases import cases
 
 
 def test_split_surrogate_pair_is_joined() -> None:
@@ -93,31 +94,7 @@ def split(text: str, size: int) -> list[Piece]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", []),
-        ("Yes", [("text", "Yes")]),
-        ("<th", [("text", "<th")]),
-        ("<think", [("text", "<think")]),
-        ("  <b>", [("text", "  <b>")]),
-        ("Yes <think>no</think>", [("text", "Yes <think>no</think>")]),
-        ("<think>", [("open", "<think>")]),
-        ("<think>\n", [("open", "<think>\n")]),
-        ("<think>hm", [("open", "<think>"), ("reasoning", "hm")]),
-        ("<think>hm</th", [("open", "<think>"), ("reasoning", "hm</th")]),
-        ("<think>a\n\n", [("open", "<think>"), ("reasoning", "a\n\n")]),
-        (
-            " \n<think>\na</b>\n</think>\n\n Yes </think>",
-            [
-                ("open", " \n<think>\n"),
-                ("reasoning", "a</b>"),
-                ("close", "\n</think>\n\n "),
-                ("text", "Yes </think>"),
-            ],
-        ),
-        ("<think></think>", [("open", "<think>"), ("close", "</think>")]),
-        (
-            "<think>a</think> ",
-            [("open", "<think>"), ("reasoning", "a"), ("close", "</think> ")],
-        ),
+        *cases(__file__, "think"),
         (" " * 65 + "<think>", [("text", " " * 65 + "<think>")]),
         (
             "<think>" + "\n" * 66 + "a" + "\n" * 66 + "</think>" + " " * 66,
@@ -131,7 +108,7 @@ def split(text: str, size: int) -> list[Piece]:
     ],
 )
 def test_p5_think_tags_are_split_the_same_in_any_pieces(text, expected, size) -> None:
-    assert split(text, size) == expected
+    assert split(text, size) == [tuple(each) for each in expected]
     assert "".join(piece for _, piece in split(text, size)) == text
 
 

@@ -21,11 +21,11 @@ F = CallFragment
 Row = list[tuple[str, str]]
 
 
-def events_of(*fragments: CallFragment, reason: str = "tool_calls") -> list[Any]:
-    """All events of a turn that brings these fragments."""
+def events_of(*pieces: CallFragment | str, reason: str = "tool_calls") -> list[Any]:
+    """All events of a turn that brings these fragments and texts."""
     turn = Turn("r", 0, "m")
-    for fragment in fragments:
-        turn.call(fragment)
+    for piece in pieces:
+        turn.text(piece) if isinstance(piece, str) else turn.call(piece)
     turn.finish(reason)
     turn.end(complete=True)
     events = turn.take()
@@ -77,29 +77,16 @@ def test_braces_and_quotes_inside_strings_do_not_end_a_call() -> None:
 
 
 def test_text_after_a_complete_call_closes_it() -> None:
-    turn = Turn("r", 0, "m")
-    turn.call(F(0, "x", "f", '{"a":1}'))
-    turn.text("done")
-    turn.call(F(0, arguments="noise"))
-    turn.finish("stop")
-    turn.end(complete=True)
-    events = turn.take()
-    check(events)
+    events = events_of(F(0, "x", "f", '{"a":1}'), "done", F(0, arguments="noise"), reason="stop")
     assert fold(events).calls[0] == FunctionCall(
         "x", "f", '{"a":1}', id="fc_r_0", status="completed"
     )
 
 
 def test_text_between_the_pieces_of_a_call_does_not_break_it() -> None:
-    turn = Turn("r", 0, "m")
-    turn.call(F(0, "x", "f", '{"a"'))
-    turn.text("wait")
-    turn.call(F(0, arguments=":1}"))
-    turn.finish("tool_calls")
-    turn.end(complete=True)
-    answer = fold(turn.take())
+    answer = fold(events_of(F(0, "x", "f", '{"a"'), "wait", F(0, arguments=":1}")))
     assert answer.text == "wait"
-    assert [c.arguments for c in answer.calls if isinstance(c, FunctionCall)] == ['{"a":1}']
+    assert [call.arguments for call in answer.calls] == ['{"a":1}']
 
 
 @pytest.mark.parametrize("size", [20_000])

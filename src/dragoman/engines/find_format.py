@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from dragoman.formats.format import Format
-from dragoman.formats.harmony import Harmony
+from dragoman.formats.harmony.format import Harmony
 from dragoman.formats.markup.families import PROFILES
 from dragoman.formats.markup.format import Markup
 

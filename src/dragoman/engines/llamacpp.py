@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dragoman.core.event import Delta, Event, ItemDone, PartDone
 from dragoman.core.interfaces import Caller, Secret
-from dragoman.core.item import Item, Message, Part, Text, Token
+from dragoman.core.item import Message, Part, Text, Token
 from dragoman.core.request import JSONObject, JSONSchema, Request
 
 from .base import Prepared, Wrapper, new_id
@@ -174,7 +174,9 @@ class Aligner:
             case PartDone(index, place, part):
                 return replace(event, part=self._part(index, place, part))
             case ItemDone(index, item):
-                return replace(event, item=self._item(index, item))
+                if isinstance(item, Message) and not isinstance(item.content, str):
+                    parts = (self._part(index, *each) for each in enumerate(item.content))
+                    return replace(event, item=replace(item, content=tuple(parts)))
         return event
 
     def _delta(self, delta: Delta) -> Delta | None:
@@ -194,12 +196,6 @@ class Aligner:
         if not isinstance(part, Text) or (index, place) not in self._held:
             return part
         return replace(part, tokens=tuple(self._emitted.get((index, place), ())))
-
-    def _item(self, index: int, item: Item) -> Item:
-        if not isinstance(item, Message) or isinstance(item.content, str):
-            return item
-        parts = (self._part(index, place, part) for place, part in enumerate(item.content))
-        return replace(item, content=tuple(parts))
 
 
 def _octets(token: Token) -> bytes:

@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from dragoman.core.interfaces import Engine
 
-from . import transformers
-from .llamacpp import name_of, prepare
+from . import llamacpp, transformers
 from .pocket import available, pocket
 from .script import demo
 
@@ -26,14 +25,6 @@ def stand_in() -> str:
     return POCKET if available() else SCRIPT
 
 
-class Kind(Struct, frozen=True):
-    """A kind of target: loads the model of a place, names it, and a few words about it."""
-
-    prepare: Callable[..., Callable[[], Engine]]
-    name: Callable[[str], str]
-    note: str
-
-
 class Target(Struct, frozen=True):
     """A model that can be loaded: its name, a few words about it, and `load`."""
 
@@ -42,11 +33,12 @@ class Target(Struct, frozen=True):
     load: Callable[[], Engine]
 
 
-KINDS = {
-    "hf": Kind(transformers.prepare, transformers.name_of, "a transformers model"),
-    "gguf": Kind(prepare, name_of, "a GGUF file, run by llama.cpp"),
+KINDS: Mapping[str, tuple[Callable[..., Callable[[], Engine]], Callable[[str], str], str]] = {
+    "hf": (transformers.prepare, transformers.name_of, "a transformers model"),
+    "gguf": (llamacpp.prepare, llamacpp.name_of, "a GGUF file, run by llama.cpp"),
 }
-"""The kinds of targets with a place, by what stands before the colon."""
+"""The kinds of targets with a place, by what stands before the colon: what loads the model of a
+place, what names it, and a few words about it."""
 
 
 def is_local(target: str) -> bool:
@@ -78,6 +70,5 @@ def find_target(target: str, **options: Any) -> Target:
         raise ValueError(f"There is no target {target!r}. There is: {names}")
     if not place:
         raise ValueError(f"{target} names no model: give a folder or a file after the colon.")
-    found = KINDS[kind]
-    name = found.name(place)
-    return Target(name, found.note, found.prepare(place, **options))
+    prepare, name_of, note = KINDS[kind]
+    return Target(name_of(place), note, prepare(place, **options))

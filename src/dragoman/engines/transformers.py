@@ -227,14 +227,13 @@ class Causal:
         *,
         size: int,
         context: int | None = None,
-        reusable: int = REUSABLE,
     ) -> None:
         self.context = context
         self._torch = torch
         self._network = network
         self._new_cache = new_cache
         self._size = size
-        self._closed: deque[CachedSequence] = deque(maxlen=reusable)
+        self._closed: deque[CachedSequence] = deque(maxlen=REUSABLE)
         takes = inspect.signature(network.forward).parameters
         if "past_key_values" not in takes:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -26,6 +26,13 @@ class Setting(Struct, frozen=True):
     identity: str | None = None
     knowledge_cutoff: str | None = None
 
+    def preamble(self, identity: str = "", cutoff: str = "") -> str:
+        """The lines that a prompt begins with, those of a format where none are set."""
+        identity = identity if self.identity is None else self.identity
+        cutoff = cutoff if self.knowledge_cutoff is None else self.knowledge_cutoff
+        dates = (("Knowledge cutoff", cutoff), ("Current date", self.today))
+        return "\n".join(filter(None, (identity, *(f"{k}: {v}" for k, v in dates if v))))
+
 
 PLAIN = Setting()
 
@@ -40,14 +47,14 @@ class Stops(Struct, frozen=True):
 class Marker(Struct, frozen=True):
     """A marker of a format, and the grammar rule that stands for it.
 
-    Whether it is one token or ordinary text depends on the vocabulary. `after text` is the rule
-    `before` followed by the marker; `end` markers without a token are left out.
+    Whether it is one token or ordinary text depends on the vocabulary. It may follow text of the
+    rule `before`; `end` markers without a token are left out.
     """
 
     rule: str
     text: str
-    kind: Literal["alone", "after text", "end"] = "alone"
     before: str = ""
+    end: bool = False
 
 
 class Grammar(Struct, frozen=True):

@@ -27,15 +27,13 @@ from dragoman.core.error import Fault, FaultError, bad_request
 from dragoman.core.item import JSON
 from dragoman.core.loss import LossList
 from dragoman.core.request import Request
-from dragoman.core.turn import Turn
 
-from .format import PLAIN, Grammar, Setting, Stops
+from .format import PLAIN, Setting, Stops
 from .markup.families import PROFILES
 from .markup.format import Markup
-from .markup.parser import MarkupParser
 from .markup.profile import Profile
-from .messages import LIMITS, Messages, Verbatim, messages, tools
-from .prompt import Marks, Prompt, Tokenizer
+from .messages import Messages, Verbatim, messages, tools
+from .prompt import Marks, Prompt
 
 MAX_CHARACTERS = 16_000_000
 """Longer prompts are refused: no context is that long."""
@@ -50,7 +48,7 @@ _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 
 """Unicode's private use areas: characters without a meaning of their own."""
 
 
-class Template:
+class Template(Markup):
     """The format of a model that brings a chat template.
 
     - `text` is the template, in Jinja; an error in it raises ValueError.
@@ -65,8 +63,6 @@ class Template:
     (Control(text='<s>'), '<s>')
     """
 
-    limits = LIMITS
-
     def __init__(
         self,
         text: str,
@@ -78,9 +74,7 @@ class Template:
         self._marks = Marks(known)
         found = profile or profile_of(text, known)
         self.recognised = found is not None
-        self._markup = Markup(found or FALLBACK)
-        self.profile = self._markup.profile
-        self.name = self.profile.name
+        super().__init__(found or FALLBACK)
         self._template = _compiled(text)
         self._needs_date = not re.search(r"strftime_now\s+is\s+(not\s+)?defined", text)
         self._variables = dict(variables or {})
@@ -105,15 +99,6 @@ class Template:
         own = self._variables.get("eos_token")
         ends = self.profile.ends
         return Stops(ends if own is None or own in ends else (*ends, own))
-
-    def parser(
-        self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
-    ) -> MarkupParser:
-        thinking = self._prompt_ends_in_reasoning(request)
-        return self._markup.parser(request, turn, tokenizer, thinking=thinking)
-
-    def grammar(self, request: Request) -> Grammar | None:
-        return self._markup.grammar(request, thinking=self._prompt_ends_in_reasoning(request))
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -174,7 +159,7 @@ class Template:
                 text = f"{text[: at + 1]}{separator}{text[at + 1 :]}"
         return text
 
-    def _prompt_ends_in_reasoning(self, request: Request) -> bool:
+    def starts_thinking(self, request: Request) -> bool:
         """Whether the template opens the reasoning, so that the answer begins inside it (Qwen3 and
         DeepSeek-R1 templates do). Found by rendering one message."""
         options = _options(request)

@@ -94,11 +94,11 @@ def test_control_tokens_are_no_text() -> None:
 
 
 def test_ends_are_those_of_the_grammar_else_those_of_the_engine_else_none() -> None:
-    ended = Grammar('start: "a" end_1', (Marker("end_1", END, "end"),))
+    ended = Grammar('start: "a" end_1', (Marker("end_1", END, end=True),))
     other = Grammar('start: "a" (end_1 | end_2)', (
-        Marker("end_1", "<|other|>", "end"), Marker("end_2", END, "end"),
+        Marker("end_1", "<|other|>", end=True), Marker("end_2", END, end=True),
     ))  # fmt: skip
-    unknown = Grammar('start: "a" end_1', (Marker("end_1", "<|other|>", "end"),))
+    unknown = Grammar('start: "a" end_1', (Marker("end_1", "<|other|>", end=True),))
     for grammar, ends in ((ended, ()), (other, ()), (unknown, (256,))):
         motion = GUIDE.constrain(grammar, frozenset(ends))
         motion.accept(b"a")

@@ -279,11 +279,15 @@ def test_a_tool_without_arguments_as_tags() -> None:
 
 
 def test_prompt_that_ends_inside_the_reasoning_is_constrained_after_it() -> None:
-    inside = HERMES.grammar(asked(format=TEXT), thinking=True)
+    class Opened(Markup):
+        def starts_thinking(self, request: Request) -> bool:
+            return True
+
+    inside = Opened("hermes").grammar(asked(format=TEXT))
     assert inside is not None
     assert verdict(inside, 'hm</think>{"t": "x"}') == "whole"
     assert verdict(inside, '{"t": "x"}') == "begun"
-    assert HERMES.grammar(asked(), thinking=True) is None
+    assert Opened("hermes").grammar(asked()) is None
 
 
 def test_where_nothing_is_demanded_there_is_no_grammar() -> None:

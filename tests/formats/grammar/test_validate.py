@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from dragoman.formats.grammar.schema import valid
+from tests.cases import cases
 from tests.formats.grammar.schemas import schema
 from tests.samples import samples
 
@@ -17,31 +18,11 @@ def judge(leaf: dict[str, Any], text: str) -> bool:
     return re.search(leaf.get("pattern", ""), text) is not None
 
 
-VALUES: list[Any] = [
-    None, True, False, 0, 1, 1.0, 2.5, -3, 30, "", "a", "abcdef", "é", [], [1], [1, 2, 3], ["a", 1],
-    {}, {"a": 1}, {"a": "x", "b": None}, {"b": 1}, {"x1": 2}, {"a": {"a": {}}}, [[True], [1]],
-]  # fmt: skip
-
-SCHEMAS: list[Any] = [
-    True, False, {}, {"type": "integer"}, {"type": "number"}, {"type": ["string", "null"]},
-    {"type": "boolean"}, {"type": "object"}, {"type": "array"},
-    {"enum": [1, "a", [1], {"a": 1}]}, {"const": True}, {"const": 1}, {"const": [[True], [1]]},
-    {"const": {"a": 1}}, {"minLength": 1, "maxLength": 2}, {"pattern": "^a"},
-    {"minimum": 1, "maximum": 3}, {"exclusiveMinimum": 1}, {"exclusiveMaximum": 1},
-    {"multipleOf": 3}, {"multipleOf": 0.5}, {"minItems": 1, "maxItems": 2},
-    {"items": {"type": "integer"}}, {"prefixItems": [{"type": "string"}], "items": False},
-    {"items": {"items": {"type": "boolean"}}}, {"required": ["a"]},
-    {"properties": {"a": {"type": "string"}}}, {"additionalProperties": False},
-    {"properties": {"a": {}}, "additionalProperties": {"type": "null"}},
-    {"patternProperties": {"^x": {"maximum": 1}}, "additionalProperties": False},
-    {"minProperties": 1, "maxProperties": 1}, {"anyOf": [{"type": "string"}, {"minimum": 2}]},
-    {"oneOf": [{"type": "integer"}, {"minimum": 1}]}, {"allOf": [{"minimum": 0}, {"maximum": 1}]},
-    {"properties": {"a": {"$ref": "#"}}, "maxProperties": 1, "type": ["object", "integer"]},
-    {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "string"}}},
-]  # fmt: skip
+CASES = cases(__file__, "validated")
+VALUES: list[Any] = CASES["values"]
 
 
-@pytest.mark.parametrize("given", SCHEMAS, ids=json.dumps)
+@pytest.mark.parametrize("given", CASES["schemas"], ids=json.dumps)
 def test_it_agrees_with_jsonschema(given) -> None:
     for value in VALUES:
         told = jsonschema.Draft202012Validator(given).is_valid(value)

@@ -5,13 +5,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from dragoman.core.error import FaultError
-from dragoman.core.item import (
-    Compaction,
-    FunctionCall,
-    FunctionCallOutput,
-    ItemReference,
-    Message,
-)
+from dragoman.core.item import Compaction, FunctionCall, FunctionCallOutput, ItemReference, Message
 from dragoman.core.request import NamedTool, Request
 from dragoman.formats.format import Setting
 from dragoman.formats.harmony import HARMONY

@@ -110,6 +110,15 @@ async def test_unsubscribed_event_sends_no_webhook() -> None:
             assert await server.memory.store.take_due(2e9 * 10, 0.0) == ()
 
 
+async def given_up(capsys: pytest.CaptureFixture[str]) -> str:
+    """What is written until a webhook is given up."""
+    said = ""
+    while "given up" not in said:
+        await asyncio.sleep(0.01)
+        said += capsys.readouterr().err
+    return said
+
+
 async def test_webhook_is_retried(tmp_path) -> None:
     async with inbox(503, 302, 200) as box:
         hooks = telling(box.url)
@@ -126,10 +135,7 @@ async def test_webhook_is_retried(tmp_path) -> None:
 async def test_webhook_is_dropped_after_its_attempts(status, attempts, capsys) -> None:
     async with inbox(status) as box, storing(Stub(), webhooks=telling(box.url)) as server:
         await ask(server)
-        said = ""
-        while "given up" not in said:
-            await asyncio.sleep(0.01)
-            said += capsys.readouterr().err
+        said = await given_up(capsys)
         assert f"after {attempts} attempts: the receiver answered with status {status}" in said
         assert box.came.qsize() == attempts
         assert await server.memory.store.take_due(2e10, 0.0) == ()
@@ -140,10 +146,7 @@ async def test_webhook_to_a_private_address_is_not_sent(capsys) -> None:
         for url in (box.url, box.url.replace("127.0.0.1", "localhost")):
             async with storing(Stub(), webhooks=telling(url, allow=())) as server:
                 await ask(server)
-                said = ""
-                while "given up" not in said:
-                    await asyncio.sleep(0.01)
-                    said += capsys.readouterr().err
+                said = await given_up(capsys)
                 assert "may not be called" in said
         assert box.came.empty()
 

@@ -21,7 +21,7 @@ from dragoman.core.event import Event, Failed, Finished, Started
 from dragoman.core.fold import Fold
 from dragoman.core.loss import Loss
 from dragoman.core.request import Request
-from dragoman.core.response import Guarantee, Response
+from dragoman.core.response import Guarantee
 from dragoman.formats.format import Grammar, Marker
 from dragoman.formats.grammar.demand import (
     Body,
@@ -113,7 +113,10 @@ async def with_guarantee(batches: Batches, requirement: Requirement) -> Batches:
             if isinstance(end := batch[-1], Finished):
                 found = None
                 if asked is not None and end.status == "completed":
-                    found = await asyncio.to_thread(_first_problem, asked, fold.response)
+                    response = fold.response
+                    numbers = range(len(response.reasons))
+                    each = (problem(asked, response.choice(n), _matches) for n in numbers)
+                    found = await asyncio.to_thread(next, filter(None, each), None)
                 batch[-1] = _checked_end(end, requirement, found)
             yield batch
 
@@ -132,14 +135,6 @@ def _checked_end(
         return Failed(fault, event.usage, event.completed_at, event.extra)
     loss = Loss("format", "dropped", f"the answer is not what was demanded: {found.what}")
     return replace(event, guarantee="best-effort", losses=(*event.losses, loss))
-
-
-def _first_problem(asked: Demand, response: Response) -> Problem | None:
-    """The first problem in any of the choices."""
-    for number in range(len(response.reasons)):
-        if (found := problem(asked, response.choice(number), _matches)) is not None:
-            return found
-    return None
 
 
 # ---- texts of a grammar ------------------------------------------------------------------
@@ -265,22 +260,16 @@ class GrammarCompiler:
 
     def _markers(self, markers: Sequence[Marker], ends: frozenset[int]) -> Iterator[str]:
         """The rules of the markers, as this vocabulary has them."""
-        known = [m.text for m in markers if m.kind == "end" and m.text in self._controls]
+        known = [m.text for m in markers if m.end and m.text in self._controls]
         others = ",".join(map(str, sorted(ends)))
         for marker in markers:
             id = self._controls.get(marker.text)
             token = json.dumps(marker.text, ensure_ascii=False) if id is None else f"<[{id}]>"
-            match marker.kind:
-                case "end" if id is None and known:
-                    yield f"{marker.rule}: <[{self._controls[known[0]]}]>"
-                case "end" if id is None:
-                    yield f"{marker.rule}: " + (f"<[{others}]>" if others else '""')
-                case "after text" if id is None:
-                    yield f"{marker.rule}[lazy]: {marker.before} {token}"
-                case "after text":
-                    yield f"{marker.rule}: {marker.before} {token}"
-                case _:
-                    yield f"{marker.rule}: {token}"
+            if marker.end and id is None:
+                ids = self._controls[known[0]] if known else others
+                token = f"<[{ids}]>" if ids != "" else '""'
+            lazy = "[lazy]" if marker.before and id is None else ""
+            yield f"{marker.rule}{lazy}: {marker.before} {token}"
 
 
 class GrammarState:

@@ -240,7 +240,8 @@ class SequenceDecoder:
         self._echo = plan.echo
         self._scored = plan.jobs[0].scored
         # Finds the ends of a format in a vocabulary that has no tokens for them.
-        self._markers = StopScanner(plan.markers) if plan.markers else None
+        self._markers = StopScanner(plan.markers)
+        self._stepwise = bool(plan.markers or stops)
         self._decode = _utf8("replace").decode
         self._piece = piece
         self._over = False
@@ -252,15 +253,13 @@ class SequenceDecoder:
             # Not scanned: stop strings count only in what the model adds.
             Turn.text(self._turn, self._echo, 0, tuple(new.prompt or ()))
             self._echo = None
-        if self._markers is not None or isinstance(self._turn, StoppingTurn):
+        if self._stepwise:
             # One token after the other, so as to count none after the one that ends the answer.
             for place, id in enumerate(new.ids):
                 self._parser.feed((id,), new.tokens[place : place + 1])
                 self._count += 1
-                if self._markers is not None:
-                    self._markers.feed(self._decode(self._piece(id)))
-                found = self._markers is not None and self._markers.found
-                if found or (isinstance(self._turn, StoppingTurn) and self._turn.stopped):
+                self._markers.feed(self._decode(self._piece(id)))
+                if self._markers.found or getattr(self._turn, "stopped", False):
                     new.stopped = True
                     self._end("stop", new.cached)
                     break
@@ -456,7 +455,7 @@ class TokenEngine:
         lowered, prompt, ids = self._lowered(request)
         asked = lowered.request
         ends, markers = self._ends_of(asked)
-        job = self._job(ids, asked, ends)
+        jobs = self._jobs(ids, asked, ends)
         try:
             requirement = self._enforcer.requirement(asked, self.format.grammar(asked), ends)
         except FaultError as error:
@@ -468,9 +467,11 @@ class TokenEngine:
             losses.append(Loss("parallel_tool_calls", "dropped", why))
         if lowered.grammar_described and default_guarantee(request):
             requirement = replace(requirement or Requirement(None, None), described=True)
+        if requirement is not None and requirement.constraint is not None:
+            jobs = tuple(replace(job, constraint=requirement.constraint()) for job in jobs)
         return Plan(
             request=asked,
-            jobs=_alternatives(job, requirement),
+            jobs=jobs,
             requirement=requirement,
             parser=lambda turn: self.format.parser(asked, turn, self.tokenizer),
             losses=(*losses, *self._unsupported_sampling(asked.sampling)),
@@ -484,14 +485,12 @@ class TokenEngine:
             if not 0 <= id < self.tokenizer.size:
                 raise FaultError(bad_request(f"{id} is no token id of this model", "prompt"))
         ends, _ = self._ends_of(request)
-        job = self._job(ids, request, ends, least=0 if echo else 1)
-        job = replace(job, scored=echo and bool(request.sampling.logprobs))
         text = prompt
         if not isinstance(text, str):
             text = b"".join(map(self.tokenizer.piece, ids)).decode("utf-8", "replace")
         return Plan(
             request=request,
-            jobs=_alternatives(job, None),
+            jobs=self._jobs(ids, request, ends, echo=echo),
             parser=lambda turn: RawParser(turn, self.tokenizer),
             losses=self._unsupported_sampling(request.sampling),
             echo=text if echo else None,
@@ -504,10 +503,14 @@ class TokenEngine:
         texts = (text for text in stops.controls if text not in controls)
         return self._ends.union(ids), (*stops.texts, *texts)
 
-    def _job(self, ids: list[int], request: Request, ends: frozenset[int], least: int = 1) -> Job:
-        """The sequence of a prompt. Raises FaultError for invalid limits and sampling fields, and
-        for a prompt that leaves no room for an answer."""
+    def _jobs(
+        self, ids: list[int], request: Request, ends: frozenset[int], *, echo: bool = False
+    ) -> tuple[Job, ...]:
+        """The sequences of a prompt, one for each choice, with a seed of its own. Raises FaultError
+        for invalid limits and sampling fields, and for a prompt that leaves no room for an
+        answer."""
         asked, sampling, context = request.max_output_tokens, request.sampling, self.context
+        least = 0 if echo else 1
         if asked is not None and asked < least:
             raise FaultError(bad_request(f"{asked} is less than {least}", "max_output_tokens"))
         if not ids:
@@ -532,13 +535,21 @@ class TokenEngine:
                 raise FaultError(Fault("invalid_request", problem, "client", upstream_code=code))
             left = context - len(ids)
             limit = left if asked is None else min(asked, left)
-        return Job(
+        count = 1 if sampling.n is None else sampling.n
+        if not 1 <= count <= MAX_CHOICES:
+            raise FaultError(bad_request(f"{count} is not between 1 and {MAX_CHOICES}", "n"))
+        job = Job(
             prompt=tuple(ids),
             sampling=sampling,
             ends=ends,
             limit=limit,
             size=self.tokenizer.size,
+            scored=echo and bool(sampling.logprobs),
         )
+        if sampling.seed is None:
+            return (job,) * count
+        seeds = range(sampling.seed, sampling.seed + count)
+        return tuple(replace(job, sampling=replace(sampling, seed=seed)) for seed in seeds)
 
     def _unsupported_sampling(self, sampling: Sampling) -> tuple[Loss, ...]:
         """The sampling fields that the model ignores."""
@@ -547,21 +558,6 @@ class TokenEngine:
         why = "the model chooses its tokens without it"
         asked = (name for name in _SAMPLING_FIELDS if getattr(sampling, name) is not None)
         return tuple(Loss(name, "dropped", why) for name in asked if name not in self._honoured)
-
-
-def _alternatives(job: Job, requirement: Requirement | None) -> tuple[Job, ...]:
-    """The job of each choice, with a seed and a constraint of its own."""
-    count = 1 if job.sampling.n is None else job.sampling.n
-    if not 1 <= count <= MAX_CHOICES:
-        raise FaultError(bad_request(f"{count} is not between 1 and {MAX_CHOICES}", "n"))
-    jobs = [job]
-    seed = job.sampling.seed
-    for number in range(1, count):
-        own = None if seed is None else seed + number
-        jobs.append(replace(job, sampling=replace(job.sampling, seed=own)))
-    if requirement is None or requirement.constraint is None:
-        return tuple(jobs)
-    return tuple(replace(each, constraint=requirement.constraint()) for each in jobs)
 
 
 async def _off_loop_if_slow(work: Callable[[Request], Done], request: Request) -> Done:

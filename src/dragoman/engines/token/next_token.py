@@ -197,7 +197,11 @@ class StreamModel:
                 if isinstance(stream, AsyncGenerator):
                     await stack.enter_async_context(aclosing(stream))
                 async for piece in stream:
-                    await queue.put((index, NewTokens(_counted(piece, counter), [], counter.end)))
+                    ids: list[int] = []
+                    for id in piece if isinstance(piece, Sequence) else (piece,):
+                        if counter.end is None:
+                            ids.append(counter.add(id))
+                    await queue.put((index, NewTokens(ids, [], counter.end)))
                     if counter.end is not None:
                         return
                     await asyncio.sleep(0)  # let others run beside a stream that never waits
@@ -208,13 +212,3 @@ class StreamModel:
                 await queue.put((index, NewTokens([], [], model_fault(error))))
         else:
             await queue.put((index, NewTokens([], [], "stop")))
-
-
-def _counted(piece: Any, counter: TokenCounter) -> list[int]:
-    """The ids in one piece of a stream, up to the one that ends it."""
-    ids: list[int] = []
-    for id in piece if isinstance(piece, Sequence) else (piece,):
-        ids.append(counter.add(id))
-        if counter.end is not None:
-            break
-    return ids

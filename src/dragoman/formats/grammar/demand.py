@@ -86,16 +86,9 @@ _IGNORED = frozenset(
 """Members of vLLM's `structured_outputs` that do not change what is accepted."""
 
 
-def structured_output(request: Request) -> Whole | None:
+def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
     """What the whole answer must match, by vLLM's fields (`guided_*`, `structured_outputs`,
     `response_format`). Raises FaultError for what is no such demand."""
-    found = [body for fields in (request.extra or {}).values() for body in _bodies(fields)]
-    if len(found) > 1:
-        raise FaultError(bad_request("the answer cannot be bound twice", found[1].param))
-    return found[0] if found else None
-
-
-def _bodies(fields: dict[str, JSON]) -> Iterator[Whole]:
     for name in CONSTRAINT_FIELDS[:-1]:
         if (value := fields.get(name)) is not None:
             yield _body(_NAMES[name.removeprefix("guided_")], value, name)
@@ -168,10 +161,12 @@ class Demand(Struct, frozen=True):
 def demand(request: Request) -> Demand | None:
     """What a request demands; None where it demands nothing. Raises FaultError naming the field for
     a demand that is invalid or cannot be enforced."""
-    text, choice = structured_output(request), request.tool_choice
+    bodies = [body for fields in (request.extra or {}).values() for body in _bodies(fields)]
+    text, choice = bodies[0] if bodies else None, request.tool_choice
+    formatted = isinstance(request.format, JSONObject | JSONSchema)
+    if len(bodies) + formatted > 1:
+        raise FaultError(bad_request("the answer cannot be bound twice", bodies[:2][-1].param))
     if isinstance(request.format, JSONObject | JSONSchema):
-        if text is not None:
-            raise FaultError(bad_request("the answer cannot be bound twice", text.param))
         text = JSONBody("format", ANY_OBJECT)
         if isinstance(request.format, JSONSchema):
             schema = enforceable(request.format.schema or {}, "format.schema")
@@ -295,13 +290,12 @@ def _fits(body: Body, text: str, matches: Matches) -> bool:
                 value = json.loads(text)
             except (ValueError, RecursionError):
                 return False
-            return valid(
-                value, schema, lambda leaf, string: matches(JSONBody("", leaf), _quoted(string))
-            )
+
+            def judge(leaf: dict[str, JSON], string: str) -> bool:
+                # Escaped as llguidance's grammar has it.
+                quoted = json.dumps(string, ensure_ascii=False).replace("\x7f", "\\u007f")
+                return matches(JSONBody("", leaf), quoted)
+
+            return valid(value, schema, judge)
         case _:
             return matches(body, text)
-
-
-def _quoted(text: str) -> str:
-    """A text as JSON, escaped as llguidance's grammar has it."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Literal
 
 from dragoman.core.item import JSON
 from dragoman.formats.format import Grammar, Marker
@@ -52,16 +51,16 @@ class Writer:
         return json.dumps(text, ensure_ascii=False)
 
     def marker(self, text: str) -> str:
-        return self._mark("marker", text, "alone")
+        return self._mark("marker", text)
 
     def until(self, text: str, without: Iterable[str] = ()) -> str:
         """Any text up to and with a marker, without it or any of the others inside."""
         before = self.free((text, *without))
-        return self._mark("until", text, "after text", before)
+        return self._mark("until", text, before)
 
     def end(self, texts: Iterable[str]) -> str:
         """One of the tokens that end an answer; empty in a vocabulary that has none of them."""
-        ends = [self._mark("end", text, "end") for text in texts]
+        ends = [self._mark("end", text, end=True) for text in texts]
         return self.rule("end", self.any_of(ends)) if ends else '""'
 
     def free(self, without: Iterable[str] = (), start: str = _ANY) -> str:
@@ -111,17 +110,11 @@ class Writer:
         lark = "\n".join((f"start: {start}", *rules))
         return Grammar(lark, tuple(self._markers), tuple(self._inner), tuple(self._parts))
 
-    def _mark(
-        self,
-        name: str,
-        text: str,
-        kind: Literal["alone", "after text", "end"],
-        before: str = "",
-    ) -> str:
-        key = f"{kind} {before} {text}"
+    def _mark(self, name: str, text: str, before: str = "", *, end: bool = False) -> str:
+        key = f"{name} {before} {text}"
         if key not in self._named:
             self._named[key] = f"{name}_{len(self._named) + 1}"
-            self._markers.append(Marker(self._named[key], text, kind, before))
+            self._markers.append(Marker(self._named[key], text, before, end))
         return self._named[key]
 
 

@@ -156,13 +156,8 @@ def _split_instructions(
 
 
 def _system(tools: Toolkit, setting: Setting, effort: str) -> str:
-    identity = IDENTITY if setting.identity is None else setting.identity
-    cutoff = KNOWLEDGE_CUTOFF if setting.knowledge_cutoff is None else setting.knowledge_cutoff
-    about = [identity, cutoff and f"Knowledge cutoff: {cutoff}"]
-    if setting.today:
-        about.append(f"Current date: {setting.today}")
     return _paragraphs(
-        "\n".join(filter(None, about)),
+        setting.preamble(IDENTITY, KNOWLEDGE_CUTOFF),
         f"Reasoning: {effort}",
         f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if FUNCTIONS in tools.sections else _CHANNELS,
     )

@@ -252,34 +252,29 @@ class _Writer:
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             match kind:
                 case "array":
-                    written.append(self._array(schema, indent))
+                    items, rest = schema.get("items"), "Array<any>"
+                    if items is not None and items is not True:
+                        rest = _atom(self._members(items, indent)) + "[]"
+                    if first := _list(schema, "prefixItems"):
+                        each = [self.type(item, indent) for item in first]
+                        each += [] if items is False else [f"...{rest}"]
+                        rest = f"[{', '.join(each)}]"
+                    written.append(rest)
                 case "object":
-                    written.append(self._object(schema, indent))
+                    lines = ["{"]
+                    required = {n for n in _list(schema, "required") if isinstance(n, str)}
+                    properties = schema.get("properties")
+                    for key, value in properties.items() if isinstance(properties, dict) else ():
+                        name = key if _IDENTIFIER.fullmatch(key) else _json(key)
+                        name += "" if key in required else "?"
+                        lines += self._property(name, value, indent)
+                    others = schema.get("additionalProperties")
+                    if isinstance(others, dict) and others:
+                        lines += self._property("[key: string]", others, indent)
+                    written.append("\n".join([*lines, indent + "}"]))
                 case _:
                     written.append(_PLAIN.get(str(kind), "any"))
         return _distinct(written)
-
-    def _array(self, schema: dict[str, JSON], indent: str) -> str:
-        items = schema.get("items")
-        rest = "Array<any>"
-        if items is not None and items is not True:
-            rest = _atom(self._members(items, indent)) + "[]"
-        if first := _list(schema, "prefixItems"):
-            each = [self.type(item, indent) for item in first]
-            return "[" + ", ".join(each if items is False else [*each, f"...{rest}"]) + "]"
-        return rest
-
-    def _object(self, schema: dict[str, JSON], indent: str) -> str:
-        lines = ["{"]
-        required = {name for name in _list(schema, "required") if isinstance(name, str)}
-        properties = schema.get("properties")
-        for key, value in properties.items() if isinstance(properties, dict) else ():
-            name = key if _IDENTIFIER.fullmatch(key) else _json(key)
-            lines += self._property(name + ("" if key in required else "?"), value, indent)
-        others = schema.get("additionalProperties")
-        if isinstance(others, dict) and others:
-            lines += self._property("[key: string]", others, indent)
-        return "\n".join([*lines, indent + "}"])
 
     def _property(self, name: str, schema: JSON, indent: str) -> list[str]:
         lines = self._comments(schema, indent)

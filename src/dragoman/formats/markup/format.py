@@ -4,7 +4,6 @@ turns whose text contains it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from dragoman.core.error import Fault, FaultError, unsupported
 from dragoman.core.item import JSON, Token
@@ -13,7 +12,7 @@ from dragoman.core.request import Request
 from dragoman.core.tool_calls import CallFragment
 from dragoman.core.turn import Turn
 from dragoman.formats.format import PLAIN, Grammar, Setting, Stops
-from dragoman.formats.grammar.demand import AllowedTool, Anything, Body, Demand, JSONBody, demand
+from dragoman.formats.grammar.demand import AllowedTool, Anything, Demand, JSONBody, demand
 from dragoman.formats.grammar.lark import SPACED, Writer
 from dragoman.formats.grammar.schema import read_json
 from dragoman.formats.messages import LIMITS, Messages, messages, tools
@@ -38,8 +37,9 @@ class Markup:
     def __init__(self, profile: Profile | str) -> None:
         self.profile = BY_NAME[profile] if isinstance(profile, str) else profile
         self.name = self.profile.name
-        self._text_tables = {calls: mark_tables(self.profile, calls) for calls in (False, True)}
-        self._prepared: tuple[Tokenizer, TokenTable, dict[bool, dict[str, MarkTable]]] | None = None
+        self._prepared: (
+            tuple[Tokenizer | None, TokenTable | None, dict[bool, dict[str, MarkTable]]] | None
+        ) = None
 
     def render(self, request: Request, setting: Setting = PLAIN) -> Prompt:
         """The prompt in the family's own layout, for models without a chat template. Raises
@@ -48,9 +48,7 @@ class Markup:
         turns = messages(request, losses, self.profile.id_length)
         prompt = _PromptBuilder(self.profile)
         prompt.layout(layout.begin)
-        cutoff = setting.knowledge_cutoff and f"Knowledge cutoff: {setting.knowledge_cutoff}"
-        today = setting.today and f"Current date: {setting.today}"
-        preamble = "\n".join(filter(None, (setting.identity, cutoff, today)))
+        preamble = setting.preamble()
         system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else ""
         offered = tools(request)
         if preamble or system or offered:
@@ -69,36 +67,35 @@ class Markup:
         prompt.layout(layout.assistant.partition("{}")[0])
         return Prompt(tuple(prompt.pieces), losses.losses())
 
+    def starts_thinking(self, request: Request) -> bool:
+        """Whether the prompt ends inside the reasoning."""
+        return False
+
     def stops(self, request: Request) -> Stops:
         return Stops(self.profile.ends)
 
     def parser(
-        self,
-        request: Request,
-        turn: Turn,
-        tokenizer: Tokenizer | None = None,
-        *,
-        thinking: bool = False,
+        self, request: Request, turn: Turn, tokenizer: Tokenizer | None = None
     ) -> MarkupParser:
-        """A parser for the answer; `thinking` says that the prompt ends inside the
-        reasoning."""
-        schemas_by_name = schemas(request)
-        emitter, calls = Emitter(turn, schemas_by_name), bool(schemas_by_name)
-        start = "thought" if thinking else "start"
-        if tokenizer is None:
-            return MarkupParser(self.profile, self._text_tables[calls], emitter, None, start)
-        known = self._prepared  # the last one is kept, since a model has but one vocabulary
-        if known is None or known[0] is not tokenizer:
-            controls = tokenizer.controls
-            tables = {each: mark_tables(self.profile, each, controls) for each in (False, True)}
-            self._prepared = known = (tokenizer, TokenTable(tokenizer), tables)
-        return MarkupParser(self.profile, known[2][calls], emitter, known[1], start)
+        """A parser for the answer."""
+        if self._prepared is None or self._prepared[0] is not tokenizer:
+            controls = () if tokenizer is None else tokenizer.controls
+            tables = {calls: mark_tables(self.profile, calls, controls) for calls in (False, True)}
+            token_table = None if tokenizer is None else TokenTable(tokenizer)
+            self._prepared = (tokenizer, token_table, tables)
+        _, token_table, tables = self._prepared  # kept, since a model has but one vocabulary
+        tools = schemas(request)
+        start = "thought" if self.starts_thinking(request) else "start"
+        marks = tables[bool(tools)]
+        return MarkupParser(self.profile, marks, Emitter(turn, tools), token_table, start)
 
-    def grammar(self, request: Request, *, thinking: bool = False) -> Grammar | None:
+    def grammar(self, request: Request) -> Grammar | None:
         """The grammar of the answer; None where the request constrains nothing. Raises FaultError,
         naming the field, for a constraint that cannot be enforced."""
         asked = demand(request)
-        return None if asked is None else _GrammarBuilder(asked, self.profile, thinking).grammar()
+        if asked is None:
+            return None
+        return _GrammarBuilder(asked, self.profile, self.starts_thinking(request)).grammar()
 
 
 # ---- the prompt ----------------------------------------------------------------------------
@@ -151,22 +148,20 @@ class _PromptBuilder:
         syntax = self._profile.syntax
         if len(functions) == 1 and (native := self._native(functions[0])) is not None:
             marks = self._profile.states["text"].marks
-            self.layout(next(mark for mark, to in marks.items() if to == "call"))
-            self.text(native)
-            self.layout(syntax.last)
+            mark = next(mark for mark, to in marks.items() if to == "call")
+            self.fill(f"{mark}{{}}{syntax.last}", native)
             return
         self.layout(syntax.first)
         for number, function in enumerate(functions):
-            self.layout((syntax.between if number else "") + syntax.opening)
-            self.text(function["name"])
-            self.layout(syntax.separator)
             arguments = function["arguments"]
             if syntax.body == "xml" and isinstance(arguments, dict):
-                for key, value in arguments.items():
-                    self.text(f"<parameter={key}>\n{bare(value)}\n</parameter>\n")
+                tags = (f"{key}>\n{bare(value)}" for key, value in arguments.items())
+                written = "".join(f"<parameter={tag}\n</parameter>\n" for tag in tags)
             else:  # as the model wrote it, so that the prompt cache survives
-                self.text(getattr(arguments, "text", None) or bare(arguments))
-            self.layout(syntax.closing)
+                written = getattr(arguments, "text", None) or bare(arguments)
+            template = f"{syntax.opening}{{}}{syntax.separator}{{}}{syntax.closing}"
+            gap = syntax.between if number else ""
+            self.fill(gap + template, function["name"], written)
         self.layout(syntax.last)
 
     def _native(self, function: dict[str, JSON]) -> str | None:
@@ -203,7 +198,12 @@ class _GrammarBuilder:
 
     def grammar(self) -> Grammar:
         writer, asked = self._writer, self._asked
-        answers = [] if asked.text is None else [self._text(asked.text)]
+        barred = self._call_marks if asked.tools else ()
+        answers: list[str] = []  # the text of an answer without calls, or calls
+        if isinstance(asked.text, Anything) and self._profile.bare:
+            answers.append(writer.free(barred, start=_NO_JSON))
+        elif asked.text is not None:
+            answers.append(writer.body(asked.text, barred))
         if asked.tools:
             answers.append(self._calls())
         ends = [end for end in self._profile.ends if end not in self._profile.states["start"].marks]
@@ -219,13 +219,6 @@ class _GrammarBuilder:
         gap = writer.rule("GAP", r"/\n{0,2}/")
         inside = f"{writer.until(closing, self._call_marks)} {gap}"
         return f"{inside} " if self._thinking else f"({writer.marker(opening)} {inside})? "
-
-    def _text(self, body: Body) -> str:
-        """The text of an answer without calls."""
-        barred = self._call_marks if self._asked.tools else ()
-        if isinstance(body, Anything) and self._profile.bare:
-            return self._writer.free(barred, start=_NO_JSON)
-        return self._writer.body(body, barred)
 
     def _calls(self) -> str:
         """One call or several, after any text where text is free."""
@@ -275,7 +268,8 @@ class _GrammarBuilder:
         if not isinstance(schema, dict) or kind is None or isinstance(kind, list):
             raise FaultError(unsupported("must have one type, in this format", param))
         if kind != "string":
-            inner: dict[str, JSON] = {**schema, **_definitions(body.schema)}
+            shared = [each for each in ("$defs", "definitions") if each in body.schema]
+            inner: dict[str, JSON] = {**schema, **{each: body.schema[each] for each in shared}}
             return f"{writer.body(JSONBody(param, inner))} {writer.text(closing + chr(10))}"
         match schema:
             case {"enum": list(texts)} if all(isinstance(text, str) for text in texts):
@@ -288,10 +282,6 @@ class _GrammarBuilder:
             case _:
                 return f"{writer.tail(closing, _PARAMETER_ENDS)} {writer.text(chr(10))}"
         return f"{text} {writer.text(closing + chr(10))}"
-
-
-def _definitions(schema: Mapping[str, JSON]) -> dict[str, JSON]:
-    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
 
 
 # ---- markup in an upstream's text ----------------------------------------------------------

@@ -156,6 +156,9 @@ def _use_value(emitter: Emitter, text: str, target: str | None) -> None:
         emitter.close_parameters()
 
 
+_USES = {"id": _use_id, "gap": _use_gap, "key": _use_key, "value": _use_value}
+
+
 class Name(CollectedText):
     """The name of a call, up to a mark.
 
@@ -267,23 +270,6 @@ class MarkupParser:
         self.reasoning_tokens = 0
         self.warnings = emitter.warnings
         self._call_start = ("text", "", "")  # the state before a call, its blanks, the mark
-        self._make: dict[str, Callable[[MarkTable], Segment]] = {
-            "start": lambda _: LeadingBlanks(emitter, not self._begun),
-            "text": lambda _: TextSegment(emitter.text),
-            "thought": lambda _: TextSegment(emitter.thought, fresh=True),
-            "call": self._calls,
-            "name": self._name,
-            "id": lambda _: CollectedText(emitter, _use_id),
-            "typed": lambda _: Arguments(emitter, named=True),
-            "arguments": lambda _: Arguments(emitter),
-            "gap": self._gap,
-            "key": lambda _: CollectedText(emitter, _use_key),
-            "value": lambda _: CollectedText(emitter, _use_value),
-            "header": lambda _: Segment(),
-            "over": lambda _: AfterEnd(emitter),
-        }
-        self._marks = table[start]
-        self._segment: Segment
         self._enter(start)
 
     # ---- the protocol `Parser` -------------------------------------------------------------
@@ -491,21 +477,34 @@ class MarkupParser:
         self._enter(target)
 
     def _enter(self, name: str) -> None:
-        self._marks = self._table[name]
-        self._segment = self._make[self._marks.kind](self._marks)
-        self._thinking = self._marks.kind == "thought"
+        marks = self._marks = self._table[name]
+        self._thinking = marks.kind == "thought"
+        self._segment = self._segment_for(marks)
 
-    def _calls(self, marks: MarkTable) -> Calls:
-        if marks.name != "bare":
-            return Calls(self._emitter, self._profile.code)
-        self._call_start = ("text", "", "")
-        return Calls(self._emitter, None, frozenset(self._emitter.tools))
-
-    def _name(self, marks: MarkTable) -> Name:
-        tag = self._call_start[2] in self._profile.tags
-        return Name(self._emitter, marks.state.braces is not None, tag)
-
-    def _gap(self, _: MarkTable) -> CollectedText:
-        if (name := self._emitter.next_name) and not self._emitter.in_call:
-            self._emitter.open_call(name)
-        return CollectedText(self._emitter, _use_gap)
+    def _segment_for(self, marks: MarkTable) -> Segment:
+        emitter = self._emitter
+        match marks.kind:
+            case "start":
+                return LeadingBlanks(emitter, not self._begun)
+            case "text":
+                return TextSegment(emitter.text)
+            case "thought":
+                return TextSegment(emitter.thought, fresh=True)
+            case "call" if marks.name == "bare":
+                self._call_start = ("text", "", "")
+                return Calls(emitter, None, frozenset(emitter.tools))
+            case "call":
+                return Calls(emitter, self._profile.code)
+            case "name":
+                tag = self._call_start[2] in self._profile.tags
+                return Name(emitter, marks.state.braces is not None, tag)
+            case "typed" | "arguments":
+                return Arguments(emitter, named=marks.kind == "typed")
+            case "id" | "gap" | "key" | "value":
+                if marks.kind == "gap" and emitter.next_name and not emitter.in_call:
+                    emitter.open_call(emitter.next_name)
+                return CollectedText(emitter, _USES[marks.kind])
+            case "header":
+                return Segment()
+            case "over":
+                return AfterEnd(emitter)

@@ -303,8 +303,8 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
     """
     system: str | list[JSON] = []
     messages: list[JSON] = []
-    blocks: list[JSON] = []  # of the message that is being written, if more may come
-    role = ""
+    last: dict[str, Any] = {}
+    role, joins = "", False  # whether what the user says next belongs to the results before it
     for item in items:
         match item:
             case Message(role="system" | "developer"):
@@ -319,22 +319,24 @@ def encode_messages(items: Iterable[Item]) -> tuple[str | list[JSON], list[JSON]
                 now, given = "user", encode_content(item.content)
             case FunctionCallOutput() | CustomToolCallOutput():
                 now, given = "user", [_encode_result(item)]
+            case Message():
+                now, given = "assistant", encode_content(item.content)
             case _:
                 now, given = "assistant", encode_output(item)
-        if given == []:
+        if not given:
             continue  # this wire refuses a message, or a text, that is empty
         extra, result = item.extra, isinstance(item, FunctionCallOutput | CustomToolCallOutput)
         marked = extra is not None and ("turn" in extra or MESSAGE in extra.get(NAME, ()))
-        if isinstance(given, str) or now != role or not blocks or marked:
-            message: dict[str, JSON] = {"role": now, "content": given}
-            if extra is not None and NAME in extra:
-                merge(message, extra[NAME].get(MESSAGE, {}))
-            messages.append(message)
-            blocks, role = ([] if isinstance(given, str) else given), now
+        if now == role == "assistant" and not marked:
+            last["content"] = [*_as_blocks(last["content"]), *_as_blocks(given)]
+        elif now == role == "user" and joins and isinstance(given, list) and not marked:
+            last["content"] += given
         else:
-            blocks += given
-        if now != "assistant" and not result:
-            blocks = []  # the next message of the user is another one
+            last = {"role": now, "content": given}
+            if extra is not None and NAME in extra:
+                merge(last, extra[NAME].get(MESSAGE, {}))
+            messages.append(last)
+        role, joins = now, result
     return system, messages
 
 
@@ -358,8 +360,6 @@ def encode_output(item: Item) -> list[JSON]:
     """The blocks for an item of the assistant, as a request has them; reasoning goes back with its
     signature only, without which it would be refused."""
     match item:
-        case Message():
-            return encode_parts(item.parts)
         case Reasoning():
             fields = from_extra(item.extra)
             return [encode_thinking(item)] if fields.get("signature") or "data" in fields else []

@@ -20,7 +20,6 @@ from dragoman.core.interfaces import Model
 from dragoman.core.item import (
     JSON,
     CustomToolCall,
-    Extra,
     FunctionCall,
     Item,
     Message,
@@ -142,7 +141,7 @@ def encode_response(response: Response, request: Request, dialect: Dialect) -> b
         called = called or isinstance(item, FunctionCall | CustomToolCall)
     reason = response.reasons[0] if response.reasons else "stop"
     body = _opening(response.id, response.model, response.usage) | {"content": content}
-    body |= _stopped(reason, called, response.extra)
+    body |= _stopped(reason, called, from_extra(response.extra))
     return json.dump(restore(body, response.extra))
 
 
@@ -179,10 +178,10 @@ def _opening(id: str, model: str, usage: Usage | None) -> dict[str, JSON]:
     }
 
 
-def _stopped(reason: str, called: bool, extra: Extra | None) -> dict[str, JSON]:
+def _stopped(reason: str, called: bool, own: dict[str, JSON]) -> dict[str, JSON]:
     """Why an answer ended, in the words its own server had for it. One with calls waits for their
     results, whatever its server calls that."""
-    own = {name: value for name, value in from_extra(extra).items() if name in STOPPED}
+    own = {name: value for name, value in own.items() if name in STOPPED}
     if called and reason == "stop":
         reason = "tool_calls"
     return {"stop_reason": STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None, **own}
@@ -235,6 +234,7 @@ class Encoder:
         self._called = False
         self._begun = False
         self._over = False
+        self._own: dict[str, JSON] = {}  # what its server said of the answer at the beginning
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """The bytes for these events."""
@@ -244,8 +244,9 @@ class Encoder:
                 case Delta():
                     self._delta(event)
                 case Started():
-                    self._begun = True
-                    message = restore(_opening(event.id, event.model, None), event.extra)
+                    self._begun, self._own = True, from_extra(event.extra)
+                    more = {k: v for k, v in self._own.items() if k not in STOPPED}
+                    message = merge(_opening(event.id, event.model, None), more)
                     encoded.append(_frame("message_start", {"message": message}))
                     continue
                 case ItemAdded():
@@ -290,8 +291,9 @@ class Encoder:
         self._items.append(item)
         self._waiting.append(item)
         match event.item:
-            case Reasoning():
-                item.parts[0] = item.add({"type": "thinking", "thinking": "", "signature": ""})
+            case Reasoning() as reasoning:
+                opening = {"type": "thinking", "thinking": "", "signature": ""}
+                item.parts[0] = item.add(restore(opening, reasoning.extra) | opening)
             case FunctionCall() | CustomToolCall() as call:
                 self._called = True
                 block = encode_call(call) | {"input": {}}
@@ -310,7 +312,9 @@ class Encoder:
             case UnknownPart():
                 pass
             case _:
-                item.parts[event.part_index] = item.add({"type": "text", "text": ""})
+                item.parts[event.part_index] = item.add(
+                    restore({"type": "text", "text": ""}, event.part.extra)
+                )
 
     def _delta(self, event: Delta) -> None:
         item = self._items[event.index]
@@ -367,8 +371,9 @@ class Encoder:
     def _finish(self, event: Finished, encoded: list[bytes]) -> None:
         self._over = True
         reason = event.reasons[0] if event.reasons else "stop"
-        delta = _stopped(reason, self._called, event.extra)
-        more = {k: v for k, v in from_extra(event.extra).items() if k not in STOPPED}
+        late = from_extra(event.extra)
+        delta = _stopped(reason, self._called, self._own | late)
+        more = {k: v for k, v in late.items() if k not in STOPPED}
         usage = encode_usage(event.usage)
         fields: dict[str, JSON] = {"delta": merge(delta, more), "usage": usage}
         encoded += (_frame("message_delta", fields), _frame("message_stop", {}))

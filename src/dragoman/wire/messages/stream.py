@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from dragoman.core.error import Fault
 from dragoman.core.event import Event
 from dragoman.core.item import JSON, FunctionCall, Item, Message, Reasoning, Text, Unknown
 from dragoman.core.turn import EMPTY, Turn
 from dragoman.wire import error, json, sse
-from dragoman.wire.json import BROKEN
+from dragoman.wire.json import ABSENT, BROKEN
 
 from .blocks import NAME, decode_citation, to_extra
 from .response import REASONS, STOPPED, decode_usage
@@ -54,7 +54,16 @@ class _BlockDelta(Struct):
     delta: _Delta
 
 
-_event = msgspec.json.Decoder(_Event).decode
+class _Input(Struct):
+    """A block whose input, if it has one, stays as the model wrote it."""
+
+    input: Raw = ABSENT
+
+
+class _Inputs(Struct):
+    content: list[_Input]
+
+
 _block_delta = msgspec.json.Decoder(_BlockDelta).decode
 _DELTA = b'{"type":"content_block_delta"'
 
@@ -350,10 +359,22 @@ class Decoder:
                 self._fail("The model's server answered with something that is no message.")
             return
         self._start(value)
+        inputs = _inputs(data)
         for number, block in enumerate(value["content"]):
             if isinstance(block, dict):
                 self._open(number, block)
+                if block.get("type") == "tool_use" and inputs:
+                    arguments = bytes(inputs[number].input).decode("utf-8", "replace")
+                    self._delta(number, _Delta(partial_json=arguments))
                 self._close(number)
         self._stop({name: value.get(name) for name in STOPPED})
         self._stopped = True
         self._end(complete=True)
+
+
+def _inputs(data: bytes) -> list[_Input]:
+    """The inputs of the blocks in a body; none where it is no body of this protocol."""
+    try:
+        return msgspec.json.decode(data, type=_Inputs).content
+    except BROKEN:
+        return []

@@ -1,0 +1,73 @@
+"""Reads a stream of Messages as its clients do, and checks the order of its events."""
+
+import json
+from typing import Any
+
+_EMPTY = {
+    "text": {"text": ""},
+    "thinking": {"thinking": "", "signature": ""},
+    "tool_use": {"input": {}},
+}
+
+
+def frames(stream: bytes) -> list[dict[str, Any]]:
+    """The events; each is named as its data is."""
+    found = []
+    for frame in stream.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    return found
+
+
+def gathered(stream: bytes) -> dict[str, Any]:
+    """The message that a stream adds up to. One block is open at a time, with the next number; the
+    message begins first and stops last."""
+    first, *events = frames(stream)
+    assert first["type"] == "message_start"
+    message: dict[str, Any] = first["message"]
+    assert message["content"] == []
+    block: dict[str, Any] | None = None
+    pieces: list[str] = []
+    assert events[-1] == {"type": "message_stop"}
+    assert events[-2]["type"] == "message_delta"
+    for event in events[:-2]:
+        match event["type"]:
+            case "content_block_start":
+                assert block is None
+                assert event["index"] == len(message["content"])
+                block, pieces = event["content_block"], []
+                for name, empty in _EMPTY.get(block["type"], {}).items():
+                    assert block[name] == empty
+            case "content_block_delta":
+                assert block is not None
+                assert event["index"] == len(message["content"])
+                match event["delta"]:
+                    case {"type": "text_delta", "text": text}:
+                        block["text"] += text
+                    case {"type": "thinking_delta", "thinking": text}:
+                        block["thinking"] += text
+                    case {"type": "signature_delta", "signature": text}:
+                        block["signature"] += text
+                    case {"type": "input_json_delta", "partial_json": piece}:
+                        pieces.append(piece)
+                    case {"type": "citations_delta", "citation": citation}:
+                        block.setdefault("citations", []).append(citation)
+                    case delta:
+                        raise AssertionError(f"a delta of no known kind: {delta}")
+            case "content_block_stop":
+                assert block is not None
+                assert event["index"] == len(message["content"])
+                if block["type"] == "tool_use":
+                    block["input"] = json.loads("".join(pieces) or "{}")
+                message["content"].append(block)
+                block = None
+            case "ping":
+                pass
+            case kind:
+                raise AssertionError(f"an event out of order: {kind}")
+    assert block is None
+    message |= events[-2]["delta"]
+    message["usage"] |= events[-2]["usage"]
+    return message
