@@ -128,15 +128,8 @@ JUNK = st.recursive(
 FIELDS = [
     *("model", "messages", "input", "stream", "tools", "tool_choice", "temperature", "stop", "n"),
     *("text", "response_format", "reasoning", "include", "metadata", "instructions", "audio"),
-    *(
-        "modalities",
-        "stream_options",
-        "prediction",
-        "store",
-        "conversation",
-        "background",
-        "vendor",
-    ),
+    *("modalities", "stream_options", "prediction", "store", "conversation", "background"),
+    "vendor",
 ]
 
 

@@ -30,11 +30,9 @@ from .item import (
     Text,
     Thought,
 )
-from .open_item import empty_item, empty_part, part_kind
+from .open_item import EMPTY_PARTS, empty_item, empty_part, part_kind
 from .response import Response
 
-_CONTENT = frozenset(("text", "refusal", "reasoning", "audio", "transcript", "annotation"))
-"""Deltas that belong to a part of the content."""
 _INSIDE = (Delta, PartAdded, PartDone)
 _UNSTARTED, _UNFINISHED = Started("", 0, ""), Finished("in_progress", ())
 _item, _choice = attrgetter("item"), attrgetter("choice")
@@ -108,27 +106,25 @@ class Fold(Struct, eq=False):
 
 def item_so_far(item: Item, events: list[PartAdded | PartDone | Delta]) -> Item:
     """An item that is still open, as far as its events go."""
-    content: dict[int, tuple[Part, list[Delta]]] = {}
-    summary: dict[int, tuple[Part, list[Delta]]] = {}
+    # The parts by their list (whether it is the summary) and their place in it.
+    parts: dict[tuple[bool, int], tuple[Part, list[Delta]]] = {}
     own: list[str] = []  # deltas of the item itself: a call's arguments or input
     for event in events:
-        if isinstance(event, Delta):
-            if event.kind in _CONTENT:
-                content[event.part_index][1].append(event)
-            elif event.kind == "summary":
-                summary[event.part_index][1].append(event)
-            else:
-                own.append(event.data)
+        if not isinstance(event, Delta):
+            parts[isinstance(event.part, Summary), event.part_index] = event.part, []
+        elif event.kind in EMPTY_PARTS:
+            parts[event.kind == "summary", event.part_index][1].append(event)
         else:
-            parts = summary if isinstance(event.part, Summary) else content
-            parts[event.part_index] = event.part, []
-    parts_so_far = tuple(part_so_far(*content[number]) for number in sorted(content))
+            own.append(event.data)
+    content, summary = (
+        tuple([part_so_far(*parts[at]) for at in sorted(parts) if at[0] is which])
+        for which in (False, True)
+    )
     match item:
         case Message():
-            return replace(item, content=parts_so_far)
+            return replace(item, content=content)
         case Reasoning():
-            summaries = tuple(part_so_far(*summary[number]) for number in sorted(summary))
-            return replace(item, content=parts_so_far, summary=summaries)
+            return replace(item, content=content, summary=summary)
         case FunctionCall():
             return replace(item, arguments="".join(own))
         case CustomToolCall():
@@ -210,21 +206,16 @@ def unfold_item(index: int, item: Item, choice: int = 0, *, closed: bool = True)
     """The events of one item that came whole."""
     opened = empty_item(item)
     yield ItemAdded(index, opened, choice)
+    parts: tuple[Part, ...] = ()
     match item:
         case Message():
-            parts: tuple[Part, ...] = item.parts
+            parts = item.parts
         case Reasoning():
             parts = (*item.summary, *item.content)
-        case FunctionCall(arguments=text):
-            parts = ()
-            if text:
-                yield Delta(index, 0, "arguments", text)
-        case CustomToolCall(input=text):
-            parts = ()
-            if text:
-                yield Delta(index, 0, "input", text)
-        case _:
-            parts = ()
+        case FunctionCall(arguments=text) if text:
+            yield Delta(index, 0, "arguments", text)
+        case CustomToolCall(input=text) if text:
+            yield Delta(index, 0, "input", text)
     counts = [0, 0]
     for part in parts:
         summary = isinstance(part, Summary)

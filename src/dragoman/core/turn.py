@@ -317,7 +317,7 @@ class Turn:
             for number, state in states.items():
                 self.finish(state.reason or ("tool_calls" if state.calls.calls else "stop"), number)
             for state in states.values():
-                unnamed = any(call.item is None for call in state.calls.calls)
+                unnamed = None in [call.item for call in state.calls.calls]
                 if unnamed and state.reason not in SHORT:
                     self.fail(NAMELESS)
                     return
@@ -326,7 +326,7 @@ class Turn:
             # One reason for each choice up to the last that has any output.
             found = (states.get(number) for number in range(max(states, default=0) + 1))
             reasons = tuple((state and state.reason) or "stop" for state in found)
-            short = any(reason in SHORT for reason in reasons)
+            short = not set(SHORT).isdisjoint(reasons)
             self.complete("incomplete" if short else "completed", reasons)
 
     def close_message(self, choice: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,10 +125,8 @@ def inspect_input(
         asked = wire.decode_request(msgspec.json.encode({"model": "m", **fields}))
     parsed: str | Sequence[int] | None = completion
     if completion is not None:
-        try:
+        with suppress(msgspec.DecodeError):  # else it is text
             parsed = msgspec.json.decode(completion, type=list[int])
-        except msgspec.DecodeError:
-            pass  # it is text
     tokenizer: Tokenizer
     if folder is not None:
         from .token.vocabulary import from_folder

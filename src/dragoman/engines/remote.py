@@ -210,7 +210,8 @@ class UpstreamAnswer:
                     elif name in CODINGS and value != b"chunked":
                         self._content = content_decoder(connection.headers)
                 self._state = State.BODY
-                self._exchange.body = b""  # it is not sent again
+                self._exchange.head = self._exchange.body = b""  # it is not sent again
+                connection.headers.clear()
             data = b"".join(connection.parts)
             connection.parts.clear()
             if self._content is not None:
@@ -458,8 +459,7 @@ class Remote:
         upstream = self.upstream
         profile = upstream.profile
         # Most requests have the same headers, and most servers the same limits for every model.
-        own = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
-        headers = (JSON_BODY, *own)
+        headers = upstream.known_headers.get(caller.hops) or upstream.headers(caller)
         limits = upstream.limits(request.model) if upstream.senses else profile.limits
         names: Sequence[str] = upstream.wires
         if caller.wire is not None and len(names) > 1 and len(profile.wires) > 1:
@@ -504,9 +504,8 @@ class Remote:
                 turn = TextToolCallTurn(
                     id, at, asked.model, markup=profile.markup, request=asked, losses=losses
                 )
-            exchange = upstream.client.stream(
-                "POST", upstream.url + wire.path, headers, body, timeouts=self.timeouts
-            )
+            url, fields = upstream.url + wire.path, (JSON_BODY, *headers)
+            exchange = upstream.client.stream("POST", url, fields, body, timeouts=self.timeouts)
             return UpstreamRequest(
                 upstream,
                 caller,

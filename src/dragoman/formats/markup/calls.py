@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 
 from dragoman.core.item import JSON
 from dragoman.formats.grammar.schema import KINDS, find, read_json
@@ -349,10 +350,8 @@ def calls(text: str) -> tuple[list[Call], str] | None:
         if match is None or end is None:
             return None
         arguments = body[match.end() : end - 1]
-        try:
+        with suppress(ValueError, RecursionError):  # else they stay as they are
             arguments = _keywords(arguments)
-        except (ValueError, RecursionError):
-            pass  # they stay as they are
         found.append((match[1].removesuffix(METHOD), arguments))
         joint = _JOINT.match(body, end)
         if joint is None:
