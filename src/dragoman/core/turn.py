@@ -102,7 +102,7 @@ class Turn:
         self._items: list[OpenItem | None] = []  # by index; None once closed
         self._choices: dict[int, _Choice] = {}
         self._ids: set[str] = set()
-        self._call_ids: set[str] = set()
+        self.call_ids: set[str] = set()  # those of the conversation may be added
 
     # ---- beginning -----------------------------------------------------------------------
 
@@ -499,8 +499,8 @@ class Turn:
             prefix = _PREFIXES.get(type(item), "item")
             item = replace(item, id=unique(item.id, f"{prefix}_{self.id}_{index}", self._ids))
         if isinstance(item, FunctionCall | CustomToolCall):
-            derived = f"call_{self.id}_{len(self._call_ids)}"
-            item = replace(item, call_id=unique(item.call_id, derived, self._call_ids))
+            derived = f"call_{self.id}_{len(self.call_ids)}"
+            item = replace(item, call_id=unique(item.call_id, derived, self.call_ids))
         opened = OpenItem(index, choice, empty_item(item))
         self._items.append(opened)
         self.emit([ItemAdded(index, opened.empty, choice)])

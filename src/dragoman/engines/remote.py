@@ -25,7 +25,7 @@ from dragoman.core.interfaces import (
     Secret,
     Sink,
 )
-from dragoman.core.item import JSON
+from dragoman.core.item import JSON, CustomToolCall, FunctionCall
 from dragoman.core.loss import Loss
 from dragoman.core.lower import Lowered, lower, with_summary
 from dragoman.core.request import Completion, Request, completion_request
@@ -101,6 +101,7 @@ class UpstreamRequest(Struct):
 LATE_USAGE = 0.25
 """Seconds to read on after the end, for usage that comes late and to free the connection."""
 
+_CALLS = (FunctionCall, CustomToolCall)
 JSON_BODY = ("content-type", "application/json")
 
 BUSY = (429, 503, 529)
@@ -504,6 +505,10 @@ class Remote:
                 turn = TextToolCallTurn(
                     id, at, asked.model, markup=profile.markup, request=asked, losses=losses
                 )
+            if request.tools:
+                # Some servers count the ids of calls from 0 in every answer, and agents take two
+                # calls with one id for the same call.
+                turn.call_ids |= {i.call_id for i in request.items if isinstance(i, _CALLS)}
             url, fields = upstream.url + wire.path, (JSON_BODY, *headers)
             exchange = upstream.client.stream("POST", url, fields, body, timeouts=self.timeouts)
             return UpstreamRequest(

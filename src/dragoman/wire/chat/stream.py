@@ -274,7 +274,7 @@ class Decoder(ChoicesDecoder):
         if (
             not (text or calls)
             or (calls and choice.finish_reason == "length")  # one of them may be cut
-            or (calls and len({call.id for call in calls}) != len(calls))
+            or (calls and len({call.id for call in calls} - turn.call_ids) < len(calls))
             or text.lstrip().startswith("<")  # perhaps a think tag
         ):
             super()._read_whole(data)
