@@ -209,11 +209,10 @@ class CallObject:
         self._lost = char in ",}]" if self._after_key else char != '"'
         if self._lost and not self._emitted:
             self._reject()
-        elif self._after_key and self._key in _ARGUMENTS and self._name and char == "{":
-            self._streams = not self._emitted and self._arguments is None
-            if self._streams:
-                self._emitted = True
-                self._emitter.open_call(self._name, self._id)
+        first = self._after_key and not self._emitted and self._arguments is None
+        if first and self._key in _ARGUMENTS and self._name and char == "{":
+            self._streams = self._emitted = True
+            self._emitter.open_call(self._name, self._id)
         return at
 
     def _read(self, text: str, at: int) -> int:

@@ -506,5 +506,5 @@ class MarkupParser:
                 return CollectedText(emitter, _USES[marks.kind])
             case "header":
                 return Segment()
-            case "over":
+            case _:
                 return AfterEnd(emitter)
