@@ -1,6 +1,7 @@
 """Reads a stream of Messages as its clients do, and checks the order of its events."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 _EMPTY = {
@@ -23,16 +24,23 @@ def frames(stream: bytes) -> list[dict[str, Any]]:
 
 def gathered(stream: bytes) -> dict[str, Any]:
     """The message that a stream adds up to. One block is open at a time, with the next number; the
-    message begins first and stops last."""
+    message begins first and stops last, or fails with the event in `error`. An
+    input is an object; one that is no JSON stays text."""
     first, *events = frames(stream)
     assert first["type"] == "message_start"
     message: dict[str, Any] = first["message"]
     assert message["content"] == []
     block: dict[str, Any] | None = None
     pieces: list[str] = []
-    assert events[-1] == {"type": "message_stop"}
-    assert events[-2]["type"] == "message_delta"
-    for event in events[:-2]:
+    if events[-1]["type"] == "error":
+        message["error"] = events.pop()
+    else:
+        assert events.pop() == {"type": "message_stop"}
+        assert events[-1]["type"] == "message_delta"
+        last = events.pop()
+        message |= last["delta"]
+        message["usage"] |= last["usage"]
+    for event in events:
         match event["type"]:
             case "content_block_start":
                 assert block is None
@@ -60,7 +68,9 @@ def gathered(stream: bytes) -> dict[str, Any]:
                 assert block is not None
                 assert event["index"] == len(message["content"])
                 if block["type"] == "tool_use":
-                    block["input"] = json.loads("".join(pieces) or "{}")
+                    text = block["input"] = "".join(pieces)
+                    with suppress(ValueError):
+                        block["input"] = json.loads(text or "{}")
                 message["content"].append(block)
                 block = None
             case "ping":
@@ -68,6 +78,4 @@ def gathered(stream: bytes) -> dict[str, Any]:
             case kind:
                 raise AssertionError(f"an event out of order: {kind}")
     assert block is None
-    message |= events[-2]["delta"]
-    message["usage"] |= events[-2]["usage"]
     return message
