@@ -33,7 +33,7 @@ from .item import (
 from .open_item import EMPTY_PARTS, empty_item, empty_part, part_kind
 from .response import Response
 
-_INSIDE = (Delta, PartAdded, PartDone)
+INSIDE = (Delta, PartAdded, PartDone)
 _UNSTARTED, _UNFINISHED = Started("", 0, ""), Finished("in_progress", ())
 _item, _choice = attrgetter("item"), attrgetter("choice")
 _UNEXPLAINED = Fault("upstream_error", "The answer failed without a reason.", "upstream")
@@ -74,7 +74,7 @@ class Fold(Struct, eq=False):
         if kinds.count(ItemDone) < len(items):
             done = {event.index for event in events if isinstance(event, ItemDone)}
             for index in {*range(len(items))} - done:
-                own = [e for e in events if isinstance(e, _INSIDE) and e.index == index]
+                own = [e for e in events if isinstance(e, INSIDE) and e.index == index]
                 items[index] = item_so_far(items[index], own)
         end, fault = _UNFINISHED, None
         if Finished in kinds:
