@@ -248,6 +248,7 @@ REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "max_tokens": "length",
+    "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
@@ -296,7 +297,7 @@ def _message(received: Received, value: dict[str, Any]) -> None:
             case kind:
                 raise AssertionError(f"a block of no known kind: {kind}")
     if value["stop_reason"] is not None:
-        received.finish = REASONS[value["stop_reason"]]
+        received.finish = REASONS.get(value["stop_reason"], "stop")  # new ones come as they are
 
 
 READERS: dict[str, tuple[Any, Any, Any]] = {

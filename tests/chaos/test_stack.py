@@ -17,7 +17,7 @@ import pytest
 from dragoman.engines.remote import Remote
 from dragoman.server.app import App
 from dragoman.server.settings import Settings
-from tests.chaos.cases import Case, Expected, load
+from tests.chaos.cases import WIRES, Case, Expected, load
 from tests.chaos.received import Received, read_answer
 from tests.chaos.stage import TOOLS, WARM_UP, Stage, named, stage
 from tests.chaos.stage import perform as perform_engine
@@ -148,7 +148,7 @@ def check_refused(protocol: str, expected: Expected, received: Received) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
-@pytest.mark.parametrize("protocol", COUNTED)
+@pytest.mark.parametrize("protocol", WIRES)
 @pytest.mark.parametrize("case", load(), ids=lambda case: case.name)
 async def test_client_gets_what_the_row_expects(upstream: Stage, case, protocol, stream) -> None:
     app = App(Remote(upstream.base_url, wire=case.wire, key="k"), Settings())
