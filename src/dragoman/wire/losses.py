@@ -173,10 +173,9 @@ class _Kind:
     values are empty, or text. A row of the whole type leaves no such value. `inside` are the fields
     with values to judge, `busy` those that are seldom empty; none where the type is dropped."""
 
-    __slots__ = ("busy", "inside", "kind", "own", "rows", "usual", "values")
+    __slots__ = ("busy", "inside", "own", "rows", "usual", "values")
 
-    def __init__(self, kind: type[Struct], rows: list[Row], idle: str = "") -> None:
-        self.kind = kind
+    def __init__(self, kind: type[Struct], rows: list[Row], kinds: _Kinds, idle: str) -> None:
         self.rows: list[tuple[str, str, Row, Any]] = []  # field, its name in reports, row, usual
         for row in rows:
             field = row.field.partition(".")[2]
@@ -186,7 +185,8 @@ class _Kind:
         gone = any(row.action == "dropped" and not row.test for row in whole)
         bases = [base.__name__ for base in kind.__mro__ if not gone]
         inside = [each for base in bases for each in _INSIDE.get(base, ()) if each[0] != idle]
-        self.inside, self.busy = inside, [e for e in inside if f"{kind.__name__}.{e[0]}" in _BUSY]
+        self.inside = [(name, where, kinds[as_what]) for name, where, as_what in inside]
+        self.busy = [each for each in self.inside if f"{kind.__name__}.{each[0]}" in _BUSY]
         usual = _DEFAULTS[kind]
         looked = [name for name, *_ in inside if f"{kind.__name__}.{name}" not in _BUSY]
         pairs = [(f"{n}.__class__" if usual[n] is str else n, usual[n]) for n in looked]
@@ -195,6 +195,9 @@ class _Kind:
         pairs += [*named, ("extra", None) if "extra" in usual else ("__class__", kind)]
         self.values = attrgetter(*(name or "__class__" for name, _ in pairs))
         self.usual = () if whole else tuple([normal for _, normal in pairs])
+
+
+_Kinds = dict[str, dict[type, _Kind]]
 
 
 class Table:
@@ -222,14 +225,11 @@ class Table:
 
         # Every request has sampling, for which most wires have all fields.
         idle = "" if "Sampling" in found else "sampling"
-        usual = {kind: _Kind(kind, rows_of(kind, ""), idle) for kind in _DEFAULTS}
-        self.kinds = {"": usual, _THOUGHT: usual}
-        for place in (_OUTPUT, _CHOICE):
-            self.kinds[place] = usual | {
-                kind: _Kind(kind, rows_of(kind, "") + here)
-                for kind in _DEFAULTS
-                if (here := rows_of(kind, f" {place}"))
-            }
+        self.kinds: _Kinds = {"": {}, _OUTPUT: {}, _CHOICE: {}, _THOUGHT: {}}
+        for place, kinds in self.kinds.items():
+            for kind in _DEFAULTS:
+                here = rows_of(kind, "") + rows_of(kind, f" {place}")
+                kinds[kind] = _Kind(kind, here, self.kinds, idle)
 
     def action(self, field: str) -> Action:
         """What becomes of a field; what has no row of its own goes with its type."""
@@ -260,6 +260,7 @@ _INTERNAL = frozenset(
 """Keys of an `extra` that are no wire's."""
 
 _Place = tuple[int, ...]
+_Group = tuple[str, dict[type, _Kind], _Place, tuple[Any, ...]]
 Note = tuple[str, Action, str, _Place]
 """A loss as it was found: the field, what becomes of it, why, and the numbers of its `[*]`."""
 
@@ -273,9 +274,9 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
     """
     notes: list[Note] = []
     own = _INTERNAL | {losses.wire}
-    todo: list[tuple[str, str, _Place, tuple[Any, ...]]] = [("", "", (), (root,))]
     if isinstance(root, Request):
         table, choice = losses.request, root.tool_choice
+        todo: list[_Group] = [("", table.kinds[""], (), (root,))]
         for value in root.include:
             row = table.apart.get(("Request.include", value))
             row = row or table.apart.get(("Request.include", ""))
@@ -285,7 +286,7 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
         if isinstance(choice, AllowedTools) and all(
             isinstance(tool, UnknownTool) and tool.wire != losses.wire for tool in choice.tools
         ):
-            todo.append(("tool_choice", _CHOICE, (), choice.tools[:1]))
+            todo.append(("tool_choice", table.kinds[_CHOICE], (), choice.tools[:1]))
     else:
         table = losses.answer
         row = table.apart.get(("Response.choices", ""))
@@ -293,15 +294,14 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
             others = {*root.choices} - {0}
             notes += [("choices[*]", row.action, row.why, (number,)) for number in others]
             root = replace(root, output=root.choice(0), choices=())
-            todo = [("", "", (), (root,))]
         row = table.apart.get(("Response.output", SEVERAL))
         if row is not None and len(root.output) > 1 and _several_messages(root):
             notes.append(("output", row.action, row.why, ()))
+        todo = [("", table.kinds[""], (), (root,))]
     # What is as it usually is loses nothing. The rest is judged by kind, not by value, as there may
     # be ten thousand items of one kind.
-    unusual: dict[tuple[str, str, _Kind], list[tuple[_Place, Any]]] = {}
-    for where, context, place, values in todo:  # which grows meanwhile
-        kinds = table.kinds[context]
+    unusual: dict[tuple[str, _Kind], list[tuple[_Place, Any]]] = {}
+    for where, kinds, place, values in todo:  # which grows meanwhile
         for number, value in enumerate(values):
             kind = kinds[value.__class__]
             places = kind.busy
@@ -309,15 +309,15 @@ def judge(root: Request | Response, losses: Losses) -> tuple[Loss, ...]:
                 places = kind.inside
                 if now[kind.own] != kind.usual[kind.own] or not own.issuperset(now[-1] or ()):
                     at = (*place, number) if where[-1:] == "]" else place
-                    unusual.setdefault((where, context, kind), []).append((at, value))
-            for name, inside, as_what in places:
+                    unusual.setdefault((where, kind), []).append((at, value))
+            for name, inside, inner_kinds in places:
                 inner = getattr(value, name)
                 if inner and inner.__class__ is not str:
                     inner = inner if inner.__class__ is tuple else (inner,)
                     at = (*place, number) if where[-1:] == "]" else place
-                    todo.append((where + inside, as_what, at, inner))
-    for (where, context, kind), found in unusual.items():
-        if context == _THOUGHT and kind.kind is UnknownPart:
+                    todo.append((where + inside, inner_kinds, at, inner))
+    for (where, kind), found in unusual.items():
+        if kind is table.kinds[_THOUGHT][UnknownPart]:
             # Pieces of reasoning are left out where those of a message would be refused.
             strange = [at for at, value in found if value.wire != losses.wire]
             notes += [(where, OTHER.action, OTHER.why, at) for at in strange]
